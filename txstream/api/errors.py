@@ -1,0 +1,131 @@
+"""Every error that txstream raises on purpose.
+
+One root, `TxstreamError`, so that a caller can catch them all. Messages say what was expected, what
+was found and what to do next; the cause is chained. `exit_status` is what the command line ends with.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TxstreamError(Exception):
+    """Root of all txstream errors."""
+
+    exit_status: ClassVar[int] = 1
+
+
+class UsageError(TxstreamError):
+    """The command or call itself is wrong: an unknown name, a wrong type, an impossible option."""
+
+    exit_status: ClassVar[int] = 2
+
+
+class TopologyError(TxstreamError):
+    """A topology cannot be built as declared; the message names the component and the remedy."""
+
+
+class SchemaError(TopologyError):
+    """A type declaration ("word string, n bigint") cannot be understood or two of them clash."""
+
+
+class ServiceUnavailableError(TxstreamError):
+    """ZooKeeper, Kafka, the database, Spark or Java could not be reached or started in time."""
+
+
+# --- a batch ---------------------------------------------------------------------------------------
+
+
+class BatchFailedError(TxstreamError):
+    """Raise this in a bolt or an emitter to have this attempt of the batch replayed. Expected failure:
+    it is replayed without limit and without a traceback."""
+
+
+FailedException = BatchFailedError  # Storm's name
+
+
+class PartitionUnavailableError(BatchFailedError):
+    """A partition cannot be read now, or gave no data for `fetch_timeout_seconds`. Replayed."""
+
+
+class ShortReadError(BatchFailedError):
+    """The planned range was not read in full: the reader ended before the planned end."""
+
+
+class ShortBatchError(BatchFailedError):
+    """On some edge fewer or more tuples arrived than were sent."""
+
+
+class DataLostError(TxstreamError):
+    """The planned range no longer exists in the log (retention, a topic deleted and created again), or
+    the plan ends beyond the log's end. Never skipped silently."""
+
+
+class DecodeError(TxstreamError):
+    """A record cannot be decoded as declared; the message has topic, partition and offset."""
+
+
+class TupleError(TxstreamError):
+    """A bolt emitted a tuple that its declared stream does not allow, or asked for an unknown field."""
+
+
+class BoltError(TxstreamError):
+    """User code raised. Names txid, attempt, component, task and tuple; carries the traceback."""
+
+
+class BatchTimeoutError(BatchFailedError):
+    """An attempt was not processed within `message_timeout_seconds`."""
+
+
+# --- state and order --------------------------------------------------------------------------------
+
+
+class FencedError(TxstreamError):
+    """A newer leader runs this topology; this driver has written nothing since and must exit."""
+
+    exit_status: ClassVar[int] = 3
+
+
+class StaleAttemptError(FencedError):
+    """A write under an attempt that is not the current one was refused by the fence."""
+
+
+class LeaderExistsError(TxstreamError):
+    """Another driver runs this topology and `--no-wait` was given."""
+
+
+class CorruptStateError(TxstreamError):
+    """Stored data cannot be what txstream wrote; names the path or row. Never treated as absent."""
+
+
+class ProgressMismatchError(TxstreamError):
+    """ZooKeeper and a database disagree about which batch was committed last; names both figures."""
+
+
+class IdentityMismatchError(TxstreamError):
+    """The topology's code differs from what was first run under this id, or a state table belongs to
+    another topology; lists what differs."""
+
+
+class StateTableError(TxstreamError):
+    """A state table exists with other columns, or cannot hold what was declared."""
+
+
+class StateValueError(TxstreamError):
+    """A value cannot be stored: a null in a key, a number out of range."""
+
+
+class SchemaRevisionError(TxstreamError):
+    """The framework's own tables in a database are of another revision."""
+
+
+class TxidRegressionError(CorruptStateError):
+    """A state row carries a txid newer than the batch being committed."""
+
+
+class MetaTooLargeError(TxstreamError):
+    """A batch's metas exceed what one ZooKeeper request can carry (1 MiB)."""
+
+
+class CoordinatorError(TxstreamError):
+    """An event reached the coordinator in an order that its rules do not allow."""

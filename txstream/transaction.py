@@ -1,0 +1,63 @@
+"""Names for the numbers of a batch: `Txid`, `AttemptId`, and the two together.
+
+Invariants: txids are 1, 2, 3 ... without gaps. An attempt id is one 63-bit integer, the leader's epoch
+in the high 31 bits and a sequence in the low 32; over a topology's whole life it only grows, so it
+serves as the fencing token in every database.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NewType
+
+Txid = NewType("Txid", int)
+AttemptId = NewType("AttemptId", int)
+Epoch = NewType("Epoch", int)
+
+_SEQUENCE_BITS = 32
+_MAX_SEQUENCE = (1 << _SEQUENCE_BITS) - 1
+_MAX_EPOCH = (1 << 31) - 1
+
+FIRST_TXID = Txid(1)
+
+
+def attempt_id(epoch: int, sequence: int) -> AttemptId:
+    """The attempt id of `sequence` under `epoch`. Raises OverflowError outside 31 and 32 bits."""
+    if not 0 <= epoch <= _MAX_EPOCH:
+        raise OverflowError(f"epoch {epoch} does not fit 31 bits")
+    if not 0 <= sequence <= _MAX_SEQUENCE:
+        raise OverflowError(f"attempt sequence {sequence} does not fit 32 bits")
+    return AttemptId(epoch << _SEQUENCE_BITS | sequence)
+
+
+def epoch_of(attempt: int) -> Epoch:
+    """The epoch of the leader that made this attempt id."""
+    return Epoch(attempt >> _SEQUENCE_BITS)
+
+
+def sequence_of(attempt: int) -> int:
+    """The place of this attempt within its leader's attempts."""
+    return attempt & _MAX_SEQUENCE
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TransactionAttempt:
+    """One try at a batch: Storm's first field of every transactional tuple."""
+
+    txid: Txid
+    attempt: AttemptId
+
+    def __str__(self) -> str:
+        return f"txid {self.txid} attempt {epoch_of(self.attempt)}.{sequence_of(self.attempt)}"
+
+
+class AttemptSequence:
+    """Hands out growing attempt ids under one epoch; (epoch, 0) is what a new leader raises fences to."""
+
+    def __init__(self, epoch: Epoch) -> None:
+        self.epoch = epoch
+        self._sequence = 0
+
+    def next(self) -> AttemptId:
+        self._sequence += 1
+        return attempt_id(self.epoch, self._sequence)
