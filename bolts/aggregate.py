@@ -1,0 +1,56 @@
+"""Aggregation within a batch: `ReduceBolt`, and `CountBolt` for the commonest case."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from txstream.api.bolts import MergeableBolt, OutputFieldsDeclarer
+from txstream.api.errors import TopologyError
+from txstream.api.reducers import Count, Reducer
+from txstream.api.tuples import Chunk, Tuple
+from txstream.bolts.folding import Fold, check_reducers
+
+
+class ReduceBolt(MergeableBolt):
+    """One row per key and batch: `ReduceBolt("word", n=Count(), longest=Max("length"))`.
+
+    Emits the key fields and one field per reducer, at the end of the batch. Group its input by the key.
+    Without a key it reduces all of a task's tuples into one row, also when there were none; group its
+    input globally then. Raises TopologyError when a field is missing or a reducer cannot take its type.
+    """
+
+    def __init__(self, *keys: str, **reducers: Reducer) -> None:
+        if not reducers:
+            raise TopologyError("ReduceBolt needs at least one reducer, for example n=Count()")
+        self.keys = keys
+        self.reducers: Mapping[str, Reducer] = reducers
+
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        fields = [declarer.input_field(key) for key in self.keys]
+        check_reducers(declarer, self.reducers)
+        for name, reducer in self.reducers.items():
+            source = declarer.input_field(reducer.field).type if reducer.field else None
+            fields.append(pa.field(name, reducer.result_type(source)))
+        declarer.declare(pa.schema(fields))
+        self.fold = Fold(self.keys, self.reducers, pa.schema(fields))
+
+    def execute(self, tup: Tuple) -> None:
+        self.execute_chunk(
+            Chunk(tup._chunk.batch.slice(tup._row, 1), tup.source_component, tup.source_stream)
+        )
+
+    def execute_chunk(self, chunk: Chunk) -> None:
+        self.fold.add(chunk.batch)
+
+    def finish_batch(self) -> None:
+        for batch in self.fold.finish().to_batches():
+            self.collector.emit_batch(batch)
+
+
+class CountBolt(ReduceBolt):
+    """How often each key occurs in the batch: `CountBolt("word")` emits `word` and `n bigint`."""
+
+    def __init__(self, *keys: str, output_field: str = "n") -> None:
+        super().__init__(*keys, **{output_field: Count()})

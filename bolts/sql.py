@@ -1,0 +1,77 @@
+"""`SqlStateBolt`: the committer that keeps exactly-once results in a SQL table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txstream.api.bolts import OutputFieldsDeclarer, StateCommitter
+from txstream.api.errors import StateValueError, TopologyError
+from txstream.api.reducers import Reducer, Sum
+from txstream.api.schema import format_type
+from txstream.api.state import SqlState
+from txstream.api.tuples import Chunk, Tuple
+from txstream.bolts.folding import Fold, check_reducers
+
+
+class SqlStateBolt(StateCommitter):
+    """Stores its input in a `SqlState`: `SqlStateBolt(state, n=Sum("n"))`.
+
+    Each value column has a reducer; one that is not given is `Sum` of the field of that name. Key columns
+    are taken from the input's fields of the same names. Group its input by the key or a subset of it.
+    Tuples with a null in a key end the run with StateValueError: a row without a key cannot be found again.
+    """
+
+    def __init__(self, state: SqlState, **reducers: Reducer) -> None:
+        if not isinstance(state, SqlState):
+            raise TopologyError(f"SqlStateBolt takes a SqlState, not {type(state).__name__}")
+        unknown = sorted(set(reducers) - set(state.value_names))
+        if unknown:
+            raise TopologyError(
+                f"state table {state.table!r} has no value column {', '.join(map(repr, unknown))}; "
+                f"it has {', '.join(state.value_names)}"
+            )
+        self.state = state
+        self.reducers: Mapping[str, Reducer] = {
+            name: reducers.get(name) or Sum(name) for name in state.value_names
+        }
+
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        for column in self.state.key_schema:
+            found = declarer.input_field(column.name).type
+            if not found.equals(column.type):
+                raise TopologyError(
+                    f"component {declarer.component!r}: key column {column.name!r} of table "
+                    f"{self.state.table!r} is {format_type(column.type)}, the field is {format_type(found)}"
+                )
+        check_reducers(declarer, self.reducers)
+        self.fold = new_fold(self)
+
+    def execute(self, tup: Tuple) -> None:
+        self.execute_chunk(
+            Chunk(tup._chunk.batch.slice(tup._row, 1), tup.source_component, tup.source_stream)
+        )
+
+    def execute_chunk(self, chunk: Chunk) -> None:
+        for name in self.state.key_names:
+            column = chunk.batch.column(chunk.index[name])
+            if column.null_count:
+                row = pc.index(pc.is_null(column), pa.scalar(True)).as_py()
+                raise StateValueError(
+                    f"key column {name!r} of table {self.state.table!r} got a null, in "
+                    f"{next(iter(Chunk(chunk.batch.slice(row, 1), chunk.source_component).tuples()))!r}; "
+                    f"filter such tuples out before the state or give them a key"
+                )
+        self.fold.add(chunk.batch)
+
+    def deltas(self) -> pa.Table:
+        """This task's deltas: one row per key, keys first, then one delta per value column."""
+        return self.fold.finish()
+
+
+def new_fold(bolt: StateCommitter) -> Fold:
+    """The fold of a state's deltas: on the executors over tuples, on the driver over their results."""
+    schema = pa.schema([*bolt.state.key_schema, *bolt.state.value_schema])
+    return Fold(bolt.state.key_names, bolt.reducers, schema)

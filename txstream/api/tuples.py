@@ -1,0 +1,111 @@
+"""`Tuple`: one row of a stream as a bolt sees it; `Chunk`: the Arrow batch behind it.
+
+A chunk turns a column into Python objects when it is first asked for, all rows at once: columns that no
+bolt reads never leave Arrow, and reading one row costs a list index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from txstream.api.errors import TupleError
+
+DEFAULT_STREAM = "default"
+
+
+class Chunk:
+    """Rows of one stream of one component; `source_task` is the task that emitted them."""
+
+    __slots__ = ("_columns", "batch", "index", "names", "source_component", "source_stream", "source_task")
+
+    def __init__(
+        self,
+        batch: pa.RecordBatch,
+        source_component: str,
+        source_stream: str = DEFAULT_STREAM,
+        source_task: int = 0,
+    ) -> None:
+        self.batch = batch
+        self.names: list[str] = batch.schema.names
+        self.index = {name: position for position, name in enumerate(self.names)}
+        self._columns: list[list[Any] | None] = [None] * len(self.names)
+        self.source_component = source_component
+        self.source_stream = source_stream
+        self.source_task = source_task
+
+    def __len__(self) -> int:
+        return int(self.batch.num_rows)
+
+    def column(self, field: str | int) -> list[Any]:
+        """One column as Python values, one per row. Raises TupleError for a field that does not exist."""
+        if isinstance(field, str):
+            try:
+                position = self.index[field]
+            except KeyError:
+                raise self.unknown(field) from None
+        else:
+            position = field
+        try:
+            values = self._columns[position]
+        except IndexError:
+            raise self.unknown(field) from None
+        if values is None:
+            values = self._columns[position] = self.batch.column(position).to_pylist()
+        return values
+
+    def tuples(self) -> Iterator[Tuple]:
+        return (Tuple(self, row) for row in range(self.batch.num_rows))
+
+    def unknown(self, field: str | int) -> TupleError:
+        return TupleError(
+            f"no field {field!r} in stream {self.source_stream!r} of {self.source_component!r}; "
+            f"it has {', '.join(self.names)}"
+        )
+
+
+class Tuple:
+    """One tuple. `tup["word"]` and `tup[0]` give a value; `tup.fields` the names."""
+
+    __slots__ = ("_chunk", "_row")
+
+    def __init__(self, chunk: Chunk, row: int) -> None:
+        self._chunk = chunk
+        self._row = row
+
+    def __getitem__(self, field: str | int) -> Any:
+        return self._chunk.column(field)[self._row]
+
+    def __len__(self) -> int:
+        return len(self._chunk.names)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.values)
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={value!r}" for name, value in zip(self.fields, self.values, strict=True))
+        return f"Tuple({values})"
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return tuple(self._chunk.names)
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        return tuple(self._chunk.column(i)[self._row] for i in range(len(self._chunk.names)))
+
+    @property
+    def source_component(self) -> str:
+        """The id of the component that emitted this tuple."""
+        return self._chunk.source_component
+
+    @property
+    def source_stream(self) -> str:
+        return self._chunk.source_stream
+
+    @property
+    def source_task(self) -> int:
+        """The index, within the source component, of the task that emitted this tuple."""
+        return self._chunk.source_task

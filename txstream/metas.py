@@ -1,0 +1,134 @@
+"""`BatchMetas`: what one batch holds, partition by partition, and where every other partition stands.
+
+Invariant: `positions()` of a batch has every partition that any batch before it had, so the next plan can
+start from this batch alone, however many batches are in flight and whatever a batch left out.
+
+Stored as JSON, in ZooKeeper and in the ledger: people can read it, and reading it runs no code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+
+from txstream.api.errors import CorruptStateError, TopologyError
+from txstream.api.spouts import Unavailable
+
+Meta = TypeVar("Meta")
+
+_EMPTY: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMetas(Generic[Meta]):
+    """`partitions` are read in this batch, `carried` only keep their place, `unavailable` says why a
+    partition was left out."""
+
+    partitions: Mapping[str, Meta] = field(default_factory=lambda: _EMPTY)
+    carried: Mapping[str, Meta] = field(default_factory=lambda: _EMPTY)
+    unavailable: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+
+    @classmethod
+    def from_plan(cls, last: Mapping[str, Meta], plan: Mapping[str, Meta | Unavailable]) -> BatchMetas[Meta]:
+        """The metas of a batch, from the places before it and what the spout's coordinator answered."""
+        partitions: dict[str, Meta] = {}
+        carried = dict(last)
+        unavailable: dict[str, str] = {}
+        for partition, meta in plan.items():
+            if isinstance(meta, Unavailable):
+                unavailable[partition] = meta.reason
+            elif is_empty(meta):
+                carried[partition] = meta
+            else:
+                partitions[partition] = meta
+                carried.pop(partition, None)
+        return cls(partitions, carried, unavailable)
+
+    def positions(self) -> Mapping[str, Meta]:
+        """For every partition known so far, the meta that its place is at."""
+        return {**self.carried, **self.partitions}
+
+    @property
+    def has_work(self) -> bool:
+        """Does any partition have something in this batch?"""
+        return bool(self.partitions)
+
+
+def is_empty(meta: Any) -> bool:
+    """A meta may say that it takes nothing and only holds a place, by a property `is_empty`."""
+    return bool(getattr(meta, "is_empty", False))
+
+
+class MetaCodec(Generic[Meta]):
+    """Metas to JSON and back, for one meta type (a dataclass of JSON values).
+
+    A field that is missing takes its default; an unknown one, a wrong type or anything else unexpected is
+    CorruptStateError, which names `where`.
+    """
+
+    def __init__(self, meta_type: type[Meta]) -> None:
+        if not dataclasses.is_dataclass(meta_type):
+            raise TopologyError(f"meta_type {meta_type.__name__} must be a frozen dataclass of JSON values")
+        self.meta_type = meta_type
+        self._fields = {f.name for f in dataclasses.fields(meta_type)}
+
+    def encode(self, metas: BatchMetas[Meta]) -> dict[str, Any]:
+        """JSON values; empty parts are left out."""
+        document: dict[str, Any] = {
+            "partitions": {p: self.encode_meta(m) for p, m in metas.partitions.items()}
+        }
+        if metas.carried:
+            document["carried"] = {p: self.encode_meta(m) for p, m in metas.carried.items()}
+        if metas.unavailable:
+            document["unavailable"] = dict(metas.unavailable)
+        return document
+
+    def encode_meta(self, meta: Meta) -> dict[str, Any]:
+        return dataclasses.asdict(meta)  # type: ignore[call-overload, no-any-return]  # checked in __init__
+
+    def decode(self, document: Any, where: str) -> BatchMetas[Meta]:
+        """The inverse of `encode`. Raises CorruptStateError, naming `where`."""
+        if not isinstance(document, dict):
+            raise CorruptStateError(
+                f"{where}: expected a JSON object with a batch's metas, found {document!r:.200}"
+            )
+        unknown = set(document) - {"partitions", "carried", "unavailable"}
+        if unknown or "partitions" not in document:
+            raise CorruptStateError(
+                f"{where}: a batch's metas have 'partitions' and may have 'carried' and 'unavailable', "
+                f"found {sorted(document)}"
+            )
+        parts = {name: document.get(name, {}) for name in ("partitions", "carried", "unavailable")}
+        for name, part in parts.items():
+            if not isinstance(part, dict):
+                raise CorruptStateError(f"{where}: {name!r} must be a JSON object, found {part!r:.200}")
+        return BatchMetas(
+            {p: self.decode_meta(m, f"{where}, partition {p!r}") for p, m in parts["partitions"].items()},
+            {p: self.decode_meta(m, f"{where}, partition {p!r}") for p, m in parts["carried"].items()},
+            {str(p): str(reason) for p, reason in parts["unavailable"].items()},
+        )
+
+    def decode_meta(self, document: Any, where: str) -> Meta:
+        if not isinstance(document, dict):
+            raise CorruptStateError(f"{where}: expected a JSON object, found {document!r:.200}")
+        unknown = sorted(set(document) - self._fields)
+        if unknown:
+            raise CorruptStateError(
+                f"{where}: unknown field {', '.join(unknown)} in a {self.meta_type.__name__}; "
+                f"it was written by a newer version or by another spout"
+            )
+        try:
+            return self.meta_type(**document)
+        except (TypeError, ValueError) as error:
+            raise CorruptStateError(
+                f"{where}: {document!r:.200} is not a {self.meta_type.__name__}: {error}"
+            ) from error
+
+
+def to_json(document: Any) -> str:
+    """One spelling for everything stored, so that equal documents are equal strings."""
+    return json.dumps(document, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
