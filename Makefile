@@ -1,0 +1,79 @@
+# What a person types. Everything runs in $(VENV), which is made from PYTHON and pyproject.toml alone, whatever
+# environment is active; a second run finds it there and starts at once.
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+
+# The environment is ours: none of these may redirect its packages, or PySpark to another Spark's jars.
+unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX SPARK_HOME
+export PYTHONNOUSERSITE = 1
+export SPARK_LOCAL_IP ?= 127.0.0.1
+
+BIN := $(VENV)/bin
+
+.PHONY: help demo test check lint types format soak
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+
+help:
+	@echo 'make demo     exactly-once word count on this machine, killed and resumed (ARGS= for its options)'
+	@echo 'make test     the whole test suite (ARGS= for pytest)'
+	@echo 'make check    lint, format, types and the whole test suite: what must pass before a change lands'
+	@echo 'make format   rewrite the code in the format that check wants'
+	@echo 'make soak     the long crash tests'
+	@echo 'PYTHON=python3.12 picks the interpreter (3.11 or newer); VENV=DIR another place than .venv'
+
+demo: $(VENV)/.installed-core
+	$(BIN)/txstream demo $(ARGS)
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest $(ARGS)
+
+check: lint types test
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.installed-dev
+	$(BIN)/python tools/check_types.py
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+soak: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -m soak --timeout 7200 $(ARGS)
+
+# --- the environment ---------------------------------------------------------------------------------------
+# The stamps say which extras are installed as pyproject.toml asks now; dev includes core. The interpreter is a
+# prerequisite too: when the system's Python went away or was replaced, everything is installed again.
+
+define install
+	@echo 'Installing txstream into $(VENV) (the first time: a download of about 550 MB, most of it PySpark)'
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip --default-pip
+	$(BIN)/python -m pip install --disable-pip-version-check --editable '.$(1)'
+endef
+
+$(VENV)/.installed-core: pyproject.toml $(BIN)/python
+	$(call install,)
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml $(BIN)/python
+	$(call install,[dev])
+	@touch $(VENV)/.installed-core $@
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  found=$$($(PYTHON) -c 'import sys; print("Python %d.%d" % sys.version_info[:2])' 2>/dev/null) \
+	    || found='not to be found'; \
+	  echo "txstream needs Python 3.11 or newer, but $(PYTHON) is $$found:" \
+	    "install one and name it, as in \`make $(or $(MAKECMDGOALS),demo) PYTHON=python3.12\`." >&2; \
+	  exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "$(PYTHON) cannot make environments: install its venv module" \
+	    "(Debian and Ubuntu: apt-get install python3-venv)." >&2; \
+	  exit 1; }
+	@# An environment whose interpreter is gone is made anew; a folder that is none is never cleared.
+	$(PYTHON) -m venv $$(test ! -f $(VENV)/pyvenv.cfg || echo --clear) $(VENV)

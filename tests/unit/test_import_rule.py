@@ -1,0 +1,199 @@
+"""The dependency rule: the core imports no client library and none of the edges, and nothing imports the
+folders at the root by their bare names.
+
+A fresh interpreter imports the core and says what came with it, so that an import three modules away counts
+too; the source is read as well, so that an import inside a function counts.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tracked_wheel import INSTALLS_AS, ROOT, tracked_files
+
+CLIENT_LIBRARIES: Final = ("pyspark", "py4j", "kafka", "kazoo", "sqlalchemy", "alembic", "typer")
+EDGES: Final = tuple(
+    f"txstream.{name}"
+    for name in (
+        *("engine", "state", "zookeeper", "cli", "web", "embedded", "testing"),
+        *("spouts", "bolts", "examples", "migrations"),
+    )
+)
+FORBIDDEN: Final = CLIENT_LIBRARIES + EDGES
+BARE_NAMES: Final = frozenset(INSTALLS_AS) - {"txstream"}
+
+# Runs in the fresh interpreter: notes every forbidden import with the modules that led to it.
+PROBE: Final = """
+import importlib, json, sys
+forbidden, modules = json.loads(sys.argv[1])
+found = []
+
+def below(name, roots):
+    return any(name == root or name.startswith(root + ".") for root in roots)
+
+class Witness:
+    def find_spec(self, name, path=None, target=None):
+        if below(name, forbidden):
+            chain, frame = [], sys._getframe()
+            while frame is not None:
+                importer = frame.f_globals.get("__name__", "?")
+                if importer.split(".")[0] not in ("importlib", "_frozen_importlib", "__main__"):
+                    chain.append(importer)
+                frame = frame.f_back
+            found.append(" <- ".join([name, *dict.fromkeys(chain)]))
+        return None
+
+sys.meta_path.insert(0, Witness())
+for module in modules:
+    importlib.import_module(module)
+answer = {
+    "found": found,
+    "loaded": sorted(name for name in sys.modules if below(name, forbidden)),
+    "ours": sorted(name for name in sys.modules if name.startswith("txstream.")),
+}
+json.dump(answer, sys.stdout)
+"""
+
+
+def module_files(package: Path, name: str) -> dict[str, Path]:
+    """The modules of a package on disk, name -> file; also those that nobody imports."""
+    found = {name: package / "__init__.py"}
+    for path in sorted(package.rglob("*.py")):
+        if path.name != "__init__.py":
+            found[".".join([name, *path.relative_to(package).with_suffix("").parts])] = path
+        elif path.parent != package:
+            found[".".join([name, *path.parent.relative_to(package).parts])] = path
+    return found
+
+
+def core_modules() -> dict[str, Path]:
+    """Every module under the rule. The named ones are listed whether they exist or not: a core module that is
+    renamed without a word here fails the test instead of leaving it."""
+    core = module_files(ROOT / "txstream" / "api", "txstream.api")
+    for name in ("transaction", "coordinator", "semantics"):
+        folder = ROOT / "txstream" / name
+        if folder.is_dir():
+            core |= module_files(folder, f"txstream.{name}")
+        else:
+            core[f"txstream.{name}"] = folder.with_suffix(".py")
+    if (ROOT / "txstream" / "acker").is_dir():
+        core["txstream.acker.ledger"] = ROOT / "txstream" / "acker" / "ledger.py"
+    return core
+
+
+def probe(
+    modules: list[str], *, path: Path = ROOT, forbidden: tuple[str, ...] = FORBIDDEN
+) -> dict[str, list[str]]:
+    """Import `modules` in a fresh interpreter; what of `forbidden` was asked for, and what was loaded."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, json.dumps([FORBIDDEN, modules])],
+        cwd=path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, list[str]] = json.loads(done.stdout)
+    return answer
+
+
+def imported_names(source: str) -> Iterator[tuple[int, str]]:
+    """Line and full name of every absolute import in a source, inside functions too; imports for the type
+    checker only do not count, because they never run."""
+    pending: list[ast.AST] = [ast.parse(source)]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            pending.extend(node.orelse)
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            for argument in node.args[:1]:
+                if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                    yield node.lineno, argument.value
+        pending.extend(ast.iter_child_nodes(node))
+
+
+def is_below(name: str, roots: tuple[str, ...]) -> bool:
+    return any(name == root or name.startswith(f"{root}.") for root in roots)
+
+
+@pytest.fixture(scope="module")
+def imported() -> dict[str, list[str]]:
+    return probe(list(core_modules()))
+
+
+def test_core_is_complete() -> None:
+    core = core_modules()
+    assert {"txstream.api", "txstream.api.errors", "txstream.transaction"} <= core.keys()
+    assert not [name for name, path in core.items() if not path.is_file()], (
+        "a module under the rule is missing"
+    )
+
+
+def test_importing_the_core_brings_no_client_library_and_no_edge(imported: dict[str, list[str]]) -> None:
+    assert not imported["found"], "forbidden import <- the modules that led to it"
+    assert not imported["loaded"]
+
+
+def test_core_names_no_client_library_and_no_edge(imported: dict[str, list[str]]) -> None:
+    """Also inside functions, in the core and in whatever else of txstream the core needs."""
+    modules = module_files(ROOT / "txstream", "txstream")
+    assert core_modules().keys() <= set(imported["ours"])
+    wrong = [
+        f"{modules[module]}:{line}: {name}"
+        for module in imported["ours"]
+        for line, name in imported_names(modules[module].read_text(encoding="utf-8"))
+        if is_below(name, FORBIDDEN)
+    ]
+    assert not wrong
+
+
+def test_nothing_imports_the_folders_by_their_bare_names() -> None:
+    sources = [path for path in tracked_files() if path.suffix == ".py"]
+    assert len(sources) > 10
+    wrong = [
+        f"{path}:{line}: {name}; write txstream.{name}"
+        for path in sources
+        for line, name in imported_names((ROOT / path).read_text(encoding="utf-8"))
+        if name.split(".")[0] in BARE_NAMES
+    ]
+    assert not wrong
+
+
+# --- the checks themselves ---------------------------------------------------------------------------------
+
+
+def test_probe_sees_an_import_that_is_two_modules_away(tmp_path: Path) -> None:
+    (tmp_path / "outer.py").write_text("import inner")
+    (tmp_path / "inner.py").write_text("try:\n    import kazoo.client\nexcept ImportError:\n    raise")
+    answer = probe(["outer"], path=tmp_path)
+    assert answer["found"][0] == "kazoo <- inner <- outer"
+    assert "kazoo.client" in answer["loaded"]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("import spouts.kafka", ["spouts.kafka"]),
+        ("from bolts import aggregate as a", ["bolts.aggregate"]),
+        ("def f():\n    import examples", ["examples"]),
+        ("import importlib\nimportlib.import_module('migrations.env')", ["importlib", "migrations.env"]),
+        ("from . import spouts\nfrom .bolts import sql", []),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import kafka", ["typing.TYPE_CHECKING"]),
+    ],
+)
+def test_imports_are_found_wherever_they_are_written(source: str, expected: list[str]) -> None:
+    assert [name for _, name in sorted(imported_names(source))] == expected

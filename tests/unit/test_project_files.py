@@ -1,0 +1,205 @@
+"""The Makefile, `.ci/run` and the checks behind them, as far as they can be tried without installing."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+import check_no_skips
+import check_types
+from tracked_wheel import ROOT, CheckError, tracked_files
+
+PYPROJECT_TIME = (ROOT / "pyproject.toml").stat().st_mtime
+
+
+def make(*arguments: str) -> subprocess.CompletedProcess[str]:
+    # This suite may itself run below make, whose flags must not reach the one that is tried.
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")
+    }
+    command = ["make", "--no-print-directory", *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+def script(path: Path, body: str) -> Path:
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+# --- make --------------------------------------------------------------------------------------------------
+
+
+def test_an_old_python_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    old = script(tmp_path / "python3.9", 'case "$2" in *print*) echo "Python 3.9";; *) exit 1;; esac')
+    done = make("demo", f"VENV={tmp_path / 'venv'}", f"PYTHON={old}")
+    assert done.returncode != 0
+    said = [line for line in done.stderr.splitlines() if not line.startswith("make:")]
+    assert said == [
+        f"txstream needs Python 3.11 or newer, but {old} is Python 3.9: "
+        "install one and name it, as in `make demo PYTHON=python3.12`."
+    ]
+    assert not (tmp_path / "venv").exists()
+
+
+def test_a_missing_python_is_told_in_one_sentence(tmp_path: Path) -> None:
+    done = make("test", f"VENV={tmp_path / 'venv'}", f"PYTHON={tmp_path / 'nothing'}")
+    assert done.returncode != 0
+    assert "is not to be found" in done.stderr
+    assert "make test PYTHON=" in done.stderr
+
+
+def test_a_python_without_venv_is_told_the_package(tmp_path: Path) -> None:
+    bare = script(tmp_path / "python3", 'case "$2" in *ensurepip*) exit 1;; esac')
+    done = make("demo", f"VENV={tmp_path / 'venv'}", f"PYTHON={bare}")
+    assert done.returncode != 0
+    assert "apt-get install python3-venv" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("stamp", "target", "installs"),
+    [
+        (".installed-core", "demo", False),
+        (".installed-core", "test", True),
+        (".installed-dev", "test", False),
+        (None, "demo", True),
+    ],
+)
+def test_a_second_run_installs_nothing(
+    tmp_path: Path, stamp: str | None, target: str, installs: bool
+) -> None:
+    venv = environment(tmp_path, stamp, PYPROJECT_TIME + 1)
+    planned = make("--dry-run", target, f"VENV={venv}").stdout
+    assert ("pip install" in planned) is installs
+    assert "-m venv" not in planned
+
+
+def test_a_changed_pyproject_installs_again(tmp_path: Path) -> None:
+    venv = environment(tmp_path, ".installed-core", PYPROJECT_TIME - 1)
+    assert "pip install" in make("--dry-run", "demo", f"VENV={venv}").stdout
+
+
+def test_an_environment_whose_python_is_gone_is_made_anew(tmp_path: Path) -> None:
+    venv = environment(tmp_path, ".installed-core", PYPROJECT_TIME + 1)
+    (venv / "bin" / "python").unlink()
+    (venv / "bin" / "python").symlink_to(tmp_path / "uninstalled")
+    planned = make("--dry-run", "demo", f"VENV={venv}").stdout
+    assert "-m venv" in planned
+    assert "pip install" in planned
+
+
+def test_check_does_lint_format_types_and_tests() -> None:
+    planned = make("--dry-run", "check", f"VENV={sys.prefix}").stdout
+    commands = ["ruff check", "ruff format --check", "tools/check_types.py", "-m pytest"]
+    places = [planned.index(command) for command in commands]
+    assert places == sorted(places)
+
+
+def environment(folder: Path, stamp: str | None, stamped: float) -> Path:
+    """A folder that looks to make like an environment, with one stamp of the given modification time."""
+    venv = folder / "venv"
+    (venv / "bin").mkdir(parents=True)
+    python = venv / "bin" / "python"
+    python.write_text("")
+    os.utime(python, (PYPROJECT_TIME - 100, PYPROJECT_TIME - 100))
+    if stamp is not None:
+        (venv / stamp).write_text("")
+        os.utime(venv / stamp, (stamped, stamped))
+    return venv
+
+
+# --- the checks --------------------------------------------------------------------------------------------
+
+
+def test_count_is_read_from_success_and_from_failure() -> None:
+    assert check_types.files_checked("Success: no issues found in 1 source file\n") == 1
+    failed = "a.py:1: error: x  [misc]\nFound 2 errors in 1 file (checked 40 source files)\n"
+    assert check_types.files_checked(failed) == 40
+    with pytest.raises(CheckError, match="without saying"):
+        check_types.files_checked("Found 1 error in 1 file (errors prevented further checking)\n")
+
+
+def test_fewer_files_checked_than_tracked_is_an_error_that_names_them() -> None:
+    tracked = [PurePosixPath("txstream/spouts/kafka.py"), PurePosixPath("txstream/metas.py")]
+    check_types.compare(2, tracked, tracked)
+    with pytest.raises(CheckError, match=r"checked 1 files, git tracks 2 .* lacks txstream/spouts/kafka\.py"):
+        check_types.compare(1, tracked, tracked[1:])
+    with pytest.raises(CheckError, match=r"without __init__\.py"):
+        check_types.compare(1, tracked, tracked)
+
+
+def junit(tmp_path: Path, tests: str) -> str:
+    """The report of a pytest run over `tests`, made as `.ci/run` has it made."""
+    (tmp_path / "test_it.py").write_text(tests)
+    report = tmp_path / "report.xml"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, f"--junitxml={report}", tmp_path],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    return report.read_text(encoding="utf-8")
+
+
+def test_a_skipped_test_and_a_skipped_module_are_problems(tmp_path: Path) -> None:
+    found = check_no_skips.problems(
+        junit(
+            tmp_path, "import pytest\n\ndef test_a():\n    pytest.skip('no server')\n\ndef test_b(): pass\n"
+        )
+    )
+    assert found == ["skipped: test_it.test_a: no server"]
+    found = check_no_skips.problems(junit(tmp_path, "import pytest\npytest.importorskip('no_such_module')\n"))
+    assert len(found) == 1
+    assert "no_such_module" in found[0]
+
+
+def test_expected_failures_are_none_and_an_empty_run_is_one(tmp_path: Path) -> None:
+    passing = "import pytest\n\n@pytest.mark.xfail\ndef test_a():\n    assert False\n"
+    assert check_no_skips.problems(junit(tmp_path, passing)) == []
+    assert check_no_skips.problems(junit(tmp_path, "")) == ["the report has no test at all"]
+
+
+def test_skips_end_with_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = tmp_path / "report.xml"
+    report.write_text("<testsuite><testcase name='t'><skipped message='m'/></testcase></testsuite>")
+    assert check_no_skips.main([str(report)]) == 1
+    assert "skipped: " in capsys.readouterr().err
+    assert check_no_skips.main([str(tmp_path / "absent.xml")]) == 1
+
+
+# --- the files ---------------------------------------------------------------------------------------------
+
+
+def test_ci_script_is_tracked_executable_and_parses() -> None:
+    run = ROOT / ".ci" / "run"
+    assert PurePosixPath(".ci/run") in tracked_files()
+    assert os.access(run, os.X_OK)
+    bash = shutil.which("bash")
+    assert bash is not None
+    assert subprocess.run([bash, "-n", run], check=False).returncode == 0
+
+
+def test_changelog_has_the_version_or_says_that_it_is_coming() -> None:
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M)
+    assert version is not None
+    unreleased = changelog.split("## [Unreleased]")[1].split("\n## ")[0]
+    assert f"## [{version[1]}]" in changelog or version[1] in unreleased
+
+
+def test_every_make_target_that_contributing_names_exists() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M))
+    named = set(re.findall(r"`make ([a-z]+)", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")))
+    assert named
+    assert named <= targets

@@ -1,0 +1,90 @@
+"""mypy --strict over txstream as it installs, then over the tests, tools and benchmarks.
+
+From the repository's root mypy silently sees only `./txstream`: the four folders that install below it are
+not there under that name. So it runs from an empty folder on an unpacked wheel, and the check fails unless it
+checked as many files as git tracks in the five folders.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path, PurePosixPath
+
+from tracked_wheel import ROOT, CheckError, build_wheel, packaged_files, tracked_files, unpack
+
+_CHECKED = re.compile(
+    r"^(?:Success: no issues found in|Found .*checked) (\d+) source files?\)?$", re.MULTILINE
+)
+
+
+def files_checked(output: str) -> int:
+    """How many source files mypy's closing line says that it checked; CheckError if it does not say."""
+    found = _CHECKED.search(output)
+    if found is None:
+        raise CheckError("mypy ended without saying how many source files it checked")
+    return int(found.group(1))
+
+
+def compare(checked: int, tracked: list[PurePosixPath], installed: list[PurePosixPath]) -> None:
+    """Raise CheckError unless `checked` files are as many as the `tracked` Python files.
+
+    `tracked` and `installed` are paths inside the wheel: by git, and as unpacked.
+    """
+    if checked == len(tracked):
+        return
+    missing = sorted(set(tracked) - set(installed))
+    if missing:
+        names = ", ".join(map(str, missing))
+        remedy = f"the wheel lacks {names}: list the package under [tool.setuptools] in pyproject.toml"
+    else:
+        remedy = "all are in the wheel: look for a folder without __init__.py or a name that is no identifier"
+    raise CheckError(f"mypy checked {checked} files, git tracks {len(tracked)} in the five folders; {remedy}")
+
+
+def check(scratch: Path) -> int:
+    """Check the package, then what is not in the wheel; returns the first exit status that is not 0."""
+    installed, empty = scratch / "installed", scratch / "empty"
+    empty.mkdir()
+    unpack(build_wheel(scratch), installed)
+    package_status, output = _mypy(["-p", "txstream"], run_in=empty, path=[installed])
+    tracked = [path for path in packaged_files().values() if path.suffix == ".py"]
+    unpacked = [PurePosixPath(path.relative_to(installed)) for path in installed.rglob("*.py")]
+    compare(files_checked(output), tracked, unpacked)
+
+    others = [
+        str(ROOT / path)
+        for path in tracked_files()
+        if path.suffix == ".py" and path.parts[0] in ("tests", "tools", "benchmarks")
+    ]
+    # Tests import each other as tests.*, the tools as plain modules; txstream is the unpacked wheel first.
+    others_status, _ = _mypy(
+        ["--explicit-package-bases", *others], run_in=empty, path=[installed, ROOT / "tools", ROOT]
+    )
+    return package_status or others_status
+
+
+def _mypy(arguments: list[str], *, run_in: Path, path: list[Path]) -> tuple[int, str]:
+    command = [sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml"]
+    command += ["--cache-dir", ROOT / ".mypy_cache", *arguments]
+    environment = {**os.environ, "MYPYPATH": os.pathsep.join(map(str, path)), "PYTHONSAFEPATH": "1"}
+    done = subprocess.run(command, cwd=run_in, env=environment, capture_output=True, text=True, check=False)
+    print(done.stdout, end="")
+    print(done.stderr, end="", file=sys.stderr)
+    return done.returncode, done.stdout
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory(prefix="txstream-types-") as scratch:
+        try:
+            return check(Path(scratch))
+        except CheckError as error:
+            print(f"types: {error}", file=sys.stderr)
+            return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
