@@ -18,7 +18,7 @@ def problems(report: str) -> list[str]:
     if not cases:
         return ["the report has no test at all"]
     return [
-        f"skipped: {case.get('classname')}.{case.get('name')}: {skipped.get('message')}"
+        f"skipped: {case.get('classname')}.{case.get('name')}: {skipped.text or skipped.get('message')}"
         for case in cases
         for skipped in case.iter("skipped")
         if skipped.get("type") != "pytest.xfail"

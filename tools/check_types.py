@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path, PurePosixPath
+from typing import Final
 
-from tracked_wheel import ROOT, CheckError, build_wheel, packaged_files, tracked_files, unpack
+from tracked_wheel import INSTALLS_AS, ROOT, CheckError, build_wheel, packaged_files, tracked_files, unpack
+
+CACHE: Final = ROOT / ".mypy_cache"
 
 _CHECKED = re.compile(
     r"^(?:Success: no issues found in|Found .*checked) (\d+) source files?\)?$", re.MULTILINE
@@ -47,8 +51,11 @@ def compare(checked: int, tracked: list[PurePosixPath], installed: list[PurePosi
 
 def check(scratch: Path) -> int:
     """Check the package, then what is not in the wheel; returns the first exit status that is not 0."""
-    installed, empty = scratch / "installed", scratch / "empty"
+    empty = scratch / "empty"
     empty.mkdir()
+    # Always the same place: from its cache mypy repeats an error with the path that it had in an earlier run.
+    installed = CACHE / "installed"
+    shutil.rmtree(installed, ignore_errors=True)
     unpack(build_wheel(scratch), installed)
     package_status, output = _mypy(["-p", "txstream"], run_in=empty, path=[installed])
     tracked = [path for path in packaged_files().values() if path.suffix == ".py"]
@@ -68,13 +75,20 @@ def check(scratch: Path) -> int:
 
 
 def _mypy(arguments: list[str], *, run_in: Path, path: list[Path]) -> tuple[int, str]:
-    command = [sys.executable, "-m", "mypy", "--config-file", ROOT / "pyproject.toml"]
-    command += ["--cache-dir", ROOT / ".mypy_cache", *arguments]
+    command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml")]
+    command += ["--cache-dir", str(CACHE), *arguments]
     environment = {**os.environ, "MYPYPATH": os.pathsep.join(map(str, path)), "PYTHONSAFEPATH": "1"}
     done = subprocess.run(command, cwd=run_in, env=environment, capture_output=True, text=True, check=False)
-    print(done.stdout, end="")
+    print(_as_in_checkout(done.stdout, path[0]), end="")
     print(done.stderr, end="", file=sys.stderr)
     return done.returncode, done.stdout
+
+
+def _as_in_checkout(output: str, installed: Path) -> str:
+    """mypy's lines with the paths that an editor can open, instead of the unpacked wheel's."""
+    for folder, installs_as in reversed(INSTALLS_AS.items()):
+        output = output.replace(f"{installed / installs_as}{os.sep}", f"{folder}{os.sep}")
+    return output.replace(f"{ROOT}{os.sep}", "")
 
 
 def main() -> int:

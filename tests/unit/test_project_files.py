@@ -158,7 +158,8 @@ def test_a_skipped_test_and_a_skipped_module_are_problems(tmp_path: Path) -> Non
             tmp_path, "import pytest\n\ndef test_a():\n    pytest.skip('no server')\n\ndef test_b(): pass\n"
         )
     )
-    assert found == ["skipped: test_it.test_a: no server"]
+    assert len(found) == 1
+    assert re.fullmatch(r"skipped: test_it\.test_a: .*test_it\.py:4: no server", found[0])
     found = check_no_skips.problems(junit(tmp_path, "import pytest\npytest.importorskip('no_such_module')\n"))
     assert len(found) == 1
     assert "no_such_module" in found[0]
