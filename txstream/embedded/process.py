@@ -1,0 +1,287 @@
+"""A server as a child process: started through the guard, identified by pid and start time, stopped.
+
+Invariants:
+- No signal is sent to a process whose start time is not the one recorded when we started it: a pid alone
+  may by now be somebody else's.
+- A guarded server ends with its owner, however the owner ends; a detached one only by `stop` or `kill`.
+- A server's data directory has at most one server: the lock on it is held by the server process itself,
+  from before it starts until it is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from txstream.api.errors import ServiceUnavailableError
+from txstream.embedded.files import try_lock
+
+GRACE_SECONDS = 10.0
+
+_GUARD = Path(__file__).with_name("guard.py")
+_POLL_SECONDS = 0.05
+# Start times are computed from the boot time, which moves when the clock is set. A process that reused the
+# pid started later than the recorded one by at least the time it took that one to become ready.
+_START_TIME_TOLERANCE_SECONDS = 1.0
+_LARGEST_LOG_BYTES = 10 * 1024 * 1024
+_TAIL_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class ProcessIdentity:
+    """A process for good: its pid, and when it started (seconds since the epoch)."""
+
+    pid: int
+    start_time: float
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessIdentity | None:
+        """The identity of the process that has this pid now, or None."""
+        try:
+            return cls(pid, psutil.Process(pid).create_time())
+        except psutil.Error:
+            return None
+
+    def process(self) -> psutil.Process | None:
+        """The process itself if it still lives: not ended, not a zombie, not another one with its pid."""
+        try:
+            process = psutil.Process(self.pid)
+            if abs(process.create_time() - self.start_time) > _START_TIME_TOLERANCE_SECONDS:
+                return None
+            return None if process.status() == psutil.STATUS_ZOMBIE else process
+        except psutil.Error:
+            return None
+
+    def alive(self) -> bool:
+        return self.process() is not None
+
+    def signal_group(self, number: signal.Signals) -> bool:
+        """Signal the group that this process leads, if the process lives. False when it does not."""
+        if not self.alive():
+            return False
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def wait_gone(self, timeout_seconds: float) -> bool:
+        """Whether the process ended within the time."""
+        return wait_until(lambda: not self.alive(), timeout_seconds)
+
+    def stop(self, grace_seconds: float = GRACE_SECONDS) -> bool:
+        """SIGTERM to its group, SIGKILL after the grace time. False when it was not alive."""
+        if not self.signal_group(signal.SIGTERM):
+            return False
+        if not self.wait_gone(grace_seconds):
+            self.signal_group(signal.SIGKILL)
+            self.wait_gone(grace_seconds)
+        return True
+
+
+def wait_until(condition: Callable[[], bool], timeout_seconds: float) -> bool:
+    """Whether `condition` became true within the time; asked every 50 ms."""
+    deadline = time.monotonic() + timeout_seconds
+    pause = threading.Event()
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        pause.wait(_POLL_SECONDS)
+    return True
+
+
+class ServerProcess:
+    """One server, guarded (ends with this process) or detached (outlives it).
+
+    `name` is for messages. `lock_path`, if given, is locked by the server for as long as it lives.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        log_path: Path,
+        *,
+        lock_path: Path | None = None,
+        detached: bool = False,
+        grace_seconds: float = GRACE_SECONDS,
+        identity: ProcessIdentity | None = None,
+    ) -> None:
+        self.name = name
+        self.log_path = log_path
+        self.identity = identity
+        self._lock_path = lock_path
+        self._detached = detached
+        self._grace_seconds = grace_seconds
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._log_start = 0
+
+    def start(
+        self, command: Sequence[str], *, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> ProcessIdentity:
+        """Start `command`; its output goes to the log file. Does not wait for it to be ready.
+
+        Raises ServiceUnavailableError when it cannot be started or another process has its data.
+        """
+        if self.alive():
+            raise ServiceUnavailableError(f"{self.name} is already running; stop it before starting it again")
+        self._reap_guard()
+        self._prepare_log()
+        lock = self._take_lock()
+        try:
+            mode = "detached" if self._detached else "guarded"
+            launch = [sys.executable, "-I", "-S", str(_GUARD), mode, str(self._grace_seconds)]
+            with self.log_path.open("ab") as log:
+                guard = subprocess.Popen(
+                    [*launch, str(self.log_path), str(-1 if lock is None else lock), "--", *command],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    start_new_session=True,
+                    pass_fds=() if lock is None else (lock,),
+                    env=None if env is None else dict(env),
+                    cwd=cwd,
+                )
+        finally:
+            if lock is not None:
+                os.close(lock)
+        self._guard = guard
+        if guard.stdout is None:
+            raise ServiceUnavailableError(f"{self.name} could not be started: its guard has no output")
+        with guard.stdout:
+            answer = guard.stdout.readline().decode(errors="replace").strip()
+        kind, _, detail = answer.partition(" ")
+        if kind != "pid":
+            self._reap_guard()
+            raise ServiceUnavailableError(
+                f"{self.name} could not be started ({detail or 'its guard ended at once'}); "
+                f"the command was {' '.join(command[:1])}"
+            )
+        self.identity = ProcessIdentity.of(int(detail)) or ProcessIdentity(int(detail), 0.0)
+        if self._detached:
+            self._reap_guard()
+        return self.identity
+
+    def alive(self) -> bool:
+        return self.identity is not None and self.identity.alive()
+
+    def stop(self) -> bool:
+        """End the server: SIGTERM, SIGKILL after the grace time; waits until it is gone. False: none ran."""
+        if self.identity is None:
+            return False
+        was_alive = self.identity.stop(self._grace_seconds)
+        self._reap_guard()
+        return was_alive
+
+    def kill(self) -> None:
+        """End the server and all that it started by SIGKILL, and wait until it is gone."""
+        if self.identity is not None and self.identity.signal_group(signal.SIGKILL):
+            self.identity.wait_gone(self._grace_seconds)
+        self._reap_guard()
+
+    def wait_ready(self, answered: Callable[[], bool], deadline: float) -> None:
+        """Ask `answered` until it is true. Raises ServiceUnavailableError, naming the log and its last
+        meaningful line, when the server ended or `deadline` (monotonic seconds) passed."""
+        pause = threading.Event()
+        while not (ready := answered()):
+            if not self.alive():
+                raise ServiceUnavailableError(f"{self.name} ended while starting; {self.last_words()}")
+            if time.monotonic() >= deadline:
+                raise ServiceUnavailableError(
+                    f"{self.name} runs but did not answer a client in time; {self.last_words()}"
+                )
+            pause.wait(_POLL_SECONDS)
+        if ready and not self.alive():
+            # Somebody else answered: our own server lost the race for the port.
+            raise ServiceUnavailableError(f"{self.name} ended while starting; {self.last_words()}")
+
+    def log_since_start(self) -> str:
+        """The end of what the server wrote since it was last started (at most 64 KiB)."""
+        try:
+            with self.log_path.open("rb") as log:
+                size = log.seek(0, os.SEEK_END)
+                log.seek(max(self._log_start, size - _TAIL_BYTES))
+                return log.read().decode("utf-8", errors="replace")
+        except OSError:
+            return ""
+
+    def last_words(self) -> str:
+        """Names the log file and the line of it that most likely tells why."""
+        line = meaningful_line(self.log_since_start())
+        said = f"its last words were: {line}" if line else "it wrote nothing"
+        return f"{said} (log: {self.log_path})"
+
+    def _prepare_log(self) -> None:
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        size = self.log_path.stat().st_size if self.log_path.exists() else 0
+        if size > _LARGEST_LOG_BYTES:
+            self.log_path.replace(self.log_path.with_suffix(self.log_path.suffix + ".1"))
+            size = 0
+        self._log_start = size
+
+    def _take_lock(self) -> int | None:
+        if self._lock_path is None:
+            return None
+        lock = try_lock(self._lock_path)
+        if lock is None:
+            holder = self._lock_path.read_text(errors="replace").strip()
+            raise ServiceUnavailableError(
+                f"{self.name} cannot use {self._lock_path.parent}: process {holder or '(unknown)'} has it; "
+                "stop the command that started it (`txstream down` for detached services), "
+                "or give another --data-dir"
+            )
+        return lock
+
+    def _reap_guard(self) -> None:
+        """Close the pipe to the guard, which makes it stop the server if that still runs, and wait for it."""
+        guard, self._guard = self._guard, None
+        if guard is None:
+            return
+        if guard.stdin is not None:
+            guard.stdin.close()
+        try:
+            guard.wait(self._grace_seconds + GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            guard.kill()
+            guard.wait()
+            if self.identity is not None:
+                self.identity.signal_group(signal.SIGKILL)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def meaningful_line(log: str) -> str:
+    """The last line of `log` that names an error; else its last line that says anything."""
+    lines = [
+        line.strip() for line in log.splitlines() if line.strip() and not line.startswith(("\tat ", "\t..."))
+    ]
+    for line in reversed(lines):
+        if any(word in line for word in ("ERROR", "FATAL", "Exception", "Error:", "Caused by")):
+            return line[:500]
+    return lines[-1][:500] if lines else ""
+
+
+def stop_all(processes: Sequence[ServerProcess]) -> None:
+    """Stop several servers at once; each gets its whole grace time, and all are waited for."""
+    threads = [threading.Thread(target=process.stop, name=f"stop {process.name}") for process in processes]
+    with contextlib.ExitStack() as joined:
+        for thread in threads:
+            thread.start()
+            joined.callback(thread.join)

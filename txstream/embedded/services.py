@@ -1,0 +1,320 @@
+"""The embedded ZooKeeper and Kafka together: detached (`up`, `down`, `running`) or owned (`embedded`).
+
+Invariants:
+- A process is recorded before it is waited for, so that a killed `up` leaves nothing unknown. What it may
+  leave unrecorded, between a start and the record, still holds the lock on its data: it is told, not
+  started a second time.
+- Only a process whose pid and start time are both the recorded ones is believed to run, or signalled.
+- One `up` or `down` at a time works on a data directory (`services.lock`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from txstream.api.errors import CorruptStateError, UsageError
+from txstream.embedded.files import locked
+from txstream.embedded.kafka import EmbeddedKafka
+from txstream.embedded.kafka_storage import formatted_nodes
+from txstream.embedded.ports import HOST, is_free
+from txstream.embedded.process import ProcessIdentity, ServerProcess, stop_all
+from txstream.embedded.service_state import STATE_FILE, ServerRecord, ServicesState, read_state, write_state
+from txstream.embedded.zookeeper import EmbeddedZooKeeper
+
+_LOCK_FILE = "services.lock"
+_LOCK_WAIT_SECONDS = 180.0
+
+
+@dataclass(frozen=True)
+class Services:
+    """Running embedded services: addresses, processes, logs.
+
+    `zookeeper` is `127.0.0.1:port`, `kafka` the bootstrap servers. `already_running` tells that the call
+    which returned this started nothing.
+    """
+
+    zookeeper: str
+    kafka: str
+    data_dir: Path
+    zookeeper_pid: int
+    kafka_pids: tuple[int, ...]
+    logs: tuple[Path, ...]
+    already_running: bool = False
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A service that `down` stopped."""
+
+    name: str
+    address: str
+    pid: int
+
+    def __str__(self) -> str:
+        return f"{self.name} at {self.address} (process {self.pid})"
+
+
+def running(data_dir: Path) -> Services | None:
+    """The detached services of this data directory if all of them run, else None.
+
+    Raises CorruptStateError when the state file cannot be what `up` wrote.
+    """
+    state = read_state(Path(data_dir).absolute())
+    if state is None or not state.complete or not all(record.alive for record in state.records):
+        return None
+    return _services(Path(data_dir).absolute(), state, already_running=True)
+
+
+def up(
+    data_dir: Path,
+    *,
+    brokers: int = 1,
+    zookeeper_port: int | None = None,
+    kafka_port: int | None = None,
+    console: Console | None = None,
+) -> Services:
+    """Start ZooKeeper and Kafka so that they outlive this process, or return those that run already.
+
+    What runs is left as it is, whatever ports and brokers are asked for; what has died is started again, on
+    its old port if that is free. Says on `console` which of these happened. When this call fails, what it
+    started is stopped again. Raises ServiceUnavailableError in one sentence: no Java, no jars, a port taken,
+    no answer in time, another `up` still at work.
+    """
+    data_dir = Path(data_dir).absolute()
+    if brokers < 1:
+        raise UsageError(f"brokers must be 1 or more, not {brokers}")
+    say = _speaker(console)
+    with locked(
+        data_dir / _LOCK_FILE,
+        waiting_for="starting or stopping these services",
+        timeout_seconds=_LOCK_WAIT_SECONDS,
+    ):
+        before = read_state(data_dir)
+        alive = before.alive() if before else None
+        if before and alive and before == alive and alive.complete:
+            services = _services(data_dir, alive, already_running=True)
+            say(f"already running: ZooKeeper at {services.zookeeper}, Kafka at {services.kafka}")
+            if brokers not in (1, alive.brokers):
+                say(f"with {alive.brokers} broker(s), not {brokers}: `txstream down` first to change that")
+            return services
+        if before is not None and alive is not None and alive.records:
+            return _complete(data_dir, before, alive, console, say)
+        brokers = _enough(data_dir, brokers, say)
+        zookeeper = EmbeddedZooKeeper(data_dir, zookeeper_port, detached=True)
+        kafka = EmbeddedKafka(data_dir, brokers, kafka_port, detached=True, console=console)
+        services = _start(data_dir, zookeeper, kafka)
+        say(f"started: ZooKeeper at {services.zookeeper}, Kafka at {services.kafka}")
+        return services
+
+
+def down(data_dir: Path, *, console: Console | None = None) -> list[Stopped]:
+    """Stop the detached services of this data directory, and only those; the list of what was stopped.
+
+    A process is signalled only if its pid and its start time are the recorded ones. Says on `console` what
+    was stopped, or that nothing was running. Raises CorruptStateError for an unreadable state file.
+    """
+    data_dir = Path(data_dir).absolute()
+    say = _speaker(console)
+    if not (data_dir / STATE_FILE).exists():
+        say(f"nothing is running: {data_dir} has no {STATE_FILE}")
+        return []
+    with locked(
+        data_dir / _LOCK_FILE,
+        waiting_for="starting or stopping these services",
+        timeout_seconds=_LOCK_WAIT_SECONDS,
+    ):
+        state = read_state(data_dir)
+        records = state.alive().records if state else []
+        # The controller last: the other brokers hand their partitions over to it.
+        others = [record for record in records if state is None or record is not state.kafka.get(1)]
+        controllers = [record for record in records if record not in others]
+        for group in (others, controllers):
+            stop_all([_adopted(record) for record in group])
+        (data_dir / STATE_FILE).unlink(missing_ok=True)
+    stopped = [Stopped(record.name, f"{HOST}:{record.port}", record.pid) for record in records]
+    for service in stopped:
+        say(f"stopped {service}")
+    if not stopped:
+        say(f"nothing was running any more; removed the stale {data_dir / STATE_FILE}")
+    return stopped
+
+
+@contextlib.contextmanager
+def embedded(data_dir: Path, brokers: int = 1, console: Console | None = None) -> Iterator[Services]:
+    """ZooKeeper and Kafka for the time of a `with` block, for demo and tests.
+
+    Detached services that run on this data directory are used and left running; otherwise ours are started,
+    which end with the block, and with this process however that ends. Raises what `up` raises.
+    """
+    data_dir = Path(data_dir).absolute()
+    found = running(data_dir)
+    if found is not None:
+        yield found
+        return
+    brokers = _enough(data_dir, brokers, _speaker(console))
+    zookeeper = EmbeddedZooKeeper(data_dir)
+    kafka = EmbeddedKafka(data_dir, brokers, console=console)
+    try:
+        _launch_both(zookeeper, kafka, on_started=lambda: None)
+        state = _state_of(zookeeper, kafka, ready=False)
+        yield _services(data_dir, state, already_running=False)
+    finally:
+        _stop_both(zookeeper, kafka)
+
+
+def _complete(
+    data_dir: Path,
+    before: ServicesState,
+    alive: ServicesState,
+    console: Console | None,
+    say: Callable[[str], None],
+) -> Services:
+    """Some of the recorded servers died: start those again on their old ports, leave the others alone."""
+    old_zookeeper = before.zookeeper
+    zookeeper = EmbeddedZooKeeper(
+        data_dir,
+        _port_again(old_zookeeper, alive.zookeeper),
+        detached=True,
+        identity=alive.zookeeper.identity if alive.zookeeper else None,
+    )
+    lost = [node for node in range(1, before.brokers + 1) if node not in alive.kafka]
+    controller_port = before.controller_port
+    if 1 in lost and alive.kafka and (controller_port is None or not is_free(controller_port)):
+        # The other brokers look for the controller at a port that somebody else has now.
+        stop_all([_adopted(record) for record in alive.kafka.values()])
+        alive, controller_port = ServicesState(alive.zookeeper, {}, before.brokers, None, False), None
+    elif 1 in lost and controller_port is not None and not is_free(controller_port):
+        controller_port = None
+    kafka = EmbeddedKafka(
+        data_dir,
+        before.brokers,
+        [_port_again(before.kafka.get(node), alive.kafka.get(node)) for node in range(1, before.brokers + 1)],
+        detached=True,
+        controller_port=controller_port,
+        console=console,
+        identities={node: record.identity for node, record in alive.kafka.items()},
+    )
+    restarted = [record.name for record in before.records if record not in alive.records]
+    services = _start(data_dir, zookeeper, kafka)
+    what = ", ".join(restarted) or "what was missing"
+    say(f"started {what} again: ZooKeeper at {services.zookeeper}, Kafka at {services.kafka}")
+    return services
+
+
+def _port_again(old: ServerRecord | None, alive: ServerRecord | None) -> int | None:
+    """The port of a server that runs, or that a dead one had and that is still free; else None."""
+    if alive is not None:
+        return alive.port
+    return old.port if old is not None and is_free(old.port) else None
+
+
+def _start(data_dir: Path, zookeeper: EmbeddedZooKeeper, kafka: EmbeddedKafka) -> Services:
+    """Start what does not run of both and record it. Stops what it started, and records that, on failure."""
+    adopted = {identity for identity in (zookeeper.identity, *kafka.identities.values()) if identity}
+
+    def record() -> None:
+        write_state(data_dir, _state_of(zookeeper, kafka, ready=False))
+
+    try:
+        _launch_both(zookeeper, kafka, on_started=record)
+        state = _state_of(zookeeper, kafka, ready=True)
+        write_state(data_dir, state)
+    except BaseException:
+        _stop_both(zookeeper, kafka, leave=adopted)
+        left = _state_of(zookeeper, kafka, ready=False).alive()
+        if left.records:
+            write_state(data_dir, left)
+        else:
+            (data_dir / STATE_FILE).unlink(missing_ok=True)
+        raise
+    return _services(data_dir, state, already_running=False)
+
+
+def _launch_both(
+    zookeeper: EmbeddedZooKeeper, kafka: EmbeddedKafka, *, on_started: Callable[[], None]
+) -> None:
+    """Start both at once and wait for both. `on_started` is called after every start of a process."""
+    kafka.prepare()  # the download, if there is one, before anything runs
+    if not zookeeper.alive():
+        zookeeper.launch()
+        on_started()
+    kafka.launch(on_started)
+    zookeeper.wait_ready()
+    kafka.wait_ready()
+
+
+def _stop_both(
+    zookeeper: EmbeddedZooKeeper, kafka: EmbeddedKafka, leave: set[ProcessIdentity] | None = None
+) -> None:
+    leave = leave or set()
+    for node in reversed(kafka.nodes):
+        if kafka.identities.get(node) not in leave:
+            kafka.stop_broker(node)
+    if zookeeper.identity not in leave:
+        zookeeper.stop()
+
+
+def _enough(data_dir: Path, brokers: int, say: Callable[[str], None]) -> int:
+    """At least as many brokers as have data here: the others' partitions would be unreadable."""
+    needed = formatted_nodes(data_dir / "kafka")
+    if needed > brokers:
+        say(f"starting {needed} Kafka brokers, because {data_dir} holds the data of {needed}")
+    return max(needed, brokers)
+
+
+def _adopted(record: ServerRecord) -> ServerProcess:
+    return ServerProcess(record.name, Path(record.log), detached=True, identity=record.identity)
+
+
+def _speaker(console: Console | None) -> Callable[[str], None]:
+    def say(text: str) -> None:
+        if console is not None:
+            console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    return say
+
+
+def _services(data_dir: Path, state: ServicesState, *, already_running: bool) -> Services:
+    zookeeper, kafka = state.zookeeper, state.kafka
+    if zookeeper is None:
+        raise CorruptStateError(
+            f"{data_dir / STATE_FILE} has no ZooKeeper; run `txstream down`, then `txstream up`"
+        )
+    ordered = [kafka[node] for node in sorted(kafka)]
+    return Services(
+        zookeeper=f"{HOST}:{zookeeper.port}",
+        kafka=",".join(f"{HOST}:{record.port}" for record in ordered),
+        data_dir=data_dir,
+        zookeeper_pid=zookeeper.pid,
+        kafka_pids=tuple(record.pid for record in ordered),
+        logs=(Path(zookeeper.log), *(Path(record.log) for record in ordered)),
+        already_running=already_running,
+    )
+
+
+def _state_of(zookeeper: EmbeddedZooKeeper, kafka: EmbeddedKafka, *, ready: bool) -> ServicesState:
+    """What has been started so far, as it would be recorded."""
+
+    def record(
+        name: str, port: int | None, identity: ProcessIdentity | None, log: Path
+    ) -> ServerRecord | None:
+        if identity is None or port is None:
+            return None
+        return ServerRecord(name, port, identity.pid, identity.start_time, str(log))
+
+    brokers = {
+        node: record(f"Kafka broker {node}", kafka.port_of(node), identity, kafka.log_paths[node - 1])
+        for node, identity in kafka.identities.items()
+    }
+    return ServicesState(
+        record("ZooKeeper", zookeeper.port, zookeeper.identity, zookeeper.log_path),
+        {node: entry for node, entry in brokers.items() if entry is not None},
+        len(kafka.nodes),
+        kafka.controller_port,
+        ready,
+    )

@@ -1,0 +1,210 @@
+"""A Spark standalone cluster on this machine, from the pip package: a master and some worker daemons.
+
+For tests of what a cluster does that `local[*]` does not: processes that lack our code, and that die.
+
+Invariants: everything listens on loopback; all daemons, and the executors that they started, end with this
+process, however that ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+from txstream.api.errors import ServiceUnavailableError, UsageError
+from txstream.embedded.java import find_java, spark_home
+from txstream.embedded.ports import HOST, free_port, require_free
+from txstream.embedded.process import ServerProcess, stop_all
+
+READY_SECONDS = 60.0
+
+_MASTER = "org.apache.spark.deploy.master.Master"
+_WORKER = "org.apache.spark.deploy.worker.Worker"
+_EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+_DAEMON_MB = 256
+_ANSWER_SECONDS = 2.0
+_GRACE_SECONDS = 5.0
+
+
+class SparkStandalone:
+    """A master and `workers` worker daemons; a context manager that starts and stops them.
+
+    `cores` and `memory` (Spark's notation, "1g") are what each worker offers. `worker_env` is added to the
+    workers' environment and thereby to the executors' (PYSPARK_PYTHON, for one); a value of None removes a
+    variable. Logs are `logs/spark-*.log` and executors' files `spark` below `data_dir`.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        workers: int = 2,
+        *,
+        cores: int = 1,
+        memory: str = "1g",
+        port: int | None = None,
+        worker_env: Mapping[str, str | None] | None = None,
+    ) -> None:
+        if workers < 1:
+            raise UsageError(f"workers must be 1 or more, not {workers}")
+        self.data_dir = Path(data_dir).absolute()
+        self.port = port
+        self.web_port: int | None = None
+        self._cores = cores
+        self._memory = memory
+        self._worker_env = dict(worker_env or {})
+        self._master = self._server("master")
+        self._workers = [self._server(f"worker-{number}") for number in range(1, workers + 1)]
+
+    @property
+    def url(self) -> str:
+        """`spark://127.0.0.1:port`, for `--master`. Raises ServiceUnavailableError before the first start."""
+        if self.port is None:
+            raise ServiceUnavailableError(
+                "the Spark master has no address before it is started; call start() first"
+            )
+        return f"spark://{HOST}:{self.port}"
+
+    @property
+    def log_path(self) -> Path:
+        """The master's log; see `log_paths`."""
+        return self._master.log_path
+
+    @property
+    def log_paths(self) -> list[Path]:
+        return [server.log_path for server in (self._master, *self._workers)]
+
+    def start(self, timeout_seconds: float = READY_SECONDS) -> Self:
+        """Start all daemons and return once the master has every worker registered.
+
+        Raises ServiceUnavailableError, naming the log and its last words, when they are not in time.
+        """
+        find_java()  # Spark's own script would say less about a missing Java
+        deadline = time.monotonic() + timeout_seconds
+        if self.port is None:
+            self.port = free_port()
+        self.web_port = free_port(frozenset({self.port}))
+        require_free(self.port, "the Spark master")
+        try:
+            place = ["--host", HOST, "--port", str(self.port), "--webui-port", str(self.web_port)]
+            self._run(self._master, _MASTER, place, self._environment({}))
+            self._master.wait_ready(lambda: self.registered_workers() is not None, deadline)
+            for number in range(1, len(self._workers) + 1):
+                self._launch_worker(number)
+            for worker in self._workers:
+                worker.wait_ready(lambda: self.registered_workers() == len(self._workers), deadline)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """Stop workers, with their executors, and the master."""
+        stop_all([*self._workers, self._master])
+
+    def kill_worker(self, number: int) -> None:
+        """SIGKILL worker daemon `number` (1, 2, ...) and its executors, as a machine that goes down."""
+        self._worker(number).kill()
+
+    def start_worker(self, number: int, timeout_seconds: float = READY_SECONDS) -> None:
+        """Start a worker daemon that was killed; return once the master has registered it again."""
+        worker = self._worker(number)
+        known = {entry["id"] for entry in self._alive_workers() or []}
+        self._launch_worker(number)
+        worker.wait_ready(
+            lambda: bool({entry["id"] for entry in self._alive_workers() or []} - known),
+            time.monotonic() + timeout_seconds,
+        )
+
+    def executor_pids(self, worker: int | None = None) -> list[int]:
+        """The pids of the executors (JVMs) that run now, of one worker daemon or of all."""
+        chosen = self._workers if worker is None else [self._worker(worker)]
+        pids = []
+        for server in chosen:
+            process = server.identity.process() if server.identity else None
+            for child in process.children(recursive=True) if process else []:
+                try:
+                    if _EXECUTOR in child.cmdline():
+                        pids.append(child.pid)
+                except psutil.Error:
+                    continue  # it ended meanwhile
+        return pids
+
+    def registered_workers(self) -> int | None:
+        """How many workers the master has alive, or None when it does not answer."""
+        workers = self._alive_workers()
+        return None if workers is None else len(workers)
+
+    def _alive_workers(self) -> list[dict[str, str]] | None:
+        try:
+            with urllib.request.urlopen(
+                f"http://{HOST}:{self.web_port}/json/", timeout=_ANSWER_SECONDS
+            ) as answer:
+                document = json.load(answer)
+        except (OSError, urllib.error.URLError, ValueError):
+            return None
+        return [worker for worker in document.get("workers", []) if worker.get("state") == "ALIVE"]
+
+    def _worker(self, number: int) -> ServerProcess:
+        if not 1 <= number <= len(self._workers):
+            raise UsageError(f"there is no Spark worker {number}; they are 1 to {len(self._workers)}")
+        return self._workers[number - 1]
+
+    def _launch_worker(self, number: int) -> None:
+        work = self.data_dir / "spark" / f"worker-{number}"
+        work.mkdir(parents=True, exist_ok=True)
+        arguments = [
+            "--host",
+            HOST,
+            "--webui-port",
+            str(free_port()),
+            "-c",
+            str(self._cores),
+            "-m",
+            self._memory,
+        ]
+        arguments += ["-d", str(work), self.url]
+        self._run(self._worker(number), _WORKER, arguments, self._environment(self._worker_env))
+
+    def _run(self, server: ServerProcess, main: str, arguments: list[str], env: Mapping[str, str]) -> None:
+        command = [str(spark_home() / "bin" / "spark-class"), main, *arguments]
+        server.start(command, env=env, cwd=self.data_dir)
+
+    def _environment(self, changes: Mapping[str, str | None]) -> dict[str, str]:
+        env = {
+            **os.environ,
+            "SPARK_HOME": str(spark_home()),
+            "SPARK_LOCAL_IP": HOST,
+            "SPARK_DAEMON_MEMORY": f"{_DAEMON_MB}m",
+            # Daemons only: executors take their own flags from the application.
+            "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+        }
+        for name, value in changes.items():
+            if value is None:
+                env.pop(name, None)
+            else:
+                env[name] = value
+        return env
+
+    def _server(self, name: str) -> ServerProcess:
+        return ServerProcess(
+            f"Spark {name.replace('-', ' ')}",
+            self.data_dir / "logs" / f"spark-{name}.log",
+            grace_seconds=_GRACE_SECONDS,
+        )
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()

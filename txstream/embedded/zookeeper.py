@@ -1,0 +1,180 @@
+"""A real ZooKeeper server on a loopback port, from the jars that PySpark ships.
+
+Invariants: what ZooKeeper acknowledged survives `stop`, `kill` and a restart over the same directory;
+address and port stay the same over an instance's life; one server per data directory at a time.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from txstream.api.errors import ServiceUnavailableError
+from txstream.embedded.files import write_atomically
+from txstream.embedded.java import LOGGING_JARS, Java, find_java, java_command, spark_jars
+from txstream.embedded.ports import HOST, free_port, require_free
+from txstream.embedded.process import ProcessIdentity, ServerProcess
+
+READY_SECONDS = 30.0
+
+_MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+_JARS = (
+    "zookeeper-[0-9]*.jar",
+    "zookeeper-jute-*.jar",
+    *LOGGING_JARS,
+    "metrics-core-*.jar",
+    "snappy-java-*.jar",
+    "netty-*.jar",
+    "commons-io-*.jar",
+    "commons-cli-*.jar",
+)
+_HEAP_MB = 256
+_ANSWER_SECONDS = 1.0
+_PORT_TRIES = 3
+
+# A tick of 500 ms: ZooKeeper measures sessions in ticks, and its default of 2 s would make 4 s the shortest.
+# Millisecond precision matters to tests of a lost session; a minute to drivers that may be paused.
+_CONFIG = """\
+tickTime=500
+minSessionTimeout=1000
+maxSessionTimeout=60000
+dataDir={data}
+clientPort={port}
+clientPortAddress={host}
+maxClientCnxns=0
+admin.enableServer=false
+4lw.commands.whitelist=srvr,ruok,mntr
+autopurge.snapRetainCount=3
+autopurge.purgeInterval=1
+"""
+
+
+class EmbeddedZooKeeper:
+    """ZooKeeper as a child process; a context manager that starts and stops it.
+
+    `data_dir` is the directory shared with the other embedded services; ours is `zookeeper` below it, and
+    the log is `logs/zookeeper.log`. `port` None takes a free one. A `detached` server outlives this process;
+    any other ends with it. `identity` adopts a running server instead of starting one.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        port: int | None = None,
+        *,
+        detached: bool = False,
+        java: Java | None = None,
+        identity: ProcessIdentity | None = None,
+    ) -> None:
+        self.data_dir = Path(data_dir).absolute()
+        self.port = port
+        self._port_is_fixed = port is not None
+        self._java = java
+        self._home = self.data_dir / "zookeeper"
+        self._process = ServerProcess(
+            "ZooKeeper",
+            self.data_dir / "logs" / "zookeeper.log",
+            lock_path=self._home / "in-use.lock",
+            detached=detached,
+            identity=identity,
+        )
+
+    @property
+    def address(self) -> str:
+        """`127.0.0.1:port`. Raises ServiceUnavailableError before the first start of one without a port."""
+        if self.port is None:
+            raise ServiceUnavailableError("ZooKeeper has no address before it is started; call start() first")
+        return f"{HOST}:{self.port}"
+
+    @property
+    def log_path(self) -> Path:
+        return self._process.log_path
+
+    @property
+    def identity(self) -> ProcessIdentity | None:
+        return self._process.identity
+
+    def alive(self) -> bool:
+        return self._process.alive()
+
+    def start(self, timeout_seconds: float = READY_SECONDS) -> Self:
+        """Start the server and return once it has answered a request.
+
+        Raises ServiceUnavailableError: no Java, the port or the data in use, or no answer in time (then
+        naming the log file and its last words). Whatever was started is stopped again then.
+        """
+        self.launch()
+        self.wait_ready(timeout_seconds)
+        return self
+
+    def launch(self) -> None:
+        """The first half of `start`: start the process, and do not wait for it."""
+        java = self._java or find_java()
+        if self.port is None:
+            self.port = free_port()
+        require_free(self.port, "ZooKeeper")
+        data = self._home / "data"
+        data.mkdir(parents=True, exist_ok=True)
+        config = self._home / "zoo.cfg"
+        write_atomically(config, _CONFIG.format(data=data, port=self.port, host=HOST))
+        command = java_command(java, heap_mb=_HEAP_MB, classpath=[str(jar) for jar in spark_jars(_JARS)])
+        # The default preallocates 64 MiB of log in every start; a batch's progress is a few hundred bytes.
+        options = ["-Dzookeeper.preAllocSize=4096"]
+        self._process.start([*command[:1], *options, *command[1:], _MAIN, str(config)], cwd=self._home)
+
+    def wait_ready(self, timeout_seconds: float = READY_SECONDS) -> None:
+        """The second half of `start`: until a request was answered. Stops the server when it was not."""
+        deadline = time.monotonic() + timeout_seconds
+        for attempt in range(1, _PORT_TRIES + 1):
+            try:
+                self._process.wait_ready(self._answers, deadline)
+            except ServiceUnavailableError:
+                lost_race = "BindException" in self._process.log_since_start()
+                self._process.stop()
+                if not lost_race or self._port_is_fixed or attempt == _PORT_TRIES:
+                    raise
+                self.port = None
+                self.launch()
+            except BaseException:
+                self._process.stop()
+                raise
+            else:
+                # From now on clients know this server by its port: later starts keep it.
+                self._port_is_fixed = True
+                return
+
+    def stop(self) -> None:
+        """Stop the server cleanly; a no-op when it does not run."""
+        self._process.stop()
+
+    def kill(self) -> None:
+        """SIGKILL the server, as a crash would end it. `start()` brings it back, port and data."""
+        self._process.kill()
+
+    def _answers(self) -> bool:
+        return "Mode: standalone" in four_letter_word(self.address, "srvr")
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def four_letter_word(address: str, word: str) -> str:
+    """What the ZooKeeper at `host:port` answers to one of its four-letter words; empty when it does not."""
+    host, _, port = address.rpartition(":")
+    answer = b""
+    try:
+        with socket.create_connection((host, int(port)), timeout=_ANSWER_SECONDS) as connection:
+            connection.sendall(word.encode())
+            while piece := connection.recv(4096):
+                answer += piece
+    except OSError:
+        return ""
+    return answer.decode(errors="replace")
