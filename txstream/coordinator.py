@@ -1,0 +1,371 @@
+"""The one state machine that decides which txid is planned, processed, committed and failed.
+
+Pure: no clock, no threads, no I/O. It is given events and answers with commands; the engine carries them
+out and reports back as events.
+
+Invariants.
+- Active txids are `current`, `current` + 1, ... without a gap, at most `max_spout_pending` of them.
+- A plan starts from the metas of the txid before it, committed or not; plans are made one at a time.
+- Only `current` commits, only when PROCESSED, and the next commit begins after its Advance was answered.
+- An attempt whose commit was acked (ADVANCING) can no longer fail.
+- When an attempt fails, it and all later active ones are dropped and go again under new attempts. For an
+  opaque spout their plans are dropped as well: a replay may shrink, and the batch behind it must then
+  start where the replay ends.
+- Answers to superseded plans and attempts change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+from txstream.api.errors import CoordinatorError
+from txstream.metas import BatchMetas
+from txstream.semantics import Semantics
+from txstream.transaction import FIRST_TXID, AttemptId, TransactionAttempt, Txid
+
+Meta = TypeVar("Meta")
+T = TypeVar("T")
+
+
+class Phase(StrEnum):
+    """Where an active txid is."""
+
+    PROCESSING = "processing"
+    PROCESSED = "processed"
+    COMMITTING = "committing"
+    ADVANCING = "advancing"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(Generic[Meta]):
+    """Ask the spout's coordinator what `txid` holds, starting from `last`. A `replay` must be answered by
+    `planned`, if need be with nothing in it, since an earlier attempt may have written."""
+
+    ticket: int
+    txid: Txid
+    last: Mapping[str, Meta]
+    replay: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Persist(Generic[Meta]):
+    """Store the plan (transactional only), before anything of it is emitted."""
+
+    txid: Txid
+    metas: BatchMetas[Meta]
+
+
+@dataclass(frozen=True, slots=True)
+class EmitBatch(Generic[Meta]):
+    """Process the batch. `stored`: its plan is fixed, so unreadable partitions are waited for."""
+
+    attempt: TransactionAttempt
+    metas: BatchMetas[Meta]
+    stored: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EmitCommit(Generic[Meta]):
+    """Commit the processed batch to the state's databases."""
+
+    attempt: TransactionAttempt
+    metas: BatchMetas[Meta]
+
+
+@dataclass(frozen=True, slots=True)
+class Advance(Generic[Meta]):
+    """Set current to txid + 1, in one write. `store` says that txid's metas are not stored yet."""
+
+    txid: Txid
+    attempt: AttemptId
+    metas: BatchMetas[Meta]
+    store: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """This attempt was superseded: what still runs for it may stop. Only a wish; the fence makes it safe."""
+
+    attempt: TransactionAttempt
+
+
+Command = Plan[Meta] | Persist[Meta] | EmitBatch[Meta] | EmitCommit[Meta] | Advance[Meta] | Cancel
+
+
+class RotatingTransactionalState(Generic[T]):
+    """The ordered map txid -> value behind the coordinator: no gaps, no change out of order."""
+
+    def __init__(self, values: Mapping[Txid, T] | None = None) -> None:
+        self._values: dict[Txid, T] = {txid: values[txid] for txid in sorted(values)} if values else {}
+        txids = list(self._values)
+        if txids and txids != list(range(txids[0], txids[-1] + 1)):
+            raise CoordinatorError(f"stored batches have a gap: {', '.join(map(str, txids))}")
+
+    def __iter__(self) -> Iterator[Txid]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, txid: Txid) -> T:
+        return self._values[txid]
+
+    def get_or_create(self, txid: Txid, init: Callable[[T | None], T]) -> T:
+        """The value of `txid`, made from its predecessor's when there is none. Raises CoordinatorError for
+        a txid that does not follow the last one."""
+        if txid not in self._values:
+            last = self.last()
+            if last is not None and txid != last + 1:
+                raise CoordinatorError(f"txid {txid} cannot follow txid {last}")
+            self._values[txid] = init(self._values[last] if last is not None else None)
+        return self._values[txid]
+
+    def replace(self, txid: Txid, value: T) -> None:
+        """Put another value at an existing txid (a plan that was found stored). Raises CoordinatorError."""
+        if txid not in self._values:
+            raise CoordinatorError(f"txid {txid} is not here to be replaced")
+        self._values[txid] = value
+
+    def last(self) -> Txid | None:
+        return next(reversed(self._values), None)
+
+    def has(self, txid: Txid) -> bool:
+        return txid in self._values
+
+    def remove(self, txid: Txid) -> None:
+        """Remove the last one. Raises CoordinatorError for any other, which would leave a gap."""
+        if txid != self.last():
+            raise CoordinatorError(f"txid {txid} cannot be removed, the last one is {self.last()}")
+        del self._values[txid]
+
+    def cleanup_before(self, txid: Txid) -> None:
+        for old in [t for t in self._values if t < txid]:
+            del self._values[old]
+
+    def list(self) -> list[Txid]:
+        return [*self._values]
+
+
+@dataclass(slots=True)
+class ActiveBatch:
+    """One active txid: its present attempt and where it is."""
+
+    attempt: TransactionAttempt
+    phase: Phase
+
+
+class Coordinator(Generic[Meta]):
+    """See the module. `current` and `stored` come from the progress store; `next_attempt` hands out attempt
+    ids that only grow; `replays` are txids that an earlier leader may have committed in part."""
+
+    def __init__(
+        self,
+        semantics: Semantics,
+        *,
+        current: Txid,
+        stored: Mapping[Txid, BatchMetas[Meta]],
+        next_attempt: Callable[[], AttemptId],
+        max_spout_pending: int,
+        replays: frozenset[Txid] = frozenset(),
+        last_txid: Txid | None = None,
+    ) -> None:
+        if max_spout_pending < 1:
+            raise CoordinatorError(f"max_spout_pending is {max_spout_pending}, it must be at least 1")
+        self.semantics = semantics
+        self.current = current
+        self.max_spout_pending = max_spout_pending
+        self.last_txid = last_txid
+        self.active: dict[Txid, ActiveBatch] = {}
+        self._next_attempt = next_attempt
+        self._metas: RotatingTransactionalState[BatchMetas[Meta]] = RotatingTransactionalState(stored)
+        self._check_stored(stored)
+        self._replays = set(replays)
+        self._planning: Plan[Meta] | None = None
+        self._persisting: Txid | None = None
+        self._tickets = 0
+        self._idle = False
+        self._draining = False
+
+    def _check_stored(self, stored: Mapping[Txid, BatchMetas[Meta]]) -> None:
+        if self.current > FIRST_TXID and Txid(self.current - 1) not in stored:
+            raise CoordinatorError(
+                f"current is {self.current}, but the metas of txid {self.current - 1} are missing"
+            )
+        if not self._plans_are_fixed and any(txid >= self.current for txid in stored):
+            raise CoordinatorError(
+                f"a {self.semantics} topology has stored plans from txid {self.current} on"
+            )
+
+    @property
+    def _plans_are_fixed(self) -> bool:
+        return self.semantics is Semantics.TRANSACTIONAL
+
+    # --- questions ----------------------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is active and nothing is being planned."""
+        return not self.active and self._planning is None and self._persisting is None
+
+    @property
+    def is_draining(self) -> bool:
+        return self._draining
+
+    def committed_metas(self) -> BatchMetas[Meta]:
+        """The metas of the last committed batch; empty before the first."""
+        return self._before(self.current)
+
+    def metas(self, txid: Txid) -> BatchMetas[Meta]:
+        return self._metas[txid]
+
+    def stored_txids(self) -> list[Txid]:
+        """The txids whose metas are held, committed ones and plans."""
+        return self._metas.list()
+
+    def _before(self, txid: Txid) -> BatchMetas[Meta]:
+        previous = Txid(txid - 1)
+        return self._metas[previous] if self._metas.has(previous) else BatchMetas()
+
+    # --- events -------------------------------------------------------------------------------------
+
+    def sync(self) -> list[Command[Meta]]:
+        """Everything that can be started now. Call it at the start; every event ends in it."""
+        commands: list[Command[Meta]] = []
+        for offset in range(self.max_spout_pending):
+            txid = Txid(self.current + offset)
+            if txid in self.active:
+                continue
+            if self.last_txid is not None and txid > self.last_txid:
+                break
+            if self._metas.has(txid) and self._persisting != txid:
+                if self._draining and not self._must_finish(txid):
+                    break
+                commands.append(self._emit(txid))
+                continue
+            commands.extend(self._plan(txid))
+            break
+        head = self.active.get(self.current)
+        if head is not None and head.phase is Phase.PROCESSED:
+            head.phase = Phase.COMMITTING
+            commands.append(EmitCommit(head.attempt, self._metas[self.current]))
+        return commands
+
+    def wake(self) -> list[Command[Meta]]:
+        """It may be worth asking the spout again (a timer's event, after `nothing_to_plan`)."""
+        self._idle = False
+        return self.sync()
+
+    def drain(self) -> None:
+        """Open no further txid. What is active, or was and must be replayed, still finishes."""
+        self._draining = True
+
+    def planned(self, ticket: int, metas: BatchMetas[Meta]) -> list[Command[Meta]]:
+        """The answer to `Plan`."""
+        plan = self._take_plan(ticket)
+        if plan is None:
+            return []
+        if not metas.has_work and not plan.replay:
+            raise CoordinatorError(f"txid {plan.txid} was planned with nothing in it")
+        missing = set(plan.last) - set(metas.positions())
+        if missing:
+            raise CoordinatorError(
+                f"the plan of txid {plan.txid} lost the place of {', '.join(sorted(missing))}"
+            )
+        self._metas.get_or_create(plan.txid, lambda _: metas)
+        if self._plans_are_fixed:
+            self._persisting = plan.txid
+            return [Persist(plan.txid, metas)]
+        return self.sync()
+
+    def nothing_to_plan(self, ticket: int) -> list[Command[Meta]]:
+        """The answer to `Plan` when no partition has anything: the transaction is not opened."""
+        plan = self._take_plan(ticket)
+        if plan is None:
+            return []
+        if plan.replay:
+            raise CoordinatorError(
+                f"the replay of txid {plan.txid} must be planned, if need be with nothing in it"
+            )
+        self._idle = True
+        return self.sync()
+
+    def persisted(self, txid: Txid, metas: BatchMetas[Meta]) -> list[Command[Meta]]:
+        """The plan is stored. `metas` are the stored ones: another leader's, when they were there before."""
+        if txid != self._persisting:
+            raise CoordinatorError(f"txid {txid} was persisted, but {self._persisting} was asked for")
+        self._persisting = None
+        self._metas.replace(txid, metas)
+        return self.sync()
+
+    def ack(self, attempt: TransactionAttempt) -> list[Command[Meta]]:
+        """The attempt was processed, or committed, whichever it was doing."""
+        batch = self._find(attempt)
+        if batch is None:
+            return []
+        if batch.phase is Phase.PROCESSING:
+            batch.phase = Phase.PROCESSED
+            return self.sync()
+        if batch.phase is Phase.COMMITTING:
+            batch.phase = Phase.ADVANCING
+            metas = self._metas[attempt.txid]
+            return [Advance(attempt.txid, attempt.attempt, metas, store=not self._plans_are_fixed)]
+        raise CoordinatorError(f"{attempt} was acked while {batch.phase}")
+
+    def fail(self, attempt: TransactionAttempt) -> list[Command[Meta]]:
+        """The attempt failed; it and all later active ones go again."""
+        batch = self._find(attempt)
+        if batch is None or batch.phase is Phase.ADVANCING:
+            return []
+        dropped = [txid for txid in self.active if txid >= attempt.txid]
+        commands: list[Command[Meta]] = [Cancel(self.active.pop(txid).attempt) for txid in sorted(dropped)]
+        if not self._plans_are_fixed:
+            self._planning = None
+            for txid in reversed(self._metas.list()):
+                if txid >= attempt.txid:
+                    self._metas.remove(txid)
+        self._replays.update(dropped)
+        return commands + self.sync()
+
+    def advanced(self, txid: Txid) -> list[Command[Meta]]:
+        """The commit of `txid` is stored: the next may begin."""
+        batch = self.active.get(txid)
+        if txid != self.current or batch is None or batch.phase is not Phase.ADVANCING:
+            raise CoordinatorError(f"txid {txid} was advanced, but txid {self.current} is current")
+        del self.active[txid]
+        self._replays.discard(txid)
+        self.current = Txid(txid + 1)
+        self._metas.cleanup_before(txid)
+        return self.sync()
+
+    # --- inside -------------------------------------------------------------------------------------
+
+    def _find(self, attempt: TransactionAttempt) -> ActiveBatch | None:
+        batch = self.active.get(attempt.txid)
+        return batch if batch is not None and batch.attempt == attempt else None
+
+    def _must_finish(self, txid: Txid) -> bool:
+        return txid in self._replays
+
+    def _emit(self, txid: Txid) -> Command[Meta]:
+        attempt = TransactionAttempt(txid, self._next_attempt())
+        self.active[txid] = ActiveBatch(attempt, Phase.PROCESSING)
+        return EmitBatch(attempt, self._metas[txid], stored=self._plans_are_fixed)
+
+    def _plan(self, txid: Txid) -> list[Command[Meta]]:
+        replay = txid in self._replays
+        if self._planning is not None or self._persisting is not None:
+            return []
+        if not replay and (self._idle or self._draining):
+            return []
+        self._tickets += 1
+        self._planning = Plan(self._tickets, txid, self._before(txid).positions(), replay)
+        return [self._planning]
+
+    def _take_plan(self, ticket: int) -> Plan[Meta] | None:
+        if self._planning is None or self._planning.ticket != ticket:
+            return None
+        plan, self._planning = self._planning, None
+        return plan

@@ -1,0 +1,127 @@
+"""The commit phase on the driver: merge the deltas of all tasks, then one transaction per database.
+
+Invariant: when `commit` returns, every database has committed this very attempt. When it raises
+BatchFailedError, some may have and some not; a new attempt undoes and redoes them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+
+from txstream.api.bolts import StateCommitter
+from txstream.api.errors import BatchFailedError, ServiceUnavailableError
+from txstream.api.topology import Topology
+from txstream.bolts.sql import new_fold
+from txstream.engine.runner import BatchResult
+from txstream.semantics import Semantics
+from txstream.state import AnswerLostError, Commit, StateDatabase, TableSpec
+from txstream.transaction import TransactionAttempt
+
+
+@dataclass(frozen=True)
+class StateTarget:
+    """One database and the tables of this topology in it."""
+
+    database: StateDatabase
+    tables: tuple[TableSpec, ...]
+
+
+@dataclass(frozen=True)
+class ProcessedBatch:
+    """A batch between the phases."""
+
+    result: BatchResult
+    planned_at: datetime
+    processed_at: datetime
+    error: str | None
+
+
+def state_targets(
+    topology: Topology, default_url: str, open_database: Callable[[str], StateDatabase]
+) -> list[StateTarget]:
+    """The topology's states by database; a state without a url lives in `default_url`."""
+    tables: dict[str, list[TableSpec]] = {}
+    for bolt, semantics in topology.states:
+        tables.setdefault(bolt.state.url or default_url, []).append(
+            TableSpec(bolt.state, semantics, bolt.reducers)
+        )
+    return [StateTarget(open_database(url), tuple(specs)) for url, specs in tables.items()]
+
+
+class Committer:
+    """Commits processed batches. `wait_for` blocks, with backoff, until a check passes or the run ends."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        uuid: str,
+        targets: Sequence[StateTarget],
+        *,
+        wait_for: Callable[[str, Callable[[], None]], None],
+    ) -> None:
+        self._topology = topology.id
+        self._semantics: Semantics = topology.semantics
+        self._uuid = uuid
+        self._targets = targets
+        self._wait_for = wait_for
+        self._bolts: dict[str, StateCommitter] = {
+            component.id: component.instance
+            for component in topology.bolts
+            if isinstance(component.instance, StateCommitter)
+        }
+
+    def merge(self, result: BatchResult) -> dict[str, pa.Table]:
+        """Each table's deltas, every key once."""
+        merged: dict[str, pa.Table] = {}
+        for component, bolt in self._bolts.items():
+            fold = new_fold(bolt)
+            for part in result.deltas.get(component, []):
+                if part.num_rows:
+                    fold.add_partial(part)
+            merged[bolt.state.table] = fold.finish()
+        return merged
+
+    def commit(
+        self,
+        attempt: TransactionAttempt,
+        metas: Mapping[str, Any],
+        batch: ProcessedBatch,
+        deltas: Mapping[str, pa.Table],
+        reached: Callable[[str], None],
+    ) -> None:
+        """Commit to every database, one after the other.
+
+        Raises BatchFailedError when a new attempt is due, FencedError when a newer leader has taken over,
+        another TxstreamError when the data cannot be stored.
+        """
+        commit = Commit(
+            attempt=attempt,
+            metas=metas,
+            deltas=deltas,
+            tuples=batch.result.records,
+            planned_at=batch.planned_at,
+            processed_at=batch.processed_at,
+            error=batch.error,
+        )
+        for target in self._targets:
+            database = target.database
+            try:
+                database.commit(
+                    self._topology,
+                    self._uuid,
+                    target.tables,
+                    commit,
+                    semantics=self._semantics,
+                    reached=reached,
+                )
+            except ServiceUnavailableError as error:
+                # Lost may mean committed: only the ledger knows, and only once the database answers.
+                self._wait_for(f"database {database.url_for_people}", database.check)
+                lost = isinstance(error, AnswerLostError)
+                if not (lost and database.outcome(self._topology, attempt)):
+                    raise BatchFailedError(f"{attempt} was not committed: {error}") from error

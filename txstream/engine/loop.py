@@ -1,0 +1,501 @@
+"""The event loop: it owns the coordinator, has its commands carried out, and feeds the answers back.
+
+Invariants. Only the loop's thread touches the coordinator; everything that blocks runs on a pool and comes
+back as an event. Plans, ZooKeeper writes and commits each have one thread, so each kind is done in the
+order in which it was asked for. Once a commit is acked, nothing fails that attempt any more: `Advance`
+is repeated until it is answered, or the run ends.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from txstream.api.errors import (
+    BatchFailedError,
+    BatchTimeoutError,
+    BoltError,
+    PartitionUnavailableError,
+    ServiceUnavailableError,
+    StaleAttemptError,
+    TupleError,
+    TxstreamError,
+)
+from txstream.api.spouts import PartitionCoordinator
+from txstream.coordinator import (
+    Advance,
+    Cancel,
+    Command,
+    Coordinator,
+    EmitBatch,
+    EmitCommit,
+    Persist,
+    Phase,
+    Plan,
+)
+from txstream.engine.commit import Committer, ProcessedBatch
+from txstream.engine.points import Point, PointListener, nobody_listens
+from txstream.engine.report import BatchTiming, Statistics
+from txstream.engine.runner import BatchResult, BatchRunner
+from txstream.metas import BatchMetas, MetaCodec
+from txstream.semantics import Semantics
+from txstream.transaction import TransactionAttempt, Txid
+from txstream.zookeeper import ProgressStore
+
+log = logging.getLogger(__name__)
+
+_POLL_FIRST_SECONDS = 0.005
+_POLL_LONGEST_SECONDS = 0.15
+_BACKOFF_FIRST_SECONDS = 0.05
+_BACKOFF_LONGEST_SECONDS = 5.0
+_PARTITION_CHECK_SECONDS = 0.5
+
+
+class RunAbortedError(TxstreamError):
+    """The run was told to end now; whatever waits gives up. The next run recovers."""
+
+
+@dataclass
+class LoopOptions:
+    """`until_txid` and `targets` (of caught-up) say when to end; neither means never."""
+
+    max_batch_records: int
+    message_timeout_seconds: float
+    max_attempts: int
+    targets: Mapping[str, Any] | None = None
+    until_txid: Txid | None = None
+    listener: PointListener = nobody_listens
+
+
+@dataclass
+class EventLoop:
+    """See the module. `run` returns when the run has ended; it raises what ended it."""
+
+    coordinator: Coordinator[Any]
+    spout: PartitionCoordinator[Any]
+    store: ProgressStore
+    runner: BatchRunner
+    committer: Committer
+    codec: MetaCodec[Any]
+    options: LoopOptions
+    statistics: Statistics = field(default_factory=Statistics)
+    waiting_for: str | None = None
+    caught_up: bool = False
+
+    def __post_init__(self) -> None:
+        pending = self.coordinator.max_spout_pending
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timer_numbers = itertools.count()
+        self._plans = ThreadPoolExecutor(1, "txstream-plan")
+        self._writes = ThreadPoolExecutor(1, "txstream-zookeeper")
+        self._commits = ThreadPoolExecutor(1, "txstream-commit")
+        # A cancelled job may hold its thread for seconds, beside its successor.
+        self._jobs = ThreadPoolExecutor(2 * pending + 2, "txstream-job")
+        self._abort = threading.Event()
+        self._failure: BaseException | None = None
+        self._poll_seconds = _POLL_FIRST_SECONDS
+        self._processed: dict[TransactionAttempt, ProcessedBatch] = {}
+        self._timings: dict[Txid, BatchTiming] = {}
+        self._planned_at: dict[Txid, datetime] = {}
+        self._failures: dict[Txid, _TxidFailures] = {}
+        self._recheck = set(self._stored_plans())
+        self._recovered = set(self._recheck)
+        self._semantics = self.coordinator.semantics
+
+    # --- for other threads --------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End on a txid boundary: open nothing more, finish what is open."""
+        self._post(self._drain)
+
+    def abort(self, error: BaseException | None = None) -> None:
+        """End now; what is open is left to the next run."""
+        self._post(lambda: self._fail_run(error or RunAbortedError("the run was aborted")))
+        self._abort.set()
+
+    @property
+    def aborted(self) -> bool:
+        return self._abort.is_set()
+
+    def open_batches(self) -> dict[Txid, str]:
+        return {txid: str(batch.phase) for txid, batch in list(self.coordinator.active.items())}
+
+    def wait_for(self, what: str, check: Callable[[], None]) -> None:
+        """Block, with backoff, until `check` no longer raises ServiceUnavailableError. For pool threads.
+
+        Raises RunAbortedError when the run is told to end."""
+        delay = _BACKOFF_FIRST_SECONDS
+        since = datetime.now(UTC).astimezone()
+        while True:
+            try:
+                check()
+            except ServiceUnavailableError as error:
+                if self.waiting_for is None:
+                    self.waiting_for = f"{what} since {since:%H:%M:%S}"
+                    log.warning("waiting for %s: %s", self.waiting_for, error)
+                if self._abort.wait(delay):
+                    raise RunAbortedError(f"the run ended while it waited for {what}") from error
+                delay = min(2 * delay, _BACKOFF_LONGEST_SECONDS)
+            else:
+                if self.waiting_for is not None:
+                    log.warning("%s is back", what)
+                self.waiting_for = None
+                return
+
+    # --- the loop -----------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Carry out commands until the run ends. Raises the error that ended it, FencedError among others."""
+        try:
+            self._do_all(self.coordinator.sync())
+            while not self._finished():
+                self._next_event()()
+        except BaseException as error:
+            self._failure = self._failure or error
+            raise
+        finally:
+            self._shut_down()
+        if self._failure is not None:
+            raise self._failure
+
+    def _finished(self) -> bool:
+        if self._failure is not None:
+            return True
+        coordinator = self.coordinator
+        ended = coordinator.last_txid is not None and coordinator.current > coordinator.last_txid
+        return (coordinator.is_draining or ended) and coordinator.is_idle
+
+    def _next_event(self) -> Callable[[], None]:
+        while True:
+            now = time.monotonic()
+            if self._timers and self._timers[0][0] <= now:
+                return heapq.heappop(self._timers)[2]
+            try:
+                return self._events.get(timeout=self._timers[0][0] - now if self._timers else None)
+            except queue.Empty:
+                continue
+
+    def _shut_down(self) -> None:
+        self._abort.set()
+        for batch in self.coordinator.active.values():
+            self.runner.cancel(batch.attempt)
+        for pool in (self._plans, self._writes, self._commits, self._jobs):
+            # An attempt that is superseded may run on for a while; nobody waits for it.
+            pool.shutdown(wait=pool in (self._writes, self._commits), cancel_futures=True)
+
+    def _post(self, event: Callable[[], None]) -> None:
+        self._events.put(event)
+
+    def _after(self, seconds: float, event: Callable[[], None]) -> None:
+        heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._timer_numbers), event))
+
+    def _fail_run(self, error: BaseException) -> None:
+        self._failure = self._failure or error
+
+    def _drain(self) -> None:
+        self.coordinator.drain()
+        self._do_all(self.coordinator.sync())
+
+    def _stored_plans(self) -> list[Txid]:
+        coordinator = self.coordinator
+        return [txid for txid in coordinator.stored_txids() if txid >= coordinator.current]
+
+    def _submit(
+        self,
+        pool: ThreadPoolExecutor,
+        work: Callable[[], Any],
+        done: Callable[[Any], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """Run `work` on a pool; its result or its error comes back as an event."""
+
+        def finished(future: Future[Any]) -> None:
+            if future.cancelled():
+                return
+            error = future.exception()
+            if error is None:
+                result = future.result()
+                self._post(lambda: done(result))
+            else:
+                self._post(lambda: failed(error))
+
+        pool.submit(work).add_done_callback(finished)
+
+    def _do_all(self, commands: list[Command[Any]]) -> None:
+        for command in commands:
+            match command:
+                case Plan():
+                    self._do_plan(command)
+                case Persist():
+                    self._do_persist(command)
+                case EmitBatch():
+                    self._do_emit(command)
+                case EmitCommit():
+                    self._do_commit(command)
+                case Advance():
+                    self._do_advance(command)
+                case Cancel(attempt):
+                    self._processed.pop(attempt, None)
+                    self._jobs.submit(self.runner.cancel, attempt)
+
+    def _timing(self, txid: Txid) -> BatchTiming:
+        return self._timings.setdefault(txid, BatchTiming(txid))
+
+    def _reach(self, point: Point, txid: Txid) -> None:
+        self.options.listener(point, txid, self.open_batches())
+
+    # --- plan ---------------------------------------------------------------------------------------
+
+    def _do_plan(self, plan: Plan[Any]) -> None:
+        started = time.perf_counter()
+
+        def work() -> BatchMetas[Any] | None:
+            if not plan.replay:
+                targets = self.options.targets
+                if targets is not None and self.spout.reached(plan.last, targets):
+                    self._post(self._reached_targets)
+                    return None
+                if not self.spout.is_ready():
+                    return None
+            metas = BatchMetas.from_plan(
+                plan.last, self.spout.plan(plan.last, self.options.max_batch_records)
+            )
+            return metas if metas.has_work or plan.replay else None
+
+        def done(metas: BatchMetas[Any] | None) -> None:
+            if metas is None:
+                self._poll_seconds = min(2 * self._poll_seconds, _POLL_LONGEST_SECONDS)
+                self._do_all(self.coordinator.nothing_to_plan(plan.ticket))
+                self._after(self._poll_seconds, lambda: self._do_all(self.coordinator.wake()))
+                return
+            self._poll_seconds = _POLL_FIRST_SECONDS
+            self._planned_at[plan.txid] = datetime.now(UTC)
+            self._timing(plan.txid).plan_seconds = time.perf_counter() - started
+            self._do_all(self.coordinator.planned(plan.ticket, metas))
+
+        def failed(error: BaseException) -> None:
+            if isinstance(error, (ServiceUnavailableError, BatchFailedError)):
+                log.warning("planning txid %s failed, trying again: %s", plan.txid, error)
+                self._after(_PARTITION_CHECK_SECONDS, lambda: self._do_plan(plan))
+            else:
+                self._fail_run(error)
+
+        self._submit(self._plans, work, done, failed)
+
+    def _reached_targets(self) -> None:
+        self.caught_up = True
+        self._drain()
+
+    # --- persist and advance ------------------------------------------------------------------------
+
+    def _do_persist(self, persist: Persist[Any]) -> None:
+        started = time.perf_counter()
+
+        def work() -> BatchMetas[Any]:
+            self._reach(Point.BEFORE_PERSIST, persist.txid)
+            stored = self.store.persist(persist.txid, persist.metas)
+            self._reach(Point.AFTER_PERSIST, persist.txid)
+            return stored
+
+        def done(metas: BatchMetas[Any]) -> None:
+            self._timing(persist.txid).persist_seconds = time.perf_counter() - started
+            self._do_all(self.coordinator.persisted(persist.txid, metas))
+
+        self._submit(self._writes, work, done, self._fail_run)
+
+    def _do_advance(self, advance: Advance[Any]) -> None:
+        started = time.perf_counter()
+
+        def work() -> None:
+            self._reach(Point.BEFORE_ADVANCE, advance.txid)
+            self.store.advance(advance.txid, advance.attempt, advance.metas if advance.store else None)
+            self._reach(Point.AFTER_ADVANCE, advance.txid)
+
+        def done(_: None) -> None:
+            timing = self._timings.pop(advance.txid, BatchTiming(advance.txid))
+            timing.advance_seconds = time.perf_counter() - started
+            statistics = self.statistics
+            statistics.timings.append(timing)
+            statistics.batches += 1
+            statistics.records += timing.records
+            statistics.first_txid = statistics.first_txid or advance.txid
+            if advance.txid in self._recovered:
+                statistics.recovered_batches += 1
+            self._failures.pop(advance.txid, None)
+            self._planned_at.pop(advance.txid, None)
+            self._do_all(self.coordinator.advanced(advance.txid))
+
+        self._submit(self._writes, work, done, self._fail_run)
+
+    # --- process ------------------------------------------------------------------------------------
+
+    def _do_emit(self, emit: EmitBatch[Any]) -> None:
+        txid = emit.attempt.txid
+        failures = self._failures.get(txid)
+        delay = failures.delay_seconds if failures is not None else 0.0
+        if failures is not None:
+            self.statistics.replayed_attempts += 1
+        start = self._await_partitions if emit.stored and txid in self._recheck else self._start_job
+        if delay:
+            self._after(delay, lambda: start(emit))
+        else:
+            start(emit)
+
+    def _await_partitions(self, emit: EmitBatch[Any]) -> None:
+        """A stored plan may not leave out a partition, so wait for all; this is not the attempt's time."""
+        if not self._is_active(emit.attempt):
+            return
+
+        def done(unreadable: Mapping[str, Any]) -> None:
+            if not unreadable:
+                if self.waiting_for is not None:
+                    log.warning("the partitions of %s are back", emit.attempt)
+                    self.waiting_for = None
+                self._start_job(emit)
+                return
+            if self.waiting_for is None:
+                names = ", ".join(sorted(unreadable))
+                self.waiting_for = f"partition {names} since {datetime.now(UTC).astimezone():%H:%M:%S}"
+                log.warning("%s is waiting for %s", emit.attempt, self.waiting_for)
+            self._after(_PARTITION_CHECK_SECONDS, lambda: self._await_partitions(emit))
+
+        self._submit(self._plans, lambda: self.spout.unreadable(emit.metas.partitions), done, self._fail_run)
+
+    def _start_job(self, emit: EmitBatch[Any]) -> None:
+        attempt = emit.attempt
+        if not self._is_active(attempt):
+            return
+        timeout = self.options.message_timeout_seconds
+
+        def done(result: BatchResult) -> None:
+            timing = self._timing(attempt.txid)
+            timing.records, timing.width = result.records, result.width
+            timing.job_seconds = result.job_seconds
+            timing.read_seconds = result.read_seconds
+            timing.process_seconds = result.process_seconds
+            if self._is_active(attempt):
+                failures = self._failures.get(attempt.txid)
+                self._processed[attempt] = ProcessedBatch(
+                    result,
+                    planned_at=self._planned_at.get(attempt.txid, datetime.now(UTC)),
+                    processed_at=datetime.now(UTC),
+                    error=failures.last_error if failures is not None else None,
+                )
+            self._do_all(self.coordinator.ack(attempt))
+
+        def overdue() -> None:
+            if self._is_active(attempt) and self.coordinator.active[attempt.txid].phase is Phase.PROCESSING:
+                self._attempt_failed(
+                    attempt,
+                    BatchTimeoutError(
+                        f"{attempt} was not processed within {timeout:g} s (message_timeout_seconds)"
+                    ),
+                )
+
+        self._after(timeout, overdue)
+        self._submit(
+            self._jobs,
+            lambda: self.runner.run(attempt, emit.metas),
+            done,
+            lambda error: self._attempt_failed(attempt, error),
+        )
+
+    def _is_active(self, attempt: TransactionAttempt) -> bool:
+        batch = self.coordinator.active.get(attempt.txid)
+        return batch is not None and batch.attempt == attempt
+
+    # --- commit -------------------------------------------------------------------------------------
+
+    def _do_commit(self, emit: EmitCommit[Any]) -> None:
+        attempt = emit.attempt
+        batch = self._processed.pop(attempt)
+        started = time.perf_counter()
+        timing = self._timing(attempt.txid)
+
+        def work() -> None:
+            deltas = self.committer.merge(batch.result)
+            timing.merge_seconds = time.perf_counter() - started
+            self._reach(Point.BEFORE_COMMIT, attempt.txid)
+            self.committer.commit(
+                attempt,
+                self.codec.encode(emit.metas),
+                batch,
+                deltas,
+                lambda point: self._reach(Point(point), attempt.txid),
+            )
+            self._reach(Point.AFTER_COMMIT, attempt.txid)
+
+        def done(_: None) -> None:
+            timing.commit_seconds = time.perf_counter() - started - timing.merge_seconds
+            self._do_all(self.coordinator.ack(attempt))
+
+        def failed(error: BaseException) -> None:
+            if isinstance(error, StaleAttemptError):
+                self._verify_leader(attempt, error)
+            elif isinstance(error, (BatchFailedError, ServiceUnavailableError)):
+                self._attempt_failed(attempt, error)
+            else:
+                self._fail_run(error)
+
+        self._submit(self._commits, work, done, failed)
+
+    def _verify_leader(self, attempt: TransactionAttempt, error: StaleAttemptError) -> None:
+        """A fence was newer. If the epoch is still ours it was our own newer attempt, which goes on."""
+
+        def still_mine(_: None) -> None:
+            if self._is_active(attempt):
+                self._fail_run(error)
+
+        self._submit(self._writes, self.store.verify, still_mine, self._fail_run)
+
+    # --- failure ------------------------------------------------------------------------------------
+
+    def _attempt_failed(self, attempt: TransactionAttempt, error: BaseException) -> None:
+        if not self._is_active(attempt):
+            log.debug("ignoring the failure of superseded %s: %s", attempt, error)
+            return
+        counts_as_bug = isinstance(error, (BoltError, TupleError)) or not isinstance(error, TxstreamError)
+        if not counts_as_bug and not isinstance(error, (BatchFailedError, ServiceUnavailableError)):
+            self._fail_run(error)
+            return
+        failures = self._failures.setdefault(attempt.txid, _TxidFailures())
+        failures.add(error, counts_as_bug=counts_as_bug)
+        self.statistics.failed_attempts += 1
+        if failures.bugs >= self.options.max_attempts:
+            self._fail_run(error)
+            return
+        level = logging.WARNING if counts_as_bug or not isinstance(error, BatchFailedError) else logging.INFO
+        log.log(level, "%s failed and will be replayed: %s", attempt, error)
+        if isinstance(error, PartitionUnavailableError) or self._semantics is Semantics.TRANSACTIONAL:
+            self._recheck.update(txid for txid in self.coordinator.active if txid >= attempt.txid)
+        self._do_all(self.coordinator.fail(attempt))
+
+
+@dataclass
+class _TxidFailures:
+    """How often a txid failed, and how long its next attempt waits."""
+
+    attempts: int = 0
+    bugs: int = 0
+    last_error: str | None = None
+
+    def add(self, error: BaseException, *, counts_as_bug: bool) -> None:
+        self.attempts += 1
+        self.bugs += counts_as_bug
+        self.last_error = str(error)
+
+    @property
+    def delay_seconds(self) -> float:
+        if self.attempts == 0:
+            return 0.0
+        return float(min(_BACKOFF_FIRST_SECONDS * 2 ** (self.attempts - 1), _BACKOFF_LONGEST_SECONDS))

@@ -1,0 +1,182 @@
+"""What a new leader does before anything else, and what it decides: the order is the protocol.
+
+Invariant: nothing that the decision depends on is read before every fence of every database is raised, so
+no older leader can change it afterwards. Any disagreement that the rules do not explain is an error that
+names both figures; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from txstream.api.errors import ProgressMismatchError
+from txstream.metas import BatchMetas, MetaCodec
+from txstream.semantics import Semantics
+from txstream.state import BatchRecord
+from txstream.transaction import AttemptId, Epoch, Txid, attempt_id, epoch_of
+from txstream.zookeeper import Progress, ProgressStore
+
+
+class FencedDatabase(Protocol):
+    """What recovery needs of a database."""
+
+    url_for_people: str
+
+    def read_fence(self, topology: str) -> Any: ...
+
+    def raise_fence(self, topology: str, uuid: str, attempt: AttemptId) -> None: ...
+
+    def last_batch(self, topology: str) -> BatchRecord | None: ...
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Go on at `progress.current`; `replays` were committed in part and must run again in every database."""
+
+    progress: Progress
+    replays: frozenset[Txid] = frozenset()
+
+
+@dataclass(frozen=True)
+class AdvanceFirst:
+    """`txid` is committed everywhere, only the progress store does not know yet: nothing runs again."""
+
+    txid: Txid
+    attempt: AttemptId
+    metas: BatchMetas[Any]
+
+
+@dataclass(frozen=True)
+class AdoptPlan:
+    """A transactional plan that only a ledger still has: store it, then decide again."""
+
+    txid: Txid
+    metas: BatchMetas[Any]
+
+
+Decision = Resume | AdvanceFirst | AdoptPlan
+
+
+def take_over(topology: str, uuid: str, store: ProgressStore, databases: Sequence[FencedDatabase]) -> Epoch:
+    """Claim an epoch above every other's and raise every fence to it. Raises FencedError when another
+    leader was faster."""
+    highest = Epoch(0)
+    for database in databases:
+        fence = database.read_fence(topology)
+        if fence is not None:
+            highest = max(highest, epoch_of(fence.attempt))
+    epoch = store.claim_epoch(highest)
+    for database in databases:
+        database.raise_fence(topology, uuid, attempt_id(epoch, 0))
+    return epoch
+
+
+def recover(
+    topology: str,
+    semantics: Semantics,
+    store: ProgressStore,
+    databases: Sequence[FencedDatabase],
+    codec: MetaCodec[Any],
+) -> Resume:
+    """Read progress and ledgers, settle what a crash left between them. Call it after `take_over`.
+
+    Raises ProgressMismatchError, CorruptStateError or FencedError.
+    """
+    while True:
+        progress = store.load()
+        if semantics is Semantics.NON_TRANSACTIONAL:
+            return Resume(progress)
+        ledgers = {database.url_for_people: database.last_batch(topology) for database in databases}
+        try:
+            decision = decide(topology, semantics, progress, ledgers, codec)
+        except ProgressMismatchError:
+            # Another leader may have moved on since: then this is not a mismatch but the end of our turn.
+            store.verify()
+            raise
+        match decision:
+            case Resume():
+                return decision
+            case AdvanceFirst(txid, attempt, metas):
+                store.advance(txid, attempt, None if semantics is Semantics.TRANSACTIONAL else metas)
+            case AdoptPlan(txid, metas):
+                store.persist(txid, metas)
+
+
+def decide(
+    topology: str,
+    semantics: Semantics,
+    progress: Progress,
+    ledgers: Mapping[str, BatchRecord | None],
+    codec: MetaCodec[Any],
+) -> Decision:
+    """What progress and ledgers together mean. Pure; `ledgers` has each database's last row.
+
+    Raises ProgressMismatchError for anything but: all at C-1; all committed at C by one attempt; some at C.
+    """
+    current = progress.current
+    at_current: dict[str, BatchRecord] = {}
+    for database, row in ledgers.items():
+        txid = 0 if row is None else row.txid
+        if row is not None and txid == current:
+            at_current[database] = row
+        elif txid != current - 1:
+            raise _mismatch(topology, progress, database, row, "they may be at most one batch apart")
+        elif row is not None:
+            _check_last(topology, progress, database, row, codec)
+    if not at_current:
+        return Resume(progress)
+    rows = list(at_current.values())
+    everywhere = len(rows) == len(ledgers) and all(row.status == "committed" for row in rows)
+    if semantics is Semantics.TRANSACTIONAL:
+        adopted = _plan_in_ledgers(topology, progress, at_current, codec)
+        if adopted is not None:
+            return adopted
+    if everywhere and len({row.attempt for row in rows}) == 1:
+        database, row = next(iter(at_current.items()))
+        metas = codec.decode(row.metas, f"ledger of {database}, txid {current}")
+        return AdvanceFirst(current, AttemptId(row.attempt), metas)
+    return Resume(progress, frozenset({current}))
+
+
+def _check_last(
+    topology: str, progress: Progress, database: str, row: BatchRecord, codec: MetaCodec[Any]
+) -> None:
+    stored = progress.batches.get(Txid(progress.current - 1))
+    if row.status != "committed":
+        raise _mismatch(topology, progress, database, row, "its last batch was never committed")
+    if row.attempt != progress.committed_by:
+        raise _mismatch(
+            topology, progress, database, row,
+            f"ZooKeeper has attempt {progress.committed_by} for it, the ledger {row.attempt}",
+        )  # fmt: skip
+    if stored is not None and codec.encode(stored.metas) != dict(row.metas):
+        raise _mismatch(topology, progress, database, row, "they hold different ranges for that batch")
+
+
+def _plan_in_ledgers(
+    topology: str, progress: Progress, rows: Mapping[str, BatchRecord], codec: MetaCodec[Any]
+) -> AdoptPlan | None:
+    stored = progress.batches.get(progress.current)
+    for database, row in rows.items():
+        metas = codec.decode(row.metas, f"ledger of {database}, txid {row.txid}")
+        if stored is None:
+            return AdoptPlan(Txid(row.txid), metas)
+        if codec.encode(stored.metas) != codec.encode(metas):
+            raise _mismatch(
+                topology, progress, database, row, "the stored plan differs from the one committed"
+            )
+    return None
+
+
+def _mismatch(
+    topology: str, progress: Progress, database: str, row: BatchRecord | None, why: str
+) -> ProgressMismatchError:
+    found = f"txid {row.txid} ({row.status})" if row is not None else "no batch at all"
+    return ProgressMismatchError(
+        f"topology {topology!r}: ZooKeeper says that txid {progress.current - 1} was committed last, "
+        f"the ledger of {database} says {found}; {why}. One of the two was lost or "
+        f"restored from an older copy: bring that copy up to date, or start afresh with "
+        f"`txstream delete {topology} --drop-state`"
+    )

@@ -1,0 +1,84 @@
+"""What a run tells about itself: a snapshot while it runs, a report at the end, timings per batch."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from txstream.transaction import Txid
+
+_KEPT_TIMINGS = 100_000
+
+
+@dataclass(slots=True)
+class BatchTiming:
+    """Where the time of one batch went, in seconds. `read` and `process` are summed over Spark tasks."""
+
+    txid: Txid
+    records: int = 0
+    plan_seconds: float = 0.0
+    persist_seconds: float = 0.0
+    job_seconds: float = 0.0
+    read_seconds: float = 0.0
+    process_seconds: float = 0.0
+    merge_seconds: float = 0.0
+    commit_seconds: float = 0.0
+    advance_seconds: float = 0.0
+    width: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RunProgress:
+    """A snapshot of a running topology. `active` are txids and phases; `waiting_for` names an outage;
+    `lag_records` is None where it is not known."""
+
+    topology: str
+    committed_txid: int
+    active: Mapping[int, str]
+    batches: int
+    records: int
+    failed_attempts: int
+    seconds: float
+    waiting_for: str | None
+    lag_records: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport:
+    """What one run did. `replayed_attempts` counts attempts beyond each txid's first, `recovered_batches`
+    the batches that an earlier run had open or half committed."""
+
+    topology: str
+    uuid: str
+    semantics: str
+    epoch: int
+    first_txid: int | None
+    last_txid: int
+    batches: int
+    records: int
+    replayed_attempts: int
+    recovered_batches: int
+    seconds: float
+    caught_up: bool
+
+    @property
+    def records_per_second(self) -> float:
+        return self.records / self.seconds if self.seconds > 0 else 0.0
+
+    def to_document(self) -> dict[str, Any]:
+        return {**asdict(self), "records_per_second": round(self.records_per_second, 1)}
+
+
+@dataclass
+class Statistics:
+    """Counts of one run; written by the event loop only."""
+
+    batches: int = 0
+    records: int = 0
+    failed_attempts: int = 0
+    replayed_attempts: int = 0
+    recovered_batches: int = 0
+    first_txid: Txid | None = None
+    timings: deque[BatchTiming] = field(default_factory=lambda: deque(maxlen=_KEPT_TIMINGS))

@@ -1,0 +1,73 @@
+"""What crosses between driver and executors: work orders down, results and failures up.
+
+Work orders are JSON (they travel as a Spark local property, which is text). Results are one byte string
+per Spark task: the length of a JSON header, the header, then Arrow IPC streams in the order it names.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from txstream.transaction import AttemptId, TransactionAttempt, Txid
+
+_LENGTH = struct.Struct(">I")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkOrder:
+    """One attempt of one batch: `assignments[i]` are the partitions of Spark task i, as JSON metas."""
+
+    attempt: TransactionAttempt
+    width: int
+    assignments: Sequence[Mapping[str, Any]]
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "txid": self.attempt.txid,
+                "attempt": self.attempt.attempt,
+                "width": self.width,
+                "assignments": self.assignments,
+            },
+            separators=(",", ":"),
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> WorkOrder:
+        document = json.loads(text)
+        attempt = TransactionAttempt(Txid(document["txid"]), AttemptId(document["attempt"]))
+        return cls(attempt, document["width"], document["assignments"])
+
+
+def pack(header: Mapping[str, Any], tables: Mapping[str, pa.Table] | None = None) -> bytes:
+    """A message: JSON header and named Arrow tables."""
+    blobs: list[bytes] = []
+    layout: list[tuple[str, int]] = []
+    for name, table in (tables or {}).items():
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        blob = sink.getvalue().to_pybytes()
+        blobs.append(blob)
+        layout.append((name, len(blob)))
+    head = json.dumps({**header, "tables": layout}).encode()
+    return b"".join((_LENGTH.pack(len(head)), head, *blobs))
+
+
+def unpack(message: bytes) -> tuple[dict[str, Any], dict[str, pa.Table]]:
+    """The inverse of `pack`, without copying the tables."""
+    view = memoryview(message)
+    (length,) = _LENGTH.unpack_from(view)
+    position = _LENGTH.size + length
+    header: dict[str, Any] = json.loads(bytes(view[_LENGTH.size : position]))
+    tables: dict[str, pa.Table] = {}
+    for name, size in header.pop("tables"):
+        tables[name] = pa.ipc.open_stream(pa.py_buffer(view[position : position + size])).read_all()
+        position += size
+    return header, tables

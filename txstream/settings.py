@@ -1,0 +1,107 @@
+"""Where a run finds its services. First found wins: argument, environment, `txstream.toml`, the running
+embedded services."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from txstream.api.errors import UsageError
+
+DATA_DIR = ".txstream"
+SETTINGS_FILE = "txstream.toml"
+_ADDRESSES = ("zookeeper", "kafka", "database", "master")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Addresses and deadlines of a run.
+
+    `zookeeper` are hosts with an optional chroot, `kafka` bootstrap servers, `database` a SQLAlchemy URL,
+    `master` a Spark master. None means: not given, look further. `spark_conf` is passed to a session that
+    txstream makes; `py_files` are shipped to executors.
+    """
+
+    zookeeper: str | None = None
+    kafka: str | None = None
+    database: str | None = field(default=None, repr=False)
+    master: str | None = None
+    data_dir: Path = Path(DATA_DIR)
+    connect_timeout_seconds: float = 10.0
+    session_timeout_seconds: float = 10.0
+    fetch_timeout_seconds: float = 10.0
+    spark_conf: Mapping[str, str] = field(default_factory=dict)
+    py_files: tuple[str, ...] = ()
+
+    def resolve(self, directory: Path | None = None) -> Settings:
+        """These settings with what is missing filled in from the environment, `txstream.toml` in
+        `directory` (the working directory), and the embedded services running under `data_dir`.
+
+        Raises UsageError for a file that cannot be read or has unknown names.
+        """
+        found = {name: getattr(self, name) for name in _ADDRESSES}
+        for source in (_from_environment(), _from_file((directory or Path.cwd()) / SETTINGS_FILE)):
+            for name, value in source.items():
+                found[name] = found[name] or value
+        if not (found["zookeeper"] and found["kafka"]):
+            for name, value in self._from_embedded().items():
+                found[name] = found[name] or value
+        return replace(self, **found)
+
+    def _from_embedded(self) -> Mapping[str, str]:
+        from txstream.embedded import running
+
+        services = running(self.data_dir)
+        return {} if services is None else {"zookeeper": services.zookeeper, "kafka": services.kafka}
+
+    def require_zookeeper(self) -> str:
+        """ZooKeeper's hosts. Raises UsageError that names the ways to give them."""
+        if not self.zookeeper:
+            raise UsageError(_missing("ZooKeeper", "zookeeper", "127.0.0.1:2181"))
+        return self.zookeeper
+
+    def addresses(self) -> dict[str, str]:
+        """What a source may need to know: the addresses that are there."""
+        return {"kafka": self.kafka} if self.kafka else {}
+
+    def database_url(self) -> str:
+        """The database's URL; unset, the SQLite file in the data directory."""
+        return self.database or f"sqlite:///{(self.data_dir / 'state.db').resolve()}"
+
+    @property
+    def uses_default_database(self) -> bool:
+        return not self.database
+
+
+def _from_environment() -> Mapping[str, str]:
+    values = {name: os.environ.get(f"TXSTREAM_{name.upper()}", "") for name in _ADDRESSES}
+    return {name: value for name, value in values.items() if value}
+
+
+def _from_file(path: Path) -> Mapping[str, str]:
+    if not path.is_file():
+        return {}
+    try:
+        document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error
+    unknown = sorted(set(document) - set(_ADDRESSES))
+    if unknown:
+        raise UsageError(
+            f"{path} has unknown settings {', '.join(unknown)}; known are {', '.join(_ADDRESSES)}"
+        )
+    for name, value in document.items():
+        if not isinstance(value, str):
+            raise UsageError(f"{path}: {name} must be a string, found {value!r}")
+    return document
+
+
+def _missing(what: str, name: str, example: str) -> str:
+    return (
+        f"no {what} was given: start embedded services with `txstream up`, or pass --{name} {example}, set "
+        f"TXSTREAM_{name.upper()}, or write {name} into {SETTINGS_FILE}"
+    )
