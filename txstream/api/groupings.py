@@ -53,7 +53,7 @@ def canonical_bytes(value: Any) -> bytes:
     if isinstance(value, bool):
         return b"b1" if value else b"b0"
     if isinstance(value, int):
-        return b"i%d" % value
+        return f"i{value}".encode("ascii")
     if isinstance(value, str):
         return b"s" + value.encode("utf-8", "surrogatepass")
     if isinstance(value, (bytes, bytearray, memoryview)):

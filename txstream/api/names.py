@@ -35,7 +35,7 @@ def _problem(topology_id: object) -> str | None:
         return "it has a slash in it"
     unprintable = next((character for character in topology_id if not _is_printable(character)), None)
     if unprintable is not None:
-        return f"it has the unprintable character {ascii(unprintable)} in it"
+        return f"it has the unprintable character {unprintable!a} in it"
     if topology_id.strip() != topology_id:
         return "it begins or ends with a blank"
     if topology_id in (".", ".."):

@@ -303,8 +303,8 @@ class TransactionalTopologyBuilder:
             chosen = state.semantics or legal[0]
             if chosen not in legal:
                 raise TopologyError(
-                    f"table {state.table!r}: a {semantics} spout cannot fill {chosen} state, because "
-                    f"{_why_illegal(semantics, chosen)}; use semantics {' or '.join(map(repr, map(str, legal)))}"
+                    f"table {state.table!r}: a {semantics} spout cannot fill {chosen} state, "
+                    f"because {_why_illegal(semantics, chosen)}; use semantics {' or '.join(repr(str(s)) for s in legal)}"
                 )
             states.append((bolt, chosen))
         if not states:

@@ -12,8 +12,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -22,6 +20,7 @@ from txstream.api.errors import (
     FencedError,
     IdentityMismatchError,
     PartitionUnavailableError,
+    ProgressMismatchError,
     ServiceUnavailableError,
     UsageError,
 )
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CAUGHT_UP = "caught-up"
-_IDENTITY_FORMAT = 1
 _RETRY_SECONDS = 0.5
 
 RunnerFactory = Callable[[ExecutionPlan], BatchRunner]
@@ -297,7 +295,7 @@ class RunningTopology:
         for target in targets:
             target.database.ensure_framework_tables()
             if stored is None:
-                target.database.refuse_orphan(self.topology.id)
+                _refuse_orphan(self.topology.id, target.database)
         identity = store.create_identity(mine) if stored is None else stored
         _refuse_other_identity(self.topology.id, identity, mine)
         first_run = store.load().current == FIRST_TXID
@@ -369,7 +367,7 @@ class RunningTopology:
             loop.wait_for(what, check)
 
     def _watch_leadership(self, leadership: Leadership, store: ProgressStore, loop: EventLoop) -> None:
-        """After a lost session: still the leader if the epoch is still ours; then stand for election again."""
+        """After a lost session: leader still if the epoch is still ours; then stand for election again."""
         while not self._abort.wait(_RETRY_SECONDS):
             if leadership.held:
                 continue
@@ -452,19 +450,29 @@ def run(
 def identity_of(topology: Topology) -> Identity:
     """What must stay the same under one topology id."""
     source = topology.spout.source
-    return Identity(
-        uuid=str(uuid.uuid4()),
-        format=_IDENTITY_FORMAT,
-        semantics=topology.semantics,
-        spout=f"{type(source).__module__}.{type(source).__qualname__}",
-        source=dict(source.identity()),
-        tables=tuple(sorted(bolt.state.table for bolt, _ in topology.states)),
-        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    return Identity.new(
+        topology.semantics,
+        f"{type(source).__module__}.{type(source).__qualname__}",
+        source.identity(),
+        tuple(sorted(bolt.state.table for bolt, _ in topology.states)),
     )
 
 
+def _refuse_orphan(topology_id: str, database: StateDatabase) -> None:
+    """ZooKeeper knows nothing of this topology, a database does: one of the two was lost."""
+    fence = database.read_fence(topology_id)
+    if fence is not None:
+        last = database.last_batch(topology_id)
+        raise ProgressMismatchError(
+            f"topology {topology_id!r} is not in ZooKeeper, but {database.url_for_people} holds its state "
+            f"up to txid {0 if last is None else last.txid} (uuid {fence.uuid}). Was ZooKeeper lost, or is this "
+            f"another ZooKeeper? Point at the right one, or start afresh with "
+            f"`txstream delete {topology_id} --drop-state`"
+        )
+
+
 def _refuse_other_identity(topology_id: str, stored: Identity, mine: Identity) -> None:
-    differences = stored.differences(replace(mine, uuid=stored.uuid))
+    differences = stored.differences(mine)
     if differences:
         raise IdentityMismatchError(
             f"topology {topology_id!r} was first run with other code: {'; '.join(differences)}. Run it under "

@@ -1,0 +1,78 @@
+"""Faults on demand: stop or kill this driver at a named point of a batch.
+
+Set `TXSTREAM_FAULT` for a run, for example `kill@after-commit:3`: SIGKILL between the SQL commit of txid 3
+and its Advance. `stop@...` freezes the process with SIGSTOP instead. `kill@after-advance:1+open` fires at
+the first txid from 1 on when another batch is open. `TXSTREAM_FAULT_LOG` names a file that is told,
+before the signal, where the batch was: one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from txstream.api.errors import UsageError
+from txstream.engine.points import Point, PointListener, nobody_listens
+from txstream.transaction import Txid
+
+FAULT_VARIABLE = "TXSTREAM_FAULT"
+FAULT_LOG_VARIABLE = "TXSTREAM_FAULT_LOG"
+
+_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+_FAULT = re.compile(r"(?P<action>kill|stop)@(?P<point>[a-z-]+):(?P<txid>\d+)(?P<open>\+open)?")
+
+
+@dataclass
+class Fault:
+    """One fault; it fires once. With `only_open` only while another txid is active."""
+
+    action: str
+    point: Point
+    txid: int
+    only_open: bool = False
+    log: Path | None = None
+    fired: bool = False
+
+    def __call__(self, point: Point, txid: Txid, open_batches: Mapping[Txid, str]) -> None:
+        others = {other: phase for other, phase in open_batches.items() if other != txid}
+        due = txid >= self.txid if self.only_open else txid == self.txid
+        if self.fired or point is not self.point or not due or (self.only_open and not others):
+            return
+        self.fired = True
+        if self.log is not None:
+            self._tell(txid, others)
+        os.kill(os.getpid(), _SIGNALS[self.action])
+
+    def _tell(self, txid: Txid, others: Mapping[Txid, str]) -> None:
+        document = {"pid": os.getpid(), "action": self.action, "point": str(self.point), "txid": txid}
+        document["open"] = {str(other): phase for other, phase in others.items()}
+        if self.log is not None:
+            partial = self.log.with_suffix(".partial")
+            partial.write_text(json.dumps(document), encoding="utf-8")
+            partial.replace(self.log)
+
+
+def parse_fault(text: str, log: Path | None = None) -> Fault:
+    """The fault that `text` describes. Raises UsageError for anything else."""
+    match = _FAULT.fullmatch(text)
+    points = [str(point) for point in Point]
+    if match is None or match["point"] not in points:
+        raise UsageError(
+            f"{FAULT_VARIABLE}={text!r}: write kill@POINT:TXID or stop@POINT:TXID, with a POINT of "
+            f"{', '.join(points)}"
+        )
+    return Fault(match["action"], Point(match["point"]), int(match["txid"]), bool(match["open"]), log)
+
+
+def from_environment() -> PointListener:
+    """The listener that the environment asks for; in ordinary runs nobody listens."""
+    text = os.environ.get(FAULT_VARIABLE)
+    if not text:
+        return nobody_listens
+    log = os.environ.get(FAULT_LOG_VARIABLE)
+    return parse_fault(text, Path(log) if log else None)
