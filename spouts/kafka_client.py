@@ -1,0 +1,251 @@
+"""A small synchronous Kafka client over kafka-python's connections: topics, offsets and fetches, one answer
+each.
+
+Why not `KafkaConsumer`: its `end_offsets` waits half a minute for a topic that does not exist and fails for
+all partitions when one is missing; it creates topics by asking for them; it keeps what it has prefetched for
+a range that nobody wants any more. Here every request is explicit, goes to one broker, and has a deadline.
+
+Invariants:
+
+- One thread at a time. Nothing runs between calls: the event loop is driven by whoever waits for an answer.
+- Every call returns within its deadline. What one broker or one partition cannot answer is that broker's or
+  that partition's error and does not touch the others.
+- Asking for a topic never creates it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+import kafka.errors as kafka_errors
+from kafka.net.manager import KafkaConnectionManager
+from kafka.net.selector import NetworkSelector
+from kafka.protocol.metadata import MetadataRequest
+
+from txstream.api.errors import ServiceUnavailableError, UsageError
+from txstream.spouts.kafka_protocol import (
+    Leader,
+    OffsetQuery,
+    Partition,
+    PartitionError,
+    TopicInfo,
+    list_offsets_request,
+    log_end_request,
+    metadata_request,
+    partition_error,
+    reason_of,
+)
+
+_NO_ID = UUID(int=0)
+_ERRORS = (kafka_errors.KafkaError, OSError)
+
+
+class KafkaClient:
+    """Connections to one cluster. `options` are kafka-python's connection options."""
+
+    def __init__(self, bootstrap: str, options: Mapping[str, Any], *, client_id: str) -> None:
+        self.bootstrap = bootstrap
+        config: dict[str, Any] = {
+            "client_id": client_id,
+            "reconnect_backoff_max_ms": 1000,
+            "receive_message_max_bytes": 256 * 1024 * 1024,
+            "slow_task_threshold_secs": 0,
+            **options,
+            "bootstrap_servers": [server.strip() for server in bootstrap.split(",")],
+        }
+        if str(config.get("security_protocol", "")).startswith("SASL"):
+            _keep_credentials_out_of_logs()
+        self._net = NetworkSelector(**config)
+        try:
+            self._manager = KafkaConnectionManager(self._net, **config)
+        except (ValueError, TypeError) as error:
+            self._net.close()
+            raise UsageError(
+                f"cannot use the Kafka address {bootstrap!r} with these client_options: {error}; "
+                f"an address is HOST:PORT or several separated by commas"
+            ) from error
+        self._failed_at: dict[int, float] = {}
+
+    def connect(self, timeout_seconds: float) -> None:
+        """Find the cluster. Raises ServiceUnavailableError when nobody answers within the deadline."""
+        try:
+            self._manager.config["request_timeout_ms"] = timeout_seconds * 1000
+            self._manager.bootstrap(timeout_seconds * 1000)
+        except (*_ERRORS, ValueError) as error:
+            raise ServiceUnavailableError(
+                f"no Kafka broker answered at {self.bootstrap} within {timeout_seconds:g} s "
+                f"({reason_of(error)}); check that Kafka runs there and that the address and client_options "
+                f"are right"
+            ) from error
+
+    def topics(self, names: Iterable[str], timeout_seconds: float) -> dict[str, TopicInfo]:
+        """Those of the topics that exist. Raises KafkaError when no broker answers."""
+        request = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
+        deadline = time.monotonic() + timeout_seconds
+        nodes = [broker.node_id for broker in self._manager.cluster.brokers()]
+        error: Exception = kafka_errors.NodeNotReadyError("no broker is known")
+        for node in sorted(nodes, key=lambda node: self._failed_at.get(node, 0.0)):
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                break
+            answer = self.ask({node: [metadata_request(request)]}, remaining)[node]
+            if not isinstance(answer, Exception):
+                return self._read_topics(answer[0])
+            error = answer
+        remaining = deadline - time.monotonic()
+        if remaining > 0:  # every broker that we know may have moved: begin again at the given addresses
+            self._manager.bootstrap(remaining * 1000)
+        raise error
+
+    def _read_topics(self, response: Any) -> dict[str, TopicInfo]:
+        self._manager.cluster.update_metadata(response)
+        found = {}
+        for topic in response.topics:
+            error = kafka_errors.for_code(topic.error_code)
+            if error in (kafka_errors.UnknownTopicOrPartitionError, kafka_errors.UnknownTopicIdError):
+                continue
+            if error is not kafka_errors.NoError and error is not kafka_errors.LeaderNotAvailableError:
+                raise error(f"topic {topic.name!r}")
+            topic_id = "" if topic.topic_id in (None, _NO_ID) else str(topic.topic_id)
+            leaders = {
+                partition.partition_index: Leader(
+                    partition.leader_id,
+                    -1 if partition.leader_epoch is None else partition.leader_epoch,
+                )
+                for partition in topic.partitions
+            }
+            found[topic.name] = TopicInfo(topic.name, topic_id, leaders)
+        return found
+
+    def knows(self, node: int) -> bool:
+        """Is this broker's address known?"""
+        return self._manager.cluster.broker_metadata(node) is not None
+
+    def pause(self, seconds: float) -> None:
+        self.drive(lambda: False, time.monotonic() + seconds)
+
+    def alive(self, node: int, timeout_seconds: float) -> Exception | None:
+        """Does this broker answer? None, or why not."""
+        answer = self.ask({node: [metadata_request([])]}, timeout_seconds)[node]
+        return answer if isinstance(answer, Exception) else None
+
+    def offsets(
+        self,
+        leaders: Mapping[Partition, Leader],
+        specs: Sequence[OffsetQuery],
+        timeout_seconds: float,
+    ) -> tuple[dict[Partition, tuple[int, ...] | PartitionError], dict[int, Exception]]:
+        """For each partition one offset per query, or its error; and the brokers that did not answer, whose
+        partitions are left out. One round: all questions are in flight at once."""
+        by_node: dict[int, dict[str, list[Partition]]] = defaultdict(lambda: defaultdict(list))
+        for partition, leader in leaders.items():
+            by_node[leader.node][partition.topic].append(partition)
+        answers = self.ask(
+            {
+                node: [list_offsets_request(spec, topics, leaders) for spec in specs]
+                for node, topics in by_node.items()
+            },
+            timeout_seconds,
+        )
+        found: dict[Partition, tuple[int, ...] | PartitionError] = {}
+        unanswered: dict[int, Exception] = {}
+        for node, answer in answers.items():
+            if isinstance(answer, Exception):
+                unanswered[node] = answer
+                continue
+            for response in answer:
+                for topic in response.topics:
+                    for data in topic.partitions:
+                        partition = Partition(topic.name, data.partition_index)
+                        before = found.get(partition, ())
+                        if isinstance(before, PartitionError):
+                            continue
+                        error = partition_error(data.error_code)
+                        found[partition] = error if error is not None else (*before, data.offset)
+        return found, unanswered
+
+    def log_end(
+        self, partition: Partition, leader: Leader, timeout_seconds: float
+    ) -> int | PartitionError | Exception:
+        """The end of the leader's log, behind what is not yet readable: nothing can be beyond it."""
+        answer = self.ask({leader.node: [log_end_request(partition, leader)]}, timeout_seconds)[leader.node]
+        if isinstance(answer, Exception):
+            return answer
+        data = answer[0].topics[0].partitions[0]
+        error = partition_error(data.error_code)
+        return error if error is not None else int(data.end_offset)
+
+    def send(self, node: int, request: Any, timeout_seconds: float) -> Any:
+        """kafka-python's future for the answer; failed at once when the node cannot be asked."""
+        try:
+            return self._manager.send(request, node_id=node, request_timeout_ms=timeout_seconds * 1000)
+        except _ERRORS as error:
+            return Failed(error)
+
+    def drive(self, until: Callable[[], bool], deadline: float) -> bool:
+        """Let answers come in until the condition holds; False when the deadline (monotonic) came first."""
+        while not until():
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                return False
+            self._net.poll(timeout_ms=remaining * 1000)
+        return True
+
+    def ask(
+        self, requests: Mapping[int, Sequence[Any]], timeout_seconds: float
+    ) -> dict[int, list[Any] | Exception]:
+        """Each broker's answers to its requests, or the first error; all brokers are asked at once."""
+        deadline = time.monotonic() + timeout_seconds
+        self._await_backoff(requests, deadline)
+        futures = {
+            node: [self.send(node, request, max(0.05, deadline - time.monotonic())) for request in wanted]
+            for node, wanted in requests.items()
+        }
+        self.drive(lambda: all(f.is_done for fs in futures.values() for f in fs), deadline + 0.05)
+        answers: dict[int, list[Any] | Exception] = {}
+        for node, pending in futures.items():
+            error = next((f.exception for f in pending if f.is_done and f.exception is not None), None)
+            if error is None and not all(f.is_done for f in pending):
+                error = kafka_errors.KafkaTimeoutError(
+                    f"broker {node} did not answer within {timeout_seconds:g} s"
+                )
+            if error is None:
+                self._failed_at.pop(node, None)
+                answers[node] = [f.value for f in pending]
+            else:
+                self._failed_at[node] = time.monotonic()
+                answers[node] = error
+        return answers
+
+    def _await_backoff(self, nodes: Iterable[int], deadline: float) -> None:
+        """kafka-python refuses to send while it waits to reconnect: such a pause is within the deadline."""
+        pauses = [self._manager.connection_delay(node) for node in nodes]
+        if any(pauses):
+            self.drive(lambda: False, min(deadline, time.monotonic() + max(pauses)))
+
+    def close(self) -> None:
+        self._manager.close()
+        self._net.close()
+
+
+class Failed:
+    """A future that has failed already, for requests that could not be sent."""
+
+    is_done = True
+    value = None
+
+    def __init__(self, exception: Exception) -> None:
+        self.exception = exception
+
+
+def _keep_credentials_out_of_logs() -> None:
+    """kafka-python logs whole requests at DEBUG, the ones that carry passwords among them."""
+    for name in ("kafka.net", "kafka.protocol"):
+        logger = logging.getLogger(name)
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.setLevel(logging.INFO)

@@ -1,0 +1,333 @@
+"""The driver's side of `KafkaSource`: what the next batch takes, from the last places and the logs alone.
+
+Invariants:
+
+- A plan begins each partition exactly where the last one ended, or says that it cannot: `Unavailable`,
+  `DataLostError`, or a range with `skipped_from` when the source was told to go on behind a gap.
+- All questions of one plan share one deadline. A broker that misses it is left to `ClusterWatch`, so later
+  plans do not wait for it again.
+- The only thing remembered between plans is what "latest" meant when this run began: without it a topology
+  without a first batch would pass over whatever arrives between two plans.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import kafka.errors as kafka_errors
+
+from txstream.api.errors import (
+    DataLostError,
+    PartitionUnavailableError,
+    ServiceUnavailableError,
+    UsageError,
+)
+from txstream.api.spouts import PartitionCoordinator, SpoutContext, Unavailable
+from txstream.spouts.kafka import ALL_OTHERS, KafkaRange, KafkaSource, StartingOffset
+from txstream.spouts.kafka_client import KafkaClient
+from txstream.spouts.kafka_logs import LogReader, PartitionLog
+from txstream.spouts.kafka_planning import share_limit
+from txstream.spouts.kafka_protocol import (
+    LATEST_STABLE,
+    LATEST_WRITTEN,
+    NO_NODE,
+    Partition,
+    TopicInfo,
+    reason_of,
+)
+from txstream.spouts.kafka_watch import ClusterView, ClusterWatch
+
+PLANNING_SECONDS = 2.0
+_MISSING_TOPIC_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where reading goes on; `skipped_from` where it should have."""
+
+    position: int
+    skipped_from: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A log as seen once: where a partition without a place begins, and where it ends."""
+
+    start: int
+    end: int
+
+
+class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
+    """Plans ranges. Raises ServiceUnavailableError when no broker answers or a topic does not exist."""
+
+    def __init__(self, source: KafkaSource, context: SpoutContext) -> None:
+        self._source = source
+        self._context = context
+        self._address = source.address(context)
+        self._latest = LATEST_STABLE if source.isolation_level == "read_committed" else LATEST_WRITTEN
+        self._pins: dict[str, int] = {}
+        self._client = self._make_client("plan")
+        try:
+            self._client.connect(context.connect_timeout_seconds)
+            found = self._find_topics()
+        except BaseException:
+            self._client.close()
+            raise
+        self._watch = ClusterWatch(
+            lambda: self._make_client("watch"), source.topics, source.partition_discovery_seconds
+        )
+        self._watch.start(found)
+        self._logs = LogReader(self._client, self._watch, source.topics)
+
+    def is_ready(self) -> bool:
+        view = self._watch.view()
+        return any(
+            leader.node != NO_NODE and leader.node not in view.down
+            for topic in view.topics.values()
+            if topic.info is not None
+            for leader in topic.info.leaders.values()
+        )
+
+    def plan(self, last: Mapping[str, KafkaRange], limit: int) -> Mapping[str, KafkaRange | Unavailable]:
+        deadline = time.monotonic() + PLANNING_SECONDS
+        view = self._watch.view()
+        self._refuse_vanished(view)
+        names = {
+            *self._logs.names(view),
+            *(n for n in last if Partition.parse(n).topic in self._source.topics),
+        }
+        logs, unavailable = self._logs.look(names, view, self._latest, deadline)
+        if not last and self._must_wait_to_start(logs, unavailable):
+            return dict(unavailable)
+        answer: dict[str, KafkaRange | Unavailable] = dict(unavailable)
+        places: dict[str, _Place] = {}
+        for name, place in self._places(logs, last, view, deadline).items():
+            if isinstance(place, Unavailable):
+                answer[name] = place
+            else:
+                places[name] = place
+        cap = self._source.max_records_per_partition
+        backlogs = {
+            name: min(logs[name].end - place.position, limit if cap is None else cap)
+            for name, place in places.items()
+        }
+        shares = share_limit(backlogs, limit, sum(place.position for place in places.values()))
+        for name, place in places.items():
+            taken = shares.get(name, 0)
+            if taken or name not in last or place.skipped_from is not None:
+                answer[name] = KafkaRange(
+                    place.position, place.position + taken, logs[name].topic_id, place.skipped_from
+                )
+        return answer
+
+    def unreadable(self, metas: Mapping[str, KafkaRange]) -> Mapping[str, Unavailable]:
+        """Raises DataLostError when a planned range can never be read again, whatever `on_data_loss` says."""
+        planned = {name: meta for name, meta in metas.items() if not meta.is_empty}
+        view = self._watch.view()
+        self._refuse_vanished(view, always=bool(planned))
+        logs, unavailable = self._logs.look(
+            planned, view, LATEST_WRITTEN, time.monotonic() + PLANNING_SECONDS
+        )
+        for name, log in logs.items():
+            meta = planned[name]
+            if self._is_another_topic(meta, log):
+                if view.topics[Partition.parse(name).topic].confirmed:
+                    raise self._lost_plan(name, meta, "its topic was deleted and created again")
+                self._watch.look_again()
+                unavailable[name] = Unavailable("its topic seems to be another one; being checked")
+            elif log.first > meta.start:
+                raise self._lost_plan(name, meta, f"the log begins at offset {log.first}")
+            elif log.end < meta.end:
+                raise self._lost_plan(name, meta, f"the log ends at offset {log.end}")
+        return unavailable
+
+    def targets(self) -> Mapping[str, Target]:
+        """The ends as read once, of all partitions. Raises PartitionUnavailableError."""
+        deadline = time.monotonic() + PLANNING_SECONDS
+        while True:
+            view = self._watch.view()
+            logs, unavailable = self._logs.look(self._logs.names(view), view, self._latest, deadline)
+            missing = [name for name, topic in view.topics.items() if topic.info is None]
+            if not unavailable and not missing:
+                return {
+                    name: Target(self._start_of(name, log, first_start=True), log.end)
+                    for name, log in logs.items()
+                }
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                reasons = {**{t: Unavailable("the topic does not exist") for t in missing}, **unavailable}
+                listed = "; ".join(f"{name}: {reasons[name].reason}" for name in sorted(reasons))
+                raise PartitionUnavailableError(f"cannot tell where the log ends now: {listed}")
+            self._watch.wait_for_look(view.looks, remaining)
+
+    def reached(self, last: Mapping[str, KafkaRange], targets: Mapping[str, Any]) -> bool:
+        return self.lag_records(last, targets) == 0
+
+    def lag_records(self, last: Mapping[str, KafkaRange], targets: Mapping[str, Any]) -> int:
+        """In offsets: what compaction or markers left empty counts too."""
+        lag = 0
+        for name, target in targets.items():
+            meta = last.get(name)
+            lag += max(0, target.end - (target.start if meta is None else meta.end))
+        return lag
+
+    def close(self) -> None:
+        self._watch.close()
+        self._client.close()
+
+    # --- the cluster -----------------------------------------------------------------------------------
+
+    def _make_client(self, role: str) -> KafkaClient:
+        options = {
+            name: value
+            for name, value in self._source.client_options.items()
+            if name not in ("fetch_max_bytes", "max_partition_fetch_bytes")
+        }
+        default = f"txstream-{self._context.topology_id}-{self._context.component}-{role}"
+        return KafkaClient(self._address, options, client_id=options.get("client_id", default))
+
+    def _find_topics(self) -> dict[str, TopicInfo]:
+        """A topic created a moment ago may not be known to every broker yet."""
+        deadline = time.monotonic() + min(_MISSING_TOPIC_SECONDS, self._context.connect_timeout_seconds)
+        while True:
+            try:
+                found = self._client.topics(self._source.topics, self._context.connect_timeout_seconds)
+            except (kafka_errors.KafkaError, OSError) as error:
+                raise ServiceUnavailableError(
+                    f"Kafka at {self._address} does not describe the topics "
+                    f"{', '.join(self._source.topics)}: {reason_of(error)}"
+                ) from error
+            missing = [name for name in self._source.topics if name not in found or not found[name].leaders]
+            if not missing:
+                return found
+            if time.monotonic() >= deadline:
+                raise ServiceUnavailableError(
+                    f"topic {missing[0]!r} does not exist on {self._address}; create it with "
+                    f"`kafka-topics.sh --bootstrap-server {self._address} --create --topic {missing[0]} "
+                    f"--partitions N`"
+                )
+            self._client.pause(0.2)
+
+    # --- places ----------------------------------------------------------------------------------------
+
+    def _places(
+        self,
+        logs: Mapping[str, PartitionLog],
+        last: Mapping[str, KafkaRange],
+        view: ClusterView,
+        deadline: float,
+    ) -> dict[str, _Place | Unavailable]:
+        places: dict[str, _Place | Unavailable] = {}
+        beyond: dict[str, _Place] = {}
+        for name, log in logs.items():
+            meta = last.get(name)
+            position = self._start_of(name, log, first_start=not last) if meta is None else meta.end
+            if meta is not None and self._is_another_topic(meta, log):
+                places[name] = self._place_in_another_topic(name, position, log, view)
+            elif position < log.first:
+                places[name] = self._behind_the_gap(
+                    name, position, log.first, f"the log begins at offset {log.first}"
+                )
+            elif position > log.end:
+                beyond[name] = _Place(position)
+            else:
+                places[name] = _Place(position)
+        if beyond:
+            places.update(self._places_beyond(beyond, logs, last, view, deadline))
+        return places
+
+    def _start_of(self, name: str, log: PartitionLog, *, first_start: bool) -> int:
+        """Where a partition begins that has no place yet."""
+        asked: StartingOffset | None = self._source.starting_offsets.get(name)
+        if asked is None:
+            # A partition that appears later begins at its beginning: nobody could have read it before.
+            known = first_start or name in self._pins
+            asked = self._source.starting_offsets[ALL_OTHERS] if known else "earliest"
+        if asked == "earliest":
+            return log.first
+        if asked == "latest":
+            return self._pins.setdefault(name, log.end)
+        return int(asked)
+
+    def _must_wait_to_start(
+        self, logs: Mapping[str, PartitionLog], unavailable: Mapping[str, Unavailable]
+    ) -> bool:
+        """With "latest", no batch before every partition has its place: one that is found later would begin
+        at its beginning."""
+        if self._source.starting_offsets[ALL_OTHERS] != "latest":
+            return False
+        for name, log in logs.items():
+            self._start_of(name, log, first_start=True)
+        return any(name not in self._pins for name in unavailable)
+
+    def _is_another_topic(self, meta: KafkaRange, log: PartitionLog) -> bool:
+        return bool(meta.topic_id and log.topic_id and meta.topic_id != log.topic_id)
+
+    def _place_in_another_topic(
+        self, name: str, position: int, log: PartitionLog, view: ClusterView
+    ) -> _Place | Unavailable:
+        if not view.topics[Partition.parse(name).topic].confirmed:
+            self._watch.look_again()
+            return Unavailable("its topic seems to have been created again; being checked")
+        return self._behind_the_gap(name, position, log.first, "its topic was deleted and created again")
+
+    def _places_beyond(
+        self,
+        beyond: Mapping[str, _Place],
+        logs: Mapping[str, PartitionLog],
+        last: Mapping[str, KafkaRange],
+        view: ClusterView,
+        deadline: float,
+    ) -> dict[str, _Place | Unavailable]:
+        """Places behind the log's end: either the end of what is committed (an open transaction, after a
+        change of the isolation level), or of a log that was cut back, or of another topic."""
+        fresh = self._watch.wait_for_look(view.looks, max(0.0, deadline - time.monotonic()))
+        written, _ = self._logs.look(beyond, fresh, LATEST_WRITTEN, deadline)
+        places: dict[str, _Place | Unavailable] = {}
+        for name, place in beyond.items():
+            log = written.get(name)
+            if log is None or log.topic_id != logs[name].topic_id:
+                places[name] = Unavailable("its log ends before its place; being checked")
+            elif place.position <= log.end:
+                places[name] = place
+            elif name not in last:
+                raise UsageError(
+                    f"starting_offsets begins {name} at offset {place.position}, but its log ends at "
+                    f"{log.end}; give an offset from {log.first} to {log.end}, or 'latest'"
+                )
+            else:
+                places[name] = self._behind_the_gap(
+                    name, place.position, logs[name].end, f"the log ends at offset {log.end}"
+                )
+        return places
+
+    # --- losses ----------------------------------------------------------------------------------------
+
+    def _behind_the_gap(self, name: str, position: int, go_on: int, what: str) -> _Place:
+        if self._source.on_data_loss == "skip":
+            return _Place(go_on, position)
+        raise DataLostError(
+            f"partition {name} cannot go on at offset {position}: {what}; to go on behind the gap, and have "
+            f"it recorded, use KafkaSource(..., on_data_loss='skip'), or start under a new topology id"
+        )
+
+    def _lost_plan(self, name: str, meta: KafkaRange, what: str) -> DataLostError:
+        return DataLostError(
+            f"partition {name} cannot be read again from offset {meta.start} to {meta.end}, as its stored "
+            f"plan has it: {what}; a transactional batch cannot be repeated without it: start under a new "
+            f"topology id"
+        )
+
+    def _refuse_vanished(self, view: ClusterView, *, always: bool = False) -> None:
+        """All topics were there when this coordinator was opened."""
+        if self._source.on_data_loss == "skip" and not always:
+            return
+        for name, topic in view.topics.items():
+            if topic.info is None and topic.confirmed:
+                raise DataLostError(
+                    f"the topic {name!r} no longer exists on {self._address}, so what this topology has not "
+                    f"read of it is lost; create it and start under a new topology id"
+                )

@@ -1,0 +1,361 @@
+"""Fetching planned ranges: several partitions and brokers in one loop, until each position is at its end.
+
+Invariants:
+
+- A range is finished when its position has reached its end, whatever records there were on the way:
+  compaction gaps, markers and aborted transactions are read past, a shorter log is not.
+- No session, no prefetching: a fetch asks for ranges that are being read and for nothing else, so a later
+  range (another partition, an earlier offset) cannot meet what was fetched for this one.
+- A fetch names the topic by its id where the broker can: a topic created again under the same name is an
+  unknown topic, not another one's records.
+- Without progress a partition ends as an error, `DataLostError` as soon as its leader's log shows that the
+  range cannot come, otherwise `PartitionUnavailableError` after the fetch timeout. Only waiting counts
+  towards it, not the time that the caller takes between two chunks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from threading import Lock
+from typing import Any, NoReturn
+from uuid import UUID
+
+import kafka.errors as kafka_errors
+from kafka.protocol.consumer import FetchRequest, IsolationLevel
+
+from txstream.api.errors import DataLostError, PartitionUnavailableError, ShortReadError, TxstreamError
+from txstream.spouts.kafka import KafkaRange
+from txstream.spouts.kafka_client import KafkaClient
+from txstream.spouts.kafka_protocol import (
+    EARLIEST,
+    LATEST_WRITTEN,
+    NO_NODE,
+    Leader,
+    Partition,
+    PartitionError,
+    TopicInfo,
+    partition_error,
+    reason_of,
+)
+from txstream.spouts.kafka_records import CorruptBatchError, RecordColumns, decode_records
+
+CHUNK_OFFSETS = 50_000
+_MIN_FETCH_BYTES = 64 * 1024
+_FIRST_BYTES_PER_OFFSET = 256.0
+_EMPTY_WAIT_MS = 100
+_ASIDE_SECONDS = 2.0
+_CONFIRM_SECONDS = 1.0
+_LOG_END_CHECK_SECONDS = 0.5
+_FETCHES_OF_A_DAMAGED_BATCH = 3
+_NAMES_ONLY_VERSION = 12
+_OFFSET_OUT_OF_RANGE = kafka_errors.OffsetOutOfRangeError.errno
+
+
+class RangeRead:
+    """One partition's range while it is read."""
+
+    def __init__(self, name: str, wanted: KafkaRange) -> None:
+        self.name = name
+        self.partition = Partition.parse(name)
+        self.range = wanted
+        self.position = wanted.start
+        self.columns = RecordColumns()
+        self.waited_seconds = 0.0
+        self.not_before = 0.0
+        self.failures = 0
+        self.damaged = 0
+        self.reason = "its leader sent nothing"
+        self.strange_since: float | None = None
+        self.end_checked_at = 0.0
+
+    @property
+    def finished(self) -> bool:
+        return self.position >= self.range.end
+
+    def take(self) -> RecordColumns:
+        columns, self.columns = self.columns, RecordColumns()
+        return columns
+
+    def put_off(self, reason: str) -> None:
+        """Not now: try again after a pause that grows up to half a second."""
+        self.reason = reason
+        self.not_before = time.monotonic() + min(0.5, 0.05 * 2 ** min(self.failures, 5))
+        self.failures += 1
+
+    def advance(self, position: int) -> None:
+        self.position = position
+        self.waited_seconds = 0.0
+        self.failures = self.damaged = 0
+
+
+class RangeFetcher:
+    """Reads ranges through one client. What it learns about topics and sizes serves the next ranges."""
+
+    def __init__(
+        self,
+        client: KafkaClient,
+        *,
+        read_committed: bool,
+        fetch_timeout_seconds: float,
+        skip_lost: bool,
+        max_partition_bytes: int,
+        max_bytes: int,
+    ) -> None:
+        self._client = client
+        self._read_committed = read_committed
+        self._timeout = fetch_timeout_seconds
+        self._skip_lost = skip_lost
+        self._max_partition_bytes = max_partition_bytes
+        self._max_bytes = max_bytes
+        self._topics: dict[str, TopicInfo] = {}
+        self._stale = False
+        self._bytes_per_offset: dict[str, float] = {}
+        self._lock = Lock()
+
+    def run(self, reads: Sequence[RangeRead]) -> Iterator[RangeRead]:
+        """Yields a read whenever it has new rows or has come to its end; take its columns then."""
+        unfinished = [read for read in reads if not read.finished]
+        pending: dict[int, tuple[Any, list[RangeRead]]] = {}
+        while unfinished:
+            with self._lock:  # the client serves one thread at a time; it is free while the caller works
+                progressed = self._step(unfinished, pending)
+            yield from progressed
+            unfinished = [read for read in unfinished if not read.finished]
+
+    def _step(
+        self, unfinished: list[RangeRead], pending: dict[int, tuple[Any, list[RangeRead]]]
+    ) -> list[RangeRead]:
+        began = time.monotonic()
+        self._send(unfinished, pending)
+        busy = [read for _, asked in pending.values() for read in asked]
+        idle_until = min((r.not_before for r in unfinished if r not in busy), default=began + self._timeout)
+        self._client.drive(
+            lambda: any(future.is_done for future, _ in pending.values()),
+            min(began + self._timeout, max(idle_until, began + 0.01)),
+        )
+        progressed: list[RangeRead] = []
+        for node in [node for node, (future, _) in pending.items() if future.is_done]:
+            future, asked = pending.pop(node)
+            if future.exception is None:
+                progressed += self._receive(future.value, asked)
+            else:
+                self._stale = True
+                for read in asked:
+                    read.put_off(f"broker {node}: {reason_of(future.exception)}")
+        waited = time.monotonic() - began
+        for read in unfinished:
+            if read in progressed:
+                continue
+            read.waited_seconds += waited
+            if read.waited_seconds >= self._timeout:
+                raise PartitionUnavailableError(
+                    f"partition {read.name} gave nothing for {self._timeout:g} s at offset {read.position} "
+                    f"of the planned {_span(read)}: {read.reason}; the batch is tried again"
+                )
+        return progressed
+
+    # --- asking ----------------------------------------------------------------------------------------
+
+    def _send(self, unfinished: list[RangeRead], pending: dict[int, tuple[Any, list[RangeRead]]]) -> None:
+        busy = {read.name for _, asked in pending.values() for read in asked}
+        now = time.monotonic()
+        due = [read for read in unfinished if read.name not in busy and read.not_before <= now]
+        if not due:
+            return
+        if self._stale or any(read.partition.topic not in self._topics for read in due):
+            self._refresh(unfinished)
+        by_node: dict[int, list[RangeRead]] = defaultdict(list)
+        for read in due:
+            leader = self._leader(read)
+            if leader is not None and leader.node not in pending:
+                by_node[leader.node].append(read)
+        for node, asked in by_node.items():
+            pending[node] = (self._client.send(node, self._fetch_request(asked), self._timeout), asked)
+
+    def _refresh(self, reads: list[RangeRead]) -> None:
+        names = {read.partition.topic for read in reads}
+        try:
+            found = self._client.topics(names, _ASIDE_SECONDS)
+            self._topics = {**{n: t for n, t in self._topics.items() if n not in names}, **found}
+            self._stale = False
+        except (kafka_errors.KafkaError, OSError) as error:
+            for read in reads:
+                read.put_off(reason_of(error))
+
+    def _leader(self, read: RangeRead) -> Leader | None:
+        """Whom to ask, None when nobody can be now. Raises when the topic is gone or is another one."""
+        topic = self._topics.get(read.partition.topic)
+        known = read.range.topic_id
+        if topic is None or (known and topic.id and topic.id != known):
+            # One broker may know a new or deleted topic later than the others: believe it the second time.
+            now = time.monotonic()
+            if read.strange_since is None:
+                read.strange_since = now
+            elif now - read.strange_since >= _CONFIRM_SECONDS:
+                what = "no longer exists" if topic is None else "was deleted and created again"
+                self._lost(read, f"the topic {read.partition.topic!r} {what}")
+            self._stale = True
+            read.put_off(f"the topic {read.partition.topic!r} is not known as planned")
+            return None
+        read.strange_since = None
+        leader = topic.leaders.get(read.partition.number)
+        if leader is None or leader.node == NO_NODE:
+            self._stale = True
+            read.put_off("it has no leader")
+            return None
+        return leader
+
+    def _fetch_request(self, asked: list[RangeRead]) -> Any:
+        # Kafka fills its answer in the order of the request: those that got nothing last time come first.
+        by_topic: dict[str, list[RangeRead]] = defaultdict(list)
+        for read in sorted(asked, key=lambda read: -read.waited_seconds):
+            by_topic[read.partition.topic].append(read)
+        has_ids = all(self._topics[name].id for name in by_topic)
+        topic_type = FetchRequest.FetchTopic
+        return FetchRequest(
+            max_wait_ms=_EMPTY_WAIT_MS,
+            min_bytes=1,
+            max_bytes=self._max_bytes,
+            isolation_level=(
+                IsolationLevel.READ_COMMITTED if self._read_committed else IsolationLevel.READ_UNCOMMITTED
+            ),
+            session_id=0,
+            session_epoch=-1,
+            min_version=4,
+            max_version=None if has_ids else _NAMES_ONLY_VERSION,
+            topics=[
+                topic_type(
+                    topic=name,
+                    topic_id=UUID(self._topics[name].id) if has_ids else None,
+                    partitions=[
+                        topic_type.FetchPartition(
+                            partition=read.partition.number,
+                            current_leader_epoch=self._topics[name].leaders[read.partition.number].epoch,
+                            fetch_offset=read.position,
+                            partition_max_bytes=self._fetch_bytes(read),
+                        )
+                        for read in reads
+                    ],
+                )
+                for name, reads in by_topic.items()
+            ],
+        )
+
+    def _fetch_bytes(self, read: RangeRead) -> int:
+        """What the rest of the range, or a chunk of it, should take by what its topic took before."""
+        per_offset = self._bytes_per_offset.get(read.partition.topic, _FIRST_BYTES_PER_OFFSET)
+        offsets = min(read.range.end - read.position, CHUNK_OFFSETS)
+        wanted = int(offsets * per_offset * 1.05) + 4096
+        return max(_MIN_FETCH_BYTES, min(wanted, self._max_partition_bytes))
+
+    # --- answers ---------------------------------------------------------------------------------------
+
+    def _receive(self, response: Any, asked: list[RangeRead]) -> list[RangeRead]:
+        reads: Mapping[tuple[str, int], RangeRead] = {
+            (key, read.partition.number): read
+            for read in asked
+            for key in (read.partition.topic, self._topic_id(read))
+        }
+        progressed = []
+        missing = set(asked)
+        for topic in response.responses:
+            key = topic.topic or str(topic.topic_id)
+            for data in topic.partitions:
+                read = reads.get((key, data.partition_index))
+                if read is None:
+                    continue
+                missing.discard(read)
+                if self._receive_partition(read, data):
+                    progressed.append(read)
+        for read in missing:
+            error = partition_error(response.error_code or 0)
+            self._stale = True
+            read.put_off(str(error) if error else "its leader left it out of the answer")
+        return progressed
+
+    def _topic_id(self, read: RangeRead) -> str:
+        topic = self._topics.get(read.partition.topic)
+        return topic.id if topic is not None else ""
+
+    def _receive_partition(self, read: RangeRead, data: Any) -> bool:
+        if data.error_code == _OFFSET_OUT_OF_RANGE:
+            self._out_of_range(read)
+            return False
+        error = partition_error(data.error_code)
+        if error is not None:
+            self._stale = self._stale or error.stale
+            read.put_off(str(error))
+            return False
+        if data.records:
+            try:
+                position, size = decode_records(
+                    data.records,
+                    read.position,
+                    read.range.end,
+                    read.columns,
+                    aborted=data.aborted_transactions,
+                    read_committed=self._read_committed,
+                )
+            except CorruptBatchError as damage:
+                self._damaged(read, damage)
+                return False
+            if position > read.position:
+                if position - read.position >= 100:
+                    self._bytes_per_offset[read.partition.topic] = size / (position - read.position)
+                read.advance(position)
+                return True
+        readable = data.last_stable_offset if self._read_committed else data.high_watermark
+        if readable is not None and 0 <= readable < read.range.end:
+            read.reason = f"only offsets below {readable} can be read now"
+            self._check_log_end(read)
+        return False
+
+    def _damaged(self, read: RangeRead, damage: CorruptBatchError) -> None:
+        read.damaged += 1
+        text = f"the record batch at offset {damage.offset} is damaged: {damage.reason}"
+        if read.damaged >= _FETCHES_OF_A_DAMAGED_BATCH:
+            self._lost(read, f"{text}, in {read.damaged} fetches")
+        read.put_off(text)
+
+    def _check_log_end(self, read: RangeRead) -> None:
+        """What can be read may lag behind for a moment after a change of leaders. The log's own end does not:
+        a plan beyond it waits in vain."""
+        now = time.monotonic()
+        leader = self._topics[read.partition.topic].leaders[read.partition.number]
+        if now - read.end_checked_at < _LOG_END_CHECK_SECONDS:
+            return
+        read.end_checked_at = now
+        end = self._client.log_end(read.partition, leader, _ASIDE_SECONDS)
+        if isinstance(end, int) and 0 <= end < read.range.end:
+            self._lost(read, f"the log ends at offset {end}")
+
+    def _out_of_range(self, read: RangeRead) -> None:
+        leader = self._topics[read.partition.topic].leaders[read.partition.number]
+        found, _ = self._client.offsets({read.partition: leader}, [EARLIEST, LATEST_WRITTEN], _ASIDE_SECONDS)
+        bounds = found.get(read.partition)
+        if bounds is not None and not isinstance(bounds, PartitionError):
+            first, end = bounds
+            if read.position < first:
+                self._lost(read, f"the log begins at offset {first}")
+            if read.position > end:
+                self._lost(read, f"the log ends at offset {end}")
+        self._stale = True
+        read.put_off(f"offset {read.position} is out of range")
+
+    def _lost(self, read: RangeRead, what: str) -> NoReturn:
+        kind: Callable[[str], TxstreamError] = DataLostError
+        remedy = (
+            "what is lost cannot be read again; with on_data_loss='skip' a new plan goes on behind it, or "
+            "start under a new topology id"
+        )
+        if self._skip_lost:  # the next plan goes on behind the gap and records it
+            kind, remedy = ShortReadError, "the next plan of this batch goes on behind it and records the gap"
+        raise kind(
+            f"partition {read.name}, planned {_span(read)}, position {read.position}: {what}; {remedy}"
+        )
+
+
+def _span(read: RangeRead) -> str:
+    return f"offsets {read.range.start} to {read.range.end} (exclusive)"
