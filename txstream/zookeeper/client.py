@@ -1,0 +1,252 @@
+"""One session with ZooKeeper, over kazoo.
+
+Invariants.
+- A request's fate is one of three: answered, refused (a kazoo exception that says so), or lost
+  (LostAnswerError: it may have been applied, or may yet be). kazoo itself repeats nothing.
+- `sessions_lost` grows with every session that ended; whoever owns an ephemeral znode compares it.
+- No call waits for a dead server longer than its `Patience` allows.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, Self
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    ConnectionClosedError,
+    ConnectionLoss,
+    KazooException,
+    OperationTimeoutError,
+    SessionExpiredError,
+    SessionMovedError,
+)
+from kazoo.hosts import collect_hosts
+from kazoo.protocol.states import KazooState
+
+from txstream.api.errors import LeaderExistsError, ServiceUnavailableError, UsageError
+from txstream.metas import MetaCodec
+from txstream.zookeeper.candidates import present_leader
+from txstream.zookeeper.fenced import Hook
+from txstream.zookeeper.kazoo_tree import REFUSALS, KazooTree, Send, back_off
+from txstream.zookeeper.paths import ROOT, Paths
+from txstream.zookeeper.patience import Patience
+from txstream.zookeeper.progress import TreeProgress
+from txstream.zookeeper.tree import LostAnswerError
+
+# Without any handler Python prints a library's warnings to standard error; with this one they go where the
+# application's own logging configuration sends them, and nowhere when it has none.
+logging.getLogger("kazoo").addHandler(logging.NullHandler())
+
+_POLL_SECONDS = 0.1
+_STRAGGLER_SECONDS = 1.0
+# kazoo's own default doubles the pause between two connection attempts up to an hour.
+_RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_jitter": 0.2, "max_delay": 1.0}
+# Whether such a request was, or will be, applied is unknown.
+_LOST = (ConnectionLoss, SessionExpiredError, OperationTimeoutError, SessionMovedError)
+
+
+class ZooKeeper:
+    """A session that reconnects by itself, and takes a new session when the old one has expired.
+
+    `hosts` is "h1:2181,h2:2181", with an optional chroot ("h1:2181/app"), which is created when missing.
+    Raises UsageError for hosts that cannot be such. `round_trips` counts the requests that progress stores
+    on this session have sent.
+    """
+
+    def __init__(
+        self, hosts: str, *, connect_timeout_seconds: float = 10.0, session_timeout_seconds: float = 10.0
+    ) -> None:
+        self.hosts, chroot = _split(hosts)
+        self.root = f"{chroot}{ROOT}"
+        self.connect_timeout_seconds = connect_timeout_seconds
+        self.round_trips = 0
+        self.sessions_lost = 0
+        self._started = False
+        self._closing = threading.Lock()
+        self._closed = False
+        self.client: Any = KazooClient(
+            self.hosts, timeout=session_timeout_seconds, connection_retry=dict(_RECONNECT)
+        )
+        self.client.add_listener(self._state_changed)
+
+    def __repr__(self) -> str:
+        return f"ZooKeeper({self.hosts!r})"
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Connect. Raises ServiceUnavailableError past `connect_timeout_seconds`."""
+        if self._started:
+            return
+        self._started = True
+        if not self.client.start_async().wait(self.connect_timeout_seconds):
+            # Closing waits for a connection attempt, which may hang for as long as a session lasts.
+            threading.Thread(target=self.close, name="zookeeper-close", daemon=True).start()
+            raise ServiceUnavailableError(
+                f"ZooKeeper at {self.hosts} did not answer within {self.connect_timeout_seconds:g} s; check "
+                "that it runs and the address given by --zookeeper or TXSTREAM_ZOOKEEPER, or start one with "
+                "`txstream up`"
+            )
+        try:
+            self.tree().ensure(self.root)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the session; its ephemeral znodes go at once. A closed session cannot be started again."""
+        with self._closing:
+            if not self._closed:
+                self._closed = True
+                self.client.stop()
+                self.client.close()
+
+    @property
+    def connected(self) -> bool:
+        """Is there a connection now? A silent cut is noticed within two thirds of the session timeout."""
+        return bool(self.client.connected)
+
+    # --- topologies -----------------------------------------------------------------------------------
+
+    def topologies(self) -> list[str]:
+        """The ids of the topologies that have anything stored here, sorted."""
+        tree = self.tree()
+        tree.sync()
+        return sorted(name for name in tree.children(self.root) or [] if _exists(tree, f"{self.root}/{name}"))
+
+    def leader(self, topology_id: str) -> str | None:
+        """host:pid of the driver that leads the topology now, or None."""
+        return present_leader(self.tree(), Paths(self.root, topology_id).leader)
+
+    def delete_topology(self, topology_id: str, *, force: bool = False) -> bool:
+        """Remove what is stored about a topology, readable or not; was there anything?
+
+        Raises LeaderExistsError while a driver leads it. `force` deletes nevertheless: only for a driver
+        that is known to be dead, since one that lives would find its progress gone, or somebody else's.
+        """
+        tree, paths = self.tree(), Paths(self.root, topology_id)
+        leader = present_leader(tree, paths.leader)
+        if leader is not None and not force:
+            raise LeaderExistsError(
+                f"topology {topology_id!r} is run by {leader}; stop that driver before deleting it"
+            )
+        existed = _exists(tree, paths.base)
+        TreeProgress(tree, paths, MetaCodec(Paths)).delete_everything()  # no metas are decoded
+        return existed
+
+    # --- requests -------------------------------------------------------------------------------------
+
+    def tree(self, patience: Patience | None = None) -> KazooTree:
+        """This session as a tree; without `patience`, a request waits `connect_timeout_seconds`."""
+        return KazooTree(self, patience or self.patience(deadline_seconds=self.connect_timeout_seconds))
+
+    def patience(
+        self,
+        *,
+        waiting: Callable[[str], None] | None = None,
+        should_stop: Callable[[], bool] | None = None,
+        deadline_seconds: float | None = None,
+    ) -> Patience:
+        return Patience(
+            f"ZooKeeper at {self.hosts}",
+            waiting=waiting,
+            should_stop=should_stop,
+            deadline_seconds=deadline_seconds,
+        )
+
+    def request(self, send: Send, patience: Patience) -> Any:
+        """Send one request and wait for its answer.
+
+        Raises the kazoo exceptions in which the server refuses it, LostAnswerError when its fate is
+        unknown, ServiceUnavailableError when no answer can be had, WaitStoppedError.
+        """
+        sessions_lost = self.sessions_lost
+        result = send()
+        while not result.wait(_POLL_SECONDS):
+            patience.unanswered()
+            # kazoo can drop a request that was queued in the very moment in which the session ended.
+            if self.sessions_lost != sessions_lost and not result.wait(_STRAGGLER_SECONDS):
+                raise LostAnswerError("the session ended before the request was answered")
+        try:
+            answer = result.get_nowait()
+        except _LOST as error:
+            raise LostAnswerError(str(error) or type(error).__name__) from error
+        except tuple(REFUSALS):
+            patience.answered()
+            raise
+        except ConnectionClosedError as error:
+            why = "was closed" if self._closed else "has ended for good; run the command again"
+            raise ServiceUnavailableError(f"the session with ZooKeeper at {self.hosts} {why}") from error
+        except KazooException as error:
+            raise ServiceUnavailableError(
+                f"ZooKeeper at {self.hosts} refuses a request of txstream: {type(error).__name__} {error}"
+            ) from error
+        patience.answered()
+        return answer
+
+    def read(self, send: Send, patience: Patience) -> Any:
+        """As `request`, for what can be repeated without harm: repeated until it is answered."""
+        failures = 0
+        while True:
+            try:
+                return self.request(send, patience)
+            except LostAnswerError:
+                failures += 1
+                back_off(failures, patience)
+
+    def _state_changed(self, state: str) -> None:
+        # Called by kazoo's connection thread, so it must not block.
+        if state == KazooState.LOST:
+            self.sessions_lost += 1
+
+
+class ZooKeeperProgress(TreeProgress):
+    """The `ProgressStore` of one topology in ZooKeeper.
+
+    While ZooKeeper is away every call waits, tells `waiting` once ("waiting for ZooKeeper at ... since
+    12:00:05") and ends when `should_stop` says so (WaitStoppedError). `deadline_seconds`, for commands,
+    ends it with ServiceUnavailableError; a driver has none, since the fate of a write must become known.
+    """
+
+    def __init__(
+        self,
+        zk: ZooKeeper,
+        topology_id: str,
+        codec: MetaCodec[Any],
+        *,
+        waiting: Callable[[str], None] | None = None,
+        should_stop: Callable[[], bool] | None = None,
+        deadline_seconds: float | None = None,
+        hook: Hook | None = None,
+    ) -> None:
+        patience = zk.patience(waiting=waiting, should_stop=should_stop, deadline_seconds=deadline_seconds)
+        super().__init__(KazooTree(zk, patience, counted=True), Paths(zk.root, topology_id), codec, hook=hook)
+
+
+def _exists(tree: KazooTree, base: str) -> bool:
+    # `leader` alone is left by a driver that stopped before its topology was ever run.
+    return bool({"identity", "coordinator", "epoch"}.intersection(tree.children(base) or []))
+
+
+def _split(hosts: str) -> tuple[str, str]:
+    """The hosts without their chroot, and the chroot ("" without one). Raises UsageError."""
+    servers, _, rest = hosts.strip().partition("/")
+    chroot = f"/{rest.strip('/')}" if rest.strip("/") else ""
+    try:
+        collect_hosts(servers)
+    except ValueError as error:
+        raise UsageError(
+            f"{hosts!r} is not a ZooKeeper address ({error}); expected host:port[,host:port]...[/chroot], "
+            "for example 127.0.0.1:2181"
+        ) from error
+    if any(part in ("", ".", "..") for part in chroot.split("/")[1:]):
+        raise UsageError(f"{chroot!r} is not a ZooKeeper path, in {hosts!r}")
+    return servers, chroot

@@ -1,0 +1,164 @@
+"""The real tree: operations to kazoo's requests, kazoo's answers to refusals."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from kazoo.exceptions import (
+    BadVersionError,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    RolledBackError,
+    RuntimeInconsistency,
+)
+
+from txstream.api.errors import ServiceUnavailableError
+from txstream.zookeeper.patience import Patience
+from txstream.zookeeper.tree import (
+    Check,
+    Create,
+    LostAnswerError,
+    Node,
+    Operation,
+    Refusal,
+    RefusedError,
+    SetData,
+)
+
+REFUSALS = {
+    NodeExistsError: Refusal.NODE_EXISTS,
+    NoNodeError: Refusal.NO_NODE,
+    BadVersionError: Refusal.BAD_VERSION,
+    NotEmptyError: Refusal.NOT_EMPTY,
+}
+_POLL_SECONDS = 0.1
+_MAX_BACK_OFF_SECONDS = 1.0
+
+# Hands a request to kazoo, and returns its asynchronous result.
+Send = Callable[[], Any]
+
+
+class Session(Protocol):
+    """What the tree needs of `client.ZooKeeper`."""
+
+    client: Any
+    root: str
+    round_trips: int
+
+    def request(self, send: Send, patience: Patience) -> Any: ...
+    def read(self, send: Send, patience: Patience) -> Any: ...
+
+
+def back_off(failures: int, patience: Patience) -> None:
+    """Wait 100 ms after the first failure, twice as long after each further one, at most a second."""
+    pause = threading.Event()
+    rest_seconds = min(0.05 * 2 ** min(failures, 10), _MAX_BACK_OFF_SECONDS)
+    while rest_seconds > 0:
+        patience.unanswered()
+        pause.wait(min(rest_seconds, _POLL_SECONDS))
+        rest_seconds -= _POLL_SECONDS
+
+
+class KazooTree:
+    """A `Tree` over a session; see there. With `counted`, its requests count as the session's round trips."""
+
+    def __init__(self, session: Session, patience: Patience, *, counted: bool = False) -> None:
+        self._session = session
+        self._client = session.client
+        self._patience = patience
+        self._counted = counted
+
+    def sync(self) -> None:
+        self._read(lambda: self._client.sync_async(self._session.root))
+
+    def get(self, path: str) -> Node | None:
+        try:
+            data, stat = self._read(lambda: self._client.get_async(path))
+        except NoNodeError:
+            return None
+        return Node(data, stat.version)
+
+    def children(self, path: str) -> list[str] | None:
+        try:
+            return list(self._read(lambda: self._client.get_children_async(path)))
+        except NoNodeError:
+            return None
+
+    def ensure(self, path: str) -> None:
+        parts = path.strip("/").split("/")
+        for depth in range(1, len(parts) + 1):
+            self.put_if_absent("/" + "/".join(parts[:depth]), b"")
+
+    def put_if_absent(self, path: str, data: bytes) -> Node:
+        while True:
+            # Read first: whoever may not create it may still find it there.
+            node = self.get(path)
+            if node is not None:
+                return node
+            try:
+                self._read(lambda: self._client.create_async(path, data))
+            except NodeExistsError:
+                continue
+
+    def multi(self, operations: Sequence[Operation]) -> None:
+        def send() -> Any:
+            transaction = self._client.transaction()
+            for operation in operations:
+                _add(transaction, operation)
+            return transaction.commit_async()
+
+        self._count()
+        raise_refusal(self._session.request(send, self._patience), operations)
+
+    def discard(self, path: str) -> bool:
+        try:
+            self._read(lambda: self._client.delete_async(path))
+        except NotEmptyError:
+            return False
+        except NoNodeError:
+            return True
+        return True
+
+    def back_off(self, failures: int) -> None:
+        back_off(failures, self._patience)
+
+    def _read(self, send: Send) -> Any:
+        self._count()
+        return self._session.read(send, self._patience)
+
+    def _count(self) -> None:
+        if self._counted:
+            self._session.round_trips += 1
+
+
+def raise_refusal(results: Sequence[Any], operations: Sequence[Operation]) -> None:
+    """Raise what is in the result list of a kazoo transaction, which `commit` returns instead of raising."""
+    failures = [(r, o) for r, o in zip(results, operations, strict=False) if isinstance(r, Exception)]
+    if not failures:
+        if len(results) != len(operations):
+            raise LostAnswerError(f"{len(operations)} operations were sent, {len(results)} were answered")
+        return
+    # The operations around the refused one carry placeholders that only say "not this one".
+    causes = [f for f in failures if not isinstance(f[0], (RolledBackError, RuntimeInconsistency))]
+    cause, operation = (causes or failures)[0]
+    for kind, refusal in REFUSALS.items():
+        if isinstance(cause, kind):
+            raise RefusedError(operation.path, refusal) from cause
+    raise ServiceUnavailableError(
+        f"ZooKeeper refuses a write to {operation.path}: {type(cause).__name__} {cause}"
+    ) from cause
+
+
+def _add(transaction: Any, operation: Operation) -> None:
+    match operation:
+        case Check():
+            transaction.check(operation.path, operation.version)
+        case Create():
+            transaction.create(operation.path, operation.data)
+        case SetData():
+            transaction.set_data(operation.path, operation.data, operation.version)
+        case _:
+            transaction.delete(operation.path, operation.version)

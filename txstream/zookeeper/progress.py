@@ -1,0 +1,323 @@
+"""The progress store over a tree of znodes: DESIGN sections 4 and 5.
+
+Invariants.
+- `current`, and the metas from current - 1 on without a gap, change together or not at all, under the epoch
+  that this driver has claimed (`fenced`).
+- Every operation carries the version that its znode had when it was last read or written here. A write whose
+  answer is lost can therefore be repeated, and can arrive late, without being applied twice.
+- After a lost or refused write nothing is assumed: epoch, current and metas are read back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from txstream.api.errors import CoordinatorError, CorruptStateError, ServiceUnavailableError
+from txstream.metas import BatchMetas, MetaCodec
+from txstream.transaction import FIRST_TXID, AttemptId, Epoch, Txid
+from txstream.zookeeper.documents import MAX_ATTEMPT, StoredBatch, StoredCurrent
+from txstream.zookeeper.fenced import MAX_RACES, FencedTree, Hook
+from txstream.zookeeper.identity import Identity
+from txstream.zookeeper.paths import Paths
+from txstream.zookeeper.store import Progress
+from txstream.zookeeper.tree import (
+    Check,
+    Create,
+    Delete,
+    LostAnswerError,
+    Node,
+    Operation,
+    RefusedError,
+    SetData,
+    Tree,
+)
+
+
+class TreeProgress:
+    """A `ProgressStore` over `tree`. May be called from several threads; calls are served one at a time."""
+
+    def __init__(self, tree: Tree, paths: Paths, codec: MetaCodec[Any], *, hook: Hook | None = None) -> None:
+        self._tree = tree
+        self._paths = paths
+        self._codec = codec
+        self._fenced = FencedTree(tree, paths, hook)
+        self._lock = threading.RLock()
+        self._current: tuple[Txid, int] | None = None
+        self._meta_versions: dict[Txid, int] = {}
+
+    @property
+    def topology_id(self) -> str:
+        return self._paths.topology_id
+
+    # --- identity and epoch ---------------------------------------------------------------------------
+
+    def read_identity(self) -> Identity | None:
+        path = self._paths.identity
+        with self._lock:
+            self._tree.sync()
+            node = self._tree.get(path)
+            if node is None:
+                if self._tree.get(self._paths.coordinator) is None:
+                    return None
+                node = self._tree.get(path)  # both may have been created between our two reads
+            if node is None:
+                raise CorruptStateError(
+                    f"{path} is missing, though {self._paths.coordinator} is there; they are created in one "
+                    "write, so somebody has deleted it"
+                )
+            return Identity.decode(node.data, path)
+
+    def create_identity(self, identity: Identity) -> Identity:
+        operations = [
+            Create(self._paths.identity, identity.encode()),
+            Create(self._paths.coordinator, b""),
+            Create(self._paths.current, StoredCurrent(FIRST_TXID, None).encode()),
+            Create(self._paths.metas, b""),
+            Create(self._paths.requests, b""),
+        ]
+        problem: RefusedError | LostAnswerError | None = None
+        with self._lock:
+            for failures in range(1, MAX_RACES):
+                stored = self.read_identity()
+                if stored is not None:
+                    return stored
+                try:
+                    self._fenced.multi("create_identity", operations, self._fenced.version_to_check())
+                except LostAnswerError as lost:
+                    problem = lost
+                    self._tree.back_off(failures)
+                except RefusedError as refused:
+                    problem = refused
+                else:
+                    return identity
+        raise CorruptStateError(f"{self._paths.identity} cannot be created: {problem}")
+
+    def read_epoch(self) -> Epoch:
+        with self._lock:
+            return self._fenced.read()
+
+    def claim_epoch(self, at_least: Epoch) -> Epoch:
+        with self._lock:
+            self._current = None
+            return self._fenced.claim(at_least)
+
+    def verify(self) -> None:
+        with self._lock:
+            self._fenced.verify()
+
+    # --- reading --------------------------------------------------------------------------------------
+
+    def load(self) -> Progress:
+        with self._lock:
+            for _ in range(MAX_RACES):
+                self._tree.sync()
+                before = self._tree.get(self._paths.current)
+                try:
+                    progress, versions = self._read_progress(before)
+                except CorruptStateError:
+                    # Seen while it changed, it may look corrupt; only what stands still is.
+                    if self._tree.get(self._paths.current) == before:
+                        raise
+                    continue
+                if before is not None and self._tree.get(self._paths.current) == before:
+                    if self._fenced.is_claimed:
+                        self._fenced.verify()
+                    self._current = (progress.current, before.version)
+                    self._meta_versions = versions
+                    return progress
+        raise ServiceUnavailableError(
+            f"the progress of topology {self.topology_id!r} changes faster than it can be read; try again"
+        )
+
+    def _read_progress(self, current: Node | None) -> tuple[Progress, dict[Txid, int]]:
+        names = self._tree.children(self._paths.metas)
+        if current is None or names is None:
+            missing = self._paths.current if current is None else self._paths.metas
+            raise CorruptStateError(
+                f"{missing} is missing; it is created with the topology's identity and never deleted alone"
+            )
+        position = StoredCurrent.decode(current.data, self._paths.current)
+        txids = sorted(self._txid_of(name) for name in names)
+        first = max(FIRST_TXID, Txid(position.txid - 1))
+        if txids != list(range(first, first + len(txids))) or (position.txid > FIRST_TXID and not txids):
+            raise CorruptStateError(
+                f"{self._paths.metas} has {_listed(txids)}; with {self._paths.current} at {position.txid} it "
+                f"must begin at {first} and have no gap"
+            )
+        batches, versions = {}, {}
+        for txid in txids:
+            path = self._paths.meta(txid)
+            node = self._tree.get(path)
+            if node is None:
+                raise CorruptStateError(f"{path} has vanished while it was read")
+            batch = StoredBatch.decode(node.data, path, self._codec)
+            if batch.attempt not in ((None, position.attempt) if txid < position.txid else (None,)):
+                raise CorruptStateError(
+                    f"{path}: its attempt is {batch.attempt}, which contradicts {self._paths.current}: "
+                    f"txid {position.txid} is current, after attempt {position.attempt}"
+                )
+            batches[txid], versions[txid] = batch, node.version
+        return Progress(position.txid, position.attempt, batches), versions
+
+    def _txid_of(self, name: str) -> Txid:
+        if not (name.isascii() and name.isdecimal() and str(int(name)) == name and name != "0"):
+            raise CorruptStateError(f"{self._paths.metas}/{name}: {name!r} is not a txid")
+        return Txid(int(name))
+
+    # --- writing --------------------------------------------------------------------------------------
+
+    def check_size(self, metas: BatchMetas[Any]) -> None:
+        # With the longest attempt id there is, so that what passes here passes with any.
+        StoredBatch(metas, AttemptId(MAX_ATTEMPT)).encode(self._codec)
+
+    def persist(self, txid: Txid, metas: BatchMetas[Any]) -> BatchMetas[Any]:
+        with self._lock:
+            current, _ = self._require_loaded()
+            following = Txid(max(self._meta_versions, default=current - 1) + 1)
+            if not current <= txid <= following:
+                raise CoordinatorError(
+                    f"the plan of txid {txid} cannot be stored: current is {current}, {following} comes next"
+                )
+            path = self._paths.meta(txid)
+            operations = [Create(path, StoredBatch(metas, None).encode(self._codec))]
+            failures = 0
+            while (problem := self._fenced.try_multi("persist", operations)) is not None:
+                self._fenced.verify()
+                node = self._tree.get(path)
+                if node is not None:
+                    stored = self._adopt(node, path)
+                    self._meta_versions[txid] = node.version
+                    return stored
+                _fail_if_refused(problem)
+                failures += 1
+                self._tree.back_off(failures)
+            self._meta_versions[txid] = 0
+            return metas
+
+    def _adopt(self, node: Node, path: str) -> BatchMetas[Any]:
+        batch = StoredBatch.decode(node.data, path, self._codec)
+        if batch.attempt is not None:
+            raise CorruptStateError(
+                f"{path}: a plan that is yet to be emitted carries attempt {batch.attempt}, as if committed"
+            )
+        return batch.metas
+
+    def advance(self, txid: Txid, attempt: AttemptId, metas: BatchMetas[Any] | None) -> None:
+        with self._lock:
+            current, version = self._require_loaded()
+            if txid != current:
+                raise CoordinatorError(f"txid {txid} cannot be advanced: current is {current}")
+            following = StoredCurrent(Txid(txid + 1), attempt)
+            meta_version, meta_operation = self._store_metas(txid, attempt, metas)
+            older = [t for t in self._meta_versions if t < txid]
+            operations = [
+                SetData(self._paths.current, following.encode(), version),
+                meta_operation,
+                *(Delete(self._paths.meta(t), self._meta_versions[t]) for t in older),
+            ]
+            failures = 0
+            while (problem := self._fenced.try_multi("advance", operations)) is not None:
+                self._fenced.verify()
+                if self._is_stored(following, version + 1, txid, meta_version):
+                    break
+                _fail_if_refused(problem)
+                failures += 1
+                self._tree.back_off(failures)
+            self._current = (following.txid, version + 1)
+            self._meta_versions[txid] = meta_version
+            for old in older:
+                del self._meta_versions[old]
+
+    def _store_metas(
+        self, txid: Txid, attempt: AttemptId, metas: BatchMetas[Any] | None
+    ) -> tuple[int, Operation]:
+        """The version that txid's metas will have, and what it takes."""
+        path, version = self._paths.meta(txid), self._meta_versions.get(txid)
+        if metas is None:
+            if version is None:
+                raise CoordinatorError(f"txid {txid} cannot be advanced: its metas were never stored")
+            return version, Check(path, version)
+        data = StoredBatch(metas, attempt).encode(self._codec)
+        if version is None:
+            return 0, Create(path, data)
+        return version + 1, SetData(path, data, version)
+
+    def _is_stored(self, following: StoredCurrent, version: int, txid: Txid, meta_version: int) -> bool:
+        """Was it ours that advanced? An attempt advances once, and its versions are the ones we asked for."""
+        node = self._tree.get(self._paths.current)
+        if node is None:
+            raise CorruptStateError(f"{self._paths.current} is missing, though its epoch is still mine")
+        if StoredCurrent.decode(node.data, self._paths.current) != following or node.version != version:
+            return False
+        path = self._paths.meta(txid)
+        meta = self._tree.get(path)
+        if meta is None or meta.version != meta_version:
+            found = "missing" if meta is None else f"at version {meta.version}"
+            raise CorruptStateError(
+                f"{path} is {found}, expected version {meta_version}, as written together with "
+                f"{self._paths.current}"
+            )
+        return True
+
+    def _require_loaded(self) -> tuple[Txid, int]:
+        self._fenced.require_claim()
+        if self._current is None:
+            raise CoordinatorError(f"the progress of topology {self.topology_id!r} was not loaded yet")
+        return self._current
+
+    # --- deleting -------------------------------------------------------------------------------------
+
+    def delete_everything(self) -> None:
+        problem: RefusedError | LostAnswerError | None = None
+        with self._lock:
+            for failures in range(1, MAX_RACES):
+                deletes = self._deletes(self._paths.base)
+                if not deletes:
+                    break
+                try:
+                    self._fenced.multi("delete", deletes, self._fenced.version_to_check())
+                except LostAnswerError as lost:
+                    problem = lost
+                    self._tree.back_off(failures)
+                except RefusedError as refused:
+                    problem = refused
+                else:
+                    self._fenced.forget_claim()
+            else:
+                raise ServiceUnavailableError(
+                    f"{self._paths.base} keeps changing while it is to be deleted ({problem}); "
+                    "stop the driver that runs it and try again"
+                )
+            self._fenced.forget_claim()
+            self._current = None
+            self._meta_versions = {}
+            # What is left belongs to the election; a candidate that is there keeps it.
+            if self._tree.discard(self._paths.leader):
+                self._tree.discard(self._paths.base)
+
+    def _deletes(self, path: str) -> list[Operation]:
+        """Deletes of everything at and below `path`, children first, except base and election."""
+        node, names = self._tree.get(path), self._tree.children(path)
+        if node is None or names is None:
+            return []
+        children = (f"{path}/{name}" for name in sorted(names))
+        below = [child for child in children if child != self._paths.leader]
+        operations = [operation for child in below for operation in self._deletes(child)]
+        return operations if path == self._paths.base else [*operations, Delete(path, node.version)]
+
+
+def _fail_if_refused(problem: RefusedError | LostAnswerError) -> None:
+    """Everything was read back, the epoch is mine and nothing was stored: then a refusal has no reason that
+    txstream could have given."""
+    if isinstance(problem, RefusedError):
+        raise CorruptStateError(
+            f"{problem}, which is not how txstream left it: something else writes there"
+        ) from problem
+
+
+def _listed(txids: Sequence[Txid]) -> str:
+    if not txids:
+        return "no txids"
+    return f"txids {', '.join(map(str, txids[:10]))}{', ...' if len(txids) > 10 else ''}"

@@ -1,0 +1,75 @@
+"""The progress store's contract: what the engine may ask of it, whatever keeps the progress."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from txstream.metas import BatchMetas
+from txstream.transaction import AttemptId, Epoch, Txid
+from txstream.zookeeper.documents import StoredBatch
+from txstream.zookeeper.identity import Identity
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a topology stands. `current` commits next; `committed_by` committed the txid before it (None
+    before the first). `batches` has no gap: from current - 1 (from 1 before the first commit) on."""
+
+    current: Txid
+    committed_by: AttemptId | None
+    batches: Mapping[Txid, StoredBatch]
+
+
+class ProgressStore(Protocol):
+    """One topology's progress, as one driver sees it: DESIGN sections 4 and 5.
+
+    The order is `read_identity` / `create_identity`, `claim_epoch`, `load`, then `persist` and `advance`.
+    While the store is away, every call waits; it then raises WaitStoppedError or ServiceUnavailableError
+    when it may wait no longer. Every write is refused once another driver has claimed a newer epoch:
+    FencedError. Whatever is unreadable is CorruptStateError with its path.
+    """
+
+    @property
+    def topology_id(self) -> str: ...
+
+    def read_identity(self) -> Identity | None:
+        """The stored identity; None before the topology was first run."""
+
+    def create_identity(self, identity: Identity) -> Identity:
+        """Store `identity` and an empty progress in one write; the stored one when there is one already."""
+
+    def read_epoch(self) -> Epoch:
+        """The greatest epoch claimed so far; 0 before the first."""
+
+    def claim_epoch(self, at_least: Epoch) -> Epoch:
+        """1 + the greater of the stored epoch and `at_least`, mine from now on.
+
+        Of several drivers that claim at once, each gets an epoch of its own, and only the last one can
+        write. Raises FencedError when others kept claiming before it.
+        """
+
+    def verify(self) -> None:
+        """Raises FencedError when the claimed epoch is no longer mine."""
+
+    def load(self) -> Progress:
+        """Everything stored, as of one moment; called after the fences were raised, before any write.
+
+        Without a claim it only reads, which is what commands do. Raises CorruptStateError.
+        """
+
+    def check_size(self, metas: BatchMetas[Any]) -> None:
+        """Raises MetaTooLargeError when `metas` could not be stored. Call it before the batch is emitted:
+        after its commit it is too late to refuse it."""
+
+    def persist(self, txid: Txid, metas: BatchMetas[Any]) -> BatchMetas[Any]:
+        """Store the plan of the next txid, before anything of it is emitted; returns what is stored, which
+        is another plan if one was there. Raises MetaTooLargeError, CoordinatorError (not the next txid)."""
+
+    def advance(self, txid: Txid, attempt: AttemptId, metas: BatchMetas[Any] | None) -> None:
+        """`attempt` has committed `txid`, the current one: current becomes txid + 1, the metas before txid
+        go, txid's own stay. `metas` None: they were persisted. Repeated until it is known to be stored."""
+
+    def delete_everything(self) -> None:
+        """Remove the topology's progress and identity, all or nothing."""

@@ -1,0 +1,109 @@
+"""What the progress store needs of ZooKeeper, as data: operations, refusals, lost answers.
+
+Two trees answer to it, the real one (`client.KazooTree`) and one in memory (`memory.MemoryTree`); the rules
+of the progress store are written once, over either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Refuse the whole write unless `path` has this version."""
+
+    path: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Refuse the whole write if `path` exists; the new znode has version 0."""
+
+    path: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SetData:
+    """Refuse the whole write unless `path` has this version; it grows by one."""
+
+    path: str
+    data: bytes
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Refuse the whole write unless `path` has this version and no children."""
+
+    path: str
+    version: int
+
+
+Operation = Check | Create | SetData | Delete
+
+
+class Node(NamedTuple):
+    """A znode as read."""
+
+    data: bytes
+    version: int
+
+
+class Refusal(StrEnum):
+    """Why ZooKeeper refused a write. Nothing of it was applied."""
+
+    NODE_EXISTS = "it exists already"
+    NO_NODE = "it does not exist"
+    BAD_VERSION = "it has another version"
+    NOT_EMPTY = "it has children"
+
+
+class RefusedError(Exception):
+    """The write was answered: nothing was applied, because of `path`. Never leaves this package."""
+
+    def __init__(self, path: str, refusal: Refusal) -> None:
+        super().__init__(f"{path}: {refusal}")
+        self.path = path
+        self.refusal = refusal
+
+
+class LostAnswerError(Exception):
+    """Nobody knows whether the write was applied, or will be: read back, and repeat it with the same
+    versions. Never leaves this package; a fault hook raises it to simulate one."""
+
+
+class Tree(Protocol):
+    """A session's view of ZooKeeper. Reads are repeated until answered, so only writes can lose an answer.
+
+    Any method may raise ServiceUnavailableError (a deadline, a closed session) or WaitStoppedError.
+    """
+
+    def sync(self) -> None:
+        """What is read after this is at least as new as everything acknowledged to anybody before it."""
+
+    def get(self, path: str) -> Node | None:
+        """The znode, or None where there is none."""
+
+    def children(self, path: str) -> list[str] | None:
+        """The names below `path` in any order, or None where there is no such znode."""
+
+    def ensure(self, path: str) -> None:
+        """Create `path` and its parents, empty, where they do not exist."""
+
+    def put_if_absent(self, path: str, data: bytes) -> Node:
+        """Create `path` if there is none; what is there then."""
+
+    def multi(self, operations: Sequence[Operation]) -> None:
+        """All of it or nothing. Raises RefusedError or LostAnswerError."""
+
+    def discard(self, path: str) -> bool:
+        """Delete `path` if it is there and has no children; is it gone now?"""
+
+    def back_off(self, failures: int) -> None:
+        """Wait a little before the write is repeated for the `failures`th time."""
