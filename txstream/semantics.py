@@ -1,4 +1,4 @@
-"""The value rules of exactly-once, per key, as pure functions: DESIGN section 5.1.
+"""The value rules of exactly-once, per key, as pure functions.
 
 Invariants. A transactional row holds the effect of every batch up to and including its `txid`. An opaque
 row holds, besides, the value from before its `txid` in `prev`; `prev` is None exactly when this txid

@@ -1,4 +1,4 @@
-"""What a user implements to process tuples: DESIGN section 3.2.
+"""What a user implements to process tuples.
 
 Bolts are pickled once when the topology starts, and unpickled on the executors: a fresh instance for each
 task of each attempt. So an instance may keep what it likes between `prepare` and `finish_batch`, and must

@@ -1,4 +1,4 @@
-"""What a source implements, and the three semantics that can be put on it: DESIGN section 3.1.
+"""What a source implements, and the three semantics that can be put on it.
 
 A batch's contents are fixed on the driver (`plan`) before a job reads them (`emit`), because Spark
 recomputes lost partitions from lineage: what a job reads must not depend on when it reads.

@@ -304,7 +304,8 @@ class TransactionalTopologyBuilder:
             if chosen not in legal:
                 raise TopologyError(
                     f"table {state.table!r}: a {semantics} spout cannot fill {chosen} state, "
-                    f"because {_why_illegal(semantics, chosen)}; use semantics {' or '.join(repr(str(s)) for s in legal)}"
+                    f"because {_why_illegal(semantics, chosen)}; "
+                    f"use semantics {' or '.join(repr(str(s)) for s in legal)}"
                 )
             states.append((bolt, chosen))
         if not states:

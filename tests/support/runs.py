@@ -1,0 +1,138 @@
+"""Runs as a user starts them: `txstream ...` in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from txstream.embedded import Services
+
+WORD_COUNT = "txstream.examples.word_count:topology"
+
+
+@dataclass
+class Outcome:
+    """How a run ended. A run that was killed has a negative status, the signal's number."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+    def json(self) -> Any:
+        return json.loads(self.stdout)
+
+
+@dataclass
+class Launcher:
+    """Starts `txstream` commands against given services, in a directory of their own."""
+
+    services: Services
+    directory: Path
+    database: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+    spark_conf: Sequence[str] = ("spark.driver.memory=512m",)
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "txstream", *arguments]
+
+    def variables(self, **more: str) -> dict[str, str]:
+        return {
+            **{name: value for name, value in os.environ.items() if not name.startswith("TXSTREAM_")},
+            "TXSTREAM_ZOOKEEPER": self.services.zookeeper,
+            "TXSTREAM_KAFKA": self.services.kafka,
+            "TXSTREAM_DATABASE": self.database,
+            "TXSTREAM_MASTER": "local[2]",
+            **self.environment,
+            **more,
+        }
+
+    def start(self, *arguments: str, **variables: str) -> RunningCommand:
+        """Start a command in the background."""
+        process = subprocess.Popen(
+            self.command(*arguments),
+            cwd=self.directory,
+            env=self.variables(**variables),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        return RunningCommand(process)
+
+    def run(self, *arguments: str, timeout_seconds: float = 120, **variables: str) -> Outcome:
+        """Run a command to its end."""
+        return self.start(*arguments, **variables).wait(timeout_seconds)
+
+    def word_count(self, topology_id: str, topic: str, table: str, *more: str, **variables: str) -> Outcome:
+        """`txstream run` of the word count until it has caught up."""
+        return self.run(*self.word_count_arguments(topology_id, topic, table, *more), **variables)
+
+    def word_count_arguments(self, topology_id: str, topic: str, table: str, *more: str) -> list[str]:
+        conf = [argument for setting in self.spark_conf for argument in ("--spark-conf", setting)]
+        return [
+            *("run", WORD_COUNT, "--id", topology_id, "-p", f"topic={topic}", "-p", f"table={table}"),
+            *("--until", "caught-up", "--json", *conf, *more),
+        ]
+
+
+class RunningCommand:
+    """A command in the background; its output is read all the time, so that it never blocks on a pipe."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self._output: dict[str, list[str]] = {"stdout": [], "stderr": []}
+        self._changed = threading.Condition()
+        self._readers = [
+            threading.Thread(target=self._read, args=(name,), daemon=True) for name in self._output
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, name: str) -> None:
+        stream = getattr(self.process, name)
+        for line in stream:
+            with self._changed:
+                self._output[name].append(line)
+                self._changed.notify_all()
+
+    def wait_for_line(self, text: str, timeout_seconds: float = 60) -> str:
+        """The first line on standard error with this text in it. Raises TimeoutError."""
+
+        def found() -> str | None:
+            return next((line for line in self._output["stderr"] if text in line), None)
+
+        with self._changed:
+            self._changed.wait_for(lambda: found() is not None, timeout_seconds)
+            line = found()
+        if line is None:
+            raise TimeoutError(
+                f"no {text!r} within {timeout_seconds} s in: {''.join(self._output['stderr'])}"
+            )
+        return line
+
+    def wait(self, timeout_seconds: float = 120) -> Outcome:
+        try:
+            self.process.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise TimeoutError(
+                f"{self.process.args} still ran after {timeout_seconds} s: {''.join(self._output['stderr'])}"
+            ) from None
+        for reader in self._readers:
+            reader.join(10)
+        return Outcome(
+            self.process.returncode, "".join(self._output["stdout"]), "".join(self._output["stderr"])
+        )
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
