@@ -68,6 +68,11 @@ class KafkaRange:
         """True when the range holds a place only."""
         return self.start == self.end
 
+    @property
+    def records(self) -> int:
+        """At most so many records: what the engine chooses the number of Spark tasks by."""
+        return self.end - self.start
+
 
 class KafkaSource(PartitionedSpout[KafkaRange]):
     """Kafka topics, emitted as Spark's own Kafka columns.
