@@ -75,6 +75,7 @@ _DEFAULTS: Mapping[str, str] = {
 class _Broker:
     node: int
     home: Path
+    lock_path: Path
     process: ServerProcess
     port: int | None = None
     port_is_fixed: bool = field(default=False)
@@ -112,6 +113,11 @@ class EmbeddedKafka:
         if len(ports) > brokers:
             raise UsageError(f"{len(ports)} Kafka ports were given for {brokers} broker(s)")
         self.data_dir = Path(data_dir).absolute()
+        if "," in str(self.data_dir):
+            raise UsageError(
+                f"Kafka cannot keep data in {self.data_dir}: it takes a comma for the end of a path; "
+                "give a data directory without one"
+            )
         self.controller_port = controller_port
         self._controller_port_is_fixed = controller_port is not None
         self._home = self.data_dir / "kafka"
@@ -123,17 +129,17 @@ class EmbeddedKafka:
         self._brokers: dict[int, _Broker] = {}
         for node in range(1, brokers + 1):
             given = ports[node - 1] if node <= len(ports) else None
+            lock_path = self._home / f"node-{node}.in-use.lock"
             process = ServerProcess(
                 f"Kafka broker {node}",
                 self.data_dir / "logs" / f"kafka-{node}.log",
-                lock_path=self._home / f"node-{node}.in-use.lock",
+                lock_path=lock_path,
                 detached=detached,
                 grace_seconds=_GRACE_SECONDS,
                 identity=(identities or {}).get(node),
             )
-            self._brokers[node] = _Broker(
-                node, self._home / f"node-{node}", process, given, given is not None
-            )
+            home = self._home / f"node-{node}"
+            self._brokers[node] = _Broker(node, home, lock_path, process, given, given is not None)
 
     @property
     def address(self) -> str:
@@ -158,6 +164,11 @@ class EmbeddedKafka:
         return {
             node: broker.process.identity for node, broker in self._brokers.items() if broker.process.identity
         }
+
+    @property
+    def ports(self) -> dict[int, int]:
+        """By node, the ports chosen so far."""
+        return {node: broker.port for node, broker in self._brokers.items() if broker.port is not None}
 
     @property
     def nodes(self) -> list[int]:
@@ -192,6 +203,8 @@ class EmbeddedKafka:
         `on_started` is called after each start.
         """
         missing = [broker for broker in self._brokers.values() if not broker.process.alive()]
+        for broker in missing:
+            broker.process.wait_for_data()
         self._choose_ports(missing)
         self._format([broker for broker in missing if not is_formatted(broker.home)])
         started: list[ServerProcess] = []
@@ -307,7 +320,11 @@ class EmbeddedKafka:
         def one(broker: _Broker) -> None:
             try:
                 format_storage(
-                    broker.home, cluster_id, lambda home: self._properties(broker, home), self._command
+                    broker.home,
+                    cluster_id,
+                    lambda home: self._properties(broker, home),
+                    self._command,
+                    broker.lock_path,
                 )
             except Exception as problem:  # noqa: BLE001 - carried over to the calling thread
                 problems.append(problem)

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import base64
 import shutil
-import subprocess
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from txstream.api.errors import CorruptStateError, ServiceUnavailableError
-from txstream.embedded.files import write_atomically
-from txstream.embedded.process import meaningful_line
+from txstream.embedded.files import java_properties, write_atomically
+from txstream.embedded.process import ServerProcess, wait_until
 
 _FORMAT_SECONDS = 60
 
@@ -35,7 +34,7 @@ def formatted_nodes(kafka_home: Path) -> int:
 
 
 def write_properties(path: Path, properties: Mapping[str, str]) -> None:
-    write_atomically(path, "".join(f"{key}={value}\n" for key, value in properties.items()))
+    write_atomically(path, java_properties(properties))
 
 
 def refuse_data_without_identity(home: Path) -> None:
@@ -52,40 +51,36 @@ def format_storage(
     cluster_id: str,
     properties: Callable[[Path], Mapping[str, str]],
     command: Callable[..., list[str]],
+    lock_path: Path,
 ) -> None:
     """Make `home` a formatted, empty node directory, or leave no trace of it.
 
     `properties(folder)` are the node's over data in `folder`; `command(main, *arguments)` runs a Java class
-    of Kafka's. Raises ServiceUnavailableError with what Kafka said when it does not succeed.
+    of Kafka's. The formatting holds the lock on the node's data and ends with this process, so that what the
+    next one finds unfinished is nobody's. Raises ServiceUnavailableError with what Kafka said when it does
+    not succeed.
     """
     unfinished = home.with_name(f"{home.name}.formatting")
-    if unfinished.exists():
-        shutil.rmtree(unfinished)  # of a formatting that was killed
-    unfinished.mkdir(parents=True)
     config = home.with_name(f"{home.name}.formatting.properties")
-    write_properties(config, properties(unfinished))
-    try:
-        done = subprocess.run(
-            command("kafka.tools.StorageTool", "format", "--cluster-id", cluster_id, "--config", str(config)),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_FORMAT_SECONDS,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    except subprocess.TimeoutExpired as problem:
-        raise ServiceUnavailableError(
-            f"Kafka could not format {home} within {_FORMAT_SECONDS} s; try again on a quieter machine"
-        ) from problem
-    finally:
-        config.unlink(missing_ok=True)
-    if done.returncode != 0 or not is_formatted(unfinished):
-        said = meaningful_line(done.stderr) or meaningful_line(done.stdout) or "nothing"
-        raise ServiceUnavailableError(f"Kafka could not format {home}; it said: {said}")
+    log = home.with_name(f"{home.name}.formatting.log")
+    name = f"The formatting of Kafka's {home.name}"
+    with ServerProcess(name, log, lock_path=lock_path) as formatting:
+        formatting.wait_for_data()
+        if unfinished.exists():
+            shutil.rmtree(unfinished)
+        unfinished.mkdir(parents=True)
+        write_properties(config, properties(unfinished))
+        arguments = ["format", "--cluster-id", cluster_id, "--config", str(config)]
+        formatting.start(command("kafka.tools.StorageTool", *arguments))
+        finished = wait_until(lambda: not formatting.alive(), _FORMAT_SECONDS)
+    if not finished or not is_formatted(unfinished):
+        how = "" if finished else f" within {_FORMAT_SECONDS} s"
+        raise ServiceUnavailableError(f"Kafka could not format {home}{how}; {formatting.last_words()}")
     if home.exists():
         home.rmdir()  # known to be empty
     unfinished.rename(home)
+    for left in (config, log):
+        left.unlink(missing_ok=True)
 
 
 def cluster_id_of(kafka_home: Path) -> str:

@@ -29,6 +29,7 @@ from txstream.api.errors import ServiceUnavailableError
 from txstream.embedded.files import try_lock
 
 GRACE_SECONDS = 10.0
+DATA_WAIT_SECONDS = 5.0
 
 _GUARD = Path(__file__).with_name("guard.py")
 _POLL_SECONDS = 0.05
@@ -105,6 +106,8 @@ def wait_until(condition: Callable[[], bool], timeout_seconds: float) -> bool:
 class ServerProcess:
     """One server, guarded (ends with this process) or detached (outlives it).
 
+    Also right for a program that works for a while on a server's data.
+
     `name` is for messages. `lock_path`, if given, is locked by the server for as long as it lives.
     """
 
@@ -138,7 +141,7 @@ class ServerProcess:
             raise ServiceUnavailableError(f"{self.name} is already running; stop it before starting it again")
         self._reap_guard()
         self._prepare_log()
-        lock = self._take_lock()
+        lock = None if self._lock_path is None else self._take_lock(self._lock_path)
         try:
             mode = "detached" if self._detached else "guarded"
             launch = [sys.executable, "-I", "-S", str(_GUARD), mode, str(self._grace_seconds)]
@@ -172,6 +175,12 @@ class ServerProcess:
         if self._detached:
             self._reap_guard()
         return self.identity
+
+    def wait_for_data(self) -> None:
+        """Wait until no other process has our data: an owner that was just killed leaves servers that its
+        guards are still stopping. Raises ServiceUnavailableError naming the process when it keeps them."""
+        if self._lock_path is not None and not self.alive():
+            os.close(self._take_lock(self._lock_path, wait_seconds=DATA_WAIT_SECONDS))
 
     def alive(self) -> bool:
         return self.identity is not None and self.identity.alive()
@@ -230,18 +239,23 @@ class ServerProcess:
             size = 0
         self._log_start = size
 
-    def _take_lock(self) -> int | None:
-        if self._lock_path is None:
-            return None
-        lock = try_lock(self._lock_path)
-        if lock is None:
-            holder = self._lock_path.read_text(errors="replace").strip()
+    def _take_lock(self, path: Path, wait_seconds: float = 0.0) -> int:
+        taken: list[int] = []
+
+        def take() -> bool:
+            lock = try_lock(path)
+            if lock is not None:
+                taken.append(lock)
+            return bool(taken)
+
+        if not wait_until(take, wait_seconds):
+            holder = path.read_text(errors="replace").strip()
             raise ServiceUnavailableError(
-                f"{self.name} cannot use {self._lock_path.parent}: process {holder or '(unknown)'} has it; "
+                f"{self.name} cannot use {path.parent}: process {holder or '(unknown)'} has it; "
                 "stop the command that started it (`txstream down` for detached services), "
                 "or give another --data-dir"
             )
-        return lock
+        return taken[0]
 
     def _reap_guard(self) -> None:
         """Close the pipe to the guard, which makes it stop the server if that still runs, and wait for it."""
@@ -273,7 +287,8 @@ def meaningful_line(log: str) -> str:
         line.strip() for line in log.splitlines() if line.strip() and not line.startswith(("\tat ", "\t..."))
     ]
     for line in reversed(lines):
-        if any(word in line for word in ("ERROR", "FATAL", "Exception", "Error:", "Caused by")):
+        telling = any(word in line for word in ("ERROR", "FATAL", "Exception", "Error:", "Caused by"))
+        if telling and "Exiting JVM" not in line:  # ZooKeeper's last error only says that there was one
             return line[:500]
     return lines[-1][:500] if lines else ""
 

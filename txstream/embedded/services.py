@@ -308,7 +308,7 @@ def _state_of(zookeeper: EmbeddedZooKeeper, kafka: EmbeddedKafka, *, ready: bool
         return ServerRecord(name, port, identity.pid, identity.start_time, str(log))
 
     brokers = {
-        node: record(f"Kafka broker {node}", kafka.port_of(node), identity, kafka.log_paths[node - 1])
+        node: record(f"Kafka broker {node}", kafka.ports.get(node), identity, kafka.log_paths[node - 1])
         for node, identity in kafka.identities.items()
     }
     return ServicesState(

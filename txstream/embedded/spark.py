@@ -186,6 +186,8 @@ class SparkStandalone:
             "SPARK_DAEMON_MEMORY": f"{_DAEMON_MB}m",
             # Daemons only: executors take their own flags from the application.
             "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+            # Would take work from anybody on this machine, at a fixed port.
+            "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",
         }
         for name, value in changes.items():
             if value is None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from txstream.api.errors import ServiceUnavailableError
-from txstream.embedded.files import write_atomically
+from txstream.embedded.files import java_properties, write_atomically
 from txstream.embedded.java import LOGGING_JARS, Java, find_java, java_command, spark_jars
 from txstream.embedded.ports import HOST, free_port, require_free
 from txstream.embedded.process import ProcessIdentity, ServerProcess
@@ -37,19 +38,17 @@ _PORT_TRIES = 3
 
 # A tick of 500 ms: ZooKeeper measures sessions in ticks, and its default of 2 s would make 4 s the shortest.
 # Millisecond precision matters to tests of a lost session; a minute to drivers that may be paused.
-_CONFIG = """\
-tickTime=500
-minSessionTimeout=1000
-maxSessionTimeout=60000
-dataDir={data}
-clientPort={port}
-clientPortAddress={host}
-maxClientCnxns=0
-admin.enableServer=false
-4lw.commands.whitelist=srvr,ruok,mntr
-autopurge.snapRetainCount=3
-autopurge.purgeInterval=1
-"""
+_DEFAULTS: Mapping[str, str] = {
+    "tickTime": "500",
+    "minSessionTimeout": "1000",
+    "maxSessionTimeout": "60000",
+    "clientPortAddress": HOST,
+    "maxClientCnxns": "0",
+    "admin.enableServer": "false",
+    "4lw.commands.whitelist": "srvr,ruok,mntr",
+    "autopurge.snapRetainCount": "3",
+    "autopurge.purgeInterval": "1",
+}
 
 
 class EmbeddedZooKeeper:
@@ -115,11 +114,13 @@ class EmbeddedZooKeeper:
         java = self._java or find_java()
         if self.port is None:
             self.port = free_port()
+        self._process.wait_for_data()
         require_free(self.port, "ZooKeeper")
         data = self._home / "data"
         data.mkdir(parents=True, exist_ok=True)
         config = self._home / "zoo.cfg"
-        write_atomically(config, _CONFIG.format(data=data, port=self.port, host=HOST))
+        settings = {**_DEFAULTS, "dataDir": str(data), "clientPort": str(self.port)}
+        write_atomically(config, java_properties(settings))
         command = java_command(java, heap_mb=_HEAP_MB, classpath=[str(jar) for jar in spark_jars(_JARS)])
         # The default preallocates 64 MiB of log in every start; a batch's progress is a few hundred bytes.
         options = ["-Dzookeeper.preAllocSize=4096"]

@@ -1,0 +1,288 @@
+"""The embedded ZooKeeper and Kafka as real processes: used, killed, restarted, refused."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.admin import NewTopic
+from kafka.errors import UnknownTopicOrPartitionError
+from kazoo.client import KazooClient
+
+from txstream.api.errors import ServiceUnavailableError
+from txstream.embedded import EmbeddedKafka, EmbeddedZooKeeper, process
+from txstream.embedded.ports import HOST, is_free
+from txstream.embedded.process import wait_until
+from txstream.embedded.wire import cluster_view
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a blank and an accent, as in somebody's home directory."""
+    return tmp_path_factory.mktemp("Josés services")
+
+
+@pytest.fixture(scope="module")
+def zookeeper(data_dir: Path) -> Iterator[EmbeddedZooKeeper]:
+    with EmbeddedZooKeeper(data_dir) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def kafka(data_dir: Path) -> Iterator[EmbeddedKafka]:
+    """Two brokers, over what a formatting that was killed left."""
+    unfinished = data_dir / "kafka" / "node-1.formatting"
+    unfinished.mkdir(parents=True)
+    (unfinished / "meta.properties").write_text("version=1\ncluster.id=half-written")
+    with EmbeddedKafka(data_dir, brokers=2) as servers:
+        yield servers
+
+
+def client_of(server: EmbeddedZooKeeper, timeout_seconds: float = 10.0) -> KazooClient:
+    client = KazooClient(hosts=server.address, timeout=timeout_seconds)
+    client.start(timeout=10)
+    return client
+
+
+def create_topic(kafka: EmbeddedKafka, topic: str, assignments: dict[int, list[int]]) -> None:
+    with KafkaAdminClient(bootstrap_servers=kafka.address) as admin:
+        admin.create_topics([NewTopic(topic, replica_assignments=assignments)])
+        admin.wait_for_topics([topic])
+
+
+def produce(kafka: EmbeddedKafka, topic: str, partition: int, values: list[bytes]) -> None:
+    with KafkaProducer(bootstrap_servers=kafka.address) as producer:
+        for value in values:
+            producer.send(topic, value, partition=partition).get(timeout=20)
+
+
+def consume(kafka: EmbeddedKafka, topic: str, partition: int, count: int) -> list[bytes]:
+    """The first `count` values of a partition, fewer when they do not come within 10 s."""
+    values: list[bytes] = []
+    with KafkaConsumer(bootstrap_servers=kafka.address, auto_offset_reset="earliest") as consumer:
+        consumer.assign([TopicPartition(topic, partition)])
+
+        def enough() -> bool:
+            for records in consumer.poll(timeout_ms=200).values():
+                values.extend(record.value for record in records)
+            return len(values) >= count
+
+        wait_until(enough, 10)
+    return values
+
+
+def test_zookeeper_keeps_what_it_acknowledged_through_sigkill(zookeeper: EmbeddedZooKeeper) -> None:
+    client = client_of(zookeeper)
+    client.create("/kept", b"value")
+    client.stop()
+    client.close()
+    address = zookeeper.address
+    zookeeper.kill()
+    assert not zookeeper.alive()
+    zookeeper.start()
+    assert zookeeper.address == address
+    client = client_of(zookeeper)
+    try:
+        assert client.get("/kept")[0] == b"value"
+    finally:
+        client.stop()
+        client.close()
+
+
+@pytest.mark.parametrize("seconds", [1.0, 60.0])
+def test_zookeeper_grants_the_session_timeout_asked_for(zookeeper: EmbeddedZooKeeper, seconds: float) -> None:
+    client = client_of(zookeeper, seconds)
+    try:
+        assert client._session_timeout == seconds * 1000  # what the server granted, in ms
+    finally:
+        client.stop()
+        client.close()
+
+
+def test_a_second_zookeeper_on_the_same_data_is_refused(
+    zookeeper: EmbeddedZooKeeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process, "DATA_WAIT_SECONDS", 0.1)
+    assert zookeeper.identity is not None
+    second = EmbeddedZooKeeper(zookeeper.data_dir)
+    with pytest.raises(ServiceUnavailableError, match=f"process {zookeeper.identity.pid} has it"):
+        second.start()
+    assert zookeeper.alive()
+
+
+def test_records_go_in_and_come_out_of_every_broker(kafka: EmbeddedKafka) -> None:
+    create_topic(kafka, "both", {0: [1], 1: [2]})
+    produce(kafka, "both", 0, [b"a", b"b"])
+    produce(kafka, "both", 1, [b"c"])
+    assert consume(kafka, "both", 0, 2) == [b"a", b"b"]
+    assert consume(kafka, "both", 1, 1) == [b"c"]
+
+
+def test_consumer_groups_work(kafka: EmbeddedKafka) -> None:
+    create_topic(kafka, "grouped", {0: [1]})
+    produce(kafka, "grouped", 0, [b"x"])
+    values: list[bytes] = []
+    with KafkaConsumer(
+        "grouped", bootstrap_servers=kafka.address, group_id="readers", auto_offset_reset="earliest"
+    ) as consumer:
+
+        def came() -> bool:
+            for records in consumer.poll(timeout_ms=200).values():
+                values.extend(record.value for record in records)
+            return bool(values)
+
+        assert wait_until(came, 20)
+        consumer.commit()
+    assert values == [b"x"]
+
+
+def test_a_misspelt_topic_is_not_created(kafka: EmbeddedKafka) -> None:
+    with KafkaAdminClient(bootstrap_servers=kafka.address) as admin:
+        with pytest.raises(UnknownTopicOrPartitionError):
+            admin.delete_topics(["mispelt"])
+        with KafkaConsumer(bootstrap_servers=kafka.address) as consumer:
+            assert not consumer.partitions_for_topic("mispelt")
+        assert "mispelt" not in admin.list_topics()
+
+
+def test_one_broker_killed_takes_its_partitions_along_and_brings_them_back(kafka: EmbeddedKafka) -> None:
+    create_topic(kafka, "outage", {0: [1], 1: [2]})
+    produce(kafka, "outage", 0, [b"one"])
+    produce(kafka, "outage", 1, [b"two"])
+    kafka.stop_broker(2, kill=True)
+    assert kafka.alive(1)
+    assert not kafka.alive(2)
+    assert is_free(kafka.port_of(2))
+    assert consume(kafka, "outage", 0, 1) == [b"one"]
+
+    def noticed() -> bool:
+        view = cluster_view(HOST, kafka.port_of(1))
+        return view is not None and view.brokers == {1}
+
+    assert wait_until(noticed, 20)
+    kafka.start_broker(2)
+    assert consume(kafka, "outage", 1, 1) == [b"two"]
+
+
+def test_everything_listens_on_loopback_only(zookeeper: EmbeddedZooKeeper, kafka: EmbeddedKafka) -> None:
+    identities = [zookeeper.identity, *kafka.identities.values()]
+    for identity in identities:
+        assert identity is not None
+        connections = psutil.Process(identity.pid).net_connections(kind="inet")
+        listening = [
+            connection.laddr for connection in connections if connection.status == psutil.CONN_LISTEN
+        ]
+        assert listening
+        for address in listening:
+            assert address.ip.removeprefix("::ffff:") == HOST
+
+
+def test_what_servers_log_goes_to_their_files(
+    zookeeper: EmbeddedZooKeeper, kafka: EmbeddedKafka, data_dir: Path
+) -> None:
+    assert zookeeper.log_path == data_dir / "logs" / "zookeeper.log"
+    assert "binding to port" in zookeeper.log_path.read_text()
+    for log in kafka.log_paths:
+        assert "Kafka Server started" in log.read_text()
+
+
+def test_a_taken_port_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with socket.socket() as holder:
+        holder.bind((HOST, 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+        with pytest.raises(ServiceUnavailableError, match=f"ZooKeeper cannot listen on .*:{port}"):
+            EmbeddedZooKeeper(tmp_path, port).start()
+        with pytest.raises(ServiceUnavailableError, match=f"Kafka broker 1 cannot listen on .*:{port}"):
+            EmbeddedKafka(tmp_path, port=port).start()
+    assert not (tmp_path / "logs").exists()
+
+
+def test_a_server_that_cannot_start_is_told_with_log_and_reason(tmp_path: Path) -> None:
+    server = EmbeddedZooKeeper(tmp_path)
+    (tmp_path / "zookeeper" / "data").mkdir(parents=True)
+    (tmp_path / "zookeeper" / "data" / "version-2").write_text("not a directory")
+    with pytest.raises(ServiceUnavailableError, match=r"ended while starting.*logs/zookeeper\.log") as failed:
+        server.start()
+    assert "version-2" in str(failed.value)
+    assert not server.alive()
+
+
+OWNER = """
+import sys
+from pathlib import Path
+from txstream.embedded import EmbeddedZooKeeper
+with EmbeddedZooKeeper(Path(sys.argv[1])) as server:
+    print(server.port, server.identity.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_server_ends_with_its_owner(tmp_path: Path, number: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as owner:
+        assert owner.stdout is not None
+        port, pid = map(int, owner.stdout.readline().split())
+        assert psutil.pid_exists(pid)
+        owner.send_signal(number)
+        owner.wait(timeout=30)
+    assert wait_until(lambda: not psutil.pid_exists(pid), 20)
+    assert is_free(port)
+
+
+FORKING_OWNER = """
+import os, sys, time
+from pathlib import Path
+from txstream.embedded import EmbeddedZooKeeper
+server = EmbeddedZooKeeper(Path(sys.argv[1])).start()
+forked = os.fork()
+if forked == 0:
+    time.sleep(300)
+print(server.identity.pid, forked, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_forked_child_of_the_owner_does_not_keep_the_server_alive(tmp_path: Path) -> None:
+    """Such a child has inherited the pipe by whose end the guard notices the owner's."""
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKING_OWNER, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as owner:
+        assert owner.stdout is not None
+        pid, forked = map(int, owner.stdout.readline().split())
+        try:
+            owner.kill()
+            owner.wait(timeout=30)
+            assert wait_until(lambda: not psutil.pid_exists(pid), 20)
+            assert psutil.pid_exists(forked)
+        finally:
+            psutil.Process(forked).kill()
+
+
+def test_a_server_does_not_outlive_a_killed_guard(tmp_path: Path) -> None:
+    if sys.platform != "linux":
+        pytest.skip("only Linux tells a process that its parent died")
+    server = EmbeddedZooKeeper(tmp_path).start()
+    assert server.identity is not None
+    guard = psutil.Process(server.identity.pid).parent()
+    assert guard is not None
+    assert "guard.py" in " ".join(guard.cmdline())
+    guard.kill()
+    assert server.identity.wait_gone(20)
+    server.stop()
