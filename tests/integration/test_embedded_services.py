@@ -74,7 +74,8 @@ def pids(services: Services) -> list[int]:
 def ended(pid: int) -> bool:
     """Detached servers are nobody's children: where no init process reaps them, they end as zombies."""
     try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        process = psutil.Process(pid)
+        return process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
     except psutil.NoSuchProcess:
         return True
 

@@ -64,7 +64,9 @@ class ProcessIdentity:
             process = psutil.Process(self.pid)
             if abs(process.create_time() - self.start_time) > _START_TIME_TOLERANCE_SECONDS:
                 return None
-            return None if process.status() == psutil.STATUS_ZOMBIE else process
+            # A JVM whose first thread has ended is a zombie while its others still hold port and lock.
+            ended = process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
+            return None if ended else process
         except psutil.Error:
             return None
 
