@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import types
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -71,10 +73,12 @@ class MetaCodec(Generic[Meta]):
     """
 
     def __init__(self, meta_type: type[Meta]) -> None:
-        if not dataclasses.is_dataclass(meta_type):
-            raise TopologyError(f"meta_type {meta_type.__name__} must be a frozen dataclass of JSON values")
+        if not isinstance(meta_type, type) or not _is_frozen_dataclass(meta_type):
+            raise TopologyError(f"meta_type {meta_type!r} must be a frozen dataclass of JSON values")
         self.meta_type = meta_type
-        self._fields = {f.name for f in dataclasses.fields(meta_type)}
+        hints = typing.get_type_hints(meta_type)
+        names = [f.name for f in dataclasses.fields(meta_type)]  # type: ignore[arg-type]  # checked above
+        self._fields = {name: _json_types(hints[name]) for name in names}
 
     def encode(self, metas: BatchMetas[Meta]) -> dict[str, Any]:
         """JSON values; empty parts are left out."""
@@ -115,18 +119,45 @@ class MetaCodec(Generic[Meta]):
     def decode_meta(self, document: Any, where: str) -> Meta:
         if not isinstance(document, dict):
             raise CorruptStateError(f"{where}: expected a JSON object, found {document!r:.200}")
-        unknown = sorted(set(document) - self._fields)
+        unknown = sorted(set(document) - set(self._fields))
         if unknown:
             raise CorruptStateError(
                 f"{where}: unknown field {', '.join(unknown)} in a {self.meta_type.__name__}; "
                 f"it was written by a newer version or by another spout"
             )
+        for name, value in document.items():
+            allowed = self._fields[name]
+            # Exactly one of them, because JSON's true and false are ints to isinstance.
+            if allowed and type(value) not in allowed:
+                raise CorruptStateError(
+                    f"{where}: {name!r} of a {self.meta_type.__name__} must be "
+                    f"{' or '.join(sorted(kind.__name__ for kind in allowed))}, found {value!r:.200}"
+                )
         try:
             return self.meta_type(**document)
         except (TypeError, ValueError) as error:
             raise CorruptStateError(
                 f"{where}: {document!r:.200} is not a {self.meta_type.__name__}: {error}"
             ) from error
+
+
+def _is_frozen_dataclass(meta_type: type[Any]) -> bool:
+    parameters = getattr(meta_type, "__dataclass_params__", None)
+    return bool(parameters is not None and parameters.frozen)
+
+
+def _json_types(hint: Any) -> frozenset[type]:
+    """What JSON may hold for a field of this type; empty where that cannot be told."""
+    if isinstance(hint, typing.NewType):
+        return _json_types(hint.__supertype__)
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        members = [_json_types(member) for member in typing.get_args(hint)]
+        return frozenset().union(*members) if all(members) else frozenset()
+    if hint is float:
+        return frozenset((float, int))
+    hint = origin or hint
+    return frozenset((hint,)) if hint in (bool, int, str, list, dict, type(None)) else frozenset()
 
 
 def to_json(document: Any) -> str:

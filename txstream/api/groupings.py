@@ -63,14 +63,28 @@ def canonical_bytes(value: Any) -> bytes:
             return b"fnan"
         return b"f" + struct.pack(">d", value + 0.0)  # adding 0.0 turns -0.0 into 0.0
     if isinstance(value, Decimal):
-        return b"d" + str(value.normalize()).encode("ascii")
+        return b"d" + _decimal_bytes(value)
     if isinstance(value, dt.datetime):
         if value.tzinfo is not None:
             value = value.astimezone(dt.UTC)
-        return b"t" + value.isoformat().encode("ascii")
+        return f"t{value.isoformat()}".encode("ascii")
     if isinstance(value, dt.date):
         return b"a" + value.isoformat().encode("ascii")
     raise TupleError(f"a value of type {type(value).__name__} cannot be grouped by: {value!r}")
+
+
+def _decimal_bytes(value: Decimal) -> bytes:
+    """Digits without trailing zeros, and the exponent. Not `normalize`: that rounds to the precision of the
+    thread's decimal context, which a user may have changed in one process and not in another."""
+    sign, digits, exponent = value.as_tuple()
+    if not isinstance(exponent, int):
+        return str(value).encode("ascii")
+    text = "".join(map(str, digits))
+    kept = text.rstrip("0")
+    if not kept:
+        return b"0"
+    shown = f"{'-' if sign else ''}{kept.lstrip('0')}e{exponent + len(text) - len(kept)}"
+    return shown.encode("ascii")
 
 
 def stable_hash(values: Sequence[Any]) -> int:

@@ -33,6 +33,7 @@ _SIMPLE: dict[str, pa.DataType] = {
     "timestamp_ntz": pa.timestamp("us"),
 }
 
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TOKEN = re.compile(r"\s*(`(?:[^`]|``)+`|[A-Za-z_][A-Za-z0-9_]*|\d+|[<>(),:])")
 
 
@@ -50,6 +51,9 @@ def parse_schema(declaration: str | pa.Schema) -> pa.Schema:
             f"a stream is declared by a string such as 'word string, n bigint' or by an Arrow schema, "
             f"not by {type(declaration).__name__}"
         )
+    if not schema.names:
+        # Arrow forgets how many rows a batch without columns had.
+        raise SchemaError("a schema has no fields; declare at least one, for example 'word string'")
     seen: set[str] = set()
     for name in schema.names:
         if name in seen:
@@ -67,7 +71,7 @@ def format_type(data_type: pa.DataType) -> str:
     if pa.types.is_map(data_type):
         return f"map<{format_type(data_type.key_type)},{format_type(data_type.item_type)}>"
     if pa.types.is_struct(data_type):
-        return f"struct<{','.join(f'{f.name}:{format_type(f.type)}' for f in data_type)}>"
+        return f"struct<{','.join(f'{_format_name(f.name)}:{format_type(f.type)}' for f in data_type)}>"
     for word, simple in _SIMPLE.items():
         if simple.equals(data_type):
             return word
@@ -76,7 +80,11 @@ def format_type(data_type: pa.DataType) -> str:
 
 def format_schema(schema: pa.Schema) -> str:
     """The DDL of an Arrow schema: the inverse of `parse_schema` for DDL types."""
-    return ", ".join(f"{field.name} {format_type(field.type)}" for field in schema)
+    return ", ".join(f"{_format_name(field.name)} {format_type(field.type)}" for field in schema)
+
+
+def _format_name(name: str) -> str:
+    return name if _IDENTIFIER.fullmatch(name) else f"`{name.replace('`', '``')}`"
 
 
 class _Parser:

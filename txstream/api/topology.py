@@ -13,7 +13,7 @@ from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, Committer, OutputFiel
 from txstream.api.errors import TopologyError
 from txstream.api.groupings import Grouping, GroupingKind
 from txstream.api.names import validate_topology_id
-from txstream.api.schema import format_schema
+from txstream.api.schema import format_schema, format_type
 from txstream.api.spouts import SourceSpout
 from txstream.api.state import SqlState
 from txstream.api.tuples import DEFAULT_STREAM
@@ -115,7 +115,7 @@ class BoltDeclarer:
 
     def set_num_tasks(self, tasks: int) -> BoltDeclarer:
         """How many instances of the bolt there are; at least its parallelism."""
-        self.tasks = tasks
+        self.tasks = _check_number(f"the number of tasks of {self._component!r}", tasks)
         return self
 
     def _set(self, grouping: Grouping) -> BoltDeclarer:
@@ -262,6 +262,11 @@ class TransactionalTopologyBuilder:
                 raise TopologyError(
                     f"component {name!r} groups by field {field_name!r}, but {upstream.id!r} emits only "
                     f"{format_schema(schema)}"
+                )
+            if pa.types.is_nested(schema.field(field_name).type):
+                raise TopologyError(
+                    f"component {name!r} groups by field {field_name!r}, which is "
+                    f"{format_type(schema.field(field_name).type)}; group by fields with a single value"
                 )
         tasks = declared.declarer.tasks
         if tasks is not None and tasks < declared.parallelism:
