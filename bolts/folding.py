@@ -7,6 +7,7 @@ again when they pass a bound, so memory follows the number of keys, not of tuple
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,6 +18,7 @@ from txstream.api.reducers import Count, Reducer
 from txstream.api.schema import format_type
 
 _REFOLD_ROWS = 200_000
+_MAX_BIGINT = (1 << 63) - 1
 
 
 def check_reducers(declarer: OutputFieldsDeclarer, reducers: Mapping[str, Reducer]) -> None:
@@ -54,7 +56,7 @@ class Fold:
         self.add_partial(self._fold_tuples(batch))
 
     def add_partial(self, table: pa.Table) -> None:
-        """Take rows that were folded elsewhere, in the columns of `schema`."""
+        """Take rows that were folded elsewhere, in the columns of `schema`, every key once."""
         self._partials.append(table)
         self._rows += table.num_rows
         if self._rows > _REFOLD_ROWS and len(self._partials) > 1:
@@ -71,7 +73,7 @@ class Fold:
 
     def _fold_tuples(self, batch: pa.RecordBatch) -> pa.Table:
         table = pa.Table.from_batches([batch])
-        aggregates: list[tuple[object, ...]] = []
+        aggregates: list[tuple[Any, str]] = []
         for reducer in self.reducers.values():
             if isinstance(reducer, Count) and reducer.field is None:
                 aggregates.append(([], "count_all"))
@@ -87,16 +89,33 @@ class Fold:
         table = pa.concat_tables(self._partials)
         return self._aggregate(table, [(name, reducer.merge) for name, reducer in self.reducers.items()])
 
-    def _aggregate(self, table: pa.Table, aggregates: list[tuple[object, ...]]) -> pa.Table:
+    def _aggregate(self, table: pa.Table, aggregates: list[tuple[Any, str]]) -> pa.Table:
+        for field, function in aggregates:
+            if function == "sum":
+                table = _widen(table, field)
         # use_threads=False keeps the rows in order of first appearance, and a worker on its own core.
         grouped = table.group_by(self.keys, use_threads=False).aggregate(aggregates)
-        columns = [grouped.column(key) for key in self.keys]
+        # By position: a key may be called like one of the results ("n_sum").
+        columns = [grouped.column(position) for position in range(len(self.keys))]
         for position, (name, reducer) in enumerate(self.reducers.items()):
             column = grouped.column(len(self.keys) + position)
             if reducer.identity is not None and column.null_count:
                 column = pc.fill_null(column, reducer.identity)
             columns.append(_cast(column, self.schema.field(name).type, name))
         return pa.Table.from_arrays(columns, schema=self.schema)
+
+
+def _widen(table: pa.Table, field: str) -> pa.Table:
+    """The table with integers that could overflow 64 bits when summed as decimals: Arrow's sum wraps round
+    without an error, and a wrapped total would be stored as if it were right."""
+    position = table.schema.get_field_index(field)
+    column = table.column(position)
+    if not pa.types.is_integer(column.type):
+        return table
+    bounds = pc.min_max(column).as_py()
+    if bounds["min"] is None or max(-bounds["min"], bounds["max"]) * table.num_rows <= _MAX_BIGINT:
+        return table
+    return table.set_column(position, field, column.cast(pa.decimal128(38, 0)))
 
 
 def _cast(column: pa.ChunkedArray, data_type: pa.DataType, name: str) -> pa.ChunkedArray:

@@ -47,7 +47,20 @@ class SqlStateBolt(StateCommitter):
                     f"{self.state.table!r} is {format_type(column.type)}, the field is {format_type(found)}"
                 )
         check_reducers(declarer, self.reducers)
+        for column in self.state.value_schema:
+            self._check_value(column, declarer)
         self.fold = new_fold(self)
+
+    def _check_value(self, column: pa.Field, declarer: OutputFieldsDeclarer) -> None:
+        reducer = self.reducers[column.name]
+        source = declarer.input_field(reducer.field).type if reducer.field else None
+        result = reducer.result_type(source)
+        if not _holds(column.type, result):
+            raise TopologyError(
+                f"component {declarer.component!r}: value column {column.name!r} of table "
+                f"{self.state.table!r} is {format_type(column.type)}, but {reducer} gives "
+                f"{format_type(result)}"
+            )
 
     def execute(self, tup: Tuple) -> None:
         self.execute_chunk(
@@ -69,6 +82,19 @@ class SqlStateBolt(StateCommitter):
     def deltas(self) -> pa.Table:
         """This task's deltas: one row per key, keys first, then one delta per value column."""
         return self.fold.finish()
+
+
+def _holds(column: pa.DataType, result: pa.DataType) -> bool:
+    """Can a column of this type hold such results? Numbers out of its range are told when they come."""
+    if column.equals(result):
+        return True
+    if pa.types.is_integer(result):
+        return bool(
+            pa.types.is_integer(column) or pa.types.is_floating(column) or pa.types.is_decimal(column)
+        )
+    if pa.types.is_decimal(result):
+        return bool(pa.types.is_decimal(column) and column.scale >= result.scale)
+    return bool(pa.types.is_floating(result) and pa.types.is_floating(column))
 
 
 def new_fold(bolt: StateCommitter) -> Fold:

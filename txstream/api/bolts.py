@@ -135,6 +135,11 @@ class StateCommitter(BatchBolt, Committer):
     state: SqlState
     reducers: Mapping[str, Reducer]
 
+    @abstractmethod
+    def deltas(self) -> pa.Table:
+        """What this task has folded, asked once after its last tuple: one row per key, the key columns
+        first, then one delta per value column."""
+
 
 class MergeableBolt(BatchBolt):
     """A BatchBolt whose output is one row per key, merged associatively.
