@@ -14,7 +14,9 @@ from typing import Any
 from txstream.api import errors
 from txstream.transaction import TransactionAttempt
 
-_FRAMEWORK = Path(__file__).resolve().parent.parent
+# What calls the user's code. Bolts, spouts and examples that ship with txstream are shown like a user's own.
+_ENGINE = Path(__file__).resolve().parent
+_CALLERS = (_ENGINE, _ENGINE.parent / "api")
 _MAX_TUPLE_CHARACTERS = 500
 
 
@@ -50,10 +52,10 @@ class Failure:
 def describe(error: BaseException, component: str, task: int | None, tup: object = None) -> Failure:
     """An exception as data. The traceback begins in the user's own code."""
     if isinstance(error, errors.TxstreamError):
-        name, message = type(error).__name__, str(error)
+        name, message = _known_name(error), str(error)
     else:
         name, message = "BoltError", f"{type(error).__name__}: {error}"
-        place = _last_user_frame(error)
+        place = _first_user_frame(error)
         if place:
             message += f" (in {place})"
     if tup is not None:
@@ -64,21 +66,32 @@ def describe(error: BaseException, component: str, task: int | None, tup: object
     return Failure(name, message, component, task, _user_traceback(error))
 
 
+def _known_name(error: errors.TxstreamError) -> str:
+    """The error's own class, or the nearest base of it that the driver knows: a user's subclass of
+    BatchFailedError must stay a BatchFailedError."""
+    known = (kind for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
+    return str(next(known).__name__)
+
+
 def _user_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [i for i, frame in enumerate(frames) if Path(frame.filename).parent.parent == _FRAMEWORK]
-    return list(frames[own[-1] + 1 :]) if own else list(frames)
+    """The frames from the first one outside of the engine on; none when the engine alone was running."""
+    frames = list(traceback.extract_tb(error.__traceback__))
+    while frames and Path(frames[0].filename).parent in _CALLERS:
+        del frames[0]
+    return frames
 
 
-def _last_user_frame(error: BaseException) -> str:
+def _first_user_frame(error: BaseException) -> str:
     frames = _user_frames(error)
     return f"{Path(frames[0].filename).name}, line {frames[0].lineno}" if frames else ""
 
 
 def _user_traceback(error: BaseException) -> str:
     frames = _user_frames(error)
-    if isinstance(error, errors.TxstreamError) and not frames:
-        return ""
+    if not frames:
+        if isinstance(error, errors.TxstreamError):
+            return ""
+        frames = list(traceback.extract_tb(error.__traceback__))  # a bug of the engine: show it all
     lines = ["Traceback (on the executor, most recent call last):\n"]
     lines += traceback.format_list(frames)
     lines += traceback.format_exception_only(error)

@@ -11,7 +11,7 @@ task of each attempt.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -22,6 +22,7 @@ from pyspark import cloudpickle
 from txstream.api.bolts import Bolt, MergeableBolt, StateCommitter
 from txstream.api.errors import TopologyError
 from txstream.api.groupings import Grouping, GroupingKind
+from txstream.api.reducers import Reducer
 from txstream.api.spouts import PartitionedSpout, SpoutContext
 from txstream.api.topology import Component, Topology
 from txstream.metas import MetaCodec
@@ -45,6 +46,14 @@ class BoltSpec:
     grouping: Grouping
     edge: Edge
     streams: Mapping[str, pa.Schema]
+    # A state's deltas are folded where its tuples are, in every Spark task, and merged on the driver.
+    folds_anywhere: bool = False
+
+    def hosted(self, spark_task: int, width: int) -> Sequence[int]:
+        """The tasks of this bolt that live in one of `width` Spark tasks."""
+        if self.folds_anywhere:
+            return [spark_task % self.tasks]
+        return range(spark_task, self.tasks, width)
 
     def create(self) -> Bolt:
         """A fresh instance."""
@@ -86,7 +95,7 @@ class ExecutionPlan:
             groups[-1].append(bolt)
         stages: list[Stage] = []
         for position, group in enumerate(groups):
-            slots = [bolt.slots for bolt in group]
+            slots = [bolt.slots for bolt in group if not bolt.folds_anywhere]
             if position == 0:
                 slots.append(self.spout_slots)
             stages.append(Stage(position, tuple(group), min(width, *slots) if slots else width))
@@ -121,6 +130,7 @@ def compile_topology(topology: Topology, context: SpoutContext, run_id: str) -> 
                 grouping=component.grouping,
                 edge=_edge(topology.bolts, position),
                 streams=component.streams,
+                folds_anywhere=isinstance(component.instance, StateCommitter),
             )
         )
     spout = topology.components[0]
@@ -174,16 +184,17 @@ def _is_merged_below(bolt: MergeableBolt, below: tuple[Component, ...]) -> bool:
     committer = below[0].instance
     if tuple(committer.state.key_names) != tuple(bolt.keys):
         return False
-    return all(
-        reducer.field in bolt.reducers
-        and reducer.partial == reducer.merge == bolt.reducers[reducer.field].merge
-        for reducer in committer.reducers.values()
-    )
+    return all(_merges_alike(reducer, bolt) for reducer in committer.reducers.values())
+
+
+def _merges_alike(reducer: Reducer, bolt: MergeableBolt) -> bool:
+    above = bolt.reducers.get(reducer.field or "")
+    return above is not None and reducer.partial == reducer.merge == above.merge
 
 
 def _pickle(component: str, instance: Any) -> bytes:
     try:
-        return bytes(cloudpickle.dumps(instance))
+        return bytes(cloudpickle.dumps(instance))  # type: ignore[no-untyped-call]  # pyspark's copy
     except Exception as error:
         raise TopologyError(
             f"component {component!r} cannot be shipped to executors: {error}; keep connections, "

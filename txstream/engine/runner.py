@@ -58,13 +58,22 @@ class BatchRunner(Protocol):
 
 
 def work_order(
-    attempt: TransactionAttempt, metas: BatchMetas[Any], codec: MetaCodec[Any], max_width: int
+    attempt: TransactionAttempt,
+    metas: BatchMetas[Any],
+    codec: MetaCodec[Any],
+    max_width: int,
+    *,
+    width: int | None = None,
 ) -> WorkOrder:
-    """Spread a batch's partitions over as many Spark tasks as it is worth, the largest first."""
+    """Spread a batch's partitions over as many Spark tasks as it is worth (or over `width`, as far as it
+    goes), the largest first."""
     sizes = {partition: getattr(meta, "records", None) for partition, meta in metas.partitions.items()}
     known = [size for size in sizes.values() if size is not None]
     total = sum(known) if len(known) == len(sizes) else None
-    width = batch_width(total, len(sizes), max_width)
+    if width is None:
+        width = batch_width(total, len(sizes), max_width)
+    else:
+        width = max(1, min(width, len(sizes), max_width))
     assignments: list[dict[str, Any]] = [{} for _ in range(width)]
     loads = [0] * width
     for partition, meta in sorted(
@@ -113,7 +122,7 @@ class SparkRunner:
     def __post_init__(self) -> None:
         self._context = self.session.sparkContext
         self._codec = self.plan.codec()
-        self._shipped: Broadcast[bytes] = self._context.broadcast(cloudpickle.dumps(self.plan))
+        self._shipped: Broadcast[bytes] = self._context.broadcast(_pickle(self.plan))
 
     def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
         order = work_order(attempt, metas, self._codec, self.plan.max_width)
@@ -121,7 +130,7 @@ class SparkRunner:
         context = self._context
         started = time.perf_counter()
         rdd: RDD[Any] = self._first_stage(stages[0].width)
-        order = _fit(order, stages[0].width)
+        order = fit_order(order, stages[0].width)
         for stage in stages[1:]:
             later = functools.partial(_later_stage, self._shipped, self.plan.run_id, stage.position)
             rdd = rdd.partitionBy(stage.width, _same).mapPartitionsWithIndex(later)
@@ -157,7 +166,7 @@ class SparkRunner:
             return self._rdds[width]
 
 
-def _fit(order: WorkOrder, width: int) -> WorkOrder:
+def fit_order(order: WorkOrder, width: int) -> WorkOrder:
     """The order for a first stage that has fewer slots than the batch is worth Spark tasks."""
     if len(order.assignments) == width:
         return order
@@ -165,6 +174,10 @@ def _fit(order: WorkOrder, width: int) -> WorkOrder:
     for position, assigned in enumerate(order.assignments):
         merged[position % width].update(assigned)
     return WorkOrder(order.attempt, order.width, merged)
+
+
+def _pickle(plan: ExecutionPlan) -> bytes:
+    return bytes(cloudpickle.dumps(plan))  # type: ignore[no-untyped-call]  # pyspark's copy
 
 
 def _tag(run_id: str, attempt: TransactionAttempt) -> str:

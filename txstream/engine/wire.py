@@ -1,7 +1,9 @@
 """What crosses between driver and executors: work orders down, results and failures up.
 
 Work orders are JSON (they travel as a Spark local property, which is text). Results are one byte string
-per Spark task: the length of a JSON header, the header, then Arrow IPC streams in the order it names.
+per Spark task: the length of a JSON header, the header, then Arrow IPC streams in the order it names. Each
+stream begins at a multiple of 8 bytes: Arrow reads them in place, and columns that are not aligned cost
+time and a warning.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import pyarrow as pa
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 _LENGTH = struct.Struct(">I")
+_ALIGNMENT_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +57,10 @@ def pack(header: Mapping[str, Any], tables: Mapping[str, pa.Table] | None = None
         with pa.ipc.new_stream(sink, table.schema) as writer:
             writer.write_table(table)
         blob = sink.getvalue().to_pybytes()
-        blobs.append(blob)
-        layout.append((name, len(blob)))
+        blobs.append(blob + bytes(-len(blob) % _ALIGNMENT_BYTES))
+        layout.append((name, len(blobs[-1])))
     head = json.dumps({**header, "tables": layout}).encode()
+    head += b" " * (-(_LENGTH.size + len(head)) % _ALIGNMENT_BYTES)
     return b"".join((_LENGTH.pack(len(head)), head, *blobs))
 
 

@@ -11,26 +11,26 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from txstream.api.bolts import BasicBolt, BatchBolt, MergeableBolt, StateCommitter, TopologyContext
-from txstream.api.errors import ShortBatchError, TupleError
-from txstream.api.groupings import GroupingKind, task_of
-from txstream.api.schema import format_schema, format_type
+from txstream.api.errors import ShortBatchError
+from txstream.api.spouts import PartitionEmitter
 from txstream.api.tuples import DEFAULT_STREAM, Chunk, Tuple
+from txstream.engine.collector import Collector
 from txstream.engine.failures import Failure, describe
 from txstream.engine.plan import BoltSpec, Edge, ExecutionPlan, Stage
+from txstream.engine.routing import keep, route
 from txstream.engine.wire import WorkOrder, pack, unpack
 from txstream.metas import MetaCodec
 from txstream.transaction import TransactionAttempt
 
-_FLUSH_ROWS = 50_000
-
-Route = Callable[[pa.RecordBatch, str, int], None]
+# Opens this process's emitter and codec, or gives those that are open.
+OpenSpout = Callable[[ExecutionPlan], tuple[PartitionEmitter[Any], MetaCodec[Any]]]
 
 
 class _FailedError(Exception):
@@ -39,85 +39,6 @@ class _FailedError(Exception):
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
         self.failure = failure
-
-
-class Collector:
-    """Buffers what a task emits, checks it against the declared streams, and passes it on as Arrow."""
-
-    def __init__(self, spec: BoltSpec, task: int, send: Callable[[int, pa.RecordBatch, str], None]) -> None:
-        self._spec = spec
-        self._task = task
-        self._send = send
-        self._rows: dict[str, list[Sequence[Any]]] = {stream: [] for stream in spec.streams}
-        self._arity = {stream: len(schema) for stream, schema in spec.streams.items()}
-
-    def emit(self, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
-        """See `OutputCollector`."""
-        rows = self._rows.get(stream)
-        if rows is None:
-            raise self._unknown_stream(stream)
-        if isinstance(values, (str, bytes)) or len(values) != self._arity[stream]:
-            raise TupleError(
-                f"component {self._spec.id!r} emitted {values!r:.200} to stream {stream!r}, which has "
-                f"{self._arity[stream]} field(s): {format_schema(self._spec.streams[stream])}"
-            )
-        rows.append(values)
-        if len(rows) >= _FLUSH_ROWS:
-            self._flush(stream)
-
-    def emit_batch(self, batch: pa.RecordBatch, stream: str = DEFAULT_STREAM) -> None:
-        """See `OutputCollector`."""
-        if stream not in self._rows:
-            raise self._unknown_stream(stream)
-        declared = self._spec.streams[stream]
-        if not batch.schema.equals(declared):
-            raise TupleError(
-                f"component {self._spec.id!r} emitted a batch of {format_schema(batch.schema)} to stream "
-                f"{stream!r}, which is declared as {format_schema(declared)}"
-            )
-        self._flush(stream)
-        if batch.num_rows:
-            self._send(self._task, batch, stream)
-
-    def flush(self) -> None:
-        for stream in self._rows:
-            self._flush(stream)
-
-    def _flush(self, stream: str) -> None:
-        rows = self._rows[stream]
-        if not rows:
-            return
-        self._rows[stream] = []
-        self._send(self._task, self._to_arrow(rows, stream), stream)
-
-    def _to_arrow(self, rows: list[Sequence[Any]], stream: str) -> pa.RecordBatch:
-        schema = self._spec.streams[stream]
-        arrays = []
-        for column, values in zip(schema, zip(*rows, strict=True), strict=True):
-            try:
-                arrays.append(pa.array(values, type=column.type))
-            except (pa.ArrowException, TypeError, ValueError, OverflowError):
-                raise self._wrong_type(column, values, stream) from None
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-    def _wrong_type(self, column: pa.Field, values: Iterable[Any], stream: str) -> TupleError:
-        for value in values:
-            try:
-                pa.array([value], type=column.type)
-            except (pa.ArrowException, TypeError, ValueError, OverflowError):
-                return TupleError(
-                    f"component {self._spec.id!r} emitted {value!r:.200} ({type(value).__name__}) in field "
-                    f"{column.name!r} of stream {stream!r}, which is declared as {format_type(column.type)}"
-                )
-        return TupleError(
-            f"component {self._spec.id!r}: field {column.name!r} of stream {stream!r} cannot be encoded"
-        )
-
-    def _unknown_stream(self, stream: str) -> TupleError:
-        return TupleError(
-            f"component {self._spec.id!r} emitted to stream {stream!r}, but declares "
-            f"{', '.join(map(repr, self._spec.streams)) or 'no output'}"
-        )
 
 
 class TaskRuntime:
@@ -197,8 +118,10 @@ class StageRun:
     order: WorkOrder
     next_stage: Stage | None
     upstream: str
-    outgoing: dict[int, dict[int, list[pa.RecordBatch]]] = field(default_factory=dict)
+    outgoing: dict[int, dict[str, list[pa.RecordBatch]]] = field(default_factory=dict)
     sent: Counter[tuple[int, int]] = field(default_factory=Counter)
+    sent_away: Counter[str] = field(default_factory=Counter)
+    spread: Counter[int] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.hosted: list[dict[int, TaskRuntime]] = []
@@ -207,9 +130,14 @@ class StageRun:
             self.hosted.append(
                 {
                     task: TaskRuntime(spec, task, self.plan, self.order.attempt, send)
-                    for task in range(self.spark_task, spec.tasks, self.stage.width)
+                    for task in spec.hosted(self.spark_task, self.stage.width)
                 }
             )
+
+        self.merges = [
+            any(isinstance(runtime.bolt, (StateCommitter, MergeableBolt)) for runtime in hosted.values())
+            for hosted in self.hosted
+        ]
 
     def _sender(self, position: int, spec: BoltSpec) -> Callable[[int, pa.RecordBatch, str], None]:
         def send(task: int, batch: pa.RecordBatch, stream: str) -> None:
@@ -225,9 +153,10 @@ class StageRun:
             if spec.grouping.stream != stream:
                 return
             if spec.edge is Edge.PASS:
-                parts = _pass(batch, spec, hosted)
+                together = self.merges[position]
+                parts = keep(batch, spec, list(hosted), self._start(position, batch), together=together)
             else:
-                parts = route(batch, spec, self.spark_task)
+                parts = route(batch, spec, self._start(position, batch))
             for task, part in parts:
                 self.sent[position, task] += part.num_rows
                 hosted[task].receive(Chunk(part, source, stream, source_task))
@@ -235,14 +164,22 @@ class StageRun:
             spec = self.next_stage.bolts[0]
             if spec.grouping.stream != stream:
                 return
-            for task, part in route(batch, spec, self.spark_task):
-                self.outgoing.setdefault(task % self.next_stage.width, {}).setdefault(task, []).append(part)
+            for task, part in route(batch, spec, self._start(position, batch)):
+                name = f"{task} from {source_task}"
+                self.outgoing.setdefault(task % self.next_stage.width, {}).setdefault(name, []).append(part)
+                self.sent_away[name] += part.num_rows
 
-    def deliver(self, task: int, batch: pa.RecordBatch) -> None:
+    def _start(self, position: int, batch: pa.RecordBatch) -> int:
+        """Where an even spread begins: after the tuples before, or small batches would all go to one task."""
+        start = self.spark_task + self.spread[position]
+        self.spread[position] += batch.num_rows
+        return start
+
+    def deliver(self, task: int, source_task: int, batch: pa.RecordBatch) -> None:
         """Give tuples that came from another Spark task to a task of the first bolt."""
         spec = self.stage.bolts[0]
         self.sent[0, task] += batch.num_rows
-        self.hosted[0][task].receive(Chunk(batch, self.upstream, spec.grouping.stream))
+        self.hosted[0][task].receive(Chunk(batch, self.upstream, spec.grouping.stream, source_task))
 
     def finish(self) -> None:
         """All tuples have come: finish the bolts from the top, so each sees what those above emit last."""
@@ -259,18 +196,23 @@ class StageRun:
         """What the state committers of this Spark task have folded, by component."""
         tables: dict[str, pa.Table] = {}
         for hosted in self.hosted:
-            parts = []
             for runtime in hosted.values():
-                if isinstance(runtime.bolt, StateCommitter):
-                    with runtime._reporting():
-                        parts.append(runtime.bolt.deltas())
-            if parts:
-                component = next(iter(hosted.values())).spec.id
-                tables[component] = pa.concat_tables(parts)
+                if not isinstance(runtime.bolt, StateCommitter):
+                    continue
+                with runtime._reporting():
+                    deltas = runtime.bolt.deltas()
+                above = tables.get(runtime.spec.id)
+                # What is merged further down is kept together, so at most one of them has any.
+                if above is not None and above.num_rows and deltas.num_rows:
+                    raise ShortBatchError(f"two tasks of {runtime.spec.id!r} folded tuples in one Spark task")
+                if above is None or deltas.num_rows:
+                    tables[runtime.spec.id] = deltas
         return tables
 
 
-def run_first_stage(plan: ExecutionPlan, spark_task: int, order: WorkOrder) -> list[tuple[int, bytes]]:
+def run_first_stage(
+    plan: ExecutionPlan, spark_task: int, order: WorkOrder, open_spout: OpenSpout | None = None
+) -> list[tuple[int, bytes]]:
     """Read this Spark task's partitions and run the first stage. Answers are (Spark task below, message)."""
     stages = plan.stages(order.width)
     following = stages[1] if len(stages) > 1 else None
@@ -278,7 +220,7 @@ def run_first_stage(plan: ExecutionPlan, spark_task: int, order: WorkOrder) -> l
     started = time.perf_counter()
     try:
         run = StageRun(plan, stages[0], spark_task, order, following, plan.spout_id)
-        records, read_seconds = _read(plan, spark_task, order, run)
+        records, read_seconds = _read(plan, spark_task, order, run, open_spout or _spout)
         run.finish()
         deltas = run.deltas()
     except Exception as error:  # noqa: BLE001 - every failure of user code is reported, none is lost
@@ -328,11 +270,13 @@ def run_later_stage(
     return _outgoing(run, following, spark_task, stats)
 
 
-def _read(plan: ExecutionPlan, spark_task: int, order: WorkOrder, run: StageRun) -> tuple[int, float]:
+def _read(
+    plan: ExecutionPlan, spark_task: int, order: WorkOrder, run: StageRun, open_spout: OpenSpout
+) -> tuple[int, float]:
     assigned = order.assignments[spark_task]
     if not assigned:
         return 0, 0.0
-    emitter, codec = _spout(plan)
+    emitter, codec = open_spout(plan)
     metas = {
         partition: codec.decode_meta(meta, f"partition {partition!r} of {order.attempt}")
         for partition, meta in assigned.items()
@@ -354,14 +298,16 @@ def _read(plan: ExecutionPlan, spark_task: int, order: WorkOrder, run: StageRun)
 def _deliver(run: StageRun, header: Mapping[str, Any], tables: Mapping[str, pa.Table]) -> None:
     arrived: Counter[str] = Counter()
     for name, table in tables.items():
+        task, _, source_task = name.partition(" from ")
         for batch in table.to_batches():
             arrived[name] += batch.num_rows
-            run.deliver(int(name), batch)
+            run.deliver(int(task), int(source_task), batch)
     for name, count in header["sent"].items():
         if arrived[name] != count:
+            task, _, source_task = name.partition(" from ")
             raise ShortBatchError(
-                f"task {name} of {run.stage.bolts[0].id!r} got {arrived[name]} tuples from Spark task "
-                f"{header['from']} of {run.upstream!r}, which sent {count}"
+                f"task {task} of {run.stage.bolts[0].id!r} got {arrived[name]} tuples from task "
+                f"{source_task} of {run.upstream!r}, which sent {count}"
             )
 
 
@@ -372,12 +318,11 @@ def _outgoing(
     messages = []
     for target in range(following.width):
         tables = {
-            str(task): pa.Table.from_batches(batches)
-            for task, batches in run.outgoing.get(target, {}).items()
+            name: pa.Table.from_batches(batches) for name, batches in run.outgoing.get(target, {}).items()
         }
         header = {
             "from": spark_task,
-            "sent": {task: table.num_rows for task, table in tables.items()},
+            "sent": {name: run.sent_away[name] for name in tables},
             # Only one of them carries the statistics on, or they would be added up several times.
             "stats": stats if target == 0 else dict.fromkeys(stats, 0),
         }
@@ -390,57 +335,10 @@ def _failure(error: Exception, component: str) -> dict[str, Any]:
     return failure.to_document()
 
 
-def route(batch: pa.RecordBatch, spec: BoltSpec, source_task: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Which tuples go to which task of `spec`, as its grouping says."""
-    kind = spec.grouping.kind
-    if spec.tasks == 1 or kind is GroupingKind.GLOBAL:
-        yield 0, batch
-    elif kind is GroupingKind.FIELDS:
-        yield from _by_fields(batch, spec)
-    else:
-        yield from _evenly(batch, list(range(spec.tasks)), first=source_task)
+_SPOUTS: dict[str, tuple[PartitionEmitter[Any], MetaCodec[Any]]] = {}
 
 
-def _pass(
-    batch: pa.RecordBatch, spec: BoltSpec, hosted: Mapping[int, TaskRuntime]
-) -> Iterator[tuple[int, pa.RecordBatch]]:
-    tasks = list(hosted)
-    if not tasks:
-        raise TupleError(f"no task of {spec.id!r} lives in this Spark task")
-    if len(tasks) == 1 or isinstance(hosted[tasks[0]].bolt, (StateCommitter, MergeableBolt)):
-        yield tasks[0], batch
-    else:
-        yield from _evenly(batch, tasks, first=0)
-
-
-def _evenly(batch: pa.RecordBatch, tasks: list[int], first: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Slices whose sizes differ by at most one. The larger ones begin at another task for each source."""
-    share, extra = divmod(batch.num_rows, len(tasks))
-    offset = 0
-    for position in range(len(tasks)):
-        size = share + (1 if position < extra else 0)
-        if size:
-            yield tasks[(first + position) % len(tasks)], batch.slice(offset, size)
-        offset += size
-
-
-def _by_fields(batch: pa.RecordBatch, spec: BoltSpec) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Hash each distinct key once, then take each task's rows in their order."""
-    names = list(spec.grouping.fields)
-    columns = [batch.column(batch.schema.get_field_index(name)) for name in names]
-    keys = list(zip(*(column.to_pylist() for column in columns), strict=True))
-    tasks = {key: task_of(key, spec.tasks) for key in set(keys)}
-    rows: dict[int, list[int]] = {}
-    for row, key in enumerate(keys):
-        rows.setdefault(tasks[key], []).append(row)
-    for task in sorted(rows):
-        yield task, batch.take(pa.array(rows[task], pa.int64()))
-
-
-_SPOUTS: dict[str, tuple[Any, MetaCodec[Any]]] = {}
-
-
-def _spout(plan: ExecutionPlan) -> tuple[Any, MetaCodec[Any]]:
+def _spout(plan: ExecutionPlan) -> tuple[PartitionEmitter[Any], MetaCodec[Any]]:
     """This worker process's emitter: one per run, kept between batches with its connections."""
     cached = _SPOUTS.get(plan.run_id)
     if cached is None:

@@ -1,0 +1,115 @@
+"""What a bolt task emits: checked against the declared streams and turned into Arrow.
+
+Invariant: what leaves a collector has exactly the schema of its stream, and no value was changed to fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from typing import Any
+
+import pyarrow as pa
+
+from txstream.api.errors import TupleError
+from txstream.api.schema import format_schema, format_type
+from txstream.api.tuples import DEFAULT_STREAM
+from txstream.engine.plan import BoltSpec
+
+_FLUSH_ROWS = 50_000
+
+
+class Collector:
+    """Buffers what a task emits, checks it against the declared streams, and passes it on as Arrow."""
+
+    def __init__(self, spec: BoltSpec, task: int, send: Callable[[int, pa.RecordBatch, str], None]) -> None:
+        self._spec = spec
+        self._task = task
+        self._send = send
+        self._rows: dict[str, list[Sequence[Any]]] = {stream: [] for stream in spec.streams}
+        self._arity = {stream: len(schema) for stream, schema in spec.streams.items()}
+
+    def emit(self, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
+        """See `OutputCollector`."""
+        rows = self._rows.get(stream)
+        if rows is None:
+            raise self._unknown_stream(stream)
+        if type(values) is not tuple:
+            if not isinstance(values, Iterable) or isinstance(values, (str, bytes, Mapping, Set)):
+                raise self._wrong_arity(values, stream)
+            values = tuple(values)  # a list may be changed by the bolt before it is sent
+        if len(values) != self._arity[stream]:
+            raise self._wrong_arity(values, stream)
+        rows.append(values)
+        if len(rows) >= _FLUSH_ROWS:
+            self._flush(stream)
+
+    def emit_batch(self, batch: pa.RecordBatch, stream: str = DEFAULT_STREAM) -> None:
+        """See `OutputCollector`."""
+        if stream not in self._rows:
+            raise self._unknown_stream(stream)
+        declared = self._spec.streams[stream]
+        if not batch.schema.equals(declared):
+            raise TupleError(
+                f"component {self._spec.id!r} emitted a batch of {format_schema(batch.schema)} to stream "
+                f"{stream!r}, which is declared as {format_schema(declared)}"
+            )
+        self._flush(stream)
+        if batch.num_rows:
+            self._send(self._task, batch, stream)
+
+    def flush(self) -> None:
+        for stream in self._rows:
+            self._flush(stream)
+
+    def _flush(self, stream: str) -> None:
+        rows = self._rows[stream]
+        if not rows:
+            return
+        self._rows[stream] = []
+        self._send(self._task, self._to_arrow(rows, stream), stream)
+
+    def _to_arrow(self, rows: list[Sequence[Any]], stream: str) -> pa.RecordBatch:
+        schema = self._spec.streams[stream]
+        arrays = []
+        for column, values in zip(schema, zip(*rows, strict=True), strict=True):
+            try:
+                arrays.append(_to_array(values, column.type))
+            except (pa.ArrowException, TypeError, ValueError, OverflowError):
+                raise self._wrong_type(column, values, stream) from None
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def _wrong_type(self, column: pa.Field, values: Iterable[Any], stream: str) -> TupleError:
+        for value in values:
+            try:
+                _to_array([value], column.type)
+            except (pa.ArrowException, TypeError, ValueError, OverflowError):
+                return TupleError(
+                    f"component {self._spec.id!r} emitted {value!r:.200} ({type(value).__name__}) in field "
+                    f"{column.name!r} of stream {stream!r}, which is declared as {format_type(column.type)}"
+                )
+        return TupleError(
+            f"component {self._spec.id!r}: field {column.name!r} of stream {stream!r} cannot be encoded"
+        )
+
+    def _wrong_arity(self, values: object, stream: str) -> TupleError:
+        return TupleError(
+            f"component {self._spec.id!r} emitted {values!r:.200} to stream {stream!r}, which takes a tuple "
+            f"of {self._arity[stream]} field(s): {format_schema(self._spec.streams[stream])}"
+        )
+
+    def _unknown_stream(self, stream: str) -> TupleError:
+        return TupleError(
+            f"component {self._spec.id!r} emitted to stream {stream!r}, but declares "
+            f"{', '.join(map(repr, self._spec.streams)) or 'no output'}"
+        )
+
+
+def _to_array(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
+    """The values as an Arrow array. Raises one of Arrow's errors, TypeError, ValueError or OverflowError."""
+    if not pa.types.is_integer(data_type):
+        return pa.array(values, type=data_type)
+    # Asked for integers, Arrow cuts fractions off without an error.
+    found = pa.array(values)
+    if not (pa.types.is_integer(found.type) or pa.types.is_null(found.type)):
+        raise TypeError(f"expected whole numbers, found {found.type}")
+    return found.cast(data_type)
