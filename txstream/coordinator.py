@@ -214,6 +214,10 @@ class Coordinator(Generic[Meta]):
     def is_draining(self) -> bool:
         return self._draining
 
+    def is_planning(self, ticket: int) -> bool:
+        """Is the answer to this `Plan` still wanted?"""
+        return self._planning is not None and self._planning.ticket == ticket
+
     def committed_metas(self) -> BatchMetas[Meta]:
         """The metas of the last committed batch; empty before the first."""
         return self._before(self.current)
@@ -259,8 +263,11 @@ class Coordinator(Generic[Meta]):
         return self.sync()
 
     def drain(self) -> None:
-        """Open no further txid. What is active, or was and must be replayed, still finishes."""
+        """Open no further txid. What is active, or was and must be replayed, still finishes; the answer to a
+        plan of a new txid, which may be long in coming, is not waited for."""
         self._draining = True
+        if self._planning is not None and not self._planning.replay:
+            self._planning = None
 
     def planned(self, ticket: int, metas: BatchMetas[Meta]) -> list[Command[Meta]]:
         """The answer to `Plan`."""

@@ -8,14 +8,11 @@ is repeated until it is answered, or the run ends.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -23,14 +20,12 @@ from typing import Any
 from txstream.api.errors import (
     BatchFailedError,
     BatchTimeoutError,
-    BoltError,
     PartitionUnavailableError,
     ServiceUnavailableError,
     StaleAttemptError,
-    TupleError,
     TxstreamError,
 )
-from txstream.api.spouts import PartitionCoordinator
+from txstream.api.spouts import PartitionCoordinator, Unavailable
 from txstream.coordinator import (
     Advance,
     Cancel,
@@ -43,9 +38,18 @@ from txstream.coordinator import (
     Plan,
 )
 from txstream.engine.commit import Committer, ProcessedBatch
+from txstream.engine.events import EventQueue
 from txstream.engine.points import Point, PointListener, nobody_listens
 from txstream.engine.report import BatchTiming, Statistics
+from txstream.engine.retries import (
+    BACKOFF_FIRST_SECONDS,
+    BACKOFF_LONGEST_SECONDS,
+    TxidFailures,
+    Verdict,
+    judge,
+)
 from txstream.engine.runner import BatchResult, BatchRunner
+from txstream.engine.waiting import Waiting
 from txstream.metas import BatchMetas, MetaCodec
 from txstream.semantics import Semantics
 from txstream.transaction import TransactionAttempt, Txid
@@ -55,9 +59,8 @@ log = logging.getLogger(__name__)
 
 _POLL_FIRST_SECONDS = 0.005
 _POLL_LONGEST_SECONDS = 0.15
-_BACKOFF_FIRST_SECONDS = 0.05
-_BACKOFF_LONGEST_SECONDS = 5.0
 _PARTITION_CHECK_SECONDS = 0.5
+_SOURCE = "the source"
 
 
 class RunAbortedError(TxstreamError):
@@ -88,26 +91,27 @@ class EventLoop:
     codec: MetaCodec[Any]
     options: LoopOptions
     statistics: Statistics = field(default_factory=Statistics)
-    waiting_for: str | None = None
     caught_up: bool = False
 
     def __post_init__(self) -> None:
         pending = self.coordinator.max_spout_pending
-        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        self._timer_numbers = itertools.count()
+        self._events = EventQueue()
         self._plans = ThreadPoolExecutor(1, "txstream-plan")
         self._writes = ThreadPoolExecutor(1, "txstream-zookeeper")
         self._commits = ThreadPoolExecutor(1, "txstream-commit")
         # A cancelled job may hold its thread for seconds, beside its successor.
         self._jobs = ThreadPoolExecutor(2 * pending + 2, "txstream-job")
+        # On a thread of its own, or stuck jobs would keep those that are to end them from running.
+        self._cancels = ThreadPoolExecutor(1, "txstream-cancel")
         self._abort = threading.Event()
         self._failure: BaseException | None = None
         self._poll_seconds = _POLL_FIRST_SECONDS
         self._processed: dict[TransactionAttempt, ProcessedBatch] = {}
         self._timings: dict[Txid, BatchTiming] = {}
         self._planned_at: dict[Txid, datetime] = {}
-        self._failures: dict[Txid, _TxidFailures] = {}
+        self._failures: dict[Txid, TxidFailures] = {}
+        self._emitted: set[Txid] = set()
+        self._waiting = Waiting()
         self._recheck = set(self._stored_plans())
         self._recovered = set(self._recheck)
         self._semantics = self.coordinator.semantics
@@ -116,16 +120,21 @@ class EventLoop:
 
     def stop(self) -> None:
         """End on a txid boundary: open nothing more, finish what is open."""
-        self._post(self._drain)
+        self._events.post(self._drain)
 
     def abort(self, error: BaseException | None = None) -> None:
         """End now; what is open is left to the next run."""
-        self._post(lambda: self._fail_run(error or RunAbortedError("the run was aborted")))
+        self._events.post(lambda: self._fail_run(error or RunAbortedError("the run was aborted")))
         self._abort.set()
 
     @property
     def aborted(self) -> bool:
         return self._abort.is_set()
+
+    @property
+    def waiting_for(self) -> str | None:
+        """The outages that are waited for, for people."""
+        return self._waiting.shown
 
     def open_batches(self) -> dict[Txid, str]:
         return {txid: str(batch.phase) for txid, batch in list(self.coordinator.active.items())}
@@ -134,22 +143,17 @@ class EventLoop:
         """Block, with backoff, until `check` no longer raises ServiceUnavailableError. For pool threads.
 
         Raises RunAbortedError when the run is told to end."""
-        delay = _BACKOFF_FIRST_SECONDS
-        since = datetime.now(UTC).astimezone()
+        delay = BACKOFF_FIRST_SECONDS
         while True:
             try:
                 check()
             except ServiceUnavailableError as error:
-                if self.waiting_for is None:
-                    self.waiting_for = f"{what} since {since:%H:%M:%S}"
-                    log.warning("waiting for %s: %s", self.waiting_for, error)
+                self._waiting.begin(what, what, error)
                 if self._abort.wait(delay):
                     raise RunAbortedError(f"the run ended while it waited for {what}") from error
-                delay = min(2 * delay, _BACKOFF_LONGEST_SECONDS)
+                delay = min(2 * delay, BACKOFF_LONGEST_SECONDS)
             else:
-                if self.waiting_for is not None:
-                    log.warning("%s is back", what)
-                self.waiting_for = None
+                self._waiting.end(what)
                 return
 
     # --- the loop -----------------------------------------------------------------------------------
@@ -159,7 +163,7 @@ class EventLoop:
         try:
             self._do_all(self.coordinator.sync())
             while not self._finished():
-                self._next_event()()
+                self._events.next()()
         except BaseException as error:
             self._failure = self._failure or error
             raise
@@ -172,32 +176,29 @@ class EventLoop:
         if self._failure is not None:
             return True
         coordinator = self.coordinator
+        if not coordinator.is_idle:
+            return False
+        # Judged by what is committed, never by a plan: a plan's replay may hold less.
+        targets = self.options.targets
+        last = coordinator.committed_metas().positions()
+        self.caught_up = targets is not None and self.spout.reached(last, targets)
         ended = coordinator.last_txid is not None and coordinator.current > coordinator.last_txid
-        return (coordinator.is_draining or ended) and coordinator.is_idle
-
-    def _next_event(self) -> Callable[[], None]:
-        while True:
-            now = time.monotonic()
-            if self._timers and self._timers[0][0] <= now:
-                return heapq.heappop(self._timers)[2]
-            try:
-                return self._events.get(timeout=self._timers[0][0] - now if self._timers else None)
-            except queue.Empty:
-                continue
+        return self.caught_up or coordinator.is_draining or ended
 
     def _shut_down(self) -> None:
         self._abort.set()
         for batch in self.coordinator.active.values():
-            self.runner.cancel(batch.attempt)
-        for pool in (self._plans, self._writes, self._commits, self._jobs):
-            # An attempt that is superseded may run on for a while; nobody waits for it.
-            pool.shutdown(wait=pool in (self._writes, self._commits), cancel_futures=True)
+            self._cancel(batch.attempt)
+        # The jobs of superseded attempts may run on for a while; nobody waits for them.
+        self._jobs.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._plans, self._writes, self._commits, self._cancels):
+            pool.shutdown(wait=True, cancel_futures=True)
 
-    def _post(self, event: Callable[[], None]) -> None:
-        self._events.put(event)
-
-    def _after(self, seconds: float, event: Callable[[], None]) -> None:
-        heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._timer_numbers), event))
+    def _cancel(self, attempt: TransactionAttempt) -> None:
+        try:
+            self.runner.cancel(attempt)
+        except Exception as error:  # noqa: BLE001 - only a wish; a cluster that is gone must not hide why
+            log.info("%s could not be cancelled: %s", attempt, error)
 
     def _fail_run(self, error: BaseException) -> None:
         self._failure = self._failure or error
@@ -209,27 +210,6 @@ class EventLoop:
     def _stored_plans(self) -> list[Txid]:
         coordinator = self.coordinator
         return [txid for txid in coordinator.stored_txids() if txid >= coordinator.current]
-
-    def _submit(
-        self,
-        pool: ThreadPoolExecutor,
-        work: Callable[[], Any],
-        done: Callable[[Any], None],
-        failed: Callable[[BaseException], None],
-    ) -> None:
-        """Run `work` on a pool; its result or its error comes back as an event."""
-
-        def finished(future: Future[Any]) -> None:
-            if future.cancelled():
-                return
-            error = future.exception()
-            if error is None:
-                result = future.result()
-                self._post(lambda: done(result))
-            else:
-                self._post(lambda: failed(error))
-
-        pool.submit(work).add_done_callback(finished)
 
     def _do_all(self, commands: list[Command[Any]]) -> None:
         for command in commands:
@@ -246,7 +226,7 @@ class EventLoop:
                     self._do_advance(command)
                 case Cancel(attempt):
                     self._processed.pop(attempt, None)
-                    self._jobs.submit(self.runner.cancel, attempt)
+                    self._cancels.submit(self._cancel, attempt)
 
     def _timing(self, txid: Txid) -> BatchTiming:
         return self._timings.setdefault(txid, BatchTiming(txid))
@@ -263,20 +243,25 @@ class EventLoop:
             if not plan.replay:
                 targets = self.options.targets
                 if targets is not None and self.spout.reached(plan.last, targets):
-                    self._post(self._reached_targets)
                     return None
                 if not self.spout.is_ready():
                     return None
             metas = BatchMetas.from_plan(
                 plan.last, self.spout.plan(plan.last, self.options.max_batch_records)
             )
-            return metas if metas.has_work or plan.replay else None
+            if not (metas.has_work or plan.replay):
+                return None
+            self.store.check_size(metas)
+            return metas
 
         def done(metas: BatchMetas[Any] | None) -> None:
+            if not self.coordinator.is_planning(plan.ticket):
+                return
+            self._waiting.end(_SOURCE)
             if metas is None:
                 self._poll_seconds = min(2 * self._poll_seconds, _POLL_LONGEST_SECONDS)
                 self._do_all(self.coordinator.nothing_to_plan(plan.ticket))
-                self._after(self._poll_seconds, lambda: self._do_all(self.coordinator.wake()))
+                self._events.after(self._poll_seconds, lambda: self._do_all(self.coordinator.wake()))
                 return
             self._poll_seconds = _POLL_FIRST_SECONDS
             self._planned_at[plan.txid] = datetime.now(UTC)
@@ -284,17 +269,19 @@ class EventLoop:
             self._do_all(self.coordinator.planned(plan.ticket, metas))
 
         def failed(error: BaseException) -> None:
+            if not self.coordinator.is_planning(plan.ticket):
+                return
             if isinstance(error, (ServiceUnavailableError, BatchFailedError)):
-                log.warning("planning txid %s failed, trying again: %s", plan.txid, error)
-                self._after(_PARTITION_CHECK_SECONDS, lambda: self._do_plan(plan))
+                self._waiting.begin(_SOURCE, _SOURCE, error)
+                self._events.after(_PARTITION_CHECK_SECONDS, lambda: self._plan_again(plan))
             else:
                 self._fail_run(error)
 
-        self._submit(self._plans, work, done, failed)
+        self._events.submit(self._plans, work, done, failed)
 
-    def _reached_targets(self) -> None:
-        self.caught_up = True
-        self._drain()
+    def _plan_again(self, plan: Plan[Any]) -> None:
+        if self.coordinator.is_planning(plan.ticket):
+            self._do_plan(plan)
 
     # --- persist and advance ------------------------------------------------------------------------
 
@@ -311,7 +298,7 @@ class EventLoop:
             self._timing(persist.txid).persist_seconds = time.perf_counter() - started
             self._do_all(self.coordinator.persisted(persist.txid, metas))
 
-        self._submit(self._writes, work, done, self._fail_run)
+        self._events.submit(self._writes, work, done, self._fail_run)
 
     def _do_advance(self, advance: Advance[Any]) -> None:
         started = time.perf_counter()
@@ -332,10 +319,11 @@ class EventLoop:
             if advance.txid in self._recovered:
                 statistics.recovered_batches += 1
             self._failures.pop(advance.txid, None)
+            self._emitted.discard(advance.txid)
             self._planned_at.pop(advance.txid, None)
             self._do_all(self.coordinator.advanced(advance.txid))
 
-        self._submit(self._writes, work, done, self._fail_run)
+        self._events.submit(self._writes, work, done, self._fail_run)
 
     # --- process ------------------------------------------------------------------------------------
 
@@ -343,33 +331,40 @@ class EventLoop:
         txid = emit.attempt.txid
         failures = self._failures.get(txid)
         delay = failures.delay_seconds if failures is not None else 0.0
-        if failures is not None:
-            self.statistics.replayed_attempts += 1
+        self.statistics.replayed_attempts += txid in self._emitted
+        self._emitted.add(txid)
         start = self._await_partitions if emit.stored and txid in self._recheck else self._start_job
         if delay:
-            self._after(delay, lambda: start(emit))
+            self._events.after(delay, lambda: start(emit))
         else:
             start(emit)
 
     def _await_partitions(self, emit: EmitBatch[Any]) -> None:
         """A stored plan may not leave out a partition, so wait for all; this is not the attempt's time."""
+        key = f"txid {emit.attempt.txid}"
         if not self._is_active(emit.attempt):
+            self._waiting.drop(key)
             return
 
-        def done(unreadable: Mapping[str, Any]) -> None:
-            if not unreadable:
-                if self.waiting_for is not None:
-                    log.warning("the partitions of %s are back", emit.attempt)
-                    self.waiting_for = None
-                self._start_job(emit)
-                return
-            if self.waiting_for is None:
-                names = ", ".join(sorted(unreadable))
-                self.waiting_for = f"partition {names} since {datetime.now(UTC).astimezone():%H:%M:%S}"
-                log.warning("%s is waiting for %s", emit.attempt, self.waiting_for)
-            self._after(_PARTITION_CHECK_SECONDS, lambda: self._await_partitions(emit))
+        def again(what: str, reason: object) -> None:
+            self._waiting.begin(key, what, f"{emit.attempt} cannot start ({reason})")
+            self._events.after(_PARTITION_CHECK_SECONDS, lambda: self._await_partitions(emit))
 
-        self._submit(self._plans, lambda: self.spout.unreadable(emit.metas.partitions), done, self._fail_run)
+        def done(unreadable: Mapping[str, Unavailable]) -> None:
+            if unreadable:
+                names = sorted(unreadable)
+                again(f"partition {', '.join(names)}", "; ".join(unreadable[name].reason for name in names))
+            else:
+                self._waiting.end(key)
+                self._start_job(emit)
+
+        def failed(error: BaseException) -> None:
+            if isinstance(error, (ServiceUnavailableError, BatchFailedError)):
+                again(f"the partitions of {key}", error)
+            else:
+                self._fail_run(error)
+
+        self._events.submit(self._plans, lambda: self.spout.unreadable(emit.metas.partitions), done, failed)
 
     def _start_job(self, emit: EmitBatch[Any]) -> None:
         attempt = emit.attempt
@@ -402,8 +397,8 @@ class EventLoop:
                     ),
                 )
 
-        self._after(timeout, overdue)
-        self._submit(
+        self._events.after(timeout, overdue)
+        self._events.submit(
             self._jobs,
             lambda: self.runner.run(attempt, emit.metas),
             done,
@@ -447,7 +442,7 @@ class EventLoop:
             else:
                 self._fail_run(error)
 
-        self._submit(self._commits, work, done, failed)
+        self._events.submit(self._commits, work, done, failed)
 
     def _verify_leader(self, attempt: TransactionAttempt, error: StaleAttemptError) -> None:
         """A fence was newer. If the epoch is still ours it was our own newer attempt, which goes on."""
@@ -456,7 +451,7 @@ class EventLoop:
             if self._is_active(attempt):
                 self._fail_run(error)
 
-        self._submit(self._writes, self.store.verify, still_mine, self._fail_run)
+        self._events.submit(self._writes, self.store.verify, still_mine, self._fail_run)
 
     # --- failure ------------------------------------------------------------------------------------
 
@@ -464,38 +459,20 @@ class EventLoop:
         if not self._is_active(attempt):
             log.debug("ignoring the failure of superseded %s: %s", attempt, error)
             return
-        counts_as_bug = isinstance(error, (BoltError, TupleError)) or not isinstance(error, TxstreamError)
-        if not counts_as_bug and not isinstance(error, (BatchFailedError, ServiceUnavailableError)):
+        verdict = judge(error)
+        if verdict is Verdict.FATAL:
             self._fail_run(error)
             return
-        failures = self._failures.setdefault(attempt.txid, _TxidFailures())
-        failures.add(error, counts_as_bug=counts_as_bug)
+        failures = self._failures.setdefault(attempt.txid, TxidFailures())
+        failures.add(error)
         self.statistics.failed_attempts += 1
         if failures.bugs >= self.options.max_attempts:
             self._fail_run(error)
             return
-        level = logging.WARNING if counts_as_bug or not isinstance(error, BatchFailedError) else logging.INFO
-        log.log(level, "%s failed and will be replayed: %s", attempt, error)
+        quiet = isinstance(error, BatchFailedError)
+        log.log(
+            logging.INFO if quiet else logging.WARNING, "%s failed and will be replayed: %s", attempt, error
+        )
         if isinstance(error, PartitionUnavailableError) or self._semantics is Semantics.TRANSACTIONAL:
             self._recheck.update(txid for txid in self.coordinator.active if txid >= attempt.txid)
         self._do_all(self.coordinator.fail(attempt))
-
-
-@dataclass
-class _TxidFailures:
-    """How often a txid failed, and how long its next attempt waits."""
-
-    attempts: int = 0
-    bugs: int = 0
-    last_error: str | None = None
-
-    def add(self, error: BaseException, *, counts_as_bug: bool) -> None:
-        self.attempts += 1
-        self.bugs += counts_as_bug
-        self.last_error = str(error)
-
-    @property
-    def delay_seconds(self) -> float:
-        if self.attempts == 0:
-            return 0.0
-        return float(min(_BACKOFF_FIRST_SECONDS * 2 ** (self.attempts - 1), _BACKOFF_LONGEST_SECONDS))

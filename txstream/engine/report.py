@@ -36,7 +36,7 @@ class RunProgress:
 
     topology: str
     committed_txid: int
-    active: Mapping[int, str]
+    active: Mapping[Txid, str]
     batches: int
     records: int
     failed_attempts: int
