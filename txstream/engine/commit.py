@@ -120,8 +120,18 @@ class Committer:
                     reached=reached,
                 )
             except ServiceUnavailableError as error:
-                # Lost may mean committed: only the ledger knows, and only once the database answers.
-                self._wait_for(f"database {database.url_for_people}", database.check)
-                lost = isinstance(error, AnswerLostError)
-                if not (lost and database.outcome(self._topology, attempt)):
+                if not self._outcome(database, attempt, lost=isinstance(error, AnswerLostError)):
                     raise BatchFailedError(f"{attempt} was not committed: {error}") from error
+
+    def _outcome(self, database: StateDatabase, attempt: TransactionAttempt, *, lost: bool) -> bool:
+        """Has the database committed this attempt? Lost may mean committed: only the ledger knows, and only
+        once the database answers."""
+        committed = False
+
+        def ask() -> None:
+            nonlocal committed
+            database.check()
+            committed = lost and database.outcome(self._topology, attempt)
+
+        self._wait_for(f"database {database.url_for_people}", ask)
+        return committed
