@@ -3,6 +3,7 @@ embedded services."""
 
 from __future__ import annotations
 
+import math
 import os
 import tomllib
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from txstream.api.errors import UsageError
 DATA_DIR = ".txstream"
 SETTINGS_FILE = "txstream.toml"
 _ADDRESSES = ("zookeeper", "kafka", "database", "master")
+_DEADLINES = ("connect_timeout_seconds", "session_timeout_seconds", "fetch_timeout_seconds")
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,8 @@ class Settings:
 
     `zookeeper` are hosts with an optional chroot, `kafka` bootstrap servers, `database` a SQLAlchemy URL,
     `master` a Spark master. None means: not given, look further. `spark_conf` is passed to a session that
-    txstream makes; `py_files` are shipped to executors.
+    txstream makes, whose JVM prints into `spark_log` if that is given; `py_files` are shipped to executors,
+    and `package` is the one of them that holds the framework, for executors that do not have it.
     """
 
     zookeeper: str | None = None
@@ -36,6 +39,14 @@ class Settings:
     fetch_timeout_seconds: float = 10.0
     spark_conf: Mapping[str, str] = field(default_factory=dict)
     py_files: tuple[str, ...] = ()
+    spark_log: Path | None = None
+    package: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in _DEADLINES:
+            value = getattr(self, name)
+            if not value > 0 or not math.isfinite(value):
+                raise UsageError(f"{name} is {value!r}; it must be a positive number of seconds")
 
     def resolve(self, directory: Path | None = None) -> Settings:
         """These settings with what is missing filled in from the environment, `txstream.toml` in
@@ -43,12 +54,18 @@ class Settings:
 
         Raises UsageError for a file that cannot be read or has unknown names.
         """
+        given = self.resolve_given(directory)
+        found = {name: getattr(given, name) for name in _ADDRESSES}
+        if not (found["zookeeper"] and found["kafka"]):
+            for name, value in self._from_embedded().items():
+                found[name] = found[name] or value
+        return replace(self, **found)
+
+    def resolve_given(self, directory: Path | None = None) -> Settings:
+        """As `resolve`, but without looking for embedded services."""
         found = {name: getattr(self, name) for name in _ADDRESSES}
         for source in (_from_environment(), _from_file((directory or Path.cwd()) / SETTINGS_FILE)):
             for name, value in source.items():
-                found[name] = found[name] or value
-        if not (found["zookeeper"] and found["kafka"]):
-            for name, value in self._from_embedded().items():
                 found[name] = found[name] or value
         return replace(self, **found)
 
@@ -64,13 +81,23 @@ class Settings:
             raise UsageError(_missing("ZooKeeper", "zookeeper", "127.0.0.1:2181"))
         return self.zookeeper
 
+    def require_kafka(self) -> str:
+        """Kafka's bootstrap servers. Raises UsageError that names the ways to give them."""
+        if not self.kafka:
+            raise UsageError(_missing("Kafka", "kafka", "127.0.0.1:9092"))
+        return self.kafka
+
     def addresses(self) -> dict[str, str]:
         """What a source may need to know: the addresses that are there."""
         return {"kafka": self.kafka} if self.kafka else {}
 
     def database_url(self) -> str:
         """The database's URL; unset, the SQLite file in the data directory."""
-        return self.database or f"sqlite:///{(self.data_dir / 'state.db').resolve()}"
+        return self.database or f"sqlite:///{self.default_database_file}"
+
+    @property
+    def default_database_file(self) -> Path:
+        return (self.data_dir / "state.db").resolve()
 
     @property
     def uses_default_database(self) -> bool:
@@ -83,11 +110,11 @@ def _from_environment() -> Mapping[str, str]:
 
 
 def _from_file(path: Path) -> Mapping[str, str]:
-    if not path.is_file():
+    if not path.exists():
         return {}
     try:
         document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
     unknown = sorted(set(document) - set(_ADDRESSES))
     if unknown:
@@ -96,7 +123,7 @@ def _from_file(path: Path) -> Mapping[str, str]:
         )
     for name, value in document.items():
         if not isinstance(value, str):
-            raise UsageError(f"{path}: {name} must be a string, found {value!r}")
+            raise UsageError(f"{path}: {name} must be a string, found a {type(value).__name__}")
     return document
 
 

@@ -22,6 +22,7 @@ from txstream.api.errors import (
     PartitionUnavailableError,
     ProgressMismatchError,
     ServiceUnavailableError,
+    TxstreamError,
     UsageError,
 )
 from txstream.api.spouts import PartitionCoordinator, SpoutContext
@@ -85,6 +86,7 @@ class RunningTopology:
         self._report: RunReport | None = None
         self._started = time.monotonic()
         self._lag: int | None = None
+        self._goal: Any = None
         self._thread = threading.Thread(target=self._main, name=f"txstream-{topology.id}", daemon=True)
         self._thread.start()
 
@@ -148,8 +150,17 @@ class RunningTopology:
             failed_attempts=statistics.failed_attempts,
             seconds=time.monotonic() - self._started,
             waiting_for=loop.waiting_for,
-            lag_records=self._lag,
+            lag_records=self._lag_records(loop),
         )
+
+    def _lag_records(self, loop: EventLoop) -> int | None:
+        """How far what is committed is from the goal, if there is one."""
+        if self._goal is not None:
+            # KeyError: the loop's thread has just let go of that batch; the figure before it will do.
+            with contextlib.suppress(KeyError):
+                committed = loop.coordinator.committed_metas().positions()
+                self._lag = loop.spout.lag_records(committed, self._goal)
+        return self._lag
 
     @property
     def timings(self) -> list[Any]:
@@ -203,13 +214,14 @@ class RunningTopology:
         store = ZooKeeperProgress(
             zookeeper, topology.id, codec, waiting=self._waiting, should_stop=self._should_abort
         )
+        # Opened before anything is stored: a topic that does not exist must leave nothing behind.
+        spout = topology.spout.source.coordinator(self._context())
+        stack.callback(spout.close)
         identity = self._claim_identity(store, targets)
         databases = [target.database for target in targets]
         epoch = take_over(topology.id, identity.uuid, store, databases)
         resume = recover(topology.id, topology.semantics, store, databases, codec)
 
-        spout = topology.spout.source.coordinator(self._context())
-        stack.callback(spout.close)
         coordinator: Coordinator[Any] = Coordinator(
             topology.semantics,
             current=resume.progress.current,
@@ -219,7 +231,7 @@ class RunningTopology:
             replays=resume.replays,
             last_txid=None if self._until_txid is None else Txid(self._until_txid),
         )
-        goal = self._targets(spout) if self._until == CAUGHT_UP else None
+        goal = self._goal = self._targets(spout) if self._until == CAUGHT_UP else None
         runner = self._create_runner(stack)
         committer = Committer(topology, identity.uuid, targets, wait_for=self._wait_for)
         loop = EventLoop(
@@ -299,15 +311,28 @@ class RunningTopology:
         identity = store.create_identity(mine) if stored is None else stored
         _refuse_other_identity(self.topology.id, identity, mine)
         first_run = store.load().current == FIRST_TXID
-        for target in targets:
-            target.database.join(
-                self.topology.id,
-                identity.uuid,
-                target.tables,
-                semantics=self.topology.semantics,
-                first_run=first_run,
-            )
+        try:
+            for target in targets:
+                target.database.join(
+                    self.topology.id,
+                    identity.uuid,
+                    target.tables,
+                    semantics=self.topology.semantics,
+                    first_run=first_run,
+                )
+        except TxstreamError:
+            if stored is None:
+                self._undo_first_run(store, targets)
+            raise
         return identity
+
+    def _undo_first_run(self, store: ProgressStore, targets: list[StateTarget]) -> None:
+        """A first run that was refused must not stand in the way of the next, corrected one. What cannot be
+        removed now is told by that run."""
+        with contextlib.suppress(TxstreamError):
+            for target in targets:
+                target.database.delete(self.topology.id, drop_state=True)
+            store.delete_everything()
 
     def _context(self) -> SpoutContext:
         settings = self.settings
@@ -343,6 +368,8 @@ class RunningTopology:
                     master=self.settings.master,
                     app_name=f"txstream {self.topology.id}",
                     conf=self.settings.spark_conf,
+                    log_file=self.settings.spark_log,
+                    package=self.settings.package,
                 )
                 stack.callback(session.stop)
             else:
@@ -465,7 +492,8 @@ def _refuse_orphan(topology_id: str, database: StateDatabase) -> None:
         last = database.last_batch(topology_id)
         raise ProgressMismatchError(
             f"topology {topology_id!r} is not in ZooKeeper, but {database.url_for_people} holds its state "
-            f"up to txid {0 if last is None else last.txid} (uuid {fence.uuid}). Was ZooKeeper lost, or is this "
+            f"up to txid {0 if last is None else last.txid} (uuid {fence.uuid}). "
+            f"Was ZooKeeper lost, or is this "
             f"another ZooKeeper? Point at the right one, or start afresh with "
             f"`txstream delete {topology_id} --drop-state`"
         )
