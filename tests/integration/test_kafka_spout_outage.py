@@ -1,0 +1,162 @@
+"""One of two brokers frozen or gone: what an outage costs, and that its partitions come back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.kafka_topics import Topics, wait_until
+
+from txstream.api.errors import PartitionUnavailableError
+from txstream.api.spouts import SpoutContext, Unavailable
+from txstream.embedded import EmbeddedKafka
+from txstream.metas import BatchMetas
+from txstream.spouts.kafka import KafkaRange, KafkaSource
+from txstream.transaction import TransactionAttempt
+
+ATTEMPT = TransactionAttempt(1, 1)
+MANY = 1_000_000
+STEADY = {"broker.session.timeout.ms": "9000"}  # a frozen broker stays the leader: clients must cope
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    folder: Path = tmp_path_factory.mktemp("two-brokers")
+    with EmbeddedKafka(folder, brokers=2, overrides=STEADY) as running:
+        yield running
+
+
+@pytest.fixture
+def topics(kafka: EmbeddedKafka) -> Iterator[Topics]:
+    with Topics(kafka.address) as opened:
+        yield opened
+
+
+@pytest.fixture
+def topic(topics: Topics, unique: str) -> str:
+    """Partition 0 on broker 1, partition 1 on broker 2, ten records each."""
+    topics.create(unique, replicas={0: [1], 1: [2]})
+    for partition in (0, 1):
+        topics.send(unique, [b"%d" % number for number in range(10)], partition)
+    return unique
+
+
+@pytest.fixture
+def freeze(kafka: EmbeddedKafka) -> Iterator[Callable[[bool], None]]:
+    """Stops broker 2 as SIGSTOP does, and lets it go on."""
+    pid = kafka.identities[2].pid
+
+    def switch(frozen: bool) -> None:
+        os.kill(pid, signal.SIGSTOP if frozen else signal.SIGCONT)
+
+    yield switch
+    switch(False)
+
+
+def timed(call: Callable[[], object]) -> float:
+    began = time.monotonic()
+    call()
+    return time.monotonic() - began
+
+
+def test_a_frozen_broker_costs_one_deadline(
+    kafka: EmbeddedKafka, topic: str, freeze: Callable[[bool], None]
+) -> None:
+    source = KafkaSource(topic, kafka.address, partition_discovery_seconds=0.5)
+    coordinator = source.coordinator(SpoutContext("outage", "lines", {}))
+    emitter = source.emitter(SpoutContext("outage", "lines", {}, fetch_timeout_seconds=1.0))
+    on_both = coordinator.plan({}, MANY)
+    list(emitter.emit_many(ATTEMPT, on_both))
+    freeze(True)
+    assert 1.5 < timed(lambda: coordinator.plan({}, MANY)) < 3
+    for _ in range(5):
+        assert timed(lambda: coordinator.plan({}, MANY)) < 0.5
+    plan = coordinator.plan({}, MANY)
+    assert isinstance(plan[f"{topic}/1"], Unavailable)
+    assert plan[f"{topic}/0"].end == 10
+    assert coordinator.is_ready()
+    assert set(coordinator.unreadable(on_both)) == {f"{topic}/1"}
+    with pytest.raises(PartitionUnavailableError, match=f"{topic}/1: broker 2 does not answer"):
+        coordinator.targets()
+    with pytest.raises(PartitionUnavailableError, match=f"partition {topic}/1 gave nothing for 1 s"):
+        list(emitter.emit_many(ATTEMPT, on_both))
+    assert [b.num_rows for b in emitter.emit(ATTEMPT, f"{topic}/0", on_both[f"{topic}/0"])] == [10]
+    freeze(False)
+    wait_until(lambda: coordinator.plan({}, MANY) == on_both, "both partitions are planned again")
+    assert coordinator.unreadable(on_both) == {}
+    rows = {name: batch.num_rows for name, batch in emitter.emit_many(ATTEMPT, on_both)}
+    assert rows == {f"{topic}/0": 10, f"{topic}/1": 10}
+    emitter.close()
+    coordinator.close()
+
+
+def test_latest_waits_until_every_partition_has_its_place(
+    topics: Topics, topic: str, freeze: Callable[[bool], None]
+) -> None:
+    source = KafkaSource(topic, topics.address, starting_offsets="latest")
+    context = SpoutContext("outage", "lines", {})
+    coordinator = source.coordinator(context)
+    freeze(True)
+    plan = coordinator.plan({}, MANY)
+    assert set(plan) == {f"{topic}/1"}
+    assert not BatchMetas.from_plan({}, plan).has_work
+    topics.send(topic, [b"new"], 0)
+    freeze(False)
+    wait_until(lambda: len(coordinator.plan({}, MANY)) == 2, "broker 2 answers again")
+    plan = coordinator.plan({}, MANY)
+    assert (plan[f"{topic}/0"].start, plan[f"{topic}/0"].end) == (10, 11)
+    assert (plan[f"{topic}/1"].start, plan[f"{topic}/1"].end) == (10, 10)
+    coordinator.close()
+
+
+def test_a_broker_that_is_gone_and_comes_back(kafka: EmbeddedKafka, topics: Topics, topic: str) -> None:
+    moving = topics.create(f"{topic}-moving", replicas={0: [2, 1]})
+    topics.send(moving, [b"a", b"b", b"c"])
+    source = KafkaSource([topic, moving], kafka.address, partition_discovery_seconds=0.5)
+    coordinator = source.coordinator(SpoutContext("outage", "lines", {}))
+    emitter = source.emitter(SpoutContext("outage", "lines", {}, fetch_timeout_seconds=1.0))
+    planned = {
+        name: KafkaRange(0, meta.end // 2, meta.topic_id) for name, meta in coordinator.plan({}, MANY).items()
+    }
+    list(emitter.emit_many(ATTEMPT, planned))
+    kafka.stop_broker(2)
+    assert timed(lambda: coordinator.plan({}, MANY)) < 3
+    last = BatchMetas.from_plan({}, planned).positions()
+    wait_until(
+        lambda: isinstance(coordinator.plan(last, MANY)[f"{moving}/0"], KafkaRange), "broker 1 leads now"
+    )
+    plan = coordinator.plan(last, MANY)
+    assert isinstance(plan[f"{topic}/1"], Unavailable)
+    assert plan[f"{topic}/0"] == KafkaRange(5, 10, last[f"{topic}/0"].topic_id)
+    assert [b.num_rows for b in emitter.emit(ATTEMPT, f"{moving}/0", plan[f"{moving}/0"])] == [2]
+    with pytest.raises(PartitionUnavailableError, match=f"partition {topic}/1 gave nothing"):
+        list(emitter.emit_many(ATTEMPT, planned))
+    kafka.start_broker(2)
+    wait_until(
+        lambda: isinstance(coordinator.plan(last, MANY)[f"{topic}/1"], KafkaRange), "partition 1 is back"
+    )
+    assert coordinator.plan(last, MANY)[f"{topic}/1"] == KafkaRange(5, 10, last[f"{topic}/1"].topic_id)
+    rows = {name: batch.num_rows for name, batch in emitter.emit_many(ATTEMPT, planned)}
+    assert rows == {f"{topic}/0": 5, f"{topic}/1": 5, f"{moving}/0": 1}
+    emitter.close()
+    coordinator.close()
+
+
+def test_without_any_broker_nothing_is_ready(kafka: EmbeddedKafka, topic: str) -> None:
+    """Last, because it stops the cluster."""
+    coordinator = KafkaSource(topic, kafka.address).coordinator(SpoutContext("outage", "lines", {}))
+    planned = coordinator.plan({}, MANY)
+    kafka.stop()
+    plan = coordinator.plan({}, MANY)
+    assert set(plan) == set(planned)
+    assert all(isinstance(entry, Unavailable) for entry in plan.values())
+    assert not coordinator.is_ready()
+    assert timed(lambda: coordinator.plan({}, MANY)) < 0.5
+    kafka.start()
+    wait_until(lambda: coordinator.plan({}, MANY) == planned, "the cluster is back")
+    assert coordinator.is_ready()
+    assert timed(coordinator.close) < 4

@@ -1,0 +1,108 @@
+"""Topics of a test's own, and what producers do to them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
+
+Headers = list[tuple[str, bytes]]
+
+
+class Topics:
+    """Creates, fills and damages topics; a context manager that closes its clients."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.admin = KafkaAdminClient(bootstrap_servers=address)
+        self._producer: Any = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._producer is not None:
+            self._producer.close()
+        self.admin.close()
+
+    def create(
+        self,
+        name: str,
+        partitions: int = 1,
+        *,
+        configs: Mapping[str, str] | None = None,
+        replicas: Mapping[int, list[int]] | None = None,
+    ) -> str:
+        """A topic that all brokers know; `replicas` puts partitions on brokers, leaders first."""
+        options: dict[str, Any] = {"configs": dict(configs or {})}
+        if replicas is None:
+            options |= {"num_partitions": partitions, "replication_factor": 1}
+        else:
+            options["assignments"] = dict(replicas)
+        self.admin.create_topics({name: options}, wait_for_metadata=True)
+        return name
+
+    def delete(self, name: str) -> None:
+        self.admin.delete_topics([name])
+        wait_until(lambda: name not in self.admin.list_topics(), f"topic {name} is gone")
+
+    def add_partitions(self, name: str, total: int) -> None:
+        self.admin.create_partitions({name: total})
+        self.admin.wait_for_topics([name])
+        if self._producer is not None:  # it would not know them for minutes
+            self._producer.close()
+            self._producer = None
+
+    def delete_before(self, name: str, partition: int, offset: int) -> None:
+        self.admin.delete_records({TopicPartition(name, partition): offset})
+
+    def send(
+        self,
+        name: str,
+        values: Iterable[bytes | None],
+        partition: int = 0,
+        *,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        timestamp_ms: int | None = None,
+    ) -> None:
+        if self._producer is None:
+            self._producer = KafkaProducer(bootstrap_servers=self.address, linger_ms=5)
+        for value in values:
+            self._producer.send(
+                name, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
+            )
+        self._producer.flush(10)
+
+    def transactional_producer(self, transactional_id: str) -> Any:
+        """The caller begins, sends, commits or aborts, and closes."""
+        producer = KafkaProducer(bootstrap_servers=self.address, transactional_id=transactional_id)
+        producer.init_transactions()
+        return producer
+
+    def transaction(
+        self, producer: Any, name: str, values: Iterable[bytes], *, commit: bool, partition: int = 0
+    ) -> None:
+        producer.begin_transaction()
+        for value in values:
+            producer.send(name, value, partition=partition)
+        producer.flush(10)
+        if commit:
+            producer.commit_transaction()
+        else:
+            producer.abort_transaction()
+
+
+def wait_until(condition: Callable[[], object], what: str, seconds: float = 20.0) -> None:
+    """Poll a condition of another process, which no event announces."""
+    deadline = time.monotonic() + seconds
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+        pause.wait(0.05)

@@ -1,0 +1,268 @@
+"""Decoding record batches, against batches that kafka-python encoded."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.record.default_records import DefaultRecordBatchBuilder
+from kafka.record.legacy_records import LegacyRecordBatchBuilder
+from kafka.record.util import calc_crc32c
+
+from txstream.spouts.kafka_records import CorruptBatchError, RecordColumns, decode_records
+
+Record = tuple[int, int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
+NONE, GZIP = 0, 1
+CONTROL, TRANSACTIONAL, LOG_APPEND = 0x20, 0x10, 0x08
+
+
+@dataclass
+class Aborted:
+    producer_id: int
+    first_offset: int
+
+
+def batch(
+    base: int,
+    records: list[Record],
+    *,
+    codec: int = NONE,
+    attributes: int = 0,
+    last_delta: int | None = None,
+    producer: int = -1,
+) -> bytes:
+    """A batch at offset `base`; the records' offsets are deltas to it. The header is patched afterwards,
+    because a broker, not the builder, sets most of it."""
+    builder = DefaultRecordBatchBuilder(
+        magic=2,
+        compression_type=codec,
+        is_transactional=0,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+        batch_size=1 << 26,
+    )
+    for delta, timestamp, key, value, headers in records:
+        builder.append(delta, timestamp, key, value, headers)
+    data = bytearray(builder.build())
+    struct.pack_into(">q", data, 0, base)
+    (flags,) = struct.unpack_from(">h", data, 21)
+    struct.pack_into(">h", data, 21, flags | attributes)
+    if last_delta is not None:
+        struct.pack_into(">i", data, 23, last_delta)
+    struct.pack_into(">q", data, 43, producer)
+    return sealed(data)
+
+
+def sealed(data: bytearray) -> bytes:
+    struct.pack_into(">I", data, 17, calc_crc32c(memoryview(data)[21:]))
+    return bytes(data)
+
+
+def plain(base: int, *values: bytes, **options: Any) -> bytes:
+    return batch(base, [(i, 1000 + i, None, value, []) for i, value in enumerate(values)], **options)
+
+
+def marker(offset: int, producer: int, *, commit: bool) -> bytes:
+    key = struct.pack(">hh", 0, int(commit))
+    return batch(offset, [(0, 5, key, b"\0" * 6, [])], attributes=CONTROL | TRANSACTIONAL, producer=producer)
+
+
+def rows(columns: RecordColumns) -> list[tuple[int, bytes | None]]:
+    assert (
+        len(columns.keys)
+        == len(columns.values)
+        == len(columns.timestamps)
+        == len(columns.timestamp_types)
+        == len(columns)
+    )
+    return list(zip(columns.offsets, columns.values, strict=True))
+
+
+def read(data: bytes, start: int, end: int, **options: Any) -> tuple[RecordColumns, int]:
+    columns = RecordColumns()
+    position, _ = decode_records(data, start, end, columns, **options)
+    return columns, position
+
+
+def test_several_batches_and_the_position_behind_them() -> None:
+    columns, position = read(plain(0, b"a", b"b") + plain(2, b"c"), 0, 9)
+    assert rows(columns) == [(0, b"a"), (1, b"b"), (2, b"c")]
+    assert columns.timestamps == [1000, 1001, 1000]
+    assert list(columns.timestamp_types) == [0, 0, 0]
+    assert position == 3
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 6), (1, 5), (2, 4), (3, 3 + 1), (4, 6), (0, 2)])
+def test_only_the_planned_offsets_come_out(start: int, end: int) -> None:
+    header = [("h", b"x")]
+    data = batch(0, [(i, 9, b"k", b"%d" % i, header if i % 2 else []) for i in range(4)]) + plain(
+        4, b"4", b"5"
+    )
+    columns, position = read(data, start, end)
+    assert rows(columns) == [(i, b"%d" % i) for i in range(start, end)]
+    assert {columns.offsets[row] for row in columns.headers} == {i for i in range(start, end) if i in (1, 3)}
+    assert position >= end
+
+
+def test_compaction_gaps_move_the_position_on() -> None:
+    data = batch(10, [(2, 9, None, b"x", []), (5, 9, None, b"y", [])], last_delta=9)
+    columns, position = read(data, 10, 20)
+    assert rows(columns) == [(12, b"x"), (15, b"y")]
+    assert position == 20
+    columns, position = read(data, 13, 15)
+    assert (rows(columns), position >= 15) == ([], True)
+    empty = batch(20, [], last_delta=4)
+    assert read(empty, 20, 30)[1] == 25
+
+
+def test_a_batch_that_is_cut_off_waits_for_the_next_fetch() -> None:
+    whole, cut = plain(0, b"a"), plain(1, b"b")
+    for length in (1, 11, 12, 40, len(cut) - 1):
+        columns, position = read(whole + cut[:length], 0, 2)
+        assert (rows(columns), position) == ([(0, b"a")], 1)
+
+
+def test_nulls_headers_and_sizes_of_every_length() -> None:
+    big = b"v" * 300_000
+    records: list[Record] = [
+        (0, 5, None, None, []),
+        (1, 5 + (1 << 40), b"", b"", [("", None)]),
+        (2, 4, b"k" * 63, b"v" * 64, [("name", b"value"), ("name", b"")]),
+        (3, 5, b"k" * 64, b"v" * 8191, []),
+        (200, 5, b"k" * 9000, b"v" * 8192, []),
+        (100_000, 5, b"k", big, []),
+    ]
+    columns, position = read(batch(7, records), 0, 1 << 40)
+    assert columns.offsets == [7, 8, 9, 10, 207, 100_007]
+    assert columns.keys == [r[2] for r in records]
+    assert columns.values == [r[3] for r in records]
+    assert columns.timestamps == [r[1] for r in records]
+    assert columns.headers == {1: [(b"", None)], 2: [(b"name", b"value"), (b"name", b"")]}
+    assert position == 100_008
+
+
+def test_the_brokers_time_replaces_the_producers() -> None:
+    columns, _ = read(plain(0, b"a", b"b", attributes=LOG_APPEND), 0, 2)
+    assert columns.timestamps == [1001, 1001]
+    assert list(columns.timestamp_types) == [1, 1]
+
+
+def test_aborted_transactions_are_read_past_and_committed_ones_kept() -> None:
+    data = (
+        plain(0, b"a", attributes=TRANSACTIONAL, producer=7)
+        + plain(1, b"b", attributes=TRANSACTIONAL, producer=8)
+        + marker(2, 7, commit=False)
+        + plain(3, b"c", attributes=TRANSACTIONAL, producer=7)
+        + marker(4, 8, commit=True)
+        + marker(5, 7, commit=True)
+        + plain(6, b"d")
+    )
+    aborted = [Aborted(7, 0)]
+    columns, position = read(data, 0, 7, aborted=aborted)
+    assert (rows(columns), position) == ([(1, b"b"), (3, b"c"), (6, b"d")], 7)
+    columns, position = read(data, 0, 7, aborted=aborted, read_committed=False)
+    assert (rows(columns), position) == ([(0, b"a"), (1, b"b"), (3, b"c"), (6, b"d")], 7)
+    assert read(data, 0, 5, aborted=aborted)[1] == 5
+    assert rows(read(data, 0, 1, aborted=aborted)[0]) == []
+
+
+def test_a_producer_that_aborts_twice() -> None:
+    data = (
+        plain(0, b"a", attributes=TRANSACTIONAL, producer=7)
+        + marker(1, 7, commit=False)
+        + plain(2, b"b", attributes=TRANSACTIONAL, producer=7)
+        + marker(3, 7, commit=True)
+        + plain(4, b"c", attributes=TRANSACTIONAL, producer=7)
+        + marker(5, 7, commit=False)
+    )
+    columns, position = read(data, 0, 6, aborted=[Aborted(7, 4), Aborted(7, 0)])
+    assert (rows(columns), position) == ([(2, b"b")], 6)
+
+
+def test_gzip() -> None:
+    columns, _ = read(plain(0, *[b"%d" % i for i in range(500)], codec=GZIP), 100, 400)
+    assert rows(columns) == [(i, b"%d" % i) for i in range(100, 400)]
+
+
+def test_a_flipped_bit_is_noticed_and_leaves_no_rows() -> None:
+    first, second = plain(0, b"a"), bytearray(plain(1, b"bbbb"))
+    second[-3] ^= 1
+    columns = RecordColumns()
+    with pytest.raises(CorruptBatchError, match="checksum") as caught:
+        decode_records(first + bytes(second), 0, 2, columns)
+    assert caught.value.offset == 1
+    assert rows(columns) == []
+
+
+@pytest.mark.parametrize(
+    ("at", "form", "value", "reason"),
+    [
+        (16, ">b", 3, "format 3"),
+        (57, ">i", 9, "cannot be read"),
+        (57, ">i", 1, "follow its last record"),
+        (21, ">h", 5, "compression 5"),
+        (21, ">h", 1, "decompressed"),
+        (21, ">h", 2, "decompressed"),
+        (21, ">h", 3, "decompressed"),
+        (21, ">h", 4, "decompressed"),
+    ],
+)
+def test_a_batch_with_a_right_checksum_and_wrong_contents(
+    at: int, form: str, value: int, reason: str
+) -> None:
+    data = bytearray(plain(0, b"a", b"b"))
+    struct.pack_into(form, data, at, value)
+    with pytest.raises(CorruptBatchError, match=reason):
+        read(sealed(data), 0, 2)
+
+
+def test_messages_of_the_old_formats() -> None:
+    for magic, codec in ((0, NONE), (1, NONE), (1, GZIP)):
+        builder = LegacyRecordBatchBuilder(magic=magic, compression_type=codec, batch_size=1 << 20)
+        for offset in range(3):
+            builder.append(offset, timestamp=77, key=b"k", value=b"%d" % offset)
+        columns, position = read(bytes(builder.build()), 1, 3)
+        assert rows(columns) == [(1, b"1"), (2, b"2")]
+        assert position == 3
+        assert columns.timestamps == ([-1, -1] if magic == 0 else [77, 77])
+
+
+RECORDS = st.lists(
+    st.tuples(
+        st.integers(1, 300),
+        st.integers(0, 1 << 45),
+        st.none() | st.binary(max_size=200),
+        st.none() | st.binary(max_size=9000),
+        st.lists(st.tuples(st.text(max_size=5), st.none() | st.binary(max_size=5)), max_size=2),
+    ),
+    max_size=30,
+)
+
+
+@given(st.lists(RECORDS, max_size=4), st.integers(0, 400), st.integers(1, 600), st.booleans())
+def test_any_records_any_range(batches: list[list[Any]], start: int, length: int, compressed: bool) -> None:
+    base, data, sent = 0, b"", []
+    for steps in batches:
+        records: list[Record] = []
+        delta = -1
+        for step, *rest in steps:
+            delta += step
+            records.append((delta, *rest))
+        data += batch(base, records, codec=GZIP if compressed else NONE, last_delta=max(delta, 0) + 2)
+        sent += [(base + record[0], *record[1:]) for record in records]
+        base += max(delta, 0) + 3
+    end = start + length
+    columns, position = read(data, start, end)
+    got = [
+        (offset, time, key, value, [(n.decode(), v) for n, v in columns.headers.get(row, [])])
+        for row, (offset, time, key, value) in enumerate(
+            zip(columns.offsets, columns.timestamps, columns.keys, columns.values, strict=True)
+        )
+    ]
+    assert got == [record for record in sent if start <= record[0] < end]
+    assert position >= min(end, base) or base <= start

@@ -1,0 +1,122 @@
+"""The view of the cluster beside planning: second looks, brokers left out and found again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import kafka.errors as kafka_errors
+import pytest
+
+from txstream.spouts.kafka_protocol import Leader, TopicInfo
+from txstream.spouts.kafka_watch import CONFIRM_SECONDS, ClusterView, ClusterWatch
+
+
+class FakeClient:
+    """A cluster whose state the test sets; it counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, TopicInfo] = {"lines": topic("first")}
+        self.dead: set[int] = set()
+        self.reachable = True
+        self.looks = 0
+        self.probes: list[float] = []
+        self.closed = threading.Event()
+
+    def connect(self, timeout_seconds: float) -> None:
+        pass
+
+    def topics(self, names: Iterable[str], timeout_seconds: float) -> dict[str, TopicInfo]:
+        self.looks += 1
+        if not self.reachable:
+            raise kafka_errors.KafkaTimeoutError("nobody answers")
+        return {name: self.found[name] for name in names if name in self.found}
+
+    def alive(self, node: int, timeout_seconds: float) -> Exception | None:
+        self.probes.append(time.monotonic())
+        return kafka_errors.NodeNotReadyError(str(node)) if node in self.dead else None
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def topic(topic_id: str, partitions: int = 1) -> TopicInfo:
+    return TopicInfo("lines", topic_id, {number: Leader(1, 0) for number in range(partitions)})
+
+
+@pytest.fixture
+def client() -> FakeClient:
+    return FakeClient()
+
+
+@pytest.fixture
+def watch(client: FakeClient) -> Iterator[ClusterWatch]:
+    make: Any = lambda: client  # noqa: E731
+    running = ClusterWatch(make, ("lines",), 0.1)
+    running.start({"lines": topic("first")})
+    yield running
+    running.close()
+    assert client.closed.wait(5)
+
+
+def until(watch: ClusterWatch, condition: Callable[[ClusterView], bool]) -> ClusterView:
+    deadline = time.monotonic() + 10
+    view = watch.view()
+    while not condition(view):
+        assert time.monotonic() < deadline, f"still {view}"
+        view = watch.wait_for_look(view.looks, 1)
+    return view
+
+
+def test_what_is_new_is_believed_the_second_time(watch: ClusterWatch, client: FakeClient) -> None:
+    assert not watch.view().topics["lines"].confirmed
+    first = until(watch, lambda view: view.topics["lines"].confirmed)
+    assert first.topics["lines"].info == topic("first")
+    client.found["lines"] = topic("second")
+    began = time.monotonic()
+    view = until(watch, lambda view: view.topics["lines"].info == topic("second"))
+    assert not view.topics["lines"].confirmed
+    until(watch, lambda view: view.topics["lines"].confirmed)
+    assert time.monotonic() - began >= CONFIRM_SECONDS
+    del client.found["lines"]
+    view = until(watch, lambda view: view.topics["lines"].info is None)
+    assert not view.topics["lines"].confirmed
+    until(watch, lambda view: view.topics["lines"].confirmed)
+
+
+def test_new_partitions_are_found_and_do_not_unsettle_the_topic(
+    watch: ClusterWatch, client: FakeClient
+) -> None:
+    until(watch, lambda view: view.topics["lines"].confirmed)
+    client.found["lines"] = topic("first", partitions=3)
+    view = until(watch, lambda view: view.topics["lines"].info == topic("first", partitions=3))
+    assert view.topics["lines"].confirmed
+
+
+def test_a_broker_is_left_out_until_it_answers_a_probe(watch: ClusterWatch, client: FakeClient) -> None:
+    client.dead.add(1)
+    watch.broker_failed(1, "broker 1 does not answer")
+    assert watch.view().down == {1: "broker 1 does not answer"}
+    until(watch, lambda _: len(client.probes) >= 3)
+    assert client.probes[2] - client.probes[0] >= 0.59, "probing backs off: 0.2 s, then 0.4 s"
+    assert 1 in watch.view().down
+    client.dead.clear()
+    until(watch, lambda view: not view.down)
+
+
+def test_an_unreachable_cluster_keeps_its_last_view(watch: ClusterWatch, client: FakeClient) -> None:
+    client.reachable = False
+    view = until(watch, lambda view: view.error is not None)
+    assert "nobody answers" in str(view.error)
+    assert view.topics["lines"].info == topic("first")
+    client.reachable = True
+    until(watch, lambda view: view.error is None)
+
+
+def test_looks_are_not_made_as_often_as_they_are_asked_for(watch: ClusterWatch, client: FakeClient) -> None:
+    before, began = client.looks, time.monotonic()
+    while time.monotonic() - began < 0.3:
+        watch.look_again()
+    assert client.looks - before <= 8
