@@ -311,6 +311,7 @@ class RunningTopology:
         identity = store.create_identity(mine) if stored is None else stored
         _refuse_other_identity(self.topology.id, identity, mine)
         first_run = store.load().current == FIRST_TXID
+        joined: list[StateDatabase] = []
         try:
             for target in targets:
                 target.database.join(
@@ -320,18 +321,19 @@ class RunningTopology:
                     semantics=self.topology.semantics,
                     first_run=first_run,
                 )
+                joined.append(target.database)
         except TxstreamError:
             if stored is None:
-                self._undo_first_run(store, targets)
+                self._undo_first_run(store, joined)
             raise
         return identity
 
-    def _undo_first_run(self, store: ProgressStore, targets: list[StateTarget]) -> None:
+    def _undo_first_run(self, store: ProgressStore, joined: list[StateDatabase]) -> None:
         """A first run that was refused must not stand in the way of the next, corrected one. What cannot be
-        removed now is told by that run."""
+        removed now is told by that run. State tables stay: one of this id may be older than this run."""
         with contextlib.suppress(TxstreamError):
-            for target in targets:
-                target.database.delete(self.topology.id, drop_state=True)
+            for database in joined:
+                database.delete(self.topology.id, drop_state=False)
             store.delete_everything()
 
     def _context(self) -> SpoutContext:
