@@ -1,0 +1,24 @@
+"""State in a SQL database: the fence, the ledger, the state tables, and the one-transaction commit."""
+
+from __future__ import annotations
+
+from txstream.state.database import StateDatabase, open_database
+from txstream.state.records import (
+    AnswerLostError,
+    BatchRecord,
+    Commit,
+    FenceLockedError,
+    FenceRow,
+    TableSpec,
+)
+
+__all__ = [
+    "AnswerLostError",
+    "BatchRecord",
+    "Commit",
+    "FenceLockedError",
+    "FenceRow",
+    "StateDatabase",
+    "TableSpec",
+    "open_database",
+]

@@ -1,0 +1,15 @@
+"""What Alembic runs before a script: it works on the connection it is given, inside that transaction."""
+
+from __future__ import annotations
+
+from alembic import context
+from sqlalchemy import Connection
+
+from txstream.state.framework import VERSION_TABLE, metadata
+
+connection = context.config.attributes.get("connection")
+if not isinstance(connection, Connection):
+    raise TypeError("these scripts run inside txstream: type `txstream db upgrade`, not `alembic upgrade`")
+
+context.configure(connection=connection, target_metadata=metadata, version_table=VERSION_TABLE)
+context.run_migrations()

@@ -1,0 +1,407 @@
+"""`StateDatabase`: what the engine asks of one SQL database.
+
+Invariants. A commit is one transaction, in the order that the protocol was checked in: fence, restore,
+upserts, ledger, COMMIT. The fence is its first statement, nothing is read before it, and nothing is sent
+twice: whatever fails before COMMIT leaves nothing, and whatever fails at COMMIT is an AnswerLostError, to
+be settled by the ledger.
+
+Thread-safe: every call takes a connection of its own from the pool.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from sqlalchemy import Connection, delete, select
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from txstream.api.errors import (
+    CorruptStateError,
+    ServiceUnavailableError,
+    StateTableError,
+    StateValueError,
+    TxstreamError,
+)
+from txstream.semantics import Semantics
+from txstream.state import fence, ledger, revisions
+from txstream.state import tables as state_tables
+from txstream.state.dialect import StateDialect, Touch
+from txstream.state.failures import one_line, to_error
+from txstream.state.framework import batch as batch_table
+from txstream.state.framework import fence as fence_table
+from txstream.state.ledger import LedgerWriter
+from txstream.state.records import COMMITTED, BatchRecord, Commit, FenceRow, TableSpec
+from txstream.state.sqlite import READ_ONLY
+from txstream.state.urls import dialect_of, without_password
+from txstream.state.writer import TableWriter
+from txstream.transaction import AttemptId, TransactionAttempt
+
+T = TypeVar("T")
+
+INSIDE_COMMIT = "inside-commit"
+
+_PING_AFTER_IDLE_SECONDS = 1.0
+_USED_AT = "txstream_used_at"  # in what SQLAlchemy keeps beside a pooled connection
+
+
+def open_database(url: str, **options: Any) -> StateDatabase:
+    """The database of a SQLAlchemy URL; options as `StateDatabase` takes them. Connects to nothing yet."""
+    return StateDatabase(url, **options)
+
+
+def _nobody(_point: str) -> None:
+    """Nobody wants to know how far a commit has come."""
+
+
+class StateDatabase:
+    """One database that holds state tables, their fence and their ledger.
+
+    `connect_timeout_seconds` bounds reaching it. `message_timeout_seconds` is the topology's: a transaction
+    that is idle for half of it is ended by the server, and a server that is silent for longer is given up.
+    Raises UsageError for a URL that cannot be used, ServiceUnavailableError when its driver is missing.
+    """
+
+    def __init__(
+        self, url: str, *, connect_timeout_seconds: float = 10.0, message_timeout_seconds: float = 30.0
+    ) -> None:
+        self._dialect: StateDialect = dialect_of(url, connect_timeout_seconds, message_timeout_seconds)
+        self.url_for_people = without_password(self._dialect.url)
+        try:
+            self._engine = self._dialect.create_engine()
+        except ImportError as error:
+            raise ServiceUnavailableError(
+                f"database {self.url_for_people} needs a driver that is not installed ({one_line(error)}); "
+                f"type pip install 'txstream[{self._dialect.name}]'"
+            ) from error
+        self._connect_timeout_seconds = connect_timeout_seconds
+        self._ledger = LedgerWriter(self._dialect)
+        self._writers: dict[str, TableWriter] = {}
+
+    # --- at start -----------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise ServiceUnavailableError, with the remedy, unless the database answers in time."""
+        self._dialect.check()
+        if self._dialect.is_there():
+            with self._reading("a first question", self._connect_timeout_seconds) as connection:
+                connection.execute(select(1))
+
+    def ensure_framework_tables(self) -> None:
+        """Create the framework's tables where there are none. Raises SchemaRevisionError for another
+        revision than this txstream's, naming the command or the txstream that would help."""
+        with self._reading("its revision") as connection:
+            revision = revisions.read_revision(connection, self.url_for_people)
+        if revision is not None:
+            revisions.refuse_other_revision(revision, self.url_for_people)
+            return
+        with self._writing("creating txstream's tables") as (connection, _):
+            self._dialect.lock_definitions(connection)
+            revisions.create_or_check(connection, self.url_for_people)
+
+    def upgrade(self) -> tuple[str | None, str]:
+        """Bring the framework's tables to this txstream's revision: (from, to), `from` None for none."""
+        with self._writing("upgrading txstream's tables") as (connection, _):
+            self._dialect.lock_definitions(connection)
+            return revisions.upgrade(connection, self.url_for_people)
+
+    def join(
+        self,
+        topology: str,
+        uuid: str,
+        tables: Sequence[TableSpec],
+        *,
+        semantics: Semantics,
+        first_run: bool,
+    ) -> None:
+        """Make sure that fence and state tables are there and are this topology's; all or nothing.
+
+        On the first run what is missing is created; later, what is missing was lost, and is refused. The
+        fence is created for every semantics: it also registers the topology here. Raises
+        ProgressMismatchError, IdentityMismatchError, StateTableError or CorruptStateError.
+        """
+        with self._writing(f"topology {topology!r} joining") as (connection, _):
+            self._dialect.lock_definitions(connection)
+            fence.join(connection, self.url_for_people, topology, uuid, first_run=first_run)
+            for spec in tables:
+                state_tables.join_table(connection, self._dialect, topology, uuid, spec, first_run=first_run)
+
+    # --- the fence ----------------------------------------------------------------------------------
+
+    def read_fence(self, topology: str) -> FenceRow | None:
+        """The fence of a topology; None when it has not been run here."""
+        return self._read("the fence", lambda connection: fence.read(connection, topology), None)
+
+    def raise_fence(
+        self, topology: str, uuid: str, attempt: AttemptId, *, lock_timeout_seconds: float | None = None
+    ) -> None:
+        """A new leader shuts its predecessors out. Repeating it is harmless.
+
+        Waits for a predecessor's open transaction; a frozen one is ended by the database before this gives
+        up with FenceLockedError (SQLite cannot do that: its message names the process). Raises
+        StaleAttemptError, CorruptStateError or ProgressMismatchError when it is not this leader's to raise.
+        """
+        doing = f"raising the fence of topology {topology!r}"
+        with self._writing(doing, lock_timeout_seconds=lock_timeout_seconds) as (connection, _):
+            fence.raise_to(connection, self.url_for_people, topology, uuid, attempt, may_be_equal=True)
+
+    def topologies(self) -> list[FenceRow]:
+        """The topologies that have been run on this database, by id."""
+        return self._read("its topologies", fence.read_all, [])
+
+    # --- the ledger ---------------------------------------------------------------------------------
+
+    def last_batch(self, topology: str) -> BatchRecord | None:
+        """The ledger's row with the greatest txid."""
+        found = self.batches(topology, limit=1)
+        return found[0] if found else None
+
+    def batch(self, topology: str, txid: int) -> BatchRecord | None:
+        """The ledger's row of one txid."""
+        return self._read("the ledger", lambda connection: ledger.read_one(connection, topology, txid), None)
+
+    def batches(self, topology: str, *, limit: int | None = None) -> list[BatchRecord]:
+        """The ledger's rows, oldest first; with `limit` only the last ones."""
+        return self._read("the ledger", lambda connection: ledger.read_last(connection, topology, limit), [])
+
+    def outcome(self, topology: str, attempt: TransactionAttempt) -> bool:
+        """After an AnswerLostError: has this very attempt committed its batch?
+
+        False may become true while the lost transaction is still running on the server; a new attempt
+        waits for it at the fence and undoes it, so that does no harm.
+        """
+        row = self.batch(topology, attempt.txid)
+        return row is not None and row.status == COMMITTED and row.attempt == attempt.attempt
+
+    # --- the commit ---------------------------------------------------------------------------------
+
+    def commit(
+        self,
+        topology: str,
+        uuid: str,
+        tables: Sequence[TableSpec],
+        commit: Commit,
+        *,
+        semantics: Semantics,
+        reached: Callable[[str], None] = _nobody,
+    ) -> None:
+        """Commit one attempt of one batch to all state tables of this database, in one transaction.
+
+        Raises StaleAttemptError (fenced), CorruptStateError (the fence is gone), TxidRegressionError,
+        StateValueError or StateTableError, all with nothing written; ServiceUnavailableError with nothing
+        written; AnswerLostError when only the ledger knows.
+        """
+        attempt = commit.attempt
+        work = self._prepare(topology, tables, commit.deltas)
+        try:
+            with self._writing(str(attempt)) as (connection, answered):
+                if semantics is not Semantics.NON_TRANSACTIONAL:
+                    fence.raise_to(
+                        connection, self.url_for_people, topology, uuid, attempt.attempt, may_be_equal=False
+                    )
+                    self._restore(connection, topology, attempt, work, answered)
+                for writer, deltas in work:
+                    writer.write(connection, attempt, deltas, answered)
+                keys = sum(deltas.num_rows for _, deltas in work)
+                now = datetime.now(UTC)
+                self._ledger.write_committed(connection, topology, uuid, commit, semantics, keys, now)
+                answered()
+                reached(INSIDE_COMMIT)
+        except StateValueError as refused:
+            if not isinstance(refused.__cause__, DBAPIError):
+                raise
+            raise self._explain(attempt, work, refused) from refused.__cause__
+
+    def _prepare(
+        self, topology: str, specs: Sequence[TableSpec], deltas: Mapping[str, pa.Table]
+    ) -> list[tuple[TableWriter, pa.Table]]:
+        unknown = sorted(set(deltas) - {spec.state.table for spec in specs})
+        if unknown:
+            raise StateTableError(f"topology {topology!r} has no state table {', '.join(unknown)} here")
+        work = []
+        for spec in sorted(specs, key=lambda spec: spec.state.table):
+            writer = self._writer(spec)
+            delta = deltas.get(spec.state.table)
+            work.append((writer, writer.empty() if delta is None else writer.prepare(delta)))
+        return work
+
+    def _writer(self, spec: TableSpec) -> TableWriter:
+        known = self._writers.get(spec.state.table)
+        if known is None or known.spec != spec:
+            known = self._writers[spec.state.table] = TableWriter(spec, self._dialect)
+        return known
+
+    def _restore(
+        self,
+        connection: Connection,
+        topology: str,
+        attempt: TransactionAttempt,
+        work: Sequence[tuple[TableWriter, pa.Table]],
+        answered: Touch,
+    ) -> None:
+        """Undo an earlier attempt of this txid. Only an attempt that left a ledger row can have written."""
+        opaque = [writer for writer, _ in work if writer.spec.semantics is Semantics.OPAQUE]
+        # A statement of its own, after the fence's: joined to it, it would see the ledger as it was before
+        # the fence's lock was granted, and miss the row of the transaction that was waited for.
+        if opaque and ledger.has(connection, topology, attempt.txid):
+            for writer in opaque:
+                writer.restore(connection, attempt.txid)
+                answered()
+
+    def _explain(
+        self,
+        attempt: TransactionAttempt,
+        work: Sequence[tuple[TableWriter, pa.Table]],
+        refused: TxstreamError,
+    ) -> TxstreamError:
+        """Which sum it is that does not fit; the database's own words when it is something else."""
+        with (
+            contextlib.suppress(ServiceUnavailableError),
+            self._reading("the refused value") as connection,
+        ):
+            for writer, deltas in work:
+                found = writer.explain(connection, attempt, deltas)
+                if found is not None:
+                    return found
+        return refused
+
+    # --- for people ---------------------------------------------------------------------------------
+
+    def top(self, table: str, *, topology: str, n: int = 10) -> list[dict[str, Any]]:
+        """The `n` rows of a state table with the greatest first value, as column -> value in table order.
+
+        Raises StateTableError when the table is not this topology's.
+        """
+
+        def read(connection: Connection) -> list[dict[str, Any]]:
+            owner = state_tables.read_owner(connection, table)
+            if owner is None or owner.topology != topology:
+                mine = [found.table for found in state_tables.owned_by(connection, topology)]
+                raise StateTableError(
+                    f"topology {topology!r} has no state table {table!r} in {self.url_for_people}; it has "
+                    f"{', '.join(mine) or 'none'}"
+                )
+            found = state_tables.declared_table(owner, self._dialect)
+            value = next(column for column in found.columns if "delta" in column.info)
+            largest_first = select(found).order_by(value.desc(), *found.primary_key.columns).limit(n)
+            return [dict(row) for row in connection.execute(largest_first).mappings()]
+
+        rows = self._read(f"table {table!r}", read, None)
+        if rows is None:
+            raise StateTableError(
+                f"{self.url_for_people} has no state tables; no topology has been run on it"
+            )
+        return rows
+
+    def delete(self, topology: str, *, drop_state: bool) -> list[str]:
+        """Forget a topology: its fence and ledger, with `drop_state` its state tables too; the names of the
+        tables dropped. What is not there is not missed. No driver of it may be running."""
+        if not self._dialect.is_there():
+            return []
+        with self._writing(f"deleting topology {topology!r}") as (connection, _):
+            self._dialect.lock_definitions(connection)
+            revision = revisions.read_revision(connection, self.url_for_people)
+            if revision is None:
+                return []
+            revisions.refuse_other_revision(revision, self.url_for_people)
+            connection.execute(delete(fence_table).where(fence_table.c.topology == topology))
+            connection.execute(delete(batch_table).where(batch_table.c.topology == topology))
+            if not drop_state:
+                return []
+            dropped = state_tables.drop_tables(connection, state_tables.owned_by(connection, topology))
+        self._writers.clear()
+        return dropped
+
+    def close(self) -> None:
+        """Close all connections. The object can be used again; it opens new ones."""
+        self._engine.dispose()
+
+    # --- transactions -------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _writing(
+        self, doing: str, *, lock_timeout_seconds: float | None = None
+    ) -> Iterator[tuple[Connection, Touch]]:
+        """One transaction, committed at the end. The database's errors become the framework's."""
+        connection = self._connect(doing)
+        at_commit = False
+        try:
+            with contextlib.ExitStack() as stack:
+                answered = stack.enter_context(self._dialect.deadline(connection))
+                if lock_timeout_seconds is not None:
+                    stack.enter_context(self._dialect.lock_timeout(connection, lock_timeout_seconds))
+                with connection.begin():
+                    yield connection, answered
+                    at_commit = True
+        except DBAPIError as error:
+            raise self._understood(error, doing, at_commit=at_commit) from error
+        finally:
+            self._release(connection)
+
+    @contextlib.contextmanager
+    def _reading(self, doing: str, silence_seconds: float | None = None) -> Iterator[Connection]:
+        """One transaction that only reads and waits for nobody."""
+        connection = self._connect(doing).execution_options(**{READ_ONLY: True})
+        try:
+            with self._dialect.deadline(connection, silence_seconds), connection.begin():
+                yield connection
+        except DBAPIError as error:
+            raise self._understood(error, doing) from error
+        finally:
+            self._release(connection)
+
+    def _read(self, doing: str, read: Callable[[Connection], T], without_tables: T) -> T:
+        """What `read` answers; `without_tables` when nothing of txstream is in this database."""
+        if not self._dialect.is_there():
+            return without_tables
+        try:
+            with self._reading(doing) as connection:
+                return read(connection)
+        except CorruptStateError as error:
+            if not isinstance(error.__cause__, DBAPIError):
+                raise
+            with self._reading(doing) as connection:
+                if revisions.read_revision(connection, self.url_for_people) is None:
+                    return without_tables
+            raise
+
+    def _connect(self, doing: str) -> Connection:
+        try:
+            connection = self._engine.connect()
+            idle_seconds = time.monotonic() - connection.info.get(_USED_AT, time.monotonic())
+            if idle_seconds < _PING_AFTER_IDLE_SECONDS or self._answers(connection):
+                return connection
+            # The server was restarted meanwhile, so all connections of the pool are as dead as this one.
+            connection.invalidate()
+            connection.close()
+            self._engine.dispose()
+            return self._engine.connect()
+        except DBAPIError as error:
+            raise self._understood(error, doing) from error
+        except PoolTimeoutError as error:
+            raise ServiceUnavailableError(
+                f"database {self.url_for_people}: all connections are in use for {doing}; try again"
+            ) from error
+
+    def _answers(self, connection: Connection) -> bool:
+        try:
+            with self._dialect.deadline(connection, self._connect_timeout_seconds):
+                self._dialect.ping(connection)
+        except DBAPIError:
+            return False
+        return True
+
+    @staticmethod
+    def _release(connection: Connection) -> None:
+        if not connection.invalidated:
+            connection.info[_USED_AT] = time.monotonic()
+        connection.close()
+
+    def _understood(self, error: DBAPIError, doing: str, *, at_commit: bool = False) -> TxstreamError:
+        failure = self._dialect.classify(error)
+        return to_error(failure, self.url_for_people, doing, at_commit=at_commit)

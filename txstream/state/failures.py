@@ -1,0 +1,97 @@
+"""What a database's errors mean to a batch, whatever the driver calls them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from sqlalchemy.exc import DBAPIError
+
+from txstream.api.errors import (
+    CorruptStateError,
+    ServiceUnavailableError,
+    StateTableError,
+    StateValueError,
+    TxstreamError,
+)
+from txstream.state.records import AnswerLostError, FenceLockedError
+
+REMEDY = "set --database / TXSTREAM_DATABASE to a SQLAlchemy URL"
+
+_LONGEST_MESSAGE = 300
+
+
+class Kind(Enum):
+    """Each kind is answered differently: waiting, trying again, or an end with a remedy."""
+
+    UNREACHABLE = auto()  # gone, refusing, full, or cutting the connection: wait until it answers
+    LOCKED = auto()  # somebody else holds a lock: try again
+    VALUE = auto()  # it will never store this value
+    MISSING = auto()  # a table or column that was there is not: somebody altered the schema
+    DENIED = auto()  # the account may not do this
+    DAMAGED = auto()  # the database itself says that its data is broken
+    OTHER = auto()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One database error, understood. `message` is one line of the driver's own words."""
+
+    kind: Kind
+    message: str
+
+
+def one_line(error: BaseException) -> str:
+    """The driver's words without line breaks, hints and statement."""
+    lines = [line.strip(" \t-") for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    text = lines[0]
+    if text.endswith(":") and len(lines) > 1:
+        text = f"{text} {lines[1]}"
+    return text if len(text) <= _LONGEST_MESSAGE else f"{text[:_LONGEST_MESSAGE]}..."
+
+
+def driver_error(error: DBAPIError) -> BaseException:
+    """The driver's exception below SQLAlchemy's, whose text would repeat the statement and its values."""
+    return error.orig if error.orig is not None else error
+
+
+def to_error(failure: Failure, database: str, doing: str, *, at_commit: bool) -> TxstreamError:
+    """The error to raise for a failure in a transaction that was `doing` something.
+
+    `at_commit`: COMMIT had been sent, so an outage leaves its outcome open.
+    """
+    message = failure.message
+    match failure.kind:
+        case Kind.UNREACHABLE if at_commit:
+            return AnswerLostError(
+                f"database {database} broke off while {doing} was being committed: {message}; its ledger "
+                f"tells, once it answers again, whether that happened"
+            )
+        case Kind.UNREACHABLE:
+            return ServiceUnavailableError(
+                f"database {database} cannot be used for {doing}: {message}; start or repair it, or {REMEDY}"
+            )
+        case Kind.LOCKED:
+            return FenceLockedError(
+                f"database {database}: {doing} waited for a lock that another session holds: {message}; end "
+                f"that session, or wait until its transaction ends"
+            )
+        case Kind.VALUE:
+            return StateValueError(f"database {database} refuses a value in {doing}: {message}")
+        case Kind.MISSING:
+            return CorruptStateError(
+                f"database {database}: {doing} needs what is no longer there: {message}; somebody dropped or "
+                f"altered a table while it was in use: restore it, or start afresh with "
+                f"`txstream delete ID --drop-state`"
+            )
+        case Kind.DENIED:
+            return StateTableError(
+                f"database {database} does not allow {doing}: {message}; grant its account the right to "
+                f"create, read and write tables"
+            )
+        case Kind.DAMAGED:
+            return CorruptStateError(f"database {database} is damaged, found in {doing}: {message}")
+        case Kind.OTHER:
+            return TxstreamError(f"database {database} failed in {doing}: {message}")

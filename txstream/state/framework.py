@@ -1,0 +1,88 @@
+"""The framework's own tables, as the newest revision of `txstream.migrations` leaves them.
+
+Invariants. One fence row per topology; its attempt only grows. At most one ledger row per topology and
+txid, and for transactional and opaque state it is written by the transaction that wrote the state. One
+ownership row per state table; whoever created the table wrote it in the same transaction.
+
+The scripts create these tables; this module only describes them, and a test compares the two.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import BigInteger, Column, DateTime, Dialect, MetaData, String, Table, Text, TypeDecorator
+
+REVISIONS = ("0001", "0002")
+"""Every revision there is, oldest first: known without reading a script, because scripts cannot be read
+from a zip. A test compares it with the scripts."""
+
+HEAD = REVISIONS[-1]
+VERSION_TABLE = "txstream_alembic_version"  # not alembic_version: that name is the user's own Alembic's
+
+TOPOLOGY_LENGTH = 255
+UUID_LENGTH = 36
+TABLE_LENGTH = 255
+
+metadata = MetaData()
+
+
+class Utc(TypeDecorator[datetime]):
+    """An aware time, kept in UTC; SQLite stores no zone, so it is put back on reading."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        return None if value is None else value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+def _topology(**options: Any) -> Column[str]:
+    return Column("topology", String(TOPOLOGY_LENGTH), nullable=False, **options)
+
+
+def _uuid() -> Column[str]:
+    return Column("uuid", String(UUID_LENGTH), nullable=False)
+
+
+fence = Table(
+    "txstream_fence",
+    metadata,
+    _topology(primary_key=True),
+    _uuid(),
+    Column("attempt", BigInteger, nullable=False),
+)
+
+batch = Table(
+    "txstream_batch",
+    metadata,
+    _topology(primary_key=True),
+    _uuid(),
+    Column("txid", BigInteger, primary_key=True, autoincrement=False),
+    Column("attempt", BigInteger, nullable=False),
+    Column("semantics", String(32), nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("metas", Text, nullable=False),
+    Column("tuples", BigInteger, nullable=False),
+    Column("keys", BigInteger, nullable=False),
+    Column("planned_at", Utc, nullable=False),
+    Column("processed_at", Utc, nullable=False),
+    Column("committed_at", Utc, nullable=True),
+    Column("error", Text, nullable=True),
+)
+
+owned_table = Table(
+    "txstream_table",
+    metadata,
+    Column("table_name", String(TABLE_LENGTH), primary_key=True),
+    _topology(),
+    _uuid(),
+    Column("declaration", Text, nullable=False),
+    Column("created_at", Utc, nullable=False),
+)

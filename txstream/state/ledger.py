@@ -1,0 +1,128 @@
+"""The ledger: what each batch held and which attempt committed it.
+
+Invariant: a row says `committed` exactly when the state of that database has the batch, because both are
+written by one transaction (non-transactional topologies apart, whose rows are a record for people).
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Row, bindparam, exists, select
+
+from txstream.api.errors import CorruptStateError
+from txstream.metas import to_json
+from txstream.semantics import Semantics
+from txstream.state.dialect import StateDialect
+from txstream.state.framework import batch
+from txstream.state.records import COMMITTED, COMMITTING, BatchRecord, Commit
+from txstream.transaction import AttemptId, Txid
+
+_HAS = select(exists().where(batch.c.topology == bindparam("id"), batch.c.txid == bindparam("number")))
+
+
+def has(connection: Connection, topology: str, txid: int) -> bool:
+    """Is there a row for this txid, of whatever attempt and status?"""
+    return bool(connection.execute(_HAS, {"id": topology, "number": txid}).scalar_one())
+
+
+class LedgerWriter:
+    """The prepared upsert of a ledger row."""
+
+    def __init__(self, dialect: StateDialect) -> None:
+        insert = dialect.insert(batch)
+        self._upsert = insert.on_conflict_do_update(
+            index_elements=[batch.c.topology, batch.c.txid],
+            set_={
+                column.name: insert.excluded[column.name]
+                for column in batch.columns
+                if not column.primary_key
+            },
+        )
+
+    def write_committed(
+        self,
+        connection: Connection,
+        topology: str,
+        uuid: str,
+        commit: Commit,
+        semantics: Semantics,
+        keys: int,
+        now: datetime,
+    ) -> None:
+        """Say that this attempt committed its batch, with `keys` rows written."""
+        connection.execute(
+            self._upsert,
+            {
+                "topology": topology,
+                "uuid": uuid,
+                "txid": commit.attempt.txid,
+                "attempt": commit.attempt.attempt,
+                "semantics": str(semantics),
+                "status": COMMITTED,
+                "metas": to_json(commit.metas),
+                "tuples": commit.tuples,
+                "keys": keys,
+                "planned_at": commit.planned_at,
+                "processed_at": commit.processed_at,
+                "committed_at": now,
+                "error": _storable(commit.error),
+            },
+        )
+
+
+def read_one(connection: Connection, topology: str, txid: int) -> BatchRecord | None:
+    """The row of one txid."""
+    rows = connection.execute(select(batch).where(batch.c.topology == topology, batch.c.txid == txid))
+    row = rows.one_or_none()
+    return None if row is None else _record(row)
+
+
+def read_last(connection: Connection, topology: str, limit: int | None) -> list[BatchRecord]:
+    """The last `limit` rows, oldest first; all of them without a limit."""
+    newest_first = (
+        select(batch).where(batch.c.topology == topology).order_by(batch.c.txid.desc()).limit(limit)
+    )
+    return [_record(row) for row in reversed(connection.execute(newest_first).all())]
+
+
+def _record(row: Row[Any]) -> BatchRecord:
+    where = f"ledger row of topology {row.topology!r}, txid {row.txid}"
+    try:
+        metas = json.loads(row.metas)
+    except ValueError as error:
+        raise CorruptStateError(f"{where}: its metas are not JSON: {row.metas!r:.200}") from error
+    if not isinstance(metas, dict):
+        raise CorruptStateError(f"{where}: its metas must be a JSON object, found {row.metas!r:.200}")
+    if row.status not in (COMMITTING, COMMITTED):
+        raise CorruptStateError(
+            f"{where}: its status must be {COMMITTING} or {COMMITTED}, found {row.status!r}"
+        )
+    try:
+        semantics = Semantics(row.semantics)
+    except ValueError as error:
+        raise CorruptStateError(f"{where}: there is no semantics {row.semantics!r}") from error
+    return BatchRecord(
+        topology=row.topology,
+        uuid=row.uuid,
+        txid=Txid(row.txid),
+        attempt=AttemptId(row.attempt),
+        semantics=semantics,
+        status=row.status,
+        metas=metas,
+        tuples=row.tuples,
+        keys=row.keys,
+        planned_at=row.planned_at,
+        processed_at=row.processed_at,
+        committed_at=row.committed_at,
+        error=row.error,
+    )
+
+
+def _storable(message: str | None) -> str | None:
+    """An error's text may quote anything; databases keep neither NUL nor half a surrogate pair."""
+    if message is None:
+        return None
+    return message.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")

@@ -1,0 +1,87 @@
+"""The values that cross the edge between the engine and a state's database."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from txstream.api.errors import ServiceUnavailableError
+from txstream.api.reducers import Reducer
+from txstream.api.state import SqlState
+from txstream.semantics import Semantics
+from txstream.transaction import AttemptId, TransactionAttempt, Txid
+
+BatchStatus = Literal["committing", "committed"]
+COMMITTING: BatchStatus = "committing"
+COMMITTED: BatchStatus = "committed"
+
+
+class AnswerLostError(ServiceUnavailableError):
+    """The connection broke while COMMIT was under way: the batch may be committed or not.
+
+    Wait until the database answers, then ask `StateDatabase.outcome`.
+    """
+
+
+class FenceLockedError(ServiceUnavailableError):
+    """Another session holds a lock that this one needs and did not let go in time. Trying again is right:
+    nothing was written."""
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """One state table of a topology: `reducers` by value column."""
+
+    state: SqlState
+    semantics: Semantics
+    reducers: Mapping[str, Reducer]
+
+
+@dataclass(frozen=True)
+class Commit:
+    """One attempt of one batch, ready to be committed.
+
+    `deltas` by table name: key columns first, then one delta per value column, every key once; a missing
+    table or one without rows has no deltas in this batch. `metas` is the ledger's JSON document, `tuples`
+    how many the spout emitted, `error` why the attempt before this one failed. Times are aware.
+    """
+
+    attempt: TransactionAttempt
+    metas: Mapping[str, Any]
+    deltas: Mapping[str, pa.Table]
+    tuples: int
+    planned_at: datetime
+    processed_at: datetime
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class FenceRow:
+    """The row that every state transaction of a topology raises first."""
+
+    topology: str
+    uuid: str
+    attempt: AttemptId
+
+
+@dataclass(frozen=True)
+class BatchRecord:
+    """One row of the ledger. `keys` counts the rows written over all state tables of the database."""
+
+    topology: str
+    uuid: str
+    txid: Txid
+    attempt: AttemptId
+    semantics: Semantics
+    status: BatchStatus
+    metas: dict[str, Any]
+    tuples: int
+    keys: int
+    planned_at: datetime
+    processed_at: datetime
+    committed_at: datetime | None
+    error: str | None

@@ -1,0 +1,106 @@
+"""The revision of the framework's own tables in a database: read, created, upgraded.
+
+Invariant: a database is at no revision (it has none of these tables) or at exactly one; whoever changes it
+holds the definitions' lock, and does it in one transaction.
+
+Reading needs no script, so it works from a zip. Creating and upgrading run Alembic's scripts, which must
+be files on disk. Alembic is imported only then: it costs as much start-up time as all of SQLAlchemy.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import logging
+from pathlib import Path
+
+from sqlalchemy import Connection, inspect, text
+
+import txstream
+from txstream.api.errors import CorruptStateError, SchemaRevisionError
+from txstream.state.framework import HEAD, REVISIONS, VERSION_TABLE, metadata
+
+
+def read_revision(connection: Connection, database: str) -> str | None:
+    """The revision of the framework's tables; None when there are none.
+
+    Raises CorruptStateError when tables and version table contradict each other.
+    """
+    names = {VERSION_TABLE, *metadata.tables}
+    present = sorted(names.intersection(inspect(connection).get_table_names()))
+    rows: list[str] = []
+    if VERSION_TABLE in present:
+        rows = list(connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalars())  # noqa: S608
+    tables = [name for name in present if name != VERSION_TABLE]
+    if not rows and not tables:
+        return None
+    if len(rows) != 1 or not tables:
+        raise CorruptStateError(
+            f"database {database}: {VERSION_TABLE} has {rows or 'no revision'}, and of txstream's tables "
+            f"there are {', '.join(tables) or 'none'}; restore what is missing, or drop them all"
+        )
+    return rows[0]
+
+
+def refuse_other_revision(revision: str, database: str) -> None:
+    """Raise SchemaRevisionError unless this is the revision that this txstream works with."""
+    if revision == HEAD:
+        return
+    if revision in REVISIONS:
+        raise SchemaRevisionError(
+            f"database {database}: txstream's tables are of revision {revision}, this txstream needs {HEAD}; "
+            f"stop what runs on them and type `txstream db upgrade`"
+        )
+    raise _newer(revision, database)
+
+
+def create_or_check(connection: Connection, database: str) -> None:
+    """Bring a database without the framework's tables to the newest revision; refuse any other but that."""
+    revision = read_revision(connection, database)
+    if revision is None:
+        _run_scripts(connection)
+    else:
+        refuse_other_revision(revision, database)
+
+
+def upgrade(connection: Connection, database: str) -> tuple[str | None, str]:
+    """Bring the tables to the newest revision: (what they were, what they are)."""
+    revision = read_revision(connection, database)
+    if revision is not None and revision not in REVISIONS:
+        raise _newer(revision, database)
+    if revision != HEAD:
+        _run_scripts(connection)
+    return revision, HEAD
+
+
+def _run_scripts(connection: Connection) -> None:
+    from alembic import command
+    from alembic.config import Config
+
+    # Alembic announces each script at level INFO; what a user sees is the framework's own words.
+    logger = logging.getLogger("alembic")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.WARNING)
+    config = Config()
+    # The configuration is an ini file in memory, in which a percent sign must be doubled.
+    config.set_main_option("script_location", str(_script_folder()).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    command.upgrade(config, HEAD)
+
+
+def _script_folder() -> Path:
+    folder = importlib.resources.files("txstream.migrations")
+    if isinstance(folder, Path) and (folder / "env.py").is_file():
+        return folder
+    raise SchemaRevisionError(
+        "txstream's tables can only be created or upgraded by an installed txstream, and this one runs from "
+        f"{folder}; type `txstream db upgrade` where it is installed, with the same --database"
+    )
+
+
+def _newer(revision: str, database: str) -> SchemaRevisionError:
+    return SchemaRevisionError(
+        f"database {database}: txstream's tables are of revision {revision}, which txstream "
+        f"{txstream.__version__} does not know (its newest is {HEAD}); use a newer txstream, one that knows "
+        f"revision {revision}"
+    )

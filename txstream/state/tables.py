@@ -1,0 +1,266 @@
+"""State tables: built from a declaration, created once, compared with what is there, owned by one topology.
+
+Invariants. A state table and its ownership row are created by one transaction, so a table without one is
+somebody else's and is never adopted, altered or written. Column order is keys, then each value followed by
+its `prev_` (opaque), then `txid`; `Column.info` says which is which.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Connection,
+    Index,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    delete,
+    inspect,
+    select,
+)
+from sqlalchemy.exc import IdentifierError
+
+from txstream.api.errors import (
+    CorruptStateError,
+    IdentityMismatchError,
+    ProgressMismatchError,
+    StateTableError,
+)
+from txstream.api.state import PREV_PREFIX, TXID_COLUMN, SqlState
+from txstream.metas import to_json
+from txstream.semantics import Semantics
+from txstream.state.dialect import StateDialect
+from txstream.state.framework import TABLE_LENGTH, owned_table
+from txstream.state.records import TableSpec
+
+_INDEX_NAMES = {"ix": "ix_%(table_name)s_%(column_0_name)s"}  # SQLAlchemy shortens what is too long
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Which topology a state table belongs to, and how it was declared."""
+
+    table: str
+    topology: str
+    uuid: str
+    declaration: dict[str, Any]
+
+
+def build_table(state: SqlState, semantics: Semantics, dialect: StateDialect) -> Table:
+    """The table of a declaration. Raises StateTableError for a type that the database cannot keep."""
+    columns: list[Column[Any]] = []
+    for field in state.key_schema:
+        if pa.types.is_floating(field.type):
+            raise StateTableError(
+                f"state table {state.table!r}: key column {field.name!r} is a floating-point number, which "
+                f"is not always equal to itself; use an integer, a decimal or a string"
+            )
+        columns.append(
+            Column(
+                field.name,
+                dialect.type_of(field, state.table),
+                autoincrement=False,
+                nullable=False,
+                info={"key": True},
+            )
+        )
+    checks: list[CheckConstraint] = []
+    for field in state.value_schema:
+        value_type = dialect.type_of(field, state.table)
+        value = Column(
+            field.name, value_type, nullable=semantics is not Semantics.OPAQUE, info={"delta": True}
+        )
+        columns.append(value)
+        check = dialect.value_check(value, field.type)
+        if check is not None:
+            checks.append(CheckConstraint(check))
+        if semantics is Semantics.OPAQUE:
+            columns.append(
+                Column(f"{PREV_PREFIX}{field.name}", value_type, nullable=True, info={"prev": field.name})
+            )
+    if semantics is not Semantics.NON_TRANSACTIONAL:
+        columns.append(Column(TXID_COLUMN, BigInteger, nullable=False, info={"txid": True}))
+    table = Table(
+        state.table,
+        MetaData(naming_convention=_INDEX_NAMES),
+        *columns,
+        PrimaryKeyConstraint(*state.key_names),
+        *checks,
+        **dialect.table_options(),
+    )
+    if state.index_txid and semantics is not Semantics.NON_TRANSACTIONAL:
+        Index(None, table.c[TXID_COLUMN])
+    return table
+
+
+def join_table(
+    connection: Connection,
+    dialect: StateDialect,
+    topology: str,
+    uuid: str,
+    spec: TableSpec,
+    *,
+    first_run: bool,
+) -> None:
+    """Create the table of `spec`, or check the one that is there and whose it is.
+
+    Raises IdentityMismatchError, StateTableError, ProgressMismatchError; each names what would help.
+    """
+    name = spec.state.table
+    if len(name) > TABLE_LENGTH:
+        raise StateTableError(f"state table {name!r}: a name has at most {TABLE_LENGTH} characters")
+    table = build_table(spec.state, spec.semantics, dialect)
+    owner = read_owner(connection, name)
+    exists = inspect(connection).has_table(name)
+    if owner is not None:
+        _refuse_other_owner(owner, topology, uuid)
+        if not exists:
+            raise CorruptStateError(
+                f"state table {name!r} was created for topology {topology!r} and is gone; restore it, or "
+                f"start afresh with `txstream delete {topology} --drop-state`"
+            )
+        _refuse_differences(connection, owner, table, spec)
+        _add_index(connection, table)
+        return
+    if exists:
+        raise StateTableError(
+            f"table {name!r} exists and was not created by txstream, so its data is left alone; choose "
+            f"another table for topology {topology!r}, or rename or drop that one"
+        )
+    if not first_run:
+        raise ProgressMismatchError(
+            f"topology {topology!r} has committed batches, but its state table {name!r} is not in this "
+            f"database; point at the database that it was run with, or start afresh with "
+            f"`txstream delete {topology} --drop-state`"
+        )
+    try:
+        table.create(connection)
+    except IdentifierError as error:
+        raise StateTableError(f"state table {name!r}: {error}; choose a shorter name") from error
+    connection.execute(
+        owned_table.insert().values(
+            table_name=name,
+            topology=topology,
+            uuid=uuid,
+            declaration=to_json(spec.state.declaration(spec.semantics)),
+            created_at=datetime.now(UTC),
+        )
+    )
+
+
+def read_owner(connection: Connection, name: str) -> Owner | None:
+    """Whose state table this is; None when it is nobody's."""
+    row = connection.execute(select(owned_table).where(owned_table.c.table_name == name)).one_or_none()
+    return None if row is None else _owner(row)
+
+
+def owned_by(connection: Connection, topology: str) -> list[Owner]:
+    """The state tables of a topology, by name."""
+    rows = connection.execute(
+        select(owned_table).where(owned_table.c.topology == topology).order_by(owned_table.c.table_name)
+    )
+    return [_owner(row) for row in rows]
+
+
+def drop_tables(connection: Connection, owners: Sequence[Owner]) -> list[str]:
+    """Drop state tables and forget whose they were; the names of those that were there."""
+    dropped = []
+    for owner in owners:
+        if inspect(connection).has_table(owner.table):
+            Table(owner.table, MetaData()).drop(connection)
+            dropped.append(owner.table)
+        connection.execute(delete(owned_table).where(owned_table.c.table_name == owner.table))
+    return dropped
+
+
+def declared_table(owner: Owner, dialect: StateDialect) -> Table:
+    """The table as its ownership row declares it. Raises CorruptStateError for a row that cannot be read."""
+    try:
+        declaration = owner.declaration
+        state = SqlState(owner.table, key=declaration["key"], value=declaration["value"])
+        return build_table(state, Semantics(declaration["semantics"]), dialect)
+    except (KeyError, ValueError, TypeError) as error:
+        raise CorruptStateError(
+            f"txstream_table: the declaration of table {owner.table!r} cannot be read: "
+            f"{owner.declaration!r:.200}"
+        ) from error
+
+
+def _owner(row: Any) -> Owner:
+    try:
+        declaration = json.loads(row.declaration)
+    except ValueError as error:
+        raise CorruptStateError(
+            f"txstream_table: the declaration of table {row.table_name!r} is not JSON: "
+            f"{row.declaration!r:.200}"
+        ) from error
+    return Owner(row.table_name, row.topology, row.uuid, declaration)
+
+
+def _refuse_other_owner(owner: Owner, topology: str, uuid: str) -> None:
+    if owner.topology != topology:
+        raise IdentityMismatchError(
+            f"state table {owner.table!r} belongs to topology {owner.topology!r}; choose another table for "
+            f"{topology!r}, or drop that one with `txstream delete {owner.topology} --drop-state`"
+        )
+    if owner.uuid != uuid:
+        raise IdentityMismatchError(
+            f"state table {owner.table!r} belongs to an earlier life of topology {topology!r} (uuid "
+            f"{owner.uuid}, now {uuid}); choose another table, or drop it with "
+            f"`txstream delete {topology} --drop-state`"
+        )
+
+
+def _refuse_differences(connection: Connection, owner: Owner, table: Table, spec: TableSpec) -> None:
+    declared = spec.state.declaration(spec.semantics)
+    differences = [
+        f"its {part} was declared {owner.declaration.get(part)!r} and is now {declared[part]!r}"
+        for part in declared
+        if owner.declaration.get(part) != declared[part]
+    ] or _column_differences(connection, table)
+    if differences:
+        raise StateTableError(
+            f"state table {owner.table!r} is not as topology {owner.topology!r} declares it: "
+            f"{'; '.join(differences)}. Choose another table under another topology id (--id), or start "
+            f"afresh with `txstream delete {owner.topology} --drop-state`"
+        )
+
+
+def _column_differences(connection: Connection, table: Table) -> list[str]:
+    inspector = inspect(connection)
+    wanted = {column.name: _shown(connection, column.type, column.nullable) for column in table.columns}
+    found = {
+        column["name"]: _shown(connection, column["type"], column["nullable"])
+        for column in inspector.get_columns(table.name)
+    }
+    differences = [f"column {name!r} is missing" for name in wanted.keys() - found.keys()]
+    differences += [f"column {name!r} is not ours" for name in found.keys() - wanted.keys()]
+    differences += [
+        f"column {name!r} is {found[name]}, expected {wanted[name]}"
+        for name in wanted
+        if name in found and found[name] != wanted[name]
+    ]
+    keys = [column.name for column in table.primary_key.columns]
+    found_keys = inspector.get_pk_constraint(table.name)["constrained_columns"]
+    if sorted(found_keys) != sorted(keys):
+        differences.append(f"its primary key is {found_keys}, expected {keys}")
+    return sorted(differences)
+
+
+def _shown(connection: Connection, column_type: Any, nullable: bool | None) -> str:
+    return f"{column_type.compile(connection.dialect)}{'' if nullable else ' NOT NULL'}"
+
+
+def _add_index(connection: Connection, table: Table) -> None:
+    """`index_txid` may be switched on for a table that exists."""
+    for index in table.indexes:
+        index.create(connection, checkfirst=True)

@@ -1,0 +1,61 @@
+"""Which database a SQLAlchemy URL means, and how to show it to people."""
+
+from __future__ import annotations
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from txstream.api.errors import UsageError
+from txstream.state.dialect import StateDialect
+from txstream.state.postgresql import PostgreSQLDialect
+from txstream.state.sqlite import SQLiteDialect
+
+_DIALECTS: dict[str, type[StateDialect]] = {
+    "sqlite": SQLiteDialect,
+    "sqlite+pysqlite": SQLiteDialect,
+    "postgres": PostgreSQLDialect,
+    "postgresql": PostgreSQLDialect,
+    "postgresql+psycopg": PostgreSQLDialect,
+}
+_EXAMPLES = "sqlite:///state.db or postgresql://user@host/name"
+_SECRETS = ("password", "sslpassword")
+
+
+def dialect_of(url: str, connect_timeout_seconds: float, message_timeout_seconds: float) -> StateDialect:
+    """The dialect that handles `url`. Raises UsageError for a URL that cannot be used."""
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError) as error:
+        # Not the text itself: a URL that is nearly right may have a password in it.
+        raise UsageError(
+            f"the database {url.partition(':')[0]!r}:... is not a SQLAlchemy URL; write for "
+            f"example {_EXAMPLES}"
+        ) from error
+    dialect = _DIALECTS.get(parsed.drivername)
+    if dialect is None:
+        raise UsageError(
+            f"database {without_password(parsed)}: {parsed.drivername!r} is not supported; supported are "
+            f"SQLite and PostgreSQL with psycopg, for example {_EXAMPLES}"
+        )
+    if dialect is SQLiteDialect:
+        _refuse_no_file(parsed)
+    return dialect(parsed, connect_timeout_seconds, message_timeout_seconds)
+
+
+def without_password(url: URL) -> str:
+    """A URL as it may be printed and logged."""
+    hidden = {name: "***" for name in _SECRETS if name in url.query}
+    return url.update_query_dict(hidden).render_as_string(hide_password=True)
+
+
+def _refuse_no_file(url: URL) -> None:
+    name = url.database or ""
+    if name in ("", ":memory:") or url.query.get("mode") == "memory":
+        raise UsageError(
+            "a SQLite database in memory forgets everything when the driver ends; give it a file, for "
+            "example sqlite:///state.db"
+        )
+    if name.startswith("file:"):
+        raise UsageError(
+            f"database {without_password(url)}: give SQLite's file as a path, for example sqlite:///state.db"
+        )

@@ -1,0 +1,136 @@
+"""Deltas on their way into a database: checked, sorted, cut into chunks.
+
+Invariant of `prepare`: what it returns has exactly the declared columns and types, no null in a key, every
+key once, and keys in one order that every writer shares, so that two writers cannot deadlock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txstream.api.errors import StateTableError, StateValueError
+from txstream.api.schema import format_schema, format_type
+from txstream.semantics import Semantics
+from txstream.state.dialect import StateDialect
+from txstream.state.records import TableSpec
+
+
+def prepare(spec: TableSpec, deltas: pa.Table, dialect: StateDialect) -> pa.Table:
+    """`deltas` ready to be written. Raises StateValueError that names table, column and value."""
+    state = spec.state
+    deltas = _declared_columns(spec, deltas)
+    keys = list(state.key_names)
+    for name in keys:
+        if deltas.column(name).null_count:
+            raise StateValueError(
+                f"key column {name!r} of table {state.table!r} got a null; a row without a key cannot be "
+                f"found again: filter such tuples out before the state or give them a key"
+            )
+    if spec.semantics is Semantics.OPAQUE:
+        deltas = _without_all_null(deltas, state.value_names)
+    if deltas.num_rows > 1:
+        deltas = deltas.take(pc.sort_indices(deltas, sort_keys=[(name, "ascending") for name in keys]))
+    deltas = deltas.combine_chunks()
+    _refuse_twice(spec, deltas)
+    for name in keys:
+        dialect.check_values(state.table, name, deltas.column(name), None)
+    for name in state.value_names:
+        dialect.check_values(state.table, name, deltas.column(name), spec.reducers[name])
+    return deltas
+
+
+def chunks(deltas: pa.Table, rows: int) -> Iterator[pa.Table]:
+    """`deltas` in pieces of at most `rows` rows."""
+    for start in range(0, deltas.num_rows, rows):
+        yield deltas.slice(start, rows)
+
+
+def shown_key(spec: TableSpec, deltas: pa.Table, row: int) -> str:
+    """A key as people write it: word='spark'."""
+    return ", ".join(f"{name}={deltas.column(name)[row].as_py()!r}" for name in spec.state.key_names)
+
+
+def check_text(table: str, name: str, column: pa.ChunkedArray) -> None:
+    """Raise StateValueError for text with the character NUL in it."""
+    # Looking through the bytes first: hardly any batch has one, and this costs microseconds.
+    if not any(b"\0" in _text_bytes(chunk) for chunk in column.chunks):
+        return
+    for value in column.to_pylist():
+        if value is not None and "\0" in value:
+            raise StateValueError(
+                f"column {name!r} of table {table!r}: {value!r:.100} has the character NUL in it, which "
+                f"databases do not keep in text; declare the column binary or filter it out"
+            )
+
+
+def check_years(table: str, name: str, column: pa.ChunkedArray) -> None:
+    """Raise StateValueError for a date that has no four-digit year: databases and drivers disagree there."""
+    years = pc.min_max(pc.year(column))
+    first, last = years["min"].as_py(), years["max"].as_py()
+    if first is not None and not (first >= 1 and last <= 9999):
+        raise StateValueError(
+            f"column {name!r} of table {table!r}: the year {first if first < 1 else last} is not one of 1 to "
+            f"9999"
+        )
+
+
+def _text_bytes(chunk: pa.Array) -> bytes:
+    data = chunk.buffers()[2]
+    return b"" if data is None else data.to_pybytes()
+
+
+def _declared_columns(spec: TableSpec, deltas: pa.Table) -> pa.Table:
+    state = spec.state
+    schema = pa.schema([*state.key_schema, *state.value_schema])
+    if deltas.column_names != schema.names:
+        raise StateTableError(
+            f"state table {state.table!r} takes deltas of {format_schema(schema)!r}, got "
+            f"{format_schema(deltas.schema)!r}"
+        )
+    columns = []
+    for field, column in zip(schema, deltas.columns, strict=True):
+        if not column.type.equals(field.type):
+            try:
+                column = column.cast(field.type)
+            except pa.ArrowInvalid as error:
+                raise StateValueError(
+                    f"column {field.name!r} of table {state.table!r} ({format_type(field.type)}) cannot hold "
+                    f"its delta: {error}"
+                ) from error
+            except pa.ArrowNotImplementedError as error:
+                raise StateTableError(
+                    f"column {field.name!r} of table {state.table!r} is {format_type(field.type)}, its delta "
+                    f"{format_type(column.type)}"
+                ) from error
+        columns.append(column)
+    return pa.Table.from_arrays(columns, schema=schema.remove_metadata())
+
+
+def _without_all_null(deltas: pa.Table, values: tuple[str, ...]) -> pa.Table:
+    """A key whose every value is null adds nothing, and cannot become a row of NOT NULL columns."""
+    if any(deltas.column(name).null_count == 0 for name in values):
+        return deltas
+    keep = deltas.column(values[0]).is_valid()
+    for name in values[1:]:
+        keep = pc.or_(keep, deltas.column(name).is_valid())
+    return deltas.filter(keep)
+
+
+def _refuse_twice(spec: TableSpec, deltas: pa.Table) -> None:
+    rows = deltas.num_rows
+    if rows < 2:
+        return
+    same = None
+    for name in spec.state.key_names:
+        column = deltas.column(name)
+        equal = pc.equal(column.slice(1), column.slice(0, rows - 1))
+        same = equal if same is None else pc.and_(same, equal)
+    row = pc.index(same, pa.scalar(True)).as_py()
+    if row >= 0:
+        raise StateValueError(
+            f"table {spec.state.table!r}: key {shown_key(spec, deltas, row)} has two deltas in one batch; "
+            f"they must be merged before they are written, or one would be lost"
+        )
