@@ -15,6 +15,8 @@ from txstream.api.state import SqlState
 from txstream.api.tuples import Chunk, Tuple
 from txstream.bolts.folding import Fold, check_reducers
 
+_BIGINT_DIGITS = 19
+
 
 class SqlStateBolt(StateCommitter):
     """Stores its input in a `SqlState`: `SqlStateBolt(state, n=Sum("n"))`.
@@ -89,9 +91,9 @@ def _holds(column: pa.DataType, result: pa.DataType) -> bool:
     if column.equals(result):
         return True
     if pa.types.is_integer(result):
-        return bool(
-            pa.types.is_integer(column) or pa.types.is_floating(column) or pa.types.is_decimal(column)
-        )
+        if pa.types.is_decimal(column):
+            return bool(column.precision - column.scale >= _BIGINT_DIGITS)
+        return bool(pa.types.is_integer(column) or pa.types.is_floating(column))
     if pa.types.is_decimal(result):
         return bool(pa.types.is_decimal(column) and column.scale >= result.scale)
     return bool(pa.types.is_floating(result) and pa.types.is_floating(column))

@@ -196,7 +196,8 @@ class Coordinator(Generic[Meta]):
             )
         if not self._plans_are_fixed and any(txid >= self.current for txid in stored):
             raise CoordinatorError(
-                f"a {self.semantics} topology has stored plans from txid {self.current} on"
+                f"plans are stored from txid {self.current} on, but the semantics is {self.semantics}, "
+                f"not transactional"
             )
 
     @property

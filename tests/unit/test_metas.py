@@ -1,0 +1,157 @@
+"""A batch's metas: places are never lost, and what is stored comes back or is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NewType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.inmemory import Range
+
+from txstream.api.errors import CorruptStateError, TopologyError
+from txstream.api.spouts import Unavailable
+from txstream.metas import BatchMetas, MetaCodec, is_empty, to_json
+
+Offset = NewType("Offset", int)
+
+
+@dataclass(frozen=True)
+class Everything:
+    """One field of each kind that JSON has."""
+
+    offset: Offset
+    name: str | None = None
+    share: float = 0.0
+    done: bool = False
+    tags: list[str] | None = None
+    extra: Any = None
+
+
+RANGES = st.builds(lambda start, size: Range(start, start + size), st.integers(0, 99), st.integers(0, 9))
+PARTITIONS = st.sampled_from(["a", "b", "c", "d", "e"])
+PLANS = st.dictionaries(PARTITIONS, st.one_of(RANGES, st.just(Unavailable("no leader"))))
+
+
+@given(st.dictionaries(PARTITIONS, RANGES), PLANS)
+def test_a_plan_keeps_the_place_of_every_partition(
+    last: dict[str, Range], plan: dict[str, Range | Unavailable]
+) -> None:
+    metas = BatchMetas.from_plan(last, plan)
+    positions = metas.positions()
+    assert set(last) <= set(positions)
+    for partition, place in positions.items():
+        planned = plan.get(partition)
+        assert place == (planned if isinstance(planned, Range) else last[partition])
+    taken = {p for p, m in plan.items() if isinstance(m, Range) and not m.is_empty}
+    assert set(metas.partitions) == taken
+    assert set(metas.unavailable) == {p for p, m in plan.items() if isinstance(m, Unavailable)}
+    assert not set(metas.partitions) & set(metas.carried)
+    assert metas.has_work == bool(metas.partitions)
+
+
+def test_a_partition_that_was_never_planned_and_is_unavailable_has_no_place_yet() -> None:
+    metas = BatchMetas.from_plan({}, {"a": Unavailable("no leader")})
+    assert metas.positions() == {}
+    assert metas.unavailable == {"a": "no leader"}
+
+
+def test_a_meta_without_is_empty_is_not_empty() -> None:
+    assert not is_empty(Everything(Offset(1)))
+    assert is_empty(Range(3, 3))
+
+
+@given(st.dictionaries(PARTITIONS, RANGES), PLANS)
+def test_metas_survive_json(last: dict[str, Range], plan: dict[str, Range | Unavailable]) -> None:
+    codec: MetaCodec[Range] = MetaCodec(Range)
+    metas = BatchMetas.from_plan(last, plan)
+    document = json.loads(to_json(codec.encode(metas)))
+    assert codec.decode(document, "here") == metas
+
+
+def test_empty_parts_are_left_out() -> None:
+    codec: MetaCodec[Range] = MetaCodec(Range)
+    assert codec.encode(BatchMetas({"a": Range(0, 2)})) == {"partitions": {"a": {"start": 0, "end": 2}}}
+
+
+def test_a_missing_field_takes_its_default() -> None:
+    codec: MetaCodec[Everything] = MetaCodec(Everything)
+    assert codec.decode_meta({"offset": 4}, "here") == Everything(Offset(4))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Everything(Offset(1), "x", 0.5, True, ["t"], {"any": 1}),
+        Everything(Offset(1), None, 2, False, None, 7),
+    ],
+)
+def test_every_kind_of_field_comes_back(value: Everything) -> None:
+    codec: MetaCodec[Everything] = MetaCodec(Everything)
+    assert codec.decode_meta(json.loads(to_json(codec.encode_meta(value))), "here") == value
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (None, "here: expected a JSON object with a batch's metas, found None"),
+        ([], "here: expected a JSON object with a batch's metas, found \\[\\]"),
+        (
+            {},
+            "here: a batch's metas have 'partitions' and may have 'carried' and 'unavailable', found \\[\\]",
+        ),
+        ({"partitions": {}, "more": 1}, "found \\['more', 'partitions'\\]"),
+        ({"partitions": 3}, "here: 'partitions' must be a JSON object, found 3"),
+        ({"partitions": {}, "carried": []}, "here: 'carried' must be a JSON object, found \\[\\]"),
+        ({"partitions": {"a/1": 3}}, "here, partition 'a/1': expected a JSON object, found 3"),
+        (
+            {"partitions": {"a": {"start": 1, "end": 2, "epoch": 3}}},
+            "here, partition 'a': unknown field epoch in a Range; it was written by a newer version or by "
+            "another spout",
+        ),
+        ({"partitions": {"a": {"start": 1}}}, "here, partition 'a': .* is not a Range: .*'end'"),
+        (
+            {"partitions": {"a": {"start": "1", "end": 2}}},
+            "here, partition 'a': 'start' of a Range must be int, found '1'",
+        ),
+        ({"partitions": {"a": {"start": True, "end": 2}}}, "'start' of a Range must be int, found True"),
+        ({"partitions": {"a": {"start": 1.0, "end": 2}}}, "'start' of a Range must be int, found 1.0"),
+        ({"partitions": {"a": {"start": None, "end": 2}}}, "'start' of a Range must be int, found None"),
+    ],
+)
+def test_what_txstream_did_not_write_is_refused(document: Any, message: str) -> None:
+    codec: MetaCodec[Range] = MetaCodec(Range)
+    with pytest.raises(CorruptStateError, match=message):
+        codec.decode(document, "here")
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"offset": 1, "name": 5}, "'name' of a Everything must be NoneType or str, found 5"),
+        ({"offset": 1, "share": "half"}, "'share' of a Everything must be float or int, found 'half'"),
+        ({"offset": 1, "done": 1}, "'done' of a Everything must be bool, found 1"),
+        ({"offset": 1, "tags": {}}, "'tags' of a Everything must be NoneType or list, found {}"),
+    ],
+)
+def test_a_field_of_the_wrong_type_is_refused(document: Mapping[str, Any], message: str) -> None:
+    codec: MetaCodec[Everything] = MetaCodec(Everything)
+    with pytest.raises(CorruptStateError, match=message):
+        codec.decode_meta(document, "here")
+
+
+def test_a_meta_type_must_be_a_frozen_dataclass() -> None:
+    @dataclass
+    class Thawed:
+        start: int
+
+    for wrong in (dict, Thawed, Thawed(1)):
+        with pytest.raises(TopologyError, match="must be a frozen dataclass of JSON values"):
+            MetaCodec(wrong)  # type: ignore[arg-type]
+
+
+def test_equal_documents_are_equal_strings() -> None:
+    assert to_json({"b": 1, "a": "ü"}) == '{"a":"ü","b":1}' == to_json({"a": "ü", "b": 1})
