@@ -177,14 +177,14 @@ class ZooKeeper:
                 raise LostAnswerError("the session ended before the request was answered")
         try:
             answer = result.get_nowait()
+        except ConnectionClosedError as error:  # which kazoo derives from SessionExpiredError
+            why = "was closed" if self._closed else "has ended for good; run the command again"
+            raise ServiceUnavailableError(f"the session with ZooKeeper at {self.hosts} {why}") from error
         except _LOST as error:
             raise LostAnswerError(str(error) or type(error).__name__) from error
         except tuple(REFUSALS):
             patience.answered()
             raise
-        except ConnectionClosedError as error:
-            why = "was closed" if self._closed else "has ended for good; run the command again"
-            raise ServiceUnavailableError(f"the session with ZooKeeper at {self.hosts} {why}") from error
         except KazooException as error:
             raise ServiceUnavailableError(
                 f"ZooKeeper at {self.hosts} refuses a request of txstream: {type(error).__name__} {error}"

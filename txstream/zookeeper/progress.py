@@ -174,14 +174,19 @@ class TreeProgress:
 
     def persist(self, txid: Txid, metas: BatchMetas[Any]) -> BatchMetas[Any]:
         with self._lock:
-            current, _ = self._require_loaded()
+            current, version = self._require_loaded()
             following = Txid(max(self._meta_versions, default=current - 1) + 1)
             if not current <= txid <= following:
                 raise CoordinatorError(
                     f"the plan of txid {txid} cannot be stored: current is {current}, {following} comes next"
                 )
             path = self._paths.meta(txid)
-            operations = [Create(path, StoredBatch(metas, None).encode(self._codec))]
+            # The check of `current`: without it, a repeated persist that arrives late would bring back metas
+            # that an advance has deleted meanwhile.
+            operations: list[Operation] = [
+                Check(self._paths.current, version),
+                Create(path, StoredBatch(metas, None).encode(self._codec)),
+            ]
             failures = 0
             while (problem := self._fenced.try_multi("persist", operations)) is not None:
                 self._fenced.verify()
@@ -212,7 +217,7 @@ class TreeProgress:
             following = StoredCurrent(Txid(txid + 1), attempt)
             meta_version, meta_operation = self._store_metas(txid, attempt, metas)
             older = [t for t in self._meta_versions if t < txid]
-            operations = [
+            operations: list[Operation] = [
                 SetData(self._paths.current, following.encode(), version),
                 meta_operation,
                 *(Delete(self._paths.meta(t), self._meta_versions[t]) for t in older),

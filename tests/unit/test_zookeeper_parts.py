@@ -1,0 +1,149 @@
+"""The small parts: patience, kazoo's result lists, candidates, addresses, the tree in memory."""
+
+from __future__ import annotations
+
+import pytest
+from kazoo.exceptions import (
+    BadVersionError,
+    NoAuthError,
+    NodeExistsError,
+    NoNodeError,
+    RolledBackError,
+    RuntimeInconsistency,
+)
+
+from txstream.api.errors import ServiceUnavailableError, UsageError
+from txstream.zookeeper import LostAnswerError, MemoryTree, WaitStoppedError, ZooKeeper
+from txstream.zookeeper.candidates import in_order
+from txstream.zookeeper.kazoo_tree import raise_refusal
+from txstream.zookeeper.patience import Patience
+from txstream.zookeeper.tree import Check, Create, Delete, Node, Operation, Refusal, RefusedError, SetData
+
+OPERATIONS: list[Operation] = [Check("/epoch", 3), Create("/new", b"x"), Delete("/old", 0)]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_an_outage_is_told_once_and_the_next_one_again() -> None:
+    clock, told = Clock(), list[str]()
+    patience = Patience("the service", waiting=told.append, clock=clock)
+    for _ in range(3):
+        patience.unanswered()
+        assert told == []
+        clock.now += 0.4
+    patience.unanswered()
+    clock.now += 50
+    patience.unanswered()
+    assert len(told) == 1
+    assert told[0].startswith("waiting for the service since ")
+    patience.answered()
+    patience.unanswered()
+    clock.now += 1
+    patience.unanswered()
+    assert len(told) == 2
+
+
+def test_patience_ends_at_its_deadline_counted_from_the_beginning_of_the_outage() -> None:
+    clock = Clock()
+    patience = Patience("the service", deadline_seconds=5, clock=clock)
+    patience.unanswered()
+    clock.now += 4
+    patience.answered()
+    patience.unanswered()
+    clock.now += 4.9
+    patience.unanswered()
+    clock.now += 0.1
+    with pytest.raises(ServiceUnavailableError, match="the service has not answered for 5 s"):
+        patience.unanswered()
+
+
+def test_patience_stops_when_asked() -> None:
+    answers = iter([False, True])
+    patience = Patience("the service", should_stop=lambda: next(answers))
+    patience.unanswered()
+    with pytest.raises(WaitStoppedError):
+        patience.unanswered()
+
+
+def test_a_transaction_without_exceptions_is_accepted() -> None:
+    raise_refusal([True, "/new", True], OPERATIONS)
+
+
+@pytest.mark.parametrize(
+    ("results", "path", "refusal"),
+    [
+        ([BadVersionError(), RuntimeInconsistency(), RuntimeInconsistency()], "/epoch", Refusal.BAD_VERSION),
+        ([RolledBackError(), NodeExistsError(), RuntimeInconsistency()], "/new", Refusal.NODE_EXISTS),
+        ([RolledBackError(), RolledBackError(), NoNodeError()], "/old", Refusal.NO_NODE),
+    ],
+)
+def test_any_exception_in_a_transactions_results_is_raised(
+    results: list[Exception], path: str, refusal: Refusal
+) -> None:
+    with pytest.raises(RefusedError) as refused:
+        raise_refusal(results, OPERATIONS)
+    assert (refused.value.path, refused.value.refusal) == (path, refusal)
+
+
+def test_a_transaction_that_is_not_permitted_is_no_version_conflict() -> None:
+    with pytest.raises(ServiceUnavailableError, match="/new: NoAuthError"):
+        raise_refusal([RolledBackError(), NoAuthError(), RuntimeInconsistency()], OPERATIONS)
+
+
+def test_a_short_result_list_is_a_lost_answer() -> None:
+    with pytest.raises(LostAnswerError):
+        raise_refusal([True, "/new"], OPERATIONS)
+
+
+def test_candidates_are_ordered_by_arrival_not_by_name() -> None:
+    first, second, third = ("f" * 32 + "-0000000009", "0" * 32 + "-0000000010", "a" * 32 + "-2147483648")
+    assert in_order([third, "lock", second, first, "x-0000000001"]) == [first, second, third]
+
+
+@pytest.mark.parametrize("hosts", ["", "  ", "host:port", "a:1,,b:2", "a:1/x//y", "a:1/..", ":2181"])
+def test_an_address_that_cannot_be_is_refused(hosts: str) -> None:
+    with pytest.raises(UsageError):
+        ZooKeeper(hosts)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "servers", "root"),
+    [
+        ("a:1", "a:1", "/txstream/topologies"),
+        ("a:1,b:2/", "a:1,b:2", "/txstream/topologies"),
+        ("a:1,b:2/app/x", "a:1,b:2", "/app/x/txstream/topologies"),
+    ],
+)
+def test_an_address_may_have_a_chroot(hosts: str, servers: str, root: str) -> None:
+    zk = ZooKeeper(hosts)
+    assert (zk.hosts, zk.root) == (servers, root)
+
+
+def test_the_tree_in_memory_applies_all_of_a_write_or_nothing() -> None:
+    tree = MemoryTree()
+    tree.ensure("/a/b")
+    with pytest.raises(RefusedError, match="/a: it has children"):
+        tree.multi([Create("/a/c", b"1"), SetData("/a/b", b"2", 0), Delete("/a", 0)])
+    assert tree.children("/a") == ["b"]
+    assert tree.get("/a/b") == Node(b"", 0)
+    tree.multi([Create("/a/c", b"1"), SetData("/a/c", b"2", 0), Check("/a/c", 1), Delete("/a/b", 0)])
+    assert tree.children("/a") == ["c"]
+    assert tree.get("/a/c") == Node(b"2", 1)
+
+
+def test_a_late_write_is_applied_only_as_far_as_its_versions_allow() -> None:
+    tree = MemoryTree()
+    tree.ensure("/a")
+    tree.delay_next_write()
+    with pytest.raises(LostAnswerError):
+        tree.multi([SetData("/a", b"late", 0)])
+    assert tree.get("/a") == Node(b"", 0)
+    tree.multi([SetData("/a", b"repeated", 0)])
+    assert tree.deliver_late() == 0
+    assert tree.get("/a") == Node(b"repeated", 1)
