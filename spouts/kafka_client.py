@@ -19,6 +19,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -43,6 +44,11 @@ from txstream.spouts.kafka_protocol import (
 
 _NO_ID = UUID(int=0)
 _ERRORS = (kafka_errors.KafkaError, OSError)
+_REFUSALS = (
+    kafka_errors.SaslAuthenticationFailedError,
+    kafka_errors.UnsupportedSaslMechanismError,
+    kafka_errors.AuthorizationError,
+)
 
 
 class KafkaClient:
@@ -58,7 +64,8 @@ class KafkaClient:
             **options,
             "bootstrap_servers": [server.strip() for server in bootstrap.split(",")],
         }
-        if str(config.get("security_protocol", "")).startswith("SASL"):
+        self._logs_in = str(config.get("security_protocol", "")).startswith("SASL")
+        if self._logs_in:
             _keep_credentials_out_of_logs()
         self._net = NetworkSelector(**config)
         try:
@@ -72,16 +79,46 @@ class KafkaClient:
         self._failed_at: dict[int, float] = {}
 
     def connect(self, timeout_seconds: float) -> None:
-        """Find the cluster. Raises ServiceUnavailableError when nobody answers within the deadline."""
+        """Find the cluster. Raises ServiceUnavailableError when nobody answers within the deadline, and at
+        once when a broker says that it refuses who we are."""
+        deadline = time.monotonic() + timeout_seconds
+        self._manager.config["request_timeout_ms"] = timeout_seconds * 1000
+        reason = ""
         try:
-            self._manager.config["request_timeout_ms"] = timeout_seconds * 1000
-            self._manager.bootstrap(timeout_seconds * 1000)
+            reason = self._knock(deadline)
+            self._manager.bootstrap(max(1.0, (deadline - time.monotonic()) * 1000))
         except (*_ERRORS, ValueError) as error:
+            if isinstance(error, _REFUSALS):
+                what = f"Kafka at {self.bootstrap} refuses the connection: {reason_of(error)}"
+            else:
+                why = reason or reason_of(error)
+                if self._logs_in and "disconnected" in why:
+                    # Brokers answer a wrong log-in and hang up in one breath; the answer mostly goes unread.
+                    why += "; hanging up is how brokers refuse a user name, a password or a mechanism"
+                what = f"no Kafka broker answered at {self.bootstrap} within {timeout_seconds:g} s ({why})"
             raise ServiceUnavailableError(
-                f"no Kafka broker answered at {self.bootstrap} within {timeout_seconds:g} s "
-                f"({reason_of(error)}); check that Kafka runs there and that the address and client_options "
-                f"are right"
+                f"{what}; check that Kafka runs there and that the address and client_options are right"
             ) from error
+
+    def _knock(self, deadline: float) -> str:
+        """Open the first connection ourselves: the search for the cluster tries until its time is over and
+        does not say why it failed. Answers why no address could be reached; raises a refusal."""
+        reason = ""
+        for broker in self._manager.cluster.bootstrap_brokers():
+            remaining_ms = max(1.0, (deadline - time.monotonic()) * 1000)
+            connection = self._manager.get_connection(
+                broker.node_id, timeout_ms=remaining_ms, refresh_metadata_on_err=False
+            )
+            opened = connection.init_future
+            self.drive(partial(getattr, opened, "is_done"), deadline)
+            if opened.succeeded():
+                break
+            if isinstance(opened.exception, _REFUSALS):
+                raise opened.exception
+            reason = (
+                reason_of(opened.exception) if opened.is_done else "it takes connections but says nothing"
+            )
+        return reason
 
     def topics(self, names: Iterable[str], timeout_seconds: float) -> dict[str, TopicInfo]:
         """Those of the topics that exist. Raises KafkaError when no broker answers."""
@@ -199,8 +236,24 @@ class KafkaClient:
     def ask(
         self, requests: Mapping[int, Sequence[Any]], timeout_seconds: float
     ) -> dict[int, list[Any] | Exception]:
-        """Each broker's answers to its requests, or the first error; all brokers are asked at once."""
+        """Each broker's answers to its requests, or the first error; all brokers are asked at once.
+
+        A connection that was closed meanwhile (brokers close idle ones) is opened again once.
+        """
         deadline = time.monotonic() + timeout_seconds
+        answers = self._ask_once(requests, timeout_seconds, deadline)
+        again = {
+            node: requests[node]
+            for node, answer in answers.items()
+            if isinstance(answer, kafka_errors.KafkaConnectionError)
+        }
+        if again and time.monotonic() < deadline:
+            answers.update(self._ask_once(again, timeout_seconds, deadline))
+        return answers
+
+    def _ask_once(
+        self, requests: Mapping[int, Sequence[Any]], timeout_seconds: float, deadline: float
+    ) -> dict[int, list[Any] | Exception]:
         self._await_backoff(requests, deadline)
         futures = {
             node: [self.send(node, request, max(0.05, deadline - time.monotonic())) for request in wanted]
