@@ -57,7 +57,7 @@ def framework_files() -> dict[PurePosixPath, Path]:
 
 
 def folder_files(folder: Path) -> Iterator[tuple[PurePosixPath, Path]]:
-    """The files below a package's folder, with their names relative to it, sorted; no caches, nothing hidden."""
+    """The files below a package's folder, with their names relative to it; no caches, nothing hidden."""
     for current, directories, names in os.walk(folder):
         directories[:] = sorted(d for d in directories if d != "__pycache__" and not d.startswith("."))
         for name in sorted(names):

@@ -1,0 +1,1 @@
+"""The command line. Standard output carries what was asked for, standard error everything else."""

@@ -1,0 +1,10 @@
+"""`python -m txstream` is the command `txstream`."""
+
+from __future__ import annotations
+
+import sys
+
+from txstream.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""`txstream delete`, `txstream db upgrade` and `txstream package`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from txstream.api.errors import LeaderExistsError, UsageError
+from txstream.cli.context import Cli
+from txstream.cli.options import command
+from txstream.cli.stores import UnknownTopologyError, existing_database, open_zookeeper
+
+if TYPE_CHECKING:
+    from txstream.zookeeper import ZooKeeper
+
+db = typer.Typer(help="The framework's own tables.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    command(app, "delete")(delete)
+    app.add_typer(db, name="db")
+    command(db, "upgrade")(upgrade)
+    command(app, "package", addresses=False, data_dir=False)(package)
+
+
+def delete(
+    cli: Cli,
+    topology_id: Annotated[str, typer.Argument(metavar="ID", help="The topology's id.")],
+    drop_state: Annotated[
+        bool, typer.Option("--drop-state", help="Drop its state tables too: the results themselves.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Forget a topology: its progress in ZooKeeper, and its ledger and fence in the database."""
+    settings = cli.resolve()
+    settings.require_zookeeper()
+    with open_zookeeper(settings) as zookeeper, existing_database(settings) as database:
+        fence = None if database is None else database.read_fence(topology_id)
+        if topology_id not in zookeeper.topologies() and fence is None:
+            raise UnknownTopologyError(topology_id)
+        dead = _refuse_live_leader(zookeeper, topology_id)
+        _ask(topology_id, drop_state=drop_state, yes=yes)
+        # ZooKeeper first: what a crash leaves then is refused by the next run, and this command removes it.
+        zookeeper.delete_topology(topology_id, force=dead)
+        done = [] if database is None else database.delete(topology_id, drop_state=drop_state)
+        place = None if database is None else database.url_for_people
+    if cli.as_json:
+        cli.print_json(
+            {"topology": topology_id, "zookeeper": zookeeper.hosts, "database": place, "removed": done}
+        )
+    else:
+        cli.print(f"deleted {topology_id} from ZooKeeper{f' and {place}' if place else ''}")
+        for line in done:
+            cli.print(f"  {line}")
+
+
+def _refuse_live_leader(zookeeper: ZooKeeper, topology_id: str) -> bool:
+    """Is there a leader that is known to be dead? Raises LeaderExistsError for one that may live."""
+    from txstream.cli.stores import is_dead
+
+    leader = zookeeper.leader(topology_id)
+    if leader is None:
+        return False
+    if is_dead(leader):
+        return True
+    raise LeaderExistsError(
+        f"topology {topology_id!r} is run by {leader}; stop that driver, then delete it again"
+    )
+
+
+def _ask(topology_id: str, *, drop_state: bool, yes: bool) -> None:
+    if yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return
+    what = "its progress and its state tables" if drop_state else "its progress (its state tables stay)"
+    typer.confirm(f"Delete {topology_id}: {what}?", abort=True, err=True)
+
+
+def upgrade(cli: Cli) -> None:
+    """Bring the framework's tables in the database to this version of txstream."""
+    from txstream.state import open_database
+
+    settings = cli.resolve()
+    if settings.uses_default_database:
+        settings.data_dir.mkdir(parents=True, exist_ok=True)
+    database = open_database(
+        settings.database_url(), connect_timeout_seconds=settings.connect_timeout_seconds
+    )
+    try:
+        database.check()
+        before, after = database.upgrade()
+        place = database.url_for_people
+    finally:
+        database.close()
+    if cli.as_json:
+        cli.print_json({"database": place, "from": before, "to": after})
+    elif before == after:
+        cli.print(f"{place} is at revision {after} already")
+    else:
+        cli.print(f"{place}: upgraded from {before or 'nothing'} to revision {after}")
+
+
+def package(
+    cli: Cli,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE.zip", help="Where to write the zip.")],
+) -> None:
+    """Write the framework as a zip, for executors that do not have it: `run --py-files FILE.zip`."""
+    from txstream.packaging import write_package
+
+    if out.is_dir():
+        raise UsageError(f"--out {out} is a folder; name a file in it, for example {out / 'txstream.zip'}")
+    written = write_package(out)
+    if cli.as_json:
+        cli.print_json({"path": str(written.path), "files": written.files, "bytes": written.size_bytes})
+    else:
+        cli.print(f"wrote {written.path} ({written.files} files, {written.size_bytes // 1024} KiB)")
+        cli.say(f"pass it to a run on a cluster: txstream run --py-files {written.path} ...")

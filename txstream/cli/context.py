@@ -1,0 +1,95 @@
+"""`Cli`: what every command has in its hand: settings, and where to say things.
+
+Invariants: standard output carries the data that a command was asked for and nothing else; messages,
+progress and logs go to standard error. Nothing heavy is imported before a command needs it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from txstream.settings import Settings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass
+class Cli:
+    """One command's settings and manners. `settings` are those of the flags until `resolve` is called."""
+
+    settings: Settings = field(default_factory=Settings)
+    as_json: bool = False
+    debug: bool = False
+    quiet: bool = False
+    verbose: bool = False
+
+    def resolve(self) -> Settings:
+        """Flag, environment, `txstream.toml`, running embedded services. Raises UsageError."""
+        self.settings = self.settings.resolve()
+        return self.settings
+
+    @property
+    def log_dir(self) -> Path:
+        """Where the logs of Spark, Kafka and ZooKeeper go."""
+        return self.settings.data_dir.resolve() / "logs"
+
+    def say(self, message: str) -> None:
+        """A message for a person, on standard error; not with --quiet."""
+        if not self.quiet:
+            print_error(message)
+
+    def error_console(self) -> Console:
+        """rich on standard error, for progress bars."""
+        from rich.console import Console
+
+        return Console(stderr=True, highlight=False, quiet=self.quiet)
+
+    def print(self, line: str) -> None:
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
+
+    def print_json(self, document: Any) -> None:
+        """The one JSON document of a command with --json."""
+        self.print(json.dumps(document, indent=2, ensure_ascii=False))
+
+    def print_table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
+        """A table for people. Columns that begin with `>` are aligned right. Not cut when it is piped."""
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
+        for column in columns:
+            table.add_column(
+                Text(column.lstrip(">")), justify="right" if column[0] == ">" else "left", overflow="fold"
+            )
+        for row in rows:
+            table.add_row(*(Text(shown(value)) for value in row))
+        console = Console(highlight=False)
+        if not console.is_terminal:
+            console.width = max(console.width, console.measure(table).maximum)
+        console.print(table)
+
+
+def print_error(line: str) -> None:
+    """One line on standard error, wherever that is now: a progress bar takes it over while it is shown."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+def shown(value: object) -> str:
+    """A value as people read it."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return str(value)

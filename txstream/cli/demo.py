@@ -1,0 +1,382 @@
+"""`txstream demo`: an exactly-once word count on this machine, killed in the middle and resumed.
+
+Invariants: the truth is counted from the text itself, never from Kafka or from a run. Nothing that the demo
+started is left when it ends, however it ends; its topic, topology and table stay until the next demo.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import typer
+
+from txstream.api.errors import TxstreamError
+from txstream.cli.context import Cli
+from txstream.cli.demo_text import count_words, make_text
+from txstream.cli.logs import allow_log_folder
+from txstream.cli.options import command
+
+if TYPE_CHECKING:
+    from txstream.cli.demo_driver import DriverEnd
+    from txstream.cli.demo_topic import DemoTopics
+    from txstream.settings import Settings
+
+PREFIX = "txstream-demo-"
+TABLE_PREFIX = "demo_word_count_"
+PARTITIONS = 4
+LEAST_WORDS = 1_000
+
+_WORD_COUNT = "txstream.examples.word_count:topology"
+_BATCHES = 12
+_SESSION_SECONDS = 4.0  # how long the second driver stands by until ZooKeeper gives the killed one up
+_SHOWN_WORDS = 10
+_SHOWN_DIFFERENCES = 10
+_TAIL_LINES = 5
+
+SemanticsName = Literal["opaque", "transactional", "non-transactional"]
+
+
+class DemoError(TxstreamError):
+    """The demo did not go as it must."""
+
+    exit_status: ClassVar[int] = 1
+
+
+def register(app: typer.Typer) -> None:
+    command(app, "demo")(demo)
+
+
+@dataclass(frozen=True)
+class Demo:
+    """One demo: its names, its text and the truth about it."""
+
+    cli: Cli
+    settings: Settings
+    semantics: SemanticsName
+    name: str
+    table: str
+    lines: list[str]
+    truth: Mapping[str, int]
+
+    @property
+    def records_per_partition(self) -> int:
+        """So many per batch and partition that there are about twelve batches."""
+        return max(1, len(self.lines) // (PARTITIONS * _BATCHES))
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of it."""
+
+    table: Mapping[str, int]
+    report: Mapping[str, Any]
+    batches: int
+    killed_at: Mapping[str, Any]
+    run_again: list[int]
+
+
+def demo(
+    cli: Cli,
+    words: Annotated[
+        int, typer.Option("--words", metavar="N", help="How many words the text has.", min=LEAST_WORDS)
+    ] = 200_000,
+    semantics: Annotated[
+        SemanticsName, typer.Option("--semantics", help="non-transactional is the baseline that miscounts.")
+    ] = "opaque",
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Do not remove older demos' topics, topologies and tables.")
+    ] = False,
+) -> int:
+    """Count words exactly once, with the driver killed in the middle; starts all it needs on this machine."""
+    from txstream.embedded.files import locked
+    from txstream.embedded.java import find_java
+
+    find_java()
+    allow_log_folder()
+    given = cli.settings.resolve_given()
+    with (
+        _ended_by_signals(),
+        locked(given.data_dir / "demo.lock", waiting_for="running a demo here", timeout_seconds=1),
+        _services(cli, given) as settings,
+    ):
+        settings.data_dir.mkdir(parents=True, exist_ok=True)
+        if not keep:
+            _remove_older(cli, settings)
+        lines = make_text(words)
+        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+        here = Demo(
+            cli,
+            settings,
+            semantics,
+            f"{PREFIX}{stamp}",
+            f"{TABLE_PREFIX}{stamp.replace('-', '_')}",
+            lines,
+            count_words(lines),
+        )
+        _fill_topic(here)
+        result = _count(here)
+    return _tell(here, result)
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the demo as Ctrl-C does: in order, with everything that it started."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _services(cli: Cli, given: Settings) -> Iterator[Settings]:
+    """The settings with addresses of services that run: those given, otherwise embedded ones, started."""
+    from txstream.embedded import EmbeddedKafka, EmbeddedZooKeeper, embedded
+
+    console = cli.error_console()
+    with contextlib.ExitStack() as stack:
+        if given.zookeeper and given.kafka:
+            zookeeper, kafka = given.zookeeper, given.kafka
+            cli.say(f"using ZooKeeper at {zookeeper} and Kafka at {kafka}")
+        elif given.zookeeper:
+            zookeeper = given.zookeeper
+            kafka = stack.enter_context(EmbeddedKafka(given.data_dir, console=console)).address
+            cli.say(f"using ZooKeeper at {zookeeper}; started Kafka at {kafka}")
+        elif given.kafka:
+            kafka = given.kafka
+            zookeeper = stack.enter_context(EmbeddedZooKeeper(given.data_dir)).address
+            cli.say(f"using Kafka at {kafka}; started ZooKeeper at {zookeeper}")
+        else:
+            cli.say("starting ZooKeeper and Kafka")
+            services = stack.enter_context(embedded(given.data_dir, console=console))
+            zookeeper, kafka = services.zookeeper, services.kafka
+            verb = "found" if services.already_running else "started"
+            cli.say(f"{verb} ZooKeeper at {zookeeper} and Kafka at {kafka}")
+        yield replace(given, zookeeper=zookeeper, kafka=kafka)
+
+
+# --- before ------------------------------------------------------------------------------------------------
+
+
+def _remove_older(cli: Cli, settings: Settings) -> None:
+    """Older demos' topologies, tables and topics. One that runs now, elsewhere, is left alone."""
+    from txstream.cli.stores import existing_database, is_dead, open_zookeeper
+
+    removed: set[str] = set()
+    with open_zookeeper(settings) as zookeeper, existing_database(settings) as database:
+        known = [] if database is None else [row.topology for row in database.topologies()]
+        older = {name for name in (*zookeeper.topologies(), *known) if name.startswith(PREFIX)}
+        for name in sorted(older):
+            leader = zookeeper.leader(name)
+            if leader is not None and not is_dead(leader):
+                continue
+            zookeeper.delete_topology(name, force=leader is not None)
+            if database is not None:
+                database.delete(name, drop_state=True)
+            removed.add(name)
+    running = older - removed
+    removed.update(_topics(settings).remove(lambda name: name not in running))
+    if removed:
+        cli.say(f"removed {len(removed)} older demo{'s' if len(removed) > 1 else ''}")
+
+
+def _topics(settings: Settings) -> DemoTopics:
+    from txstream.cli.demo_topic import DemoTopics
+
+    return DemoTopics(settings.require_kafka(), PREFIX, settings.connect_timeout_seconds)
+
+
+def _fill_topic(here: Demo) -> None:
+    topics = _topics(here.settings)
+    topics.create(here.name, PARTITIONS)
+    console = here.cli.error_console()
+    what = f"{sum(here.truth.values()):,} words in {len(here.lines):,} lines"
+    if console.is_terminal:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+        with Progress(*columns, console=console) as bar:
+            task = bar.add_task("producing lines", total=len(here.lines))
+            topics.fill(here.name, here.lines, PARTITIONS, lambda more: bar.update(task, advance=more))
+    else:
+        topics.fill(here.name, here.lines, PARTITIONS, lambda _: None)
+    here.cli.say(f"produced {what} into topic {here.name} ({PARTITIONS} partitions)")
+
+
+# --- the two runs ------------------------------------------------------------------------------------------
+
+
+def _count(here: Demo) -> Result:
+    killed_at = _run_and_be_killed(here)
+    here.cli.say("running it again, to the end")
+    report = _run_to_the_end(here)
+    return _collect(here, killed_at, report)
+
+
+def _arguments(here: Demo) -> list[str]:
+    return [
+        *("run", _WORD_COUNT, "--id", here.name, "--until", "caught-up", "--json"),
+        *("-p", f"topic={here.name}", "-p", f"table={here.table}", "-p", f"semantics={here.semantics}"),
+        *("-p", f"max_records_per_partition={here.records_per_partition}"),
+        *("--data-dir", str(here.settings.data_dir), "--session-timeout", f"{_SESSION_SECONDS:g}"),
+        *("--connect-timeout", f"{here.settings.connect_timeout_seconds:g}"),
+        *(["--debug"] if here.cli.debug else []),
+    ]
+
+
+def _environment(here: Demo) -> dict[str, str]:
+    """Addresses go by the environment: a database's password must not be seen in the list of processes."""
+    settings = here.settings
+    values = {"ZOOKEEPER": settings.zookeeper, "KAFKA": settings.kafka, "DATABASE": settings.database}
+    values["MASTER"] = settings.master
+    return {f"TXSTREAM_{name}": value for name, value in values.items() if value}
+
+
+def _run_and_be_killed(here: Demo) -> Mapping[str, Any]:
+    """The first run, which SIGKILLs itself after the first commit while another batch is open, and where."""
+    from txstream.cli.demo_driver import run_driver
+    from txstream.testing.faults import FAULT_LOG_VARIABLE, FAULT_VARIABLE
+
+    # Between SQL commit and progress is where a run without a ledger counts a batch twice.
+    point = "after-commit" if here.semantics == "non-transactional" else "after-advance"
+    messages = here.cli.log_dir / "demo-first-run.log"
+    with tempfile.TemporaryDirectory(prefix="txstream-demo-") as folder, _spinner(here, "counting"):
+        told = Path(folder) / "fault.json"
+        fault = {FAULT_VARIABLE: f"kill@{point}:1+open", FAULT_LOG_VARIABLE: str(told)}
+        end = run_driver([*_arguments(here), "--quiet"], _environment(here) | fault, messages=messages)
+        if end.status != -signal.SIGKILL or not told.exists():
+            raise DemoError(
+                f"the first driver was to be killed between two batches, but ended with status {end.status}: "
+                f"{_tail(messages)}; its messages are in {messages}"
+            )
+        killed_at: dict[str, Any] = json.loads(told.read_text(encoding="utf-8"))
+    batches = ", ".join(f"txid {txid} ({phase})" for txid, phase in killed_at["open"].items())
+    here.cli.say(
+        f"killed the driver (process {end.pid}, SIGKILL) {killed_at['point'].replace('-', ' ')} of txid "
+        f"{killed_at['txid']}, while {batches} was open"
+    )
+    return killed_at
+
+
+def _run_to_the_end(here: Demo) -> Mapping[str, Any]:
+    from txstream.cli.demo_driver import run_driver
+
+    end: DriverEnd = run_driver(
+        [*_arguments(here), *(["--quiet"] if here.cli.quiet else [])], _environment(here)
+    )
+    if end.status != 0:
+        raise DemoError(f"the second driver ended with status {end.status}; what it said is above")
+    report: dict[str, Any] = json.loads(end.output)
+    return report
+
+
+@contextlib.contextmanager
+def _spinner(here: Demo, what: str) -> Iterator[None]:
+    console = here.cli.error_console()
+    if console.is_terminal:
+        with console.status(what):
+            yield
+    else:
+        yield
+
+
+def _tail(path: Path) -> str:
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    return " / ".join([line.strip() for line in lines if line.strip()][-_TAIL_LINES:]) or "it said nothing"
+
+
+# --- after -------------------------------------------------------------------------------------------------
+
+
+def _collect(here: Demo, killed_at: Mapping[str, Any], report: Mapping[str, Any]) -> Result:
+    from txstream.state import open_database
+    from txstream.transaction import epoch_of
+
+    database = open_database(
+        here.settings.database_url(), connect_timeout_seconds=here.settings.connect_timeout_seconds
+    )
+    try:
+        rows = database.top(here.table, topology=here.name, n=len(here.truth) + 1_000_000)
+        ledger = database.batches(here.name)
+    finally:
+        database.close()
+    # A batch that was open at the kill and has the second driver's epoch was processed again.
+    again = [
+        int(row.txid)
+        for row in ledger
+        if str(row.txid) in killed_at["open"] and epoch_of(row.attempt) == report["epoch"]
+    ]
+    return Result({row["word"]: row["n"] for row in rows}, report, len(ledger), killed_at, again)
+
+
+def differences(truth: Mapping[str, int], table: Mapping[str, int]) -> list[tuple[str, int, int]]:
+    """Words whose totals differ: word, how often the text has it, what the table says."""
+    return [
+        (word, truth.get(word, 0), table.get(word, 0))
+        for word in sorted(truth.keys() | table.keys())
+        if truth.get(word, 0) != table.get(word, 0)
+    ]
+
+
+def _tell(here: Demo, result: Result) -> int:
+    wrong = differences(here.truth, result.table)
+    figures = {
+        "words": sum(here.truth.values()),
+        "different_words": len(here.truth),
+        "records": len(here.lines),
+        "batches": result.batches,
+        "records_per_second": result.report["records_per_second"],
+        "replayed_attempts": len(result.run_again) + result.report["replayed_attempts"],
+        "recovered_batches": result.report["recovered_batches"],
+    }
+    if here.cli.as_json:
+        document = {"topology": here.name, "table": here.table, "semantics": here.semantics, **figures}
+        document |= {"killed_at": dict(result.killed_at), "exact": not wrong}
+        document["differences"] = [{"word": w, "text": text, "table": table} for w, text, table in wrong]
+        here.cli.print_json(document)
+        return 1 if wrong else 0
+    _print_top_words(here, result)
+    _print_figures(here, result, figures)
+    for word, text, table in wrong[:_SHOWN_DIFFERENCES]:
+        here.cli.print(f"  {word}: {text:,} in the text, {table:,} in the table")
+    if len(wrong) > _SHOWN_DIFFERENCES:
+        here.cli.print(f"  and {len(wrong) - _SHOWN_DIFFERENCES:,} words more")
+    if wrong and here.semantics == "non-transactional":
+        here.cli.say("a non-transactional topology promises nothing else; opaque and transactional ones do")
+    here.cli.print(f"exact: {'no' if wrong else 'yes'}")
+    return 1 if wrong else 0
+
+
+def _print_top_words(here: Demo, result: Result) -> None:
+    top = sorted(result.table.items(), key=lambda item: (-item[1], item[0]))[:_SHOWN_WORDS]
+    here.cli.print_table(
+        ["word", ">in the table", ">in the text"], [[word, n, here.truth.get(word, 0)] for word, n in top]
+    )
+
+
+def _print_figures(here: Demo, result: Result, figures: Mapping[str, Any]) -> None:
+    again = f" (txid {', '.join(map(str, result.run_again))}, open at the kill)" if result.run_again else ""
+    recovered = f", {figures['recovered_batches']} plans recovered" if figures["recovered_batches"] else ""
+    here.cli.print(
+        f"records/s: {figures['records_per_second']:,.0f} ({result.report['records']:,} records in "
+        f"{result.report['seconds']:.1f} s after the kill)"
+    )
+    here.cli.print(f"batches: {figures['batches']:,} ({here.semantics}){recovered}")
+    here.cli.print(f"replayed attempts: {figures['replayed_attempts']:,}{again}")
+    here.cli.print(
+        f"totals compared: {figures['different_words']:,} words, {figures['words']:,} times in the text, "
+        f"{sum(result.table.values()):,} in table {here.table}"
+    )

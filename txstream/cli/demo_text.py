@@ -1,0 +1,74 @@
+"""The demo's text: words that can be spoken, as often as in a natural language, the same every time."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+SEED = 20_150_401
+VOCABULARY = 6_000
+WORDS_PER_LINE = 10
+
+_ONSETS = (
+    "b",
+    "br",
+    "d",
+    "dr",
+    "f",
+    "fl",
+    "g",
+    "gr",
+    "h",
+    "k",
+    "l",
+    "m",
+    "n",
+    "p",
+    "pl",
+    "r",
+    "s",
+    "st",
+    "t",
+    "v",
+)
+_VOWELS = ("a", "e", "i", "o", "u", "ai", "ou")
+_CODAS = ("", "", "", "l", "m", "n", "r", "s", "t")
+
+
+def vocabulary(size: int, rng: random.Random) -> list[str]:
+    """`size` different words of one to four syllables, short ones first, as frequent words are."""
+    words: dict[str, None] = {}
+    for syllables in itertools.count(1):
+        # Twice as many attempts as are kept: later ones repeat earlier words.
+        for _ in range(120 * 8 ** (syllables - 1)):
+            word = "".join(
+                rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(syllables)
+            )
+            words[word] = None
+            if len(words) == size:
+                return list(words)
+    raise AssertionError("itertools.count does not end")
+
+
+def make_text(words: int, seed: int = SEED) -> list[str]:
+    """Lines of about ten words, `words` in all. The word of rank r is chosen with a weight of 1/r (Zipf)."""
+    rng = random.Random(seed)  # noqa: S311 - a text, not a secret
+    known = vocabulary(VOCABULARY, rng)
+    weights = list(itertools.accumulate(1 / rank for rank in range(1, len(known) + 1)))
+    chosen = iter(rng.choices(known, cum_weights=weights, k=words))
+    return list(_lines(chosen, rng))
+
+
+def _lines(words: Iterator[str], rng: random.Random) -> Iterator[str]:
+    while line := list(itertools.islice(words, rng.randint(WORDS_PER_LINE - 3, WORDS_PER_LINE + 3))):
+        yield " ".join(line)
+
+
+def count_words(lines: Iterable[str]) -> Counter[str]:
+    """The truth, from the text itself."""
+    counts: Counter[str] = Counter()
+    for line in lines:
+        counts.update(line.split())
+    return counts

@@ -1,0 +1,154 @@
+"""MODULE:FACTORY: find it, call it, and say what of the user's code the executors need.
+
+The working directory is first on the path, as it is for `python -m`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar
+
+from txstream.api.errors import TxstreamError, UsageError
+from txstream.api.topology import Topology
+from txstream.cli.parameters import keyword_arguments
+from txstream.packaging import folder_files, write_zip
+
+FRAMEWORK = "txstream"
+
+
+class FactoryError(TxstreamError):
+    """The user's factory raised, or returned something else than a topology."""
+
+    exit_status: ClassVar[int] = 1
+
+
+def put_working_directory_first() -> None:
+    """As Python does for a script: a user's modules are found before those of the same name elsewhere."""
+    here = str(Path.cwd())
+    if sys.path[:1] != [here]:
+        sys.path.insert(0, here)
+
+
+def load_topology(target: str, pairs: Sequence[str]) -> Topology:
+    """The topology that MODULE:FACTORY returns when it is called with the parameters.
+
+    Raises UsageError for a bad MODULE, FACTORY or parameter, FactoryError when FACTORY raises
+    or returns something else.
+    """
+    factory = load_factory(target)
+    arguments = keyword_arguments(factory, pairs, target)
+    try:
+        topology = factory(**arguments)
+    except (Exception, SystemExit) as error:
+        raise FactoryError(f"{target} raised {_described(error)}") from error
+    if not isinstance(topology, Topology):
+        raise FactoryError(
+            f"{target} returned {_a(topology)}, not a Topology; end it with `return builder.build()`"
+        )
+    return topology
+
+
+def load_factory(target: str) -> Callable[..., Any]:
+    """What MODULE:FACTORY names. Raises UsageError."""
+    module_name, colon, name = target.partition(":")
+    if not colon or not module_name or not name:
+        raise UsageError(
+            f"{target!r} is not MODULE:FACTORY; write for example txstream.examples.word_count:topology"
+        )
+    if module_name.endswith(".py") or "/" in module_name:
+        dotted = module_name.removesuffix(".py").strip("./").replace("/", ".")
+        raise UsageError(f"{module_name!r} is a file; name the module: {dotted}:{name}")
+    put_working_directory_first()
+    module = _import(module_name, target)
+    try:
+        factory = getattr(module, name)
+    except AttributeError:
+        raise UsageError(f"module {module_name!r} has no {name!r}; {_candidates(module)}") from None
+    if not callable(factory):
+        raise UsageError(f"{target} is {_a(factory)}, not a function that returns a topology")
+    return factory  # type: ignore[no-any-return]
+
+
+def _import(module_name: str, target: str) -> Any:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if module_name == missing or module_name.startswith(f"{missing}."):
+            raise UsageError(
+                f"there is no module {missing!r} in {Path.cwd()} or among the installed packages; "
+                f"{target!r} must be MODULE:FACTORY as Python would import it from here"
+            ) from error
+        raise UsageError(f"module {module_name!r} cannot be imported: {_described(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"module {module_name!r} cannot be imported: {_described(error)}") from error
+
+
+def _candidates(module: Any) -> str:
+    found = sorted(
+        name
+        for name, value in vars(module).items()
+        if callable(value)
+        and not name.startswith("_")
+        and not isinstance(value, type)
+        and getattr(value, "__module__", None) == module.__name__
+    )
+    return f"its functions are {', '.join(found)}" if found else "it has no functions"
+
+
+def _described(error: BaseException) -> str:
+    """An error as people read it; a txstream error is a sentence already, anything else needs its name."""
+    place = ""
+    trace = error.__traceback__
+    while trace is not None:
+        path = Path(trace.tb_frame.f_code.co_filename)
+        if Path.cwd() in path.parents:
+            place = f" ({path.name}, line {trace.tb_lineno})"
+        trace = trace.tb_next
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def _a(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
+# --- shipping ----------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def shipped_module(target: str) -> Iterator[tuple[str, ...]]:
+    """The files that bring MODULE's top-level module to the executors, for the time of the block: its own
+    file, or a zip of its package. Nothing for what is installed, txstream's own examples among it."""
+    top = target.partition(":")[0].partition(".")[0]
+    spec = importlib.util.find_spec(top)
+    if top == FRAMEWORK or spec is None:
+        yield ()
+        return
+    folders = [Path(location) for location in spec.submodule_search_locations or []]
+    if not folders:
+        origin = Path(spec.origin) if spec.has_location and spec.origin else None
+        yield (str(origin),) if origin is not None and not _is_installed(origin) else ()
+        return
+    if any(_is_installed(folder) for folder in folders):
+        yield ()
+        return
+    with tempfile.TemporaryDirectory(prefix="txstream-") as temporary:
+        files = {
+            PurePosixPath(top) / relative: path
+            for folder in folders
+            for relative, path in folder_files(folder)
+        }
+        yield (str(write_zip(Path(temporary) / f"{top}.zip", files).path),)
+
+
+def _is_installed(path: Path) -> bool:
+    """Is this in the interpreter's own folders? Executors have their own installed packages."""
+    places = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")}
+    return any(place in path.resolve().parents for place in places)

@@ -1,0 +1,113 @@
+"""The entry point: parse, run a command, and turn what went wrong into one sentence and an exit status.
+
+Exit status: 0 done; 1 failed; 2 usage; 3 fenced by a newer leader.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from txstream.api.errors import TxstreamError
+from txstream.cli import administration, demo, inspection, run, services
+from txstream.cli.context import print_error
+
+_USAGE_STATUS = 2
+_INTERRUPTED_STATUS = 130
+
+app = typer.Typer(
+    name="txstream",
+    help="Exactly-once state in a SQL database from Kafka.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain help: rich would take longer to import than all the rest
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from txstream import __version__
+
+        sys.stdout.write(f"txstream {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Exactly-once state in a SQL database from Kafka."""
+
+
+demo.register(app)
+services.register(app)
+run.register(app)
+inspection.register(app)
+administration.register(app)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status. `arguments` are those of the process unless given."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        # A word that the terminal's encoding lacks must not end a command.
+        with contextlib.suppress(AttributeError):
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    debug = "--debug" in given
+    try:
+        status = typer.main.get_command(app).main(given, prog_name="txstream", standalone_mode=False)
+        return status if isinstance(status, int) else 0
+    except TxstreamError as error:
+        _tell(error, str(error), debug=debug)
+        return error.exit_status
+    except (KeyboardInterrupt, typer.Abort):
+        print_error("txstream: interrupted")
+        return _INTERRUPTED_STATUS
+    except BrokenPipeError:
+        # Whoever read our output has enough; the interpreter must not try to flush it once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:  # noqa: BLE001 - the last resort of a command
+        if isinstance(error, _parser_errors()):
+            _tell_usage(error)
+            return _USAGE_STATUS
+        _tell(error, f"unexpected {type(error).__name__}: {error}", debug=debug)
+        return 1
+
+
+def _parser_errors() -> tuple[type[BaseException], ...]:
+    """The base of all that the option parser raises: of BadParameter, UsageError, ClickException the last."""
+    own = [kind for kind in typer.BadParameter.__mro__ if issubclass(kind, Exception)]
+    return (own[own.index(Exception) - 1],)
+
+
+def _tell_usage(error: BaseException) -> None:
+    """The parser's complaint in a line, with the help that would have helped."""
+    message = getattr(error, "format_message", lambda: str(error))()
+    if not message:  # no arguments at all: the parser has shown the help already
+        return
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "txstream"
+    print_error(f"txstream: {' '.join(message.split()).rstrip('.')}; see `{path} --help`")
+
+
+def _tell(error: BaseException, sentence: str, *, debug: bool) -> None:
+    if debug:
+        print_error("".join(traceback.format_exception(error)).rstrip())
+    hidden = bool(getattr(error, "__notes__", None)) or not isinstance(error, TxstreamError)
+    hint = "" if debug or not hidden else " (--debug shows the traceback)"
+    print_error(f"txstream: {' '.join(sentence.split())}{hint}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

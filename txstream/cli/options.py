@@ -1,0 +1,169 @@
+"""Options that many commands share, and the decorator that gives a command its `Cli`.
+
+A command is a function whose first parameter is a `Cli`; the others are its own arguments and options. It
+returns its exit status, None for 0.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+from txstream.cli.context import Cli
+from txstream.cli.logs import set_up_logs
+from txstream.settings import DATA_DIR, Settings
+
+_PANEL = "Settings"
+
+_MANNERS: dict[str, Any] = {
+    "debug": (Annotated[bool, typer.Option("--debug", help="Show tracebacks.")], False),
+    "quiet": (Annotated[bool, typer.Option("--quiet", "-q", help="Only errors and warnings.")], False),
+    "verbose": (Annotated[bool, typer.Option("--verbose", "-v", help="More about what happens.")], False),
+}
+_DATA_DIR: dict[str, Any] = {
+    "data_dir": (
+        Annotated[
+            Path,
+            typer.Option(
+                "--data-dir",
+                metavar="DIR",
+                help="Embedded services, SQLite file and logs.",
+                rich_help_panel=_PANEL,
+            ),
+        ],
+        Path(DATA_DIR),
+    ),
+}
+_ADDRESSES: dict[str, Any] = {
+    "zookeeper": (
+        Annotated[
+            str | None,
+            typer.Option(
+                "--zookeeper",
+                metavar="HOSTS",
+                help="HOST:PORT,... with an optional chroot [env: TXSTREAM_ZOOKEEPER]",
+                rich_help_panel=_PANEL,
+            ),
+        ],
+        None,
+    ),
+    "kafka": (
+        Annotated[
+            str | None,
+            typer.Option(
+                "--kafka",
+                metavar="SERVERS",
+                help="Bootstrap servers, HOST:PORT,... [env: TXSTREAM_KAFKA]",
+                rich_help_panel=_PANEL,
+            ),
+        ],
+        None,
+    ),
+    "database": (
+        Annotated[
+            str | None,
+            typer.Option(
+                "--database",
+                metavar="URL",
+                help="SQLAlchemy URL; unset: a SQLite file in the data directory [env: TXSTREAM_DATABASE]",
+                rich_help_panel=_PANEL,
+            ),
+        ],
+        None,
+    ),
+    "master": (
+        Annotated[
+            str | None,
+            typer.Option(
+                "--master",
+                metavar="URL",
+                help="Spark master; unset: local[*] [env: TXSTREAM_MASTER]",
+                rich_help_panel=_PANEL,
+            ),
+        ],
+        None,
+    ),
+    "connect_timeout": (
+        Annotated[
+            float,
+            typer.Option(
+                "--connect-timeout",
+                metavar="SECONDS",
+                help="How long a connection attempt may take.",
+                rich_help_panel=_PANEL,
+            ),
+        ],
+        10.0,
+    ),
+}
+_JSON: dict[str, Any] = {
+    "json_output": (
+        Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")],
+        False,
+    ),
+}
+
+Command = Callable[..., int | None]
+
+
+def command(
+    app: typer.Typer, name: str, *, addresses: bool = True, data_dir: bool = True, json: bool = True
+) -> Callable[[Command], Command]:
+    """Register a command that takes a `Cli`, with the shared options that it needs."""
+
+    def register(function: Command) -> Command:
+        shared = dict(_MANNERS)
+        if json:
+            shared |= _JSON
+        if data_dir:
+            shared |= _DATA_DIR
+        if addresses:
+            shared |= _ADDRESSES
+
+        def run(**values: Any) -> int | None:
+            cli = _make_cli({option: values.pop(option) for option in shared})
+            set_up_logs(cli)
+            return function(cli, **values)
+
+        run.__signature__ = _signature(function, shared)  # type: ignore[attr-defined]
+        run.__annotations__ = {}
+        run.__name__, run.__doc__ = function.__name__, function.__doc__
+        app.command(name)(run)
+        return function
+
+    return register
+
+
+def _signature(function: Command, shared: dict[str, Any]) -> inspect.Signature:
+    """The function's own parameters, then the shared ones, with annotations that are no strings any more."""
+    hints = get_type_hints(function, include_extras=True)
+    own = list(inspect.signature(function).parameters.values())[1:]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Signature(
+        [parameter.replace(kind=keyword, annotation=hints[parameter.name]) for parameter in own]
+        + [
+            inspect.Parameter(name, keyword, default=default, annotation=annotation)
+            for name, (annotation, default) in shared.items()
+        ]
+    )
+
+
+def _make_cli(values: dict[str, Any]) -> Cli:
+    named: dict[str, Any] = {
+        name: values[name] or None for name in ("zookeeper", "kafka", "database", "master") if name in values
+    }
+    if "data_dir" in values:
+        named["data_dir"] = values["data_dir"]
+    if "connect_timeout" in values:
+        named["connect_timeout_seconds"] = values["connect_timeout"]
+    return Cli(
+        Settings(**named),
+        as_json=values.get("json_output", False),
+        debug=values["debug"],
+        quiet=values["quiet"],
+        verbose=values["verbose"],
+    )

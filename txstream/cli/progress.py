@@ -1,0 +1,92 @@
+"""How far a run is, on standard error: a bar on a terminal, otherwise a line now and then."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from txstream.cli.context import Cli, print_error
+
+if TYPE_CHECKING:
+    from txstream.engine.report import RunProgress
+
+Show = Callable[["RunProgress"], None]
+
+_LINE_SECONDS = 10.0
+
+
+@contextlib.contextmanager
+def shown_progress(cli: Cli) -> Iterator[Show]:
+    """A function that shows a snapshot, for the time of the block."""
+    if cli.quiet:
+        yield lambda _: None
+    elif sys.stderr.isatty():
+        with _bar(cli) as show:
+            yield show
+    else:
+        yield _Lines()
+
+
+class _Lines:
+    """A line every ten seconds, and only when there is something new to say."""
+
+    def __init__(self) -> None:
+        self._next = time.monotonic() + _LINE_SECONDS
+        self._said = ""
+
+    def __call__(self, progress: RunProgress) -> None:
+        if time.monotonic() < self._next:
+            return
+        self._next = time.monotonic() + _LINE_SECONDS
+        line = f"{progress.topology}: {describe(progress)}"
+        if line != self._said:
+            self._said = line
+            print_error(line)
+
+
+def describe(progress: RunProgress) -> str:
+    """A snapshot in a few words."""
+    if progress.waiting_for and not progress.active:
+        return progress.waiting_for
+    words = [f"txid {progress.committed_txid:,} committed"]
+    if progress.active:
+        words.append(f"{len(progress.active)} open")
+    words.append(f"{progress.records:,} records")
+    if progress.lag_records is not None:
+        words.append(f"{progress.lag_records:,} to go")
+    if progress.failed_attempts:
+        words.append(f"{progress.failed_attempts:,} failed attempts")
+    if progress.waiting_for:
+        words.append(f"waiting for {progress.waiting_for}")
+    return ", ".join(words)
+
+
+@contextlib.contextmanager
+def _bar(cli: Cli) -> Iterator[Show]:
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.fields[topology]}", markup=False),
+        BarColumn(bar_width=30),
+        TextColumn("{task.description}", markup=False),
+        TimeElapsedColumn(),
+    )
+    # transient: what stays on the screen is the report.
+    with Progress(*columns, console=cli.error_console(), transient=True, refresh_per_second=5) as bar:
+        task = bar.add_task("starting", total=None, topology="")
+
+        def show(progress: RunProgress) -> None:
+            total = None if progress.lag_records is None else progress.records + progress.lag_records
+            bar.update(
+                task,
+                topology=progress.topology,
+                description=describe(progress),
+                completed=progress.records,
+                total=total or None,
+            )
+
+        yield show

@@ -1,0 +1,288 @@
+"""`txstream run`: from MODULE:FACTORY to a report, with signals and progress.
+
+Invariants: signal handlers live here and nowhere else. The first SIGINT or SIGTERM ends the run between two
+batches, the second one ends it at once, the third ends the process.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+import typer
+
+from txstream.api.errors import TopologyError, TxstreamError, UsageError
+from txstream.cli.context import Cli, print_error
+from txstream.cli.factory import load_topology, shipped_module
+from txstream.cli.logs import allow_log_folder, library_log
+from txstream.cli.options import command
+from txstream.cli.parameters import split_pairs
+from txstream.cli.progress import Show, shown_progress
+from txstream.packaging import holds_framework
+
+if TYPE_CHECKING:
+    from txstream.api.topology import Topology
+    from txstream.engine.report import RunReport
+    from txstream.engine.run import RunningTopology
+    from txstream.settings import Settings
+
+# Set by a parent that wants its run to end with it, however the parent ends.
+OWNER_VARIABLE = "TXSTREAM_OWNER_PID"
+
+_TICK_SECONDS = 0.2
+_KEPT_LOGS = 20
+_CAUGHT_UP = "caught-up"
+
+
+def register(app: typer.Typer) -> None:
+    command(app, "run")(run)
+
+
+def run(
+    cli: Cli,
+    target: Annotated[
+        str, typer.Argument(metavar="MODULE:FACTORY", help="A function that returns a topology.")
+    ],
+    parameter: Annotated[
+        list[str] | None,
+        typer.Option("-p", "--parameter", metavar="NAME=VALUE", help="An argument of FACTORY."),
+    ] = None,
+    topology_id: Annotated[
+        str | None, typer.Option("--id", metavar="ID", help="Run it under another topology id.")
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option("--until", metavar=_CAUGHT_UP, help="End when the log's end as of now is committed."),
+    ] = None,
+    until_txid: Annotated[
+        int | None, typer.Option("--until-txid", metavar="N", help="End when txid N is committed.")
+    ] = None,
+    no_wait: Annotated[
+        bool, typer.Option("--no-wait", help="Fail, instead of standing by, when it runs elsewhere.")
+    ] = False,
+    py_files: Annotated[
+        list[Path] | None,
+        typer.Option("--py-files", metavar="FILE", help="A .py or .zip for the executors; may be repeated."),
+    ] = None,
+    spark_conf: Annotated[
+        list[str] | None, typer.Option("--spark-conf", metavar="KEY=VALUE", help="A setting of Spark.")
+    ] = None,
+    session_timeout: Annotated[
+        float,
+        typer.Option(
+            "--session-timeout", metavar="SECONDS", help="How soon a standby may succeed a driver that died."
+        ),
+    ] = 10.0,
+) -> int:
+    """Run a topology: until it is stopped, unless --until or --until-txid says when it is done."""
+    _check_end(until, until_txid)
+    conf = split_pairs(spark_conf or [], "--spark-conf")
+    files = _existing(py_files or [])
+    topology = load_topology(target, parameter or [])
+    if topology_id is not None:
+        topology = _renamed(topology, topology_id)
+    settings = cli.resolve()
+    settings.require_zookeeper()
+    from txstream.embedded.java import find_java
+
+    find_java()
+    allow_log_folder()
+    spark_log = cli.log_dir / f"spark-{_file_name(topology.id)}-{os.getpid()}.log"
+    with shipped_module(target) as modules:
+        settings = replace(
+            settings,
+            session_timeout_seconds=session_timeout,
+            spark_conf=conf,
+            py_files=(*files, *modules),
+            package=next((file for file in files if holds_framework(Path(file))), None),
+            spark_log=spark_log,
+        )
+        _prune(cli.log_dir)
+        if settings.uses_default_database:
+            cli.say(f"database: {settings.default_database_file}")
+        try:
+            report, stopped = _run(cli, topology, settings, until, until_txid, wait=not no_wait)
+        except TxstreamError:
+            _name_logs([spark_log, library_log(cli)])
+            raise
+    return _tell(cli, report, stopped, until, until_txid)
+
+
+# --- before ------------------------------------------------------------------------------------------------
+
+
+def _check_end(until: str | None, until_txid: int | None) -> None:
+    if until not in (None, _CAUGHT_UP):
+        raise UsageError(f"--until takes {_CAUGHT_UP!r}, not {until!r}; for a txid there is --until-txid N")
+    if until is not None and until_txid is not None:
+        raise UsageError("give --until caught-up or --until-txid N, not both")
+    if until_txid is not None and until_txid < 1:
+        raise UsageError(f"--until-txid is {until_txid}; txids begin at 1")
+
+
+def _existing(files: Sequence[Path]) -> tuple[str, ...]:
+    for file in files:
+        if not file.is_file():
+            raise UsageError(f"--py-files {file}: there is no such file")
+        if file.suffix not in (".py", ".zip", ".egg"):
+            raise UsageError(
+                f"--py-files {file}: Spark takes .py and .zip files; `txstream package` makes a zip"
+            )
+    return tuple(str(file.resolve()) for file in files)
+
+
+def _renamed(topology: Topology, topology_id: str) -> Topology:
+    try:
+        return topology.with_id(topology_id)
+    except TopologyError as error:
+        raise UsageError(f"--id: {error}") from error
+
+
+def _file_name(topology_id: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "_", topology_id)[:60]
+
+
+def _prune(folder: Path) -> None:
+    """Every run leaves its logs; the newest are enough."""
+    for pattern in ("spark-*.log", "txstream-*.log"):
+        found = [(path.stat().st_mtime, path) for path in folder.glob(pattern)]
+        for _, path in sorted(found)[:-_KEPT_LOGS]:
+            path.unlink(missing_ok=True)
+
+
+# --- meanwhile ---------------------------------------------------------------------------------------------
+
+
+def _run(
+    cli: Cli, topology: Topology, settings: Settings, until: str | None, until_txid: int | None, *, wait: bool
+) -> tuple[RunReport | None, bool]:
+    """The report (None if it never became leader) and whether a signal ended it."""
+    from txstream.engine.run import start
+    from txstream.testing.faults import from_environment
+
+    running = start(
+        topology,
+        settings=settings,
+        until=until,
+        until_txid=until_txid,
+        wait_for_leadership=wait,
+        listener=from_environment(),
+    )
+    with _Signals(cli, running) as signals, shown_progress(cli) as show:
+        report = _wait(running, signals, show)
+    return report, signals.count > 0
+
+
+def _wait(running: RunningTopology, signals: _Signals, show: Show) -> RunReport | None:
+    told = False
+    while running.is_running:
+        signals.act()
+        if not told and running.state == "running":
+            told = True
+            signals.cli.say(f"{running.topology.id} is running (Ctrl-C ends it between two batches)")
+        show(running.progress)
+        try:
+            return running.wait(_TICK_SECONDS)
+        except TimeoutError:
+            continue  # it still runs, or has just ended: then the wait below tells how
+        except TxstreamError:
+            break
+    try:
+        return running.wait()
+    except TxstreamError:
+        if signals.count == 1 and running.last_error is None:
+            return None  # it was stopped while it stood by
+        raise
+
+
+class _Signals:
+    """Counts SIGINT, SIGTERM and SIGHUP, and the end of the owner if there is one; acts in the main loop,
+    because a handler interrupts whatever it finds, a half-written line too."""
+
+    _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def __init__(self, cli: Cli, running: RunningTopology) -> None:
+        self.count = 0
+        self._done = 0
+        self.cli = cli
+        self._running = running
+        self._before: dict[signal.Signals, Any] = {}
+        owner = os.environ.get(OWNER_VARIABLE, "")
+        self._owner = int(owner) if owner.isdecimal() else None
+
+    def __enter__(self) -> Self:
+        for number in self._HANDLED:
+            self._before[number] = signal.signal(number, self._received)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _received(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+        if self.count > 2:
+            os._exit(128 + number)
+
+    def act(self) -> None:
+        if self._owner is not None and os.getppid() != self._owner:
+            self._owner = None
+            self.count = max(self.count, 2)
+        if self._done == 0 and self.count == 1:
+            self._done = 1
+            self.cli.say("stopping when the open batches are committed; once more to stop at once")
+            threading.Thread(target=self._running.stop, name="txstream-stop", daemon=True).start()
+        elif self._done < 2 <= self.count:
+            self._done = 2
+            self.cli.say("stopping at once; the next run recovers what is open")
+            self._running.abort()
+
+
+# --- after -------------------------------------------------------------------------------------------------
+
+
+def _tell(
+    cli: Cli, report: RunReport | None, stopped: bool, until: str | None, until_txid: int | None
+) -> int:
+    if report is None:
+        cli.say("stopped while standing by; nothing was done")
+        return 0 if until is None and until_txid is None else 1
+    if cli.as_json:
+        cli.print_json(report.to_document())
+    else:
+        cli.print(summary(report))
+    if not stopped:
+        return 0
+    done = report.caught_up if until else until_txid is None or report.last_txid >= until_txid
+    if not done:
+        print_error(
+            f"txstream: stopped after txid {report.last_txid}, before the run was done; run it again to go on"
+        )
+    return 0 if done else 1
+
+
+def summary(report: RunReport) -> str:
+    """A run in one line."""
+    if not report.batches:
+        return f"{report.topology}: nothing to do, txid {report.last_txid} stays the last"
+    replayed = f", {report.replayed_attempts:,} attempts replayed" if report.replayed_attempts else ""
+    recovered = f", {report.recovered_batches:,} batches recovered" if report.recovered_batches else ""
+    return (
+        f"{report.topology}: txids {report.first_txid} to {report.last_txid}, {report.records:,} records in "
+        f"{report.seconds:.1f} s ({report.records_per_second:,.0f} records/s){replayed}{recovered}"
+    )
+
+
+def _name_logs(paths: Sequence[Path]) -> None:
+    found = [str(path) for path in paths if path.exists() and path.stat().st_size]
+    if found:
+        print_error(f"logs: {', '.join(found)}")

@@ -1,0 +1,185 @@
+"""`txstream status [ID]`: what can be reached, who leads, how far a topology is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from txstream.api.errors import TxstreamError
+from txstream.cli.context import Cli, shown
+from txstream.cli.inspection import batch_document, list_topologies, shown_attempt, shown_ranges, shown_time
+from txstream.cli.stores import (
+    UnknownTopologyError,
+    existing_database,
+    open_zookeeper,
+    positions,
+    read_progress,
+)
+from txstream.metas import BatchMetas, MetaCodec
+from txstream.transaction import Txid
+
+if TYPE_CHECKING:
+    from txstream.settings import Settings
+    from txstream.zookeeper import Identity, Progress
+
+# A service's address, and a remark; raises when it cannot be reached.
+Check = Callable[["Settings"], tuple[str, str | None]]
+
+_KAFKA_SOURCE = "txstream.spouts.kafka.KafkaSource"
+_LAG_SECONDS = 3.0
+
+
+def status(
+    cli: Cli,
+    topology_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="A topology's id.")] = None,
+) -> int:
+    """Show which services answer and what runs; with ID, how far that topology is."""
+    settings = cli.resolve()
+    if topology_id is not None:
+        return _topology(cli, settings, topology_id)
+    return _services(cli, settings)
+
+
+# --- services ----------------------------------------------------------------------------------------------
+
+
+def _services(cli: Cli, settings: Settings) -> int:
+    checks: dict[str, tuple[str | None, Check]] = {
+        "zookeeper": (settings.zookeeper, _check_zookeeper),
+        "kafka": (settings.kafka, _check_kafka),
+        "database": (None, _check_database),
+    }
+    # Side by side: three services that do not answer cost one deadline, not three.
+    with ThreadPoolExecutor(len(checks)) as pool:
+        found = pool.map(lambda given: _ask(given[0], given[1], settings), checks.values())
+        answers = dict(zip(checks, found, strict=True))
+    listed: list[dict[str, Any]] = []
+    if answers["zookeeper"]["reachable"] and answers["database"]["reachable"]:
+        with open_zookeeper(settings) as zookeeper, existing_database(settings) as database:
+            listed = list_topologies(zookeeper, database)
+    if cli.as_json:
+        cli.print_json({"services": answers, "topologies": listed})
+    else:
+        for name, answer in answers.items():
+            word = "ok" if answer["reachable"] else "NOT REACHABLE"
+            detail = answer["error"] or answer["note"]
+            cli.print(f"{name:<10} {word:<14} {answer['address'] or ''}{f'  {detail}' if detail else ''}")
+        for one in listed:
+            leader = f"run by {one['leader']}" if one["leader"] else "not running"
+            cli.print(f"{one['id']}: {one['semantics'] or '?'}, txid {one['txid']} committed, {leader}")
+    return 0 if all(answer["reachable"] for answer in answers.values()) else 1
+
+
+def _ask(address: str | None, check: Check, settings: Settings) -> dict[str, Any]:
+    try:
+        address, note = check(settings)
+    except TxstreamError as error:
+        return {"address": address, "reachable": False, "note": None, "error": str(error)}
+    return {"address": address, "reachable": True, "note": note, "error": None}
+
+
+def _check_zookeeper(settings: Settings) -> tuple[str, str | None]:
+    with open_zookeeper(settings):
+        return settings.require_zookeeper(), None
+
+
+def _check_kafka(settings: Settings) -> tuple[str, str | None]:
+    from txstream.spouts.kafka_client import KafkaClient
+
+    client = KafkaClient(settings.require_kafka(), {}, client_id="txstream-status")
+    try:
+        client.connect(settings.connect_timeout_seconds)
+    finally:
+        client.close()
+    return settings.require_kafka(), None
+
+
+def _check_database(settings: Settings) -> tuple[str, str | None]:
+    with existing_database(settings) as database:
+        if database is None:
+            return str(settings.database_url().partition(":///")[2]), "no file yet; a run makes it"
+        return database.url_for_people, None
+
+
+# --- one topology ------------------------------------------------------------------------------------------
+
+
+def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
+    with open_zookeeper(settings) as zookeeper, existing_database(settings) as database:
+        if topology_id not in zookeeper.topologies():
+            raise UnknownTopologyError(topology_id)
+        identity, progress = read_progress(zookeeper, topology_id)
+        if identity is None or progress is None:
+            raise UnknownTopologyError(topology_id)
+        leader = zookeeper.leader(topology_id)
+        last = None if database is None else database.last_batch(topology_id)
+        place = None if database is None else database.url_for_people
+    committed = progress.batches.get(Txid(progress.current - 1))
+    metas = BatchMetas[Any]() if committed is None else committed.metas
+    open_plans = [txid for txid in sorted(progress.batches) if txid >= progress.current]
+    document: dict[str, Any] = {
+        "topology": topology_id,
+        "uuid": identity.uuid,
+        "semantics": str(identity.semantics),
+        "spout": identity.spout,
+        "source": dict(identity.source),
+        "tables": list(identity.tables),
+        "database": place,
+        "leader": leader,
+        "current_txid": progress.current,
+        "stored_plans": open_plans,
+        "last_batch": None if last is None else batch_document(last),
+        "positions": positions(metas),
+        "lag_records": _lag(settings, identity, progress),
+    }
+    if cli.as_json:
+        cli.print_json(document)
+        return 0
+    lines = {
+        "topology": f"{topology_id} ({identity.semantics})",
+        "source": f"{identity.spout} {dict(identity.source)}",
+        "tables": f"{', '.join(identity.tables)} in {place or 'no database yet'}",
+        "leader": leader or "none, it is not running",
+        "next txid": f"{progress.current}{f', plans stored for {open_plans}' if open_plans else ''}",
+        "lag": "not known"
+        if document["lag_records"] is None
+        else f"{shown(document['lag_records'])} records",
+    }
+    if last is not None:
+        lines["last batch"] = (
+            f"txid {last.txid} attempt {shown_attempt(last.attempt)}, {last.status} "
+            f"{shown_time(last.committed_at) or ''}, {shown(last.tuples)} tuples, {shown_ranges(last.metas)}"
+        )
+        if last.error:
+            lines["last error"] = last.error
+    for name, value in lines.items():
+        cli.print(f"{name:<10} {value}")
+    return 0
+
+
+def _lag(settings: Settings, identity: Identity, progress: Progress) -> int | None:
+    """Records between the last committed batch and Kafka's end; None where that cannot be told quickly (no
+    Kafka, another source, a cluster that wants credentials that only the topology's code has)."""
+    topics = identity.source.get("topics")
+    if identity.spout != _KAFKA_SOURCE or not isinstance(topics, list) or not settings.kafka:
+        return None
+    from txstream.api.spouts import SpoutContext
+    from txstream.spouts.kafka import KafkaRange, KafkaSource
+
+    codec = MetaCodec(KafkaRange)
+    committed = progress.batches.get(Txid(progress.current - 1))
+    seconds = min(_LAG_SECONDS, settings.connect_timeout_seconds)
+    context = SpoutContext("status", "status", settings.addresses(), seconds, seconds)
+    try:
+        metas = {} if committed is None else committed.metas.positions()
+        places = {name: codec.decode_meta(meta, name) for name, meta in metas.items()}
+        coordinator = KafkaSource(topics).coordinator(context)
+        try:
+            return coordinator.lag_records(places, coordinator.targets())
+        finally:
+            coordinator.close()
+    except TxstreamError:
+        return None
