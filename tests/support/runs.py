@@ -78,7 +78,7 @@ class Launcher:
         conf = [argument for setting in self.spark_conf for argument in ("--spark-conf", setting)]
         return [
             *("run", WORD_COUNT, "--id", topology_id, "-p", f"topic={topic}", "-p", f"table={table}"),
-            *("--until", "caught-up", "--json", *conf, *more),
+            *("--until", "caught-up", "--json", "--session-timeout", "2", *conf, *more),
         ]
 
 

@@ -1,0 +1,183 @@
+"""What goes wrong at a user's hands ends in one clear sentence and the right status, nothing half-written."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from support.runs import WORD_COUNT, Launcher, Outcome
+from support.tables import read_counts, table_exists
+from support.texts import create_topic, fill_topic, make_lines, produce
+
+from txstream.embedded import Services
+
+
+@pytest.fixture
+def closed_port() -> int:
+    """A loopback port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def assert_told(outcome: Outcome, status: int, *words: str) -> None:
+    """One sentence for people, no traceback, and every one of these words in it."""
+    assert outcome.status == status, outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    for word in words:
+        assert word in outcome.stderr, f"{word!r} is missing in: {outcome.stderr}"
+
+
+def test_unreachable_zookeeper(launcher: Launcher, closed_port: int, unique: str) -> None:
+    outcome = launcher.word_count(
+        unique, unique, unique, "--zookeeper", f"127.0.0.1:{closed_port}", "--connect-timeout", "2"
+    )
+    assert_told(outcome, 1, "ZooKeeper", f"127.0.0.1:{closed_port}", "--zookeeper")
+    assert not Path(launcher.database.removeprefix("sqlite:///")).exists()
+
+
+def test_unreachable_kafka(launcher: Launcher, closed_port: int, unique: str) -> None:
+    outcome = launcher.word_count(
+        unique, unique, unique, "--kafka", f"127.0.0.1:{closed_port}", "--connect-timeout", "2"
+    )
+    assert_told(outcome, 1, "Kafka", f"127.0.0.1:{closed_port}", "--kafka")
+
+
+def test_unreachable_database(launcher: Launcher, closed_port: int, unique: str) -> None:
+    url = f"postgresql+psycopg://someone:hunter2@127.0.0.1:{closed_port}/results"
+    outcome = launcher.word_count(unique, unique, unique, "--database", url, "--connect-timeout", "2")
+    assert_told(outcome, 1, f"127.0.0.1:{closed_port}", "--database")
+    assert "hunter2" not in outcome.stderr + outcome.stdout
+
+
+def test_missing_topic(launcher: Launcher, unique: str) -> None:
+    outcome = launcher.word_count(unique, unique, unique, "--connect-timeout", "2")
+    assert_told(outcome, 1, unique, "does not exist")
+
+
+def test_value_that_is_not_utf8(launcher: Launcher, services: Services, unique: str) -> None:
+    create_topic(services.kafka, unique)
+    produce(services.kafka, unique, ["fine words", "more words", b"caf\xe9 au lait", "last words"])
+    outcome = launcher.word_count(unique, unique, unique)
+    assert_told(outcome, 1, f"{unique}/2", "offset 0", "UTF-8")
+    assert read_counts(launcher.database, unique) == {}, "the batch with the bad value was not committed"
+
+
+def test_field_that_no_stream_declares(launcher: Launcher, tmp_path: Path, unique: str) -> None:
+    (tmp_path / "wrong.py").write_text(
+        "from txstream import *\n"
+        "def topology():\n"
+        "    b = TransactionalTopologyBuilder('wrong', 'lines', OpaqueSpout(KafkaSource('lines')))\n"
+        "    b.set_bolt('count', CountBolt('value')).fields_grouping('lines', 'wort')\n"
+        "    return b.build()\n"
+    )
+    assert_told(launcher.run("run", "wrong:topology"), 1, "wort", "count", "lines")
+
+
+@pytest.mark.parametrize(
+    ("target", "status", "words"),
+    [
+        ("no_such_module:topology", 2, ["no_such_module"]),
+        ("txstream.examples.word_count:no_such", 2, ["no_such", "topology"]),
+        ("txstream.examples.word_count", 2, ["MODULE:FACTORY"]),
+        ("broken:topology", 1, ["ZeroDivisionError", "broken.py"]),
+        ("broken:not_a_topology", 1, ["not_a_topology", "Topology"]),
+    ],
+)
+def test_factory_that_does_not_exist_or_raises(
+    launcher: Launcher, tmp_path: Path, target: str, status: int, words: Sequence[str]
+) -> None:
+    (tmp_path / "broken.py").write_text(
+        "def topology():\n    return 1 // 0\n\n\ndef not_a_topology():\n    return 'nothing'\n"
+    )
+    assert_told(launcher.run("run", target), status, *words)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "words"),
+    [
+        ("tpoic=lines", ["tpoic", "topic"]),
+        ("parallelism=two", ["parallelism", "two", "int"]),
+        ("semantics=exactly", ["semantics", "exactly", "opaque"]),
+        ("topic", ["NAME=VALUE"]),
+    ],
+)
+def test_parameter_of_unknown_name_or_wrong_type(
+    launcher: Launcher, parameter: str, words: Sequence[str]
+) -> None:
+    assert_told(launcher.run("run", WORD_COUNT, "-p", parameter), 2, *words)
+
+
+def test_traceback_only_with_debug(launcher: Launcher, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("def topology():\n    return 1 // 0\n")
+    assert "Traceback" in launcher.run("run", "broken:topology", "--debug").stderr
+
+
+def test_state_table_of_another_topology_changed_code_and_foreign_table(
+    launcher: Launcher, services: Services, unique: str
+) -> None:
+    """One run sets the scene for every mismatch; none of them touches what is there."""
+    truth = fill_topic(services.kafka, unique, make_lines(200))
+    assert launcher.word_count(unique, unique, unique).status == 0
+    before = read_counts(launcher.database, unique)
+    assert before == truth
+
+    other = launcher.word_count(f"{unique}-other", unique, unique)
+    assert_told(other, 1, unique, "belongs to", "txstream delete")
+
+    for option, words in {
+        "semantics=transactional": ["semantics", "opaque", "transactional"],
+        f"table={unique}_2": ["table", f"{unique}_2"],
+        f"topic={unique}-2": ["topic", f"{unique}-2"],
+    }.items():
+        changed = launcher.word_count(unique, unique, unique, "-p", option)
+        assert_told(changed, 1, "txstream delete", "--id", *words)
+
+    engine = sa.create_engine(launcher.database)
+    with engine.begin() as connection:
+        connection.execute(sa.text(f"CREATE TABLE {unique}_mine (word TEXT PRIMARY KEY, note TEXT)"))
+    engine.dispose()
+    foreign = launcher.word_count(f"{unique}-foreign", unique, f"{unique}_mine")
+    assert_told(foreign, 1, f"{unique}_mine")
+    assert read_counts(launcher.database, unique) == before
+    assert not table_exists(launcher.database, f"{unique}_2")
+
+
+def test_null_in_a_key_and_wrong_types_are_told_with_the_tuple(
+    launcher: Launcher, services: Services, tmp_path: Path, unique: str
+) -> None:
+    create_topic(services.kafka, unique)
+    produce(services.kafka, unique, ["one", "two", "three", "four"])
+    (tmp_path / "typed.py").write_text(
+        "from txstream import *\n"
+        "class Length(BasicBolt):\n"
+        "    output = 'word string, n bigint'\n"
+        "    def __init__(self, wrong): self.wrong = wrong\n"
+        "    def execute(self, tup, collector):\n"
+        "        word = tup['value']\n"
+        "        if self.wrong == 'key': collector.emit([None, 1])\n"
+        "        elif self.wrong == 'type': collector.emit([word, word])\n"
+        "        elif self.wrong == 'arity': collector.emit([word])\n"
+        "        else: raise ValueError('cannot count ' + word)\n"
+        "def topology(topic: str, wrong: str):\n"
+        "    spout = OpaqueSpout(KafkaSource(topic))\n"
+        "    b = TransactionalTopologyBuilder('typed', 'lines', spout, max_attempts=2)\n"
+        "    b.set_bolt('length', Length(wrong)).shuffle_grouping('lines')\n"
+        "    state = SqlState(topic, key='word string', value='n bigint')\n"
+        "    b.set_committer_bolt('store', SqlStateBolt(state)).fields_grouping('length', 'word')\n"
+        "    return b.build()\n"
+    )
+    for wrong, words in {
+        "key": ["word", "null"],
+        "type": ["length", "'n'", "bigint"],
+        "arity": ["length", "2 field"],
+        "raise": ["length", "ValueError", "cannot count", "txid 1", "typed.py"],
+    }.items():
+        outcome = launcher.run(
+            *("run", "typed:topology", "--id", f"{unique}-{wrong}", "-p", f"topic={unique}"),
+            *("-p", f"wrong={wrong}", "--until", "caught-up", "--database", f"{launcher.database}.{wrong}"),
+        )
+        assert_told(outcome, 1, *words)
