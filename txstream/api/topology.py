@@ -308,7 +308,7 @@ class TransactionalTopologyBuilder:
             chosen = state.semantics or legal[0]
             if chosen not in legal:
                 raise TopologyError(
-                    f"table {state.table!r}: a {semantics} spout cannot fill {chosen} state, "
+                    f"table {state.table!r}: the spout is {semantics} and cannot fill {chosen} state, "
                     f"because {_why_illegal(semantics, chosen)}; "
                     f"use semantics {' or '.join(repr(str(s)) for s in legal)}"
                 )

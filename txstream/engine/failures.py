@@ -35,8 +35,8 @@ class Failure:
 
     def to_error(self, attempt: TransactionAttempt) -> errors.TxstreamError:
         """The error to raise on the driver; its note is the user's traceback."""
-        kind = getattr(errors, self.error, errors.BoltError)
-        if not issubclass(kind, errors.TxstreamError):
+        kind = getattr(errors, self.error, None)
+        if not (isinstance(kind, type) and issubclass(kind, errors.TxstreamError)):
             kind = errors.BoltError
         raised: errors.TxstreamError = kind(
             f"{attempt}, component {self.component!r}{self._where()}: {self.message}"

@@ -1,0 +1,115 @@
+"""Bolts and topologies that several tests run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from support.inmemory import CONTEXT, MemoryLog, MemorySource
+from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, OutputCollector, OutputFieldsDeclarer
+from txstream.api.reducers import Sum
+from txstream.api.spouts import OpaqueSpout, SourceSpout
+from txstream.api.state import SqlState
+from txstream.api.topology import Topology, TransactionalTopologyBuilder
+from txstream.api.tuples import Tuple
+from txstream.bolts.aggregate import CountBolt
+from txstream.bolts.sql import SqlStateBolt, new_fold
+from txstream.engine.plan import ExecutionPlan, compile_topology
+from txstream.engine.runner import BatchResult
+
+
+class Split(BasicBolt):
+    """Words of a line; a null has none."""
+
+    output = "word string"
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        for word in (tup["value"] or "").split():
+            collector.emit((word,))
+
+
+class CountByHand(BatchBolt):
+    """What `CountBolt("word")` does, by a user who does not know it: it needs all tuples of a word."""
+
+    output = "word string, n bigint"
+
+    def prepare(self, context: Any, collector: OutputCollector, batch_id: Any) -> None:
+        super().prepare(context, collector, batch_id)
+        self.counts: dict[str, int] = {}
+
+    def execute(self, tup: Tuple) -> None:
+        word = tup["word"]
+        self.counts[word] = self.counts.get(word, 0) + 1
+
+    def finish_batch(self) -> None:
+        for word, count in self.counts.items():
+            self.collector.emit((word, count))
+
+
+class Passing(BasicBolt):
+    """Emits what it gets; subclasses change one thing."""
+
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        declarer.declare(declarer.inputs[0])
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        collector.emit(tup.values)
+
+
+def words_state(table: str = "words") -> SqlState:
+    return SqlState(table, key="word string", value="n bigint")
+
+
+def word_count(
+    log: MemoryLog,
+    count: Bolt | None = None,
+    *,
+    spout: type[SourceSpout[Any]] = OpaqueSpout,
+    parallelism: int = 4,
+    tasks: int | None = None,
+    **options: Any,
+) -> Topology:
+    """Lines to words to counts to the table `words`."""
+    builder = TransactionalTopologyBuilder(
+        "word-count", "lines", spout(MemorySource(log)), parallelism, **options
+    )
+    builder.set_bolt("split", Split(), parallelism).local_or_shuffle_grouping("lines")
+    counter = builder.set_bolt("count", count or CountBolt("word"), parallelism)
+    counter.fields_grouping("split", "word").set_num_tasks(tasks or parallelism)
+    store = SqlStateBolt(words_state(), n=Sum("n"))
+    builder.set_committer_bolt("store", store, parallelism).fields_grouping("count", "word")
+    return builder.build()
+
+
+def chain(log: MemoryLog, *bolts: Bolt, parallelism: int = 2, output: str = "value string") -> Topology:
+    """lines, then the bolts as b0, b1, ... shuffled, then a count per first field in table `words`."""
+    builder = TransactionalTopologyBuilder(
+        "chain", "lines", OpaqueSpout(MemorySource(log, output)), parallelism
+    )
+    above = "lines"
+    for position, bolt in enumerate(bolts):
+        builder.set_bolt(f"b{position}", bolt, parallelism).shuffle_grouping(above)
+        above = f"b{position}"
+    builder.set_bolt("count", CountBolt("word"), parallelism).fields_grouping(above, "word")
+    builder.set_committer_bolt("store", SqlStateBolt(words_state())).fields_grouping("count", "word")
+    return builder.build()
+
+
+def compiled(topology: Topology, run_id: str = "run-1") -> ExecutionPlan:
+    return compile_topology(topology, CONTEXT, run_id)
+
+
+def merged(topology: Topology, result: BatchResult) -> dict[Any, Any]:
+    """The deltas of a batch as key to value, merged as the driver does."""
+    committer = topology.states[0][0]
+    fold = new_fold(committer)
+    for part in result.deltas.get(topology.components[-1].id, []):
+        if part.num_rows:
+            fold.add_partial(part)
+    table: pa.Table = fold.finish()
+    rows = [tuple(row.values()) for row in table.to_pylist()]
+    keys = len(committer.state.key_names)
+    answer = {(row[0] if keys == 1 else row[:keys]): row[keys] for row in rows}
+    assert len(answer) == len(rows), "a key came twice"
+    return answer

@@ -1,0 +1,80 @@
+"""How a failure on an executor is told to the driver."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.inmemory import attempt
+
+import txstream.api.errors
+from txstream.api.errors import BatchFailedError, BoltError, PartitionUnavailableError, TxstreamError
+from txstream.engine.failures import Failure, describe
+
+ALL_ERRORS = [
+    error
+    for error in vars(txstream.api.errors).values()
+    if isinstance(error, type) and issubclass(error, TxstreamError)
+]
+
+
+class RateLimitedError(PartitionUnavailableError):
+    """A user's own reason to have a batch replayed."""
+
+
+class FencedError(Exception):
+    """A user's own, which only shares its name with one of ours."""
+
+
+def caught(error: Exception) -> Exception:
+    try:
+        raise error
+    except type(error) as raised:
+        return raised
+
+
+def travel(failure: Failure) -> TxstreamError:
+    """Through JSON, to the driver, and raised there."""
+    return Failure(**json.loads(json.dumps(failure.to_document()))).to_error(attempt(5, 2))
+
+
+@pytest.mark.parametrize("kind", ALL_ERRORS, ids=lambda kind: kind.__name__)
+def test_each_of_our_errors_arrives_as_what_it_was(kind: type[TxstreamError]) -> None:
+    error = travel(describe(caught(kind("the range is gone")), "lines", None))
+    assert type(error) is kind
+    assert str(error) == "txid 5 attempt 1.2, component 'lines': the range is gone"
+
+
+def test_a_users_subclass_arrives_as_the_nearest_error_that_the_driver_knows() -> None:
+    error = travel(describe(caught(RateLimitedError("later")), "lines", 1))
+    assert type(error) is PartitionUnavailableError
+    assert isinstance(error, BatchFailedError)
+    assert str(error) == "txid 5 attempt 1.2, component 'lines', task 1: later"
+
+
+def test_any_other_exception_is_a_bolt_error_with_its_type_place_tuple_and_traceback() -> None:
+    error = travel(describe(caught(ValueError("no number")), "split", 3, "Tuple(value='x')"))
+    assert type(error) is BoltError
+    message = str(error)
+    assert message.startswith("txid 5 attempt 1.2, component 'split', task 3: ValueError: no number (in ")
+    assert "test_failures.py, line " in message
+    assert message.endswith("""), while processing "Tuple(value='x')\"""")
+    (details,) = error.__notes__
+    assert details.startswith("Traceback (on the executor, most recent call last):\n")
+    assert "raise error" in details
+    assert details.endswith("ValueError: no number")
+
+
+def test_an_error_with_the_name_of_one_of_ours_is_still_a_bug() -> None:
+    assert type(travel(describe(caught(FencedError("x")), "split", 0))) is BoltError
+
+
+def test_a_long_tuple_is_cut() -> None:
+    error = travel(describe(caught(ValueError("x")), "split", 0, "y" * 10_000))
+    assert len(str(error)) < 700
+    assert str(error).endswith("...")
+
+
+def test_a_name_that_the_driver_does_not_know_is_a_bolt_error() -> None:
+    for name in ("NoSuchError", "annotations", "Path"):
+        assert type(Failure(name, "x", "split", None, "").to_error(attempt(1))) is BoltError

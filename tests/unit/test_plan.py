@@ -1,0 +1,185 @@
+"""Topologies compiled into stages: what stays in a Spark task, what crosses, how wide a batch is."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.bolts import CountByHand, Passing, Split, chain, compiled, word_count, words_state
+from support.inmemory import CONTEXT, MemoryLog, MemorySource, Range, attempt
+
+from txstream.api.errors import TopologyError
+from txstream.api.reducers import Count, Max, Min, Reducer, Sum
+from txstream.api.spouts import OpaqueSpout
+from txstream.api.state import SqlState
+from txstream.api.topology import Topology, TransactionalTopologyBuilder
+from txstream.bolts.aggregate import CountBolt, ReduceBolt
+from txstream.bolts.sql import SqlStateBolt
+from txstream.engine.plan import Edge, ExecutionPlan, batch_width, compile_topology
+from txstream.engine.runner import fit_order, work_order
+from txstream.metas import BatchMetas, MetaCodec
+
+LOG = MemoryLog({})
+
+
+def layout(plan: ExecutionPlan, width: int) -> list[tuple[int, list[str]]]:
+    """Each stage's width and bolts."""
+    return [(stage.width, [bolt.id for bolt in stage.bolts]) for stage in plan.stages(width)]
+
+
+def test_word_count_compiles_to_one_stage_however_wide() -> None:
+    plan = compiled(word_count(LOG))
+    assert [bolt.edge for bolt in plan.bolts] == [Edge.PASS, Edge.PASS, Edge.PASS]
+    for width in (1, 2, 4):
+        assert layout(plan, width) == [(width, ["split", "count", "store"])]
+
+
+def test_a_users_bolt_behind_a_fields_grouping_makes_an_exchange_when_there_is_more_than_one_spark_task() -> (
+    None
+):
+    plan = compiled(word_count(LOG, CountByHand()))
+    assert [bolt.edge for bolt in plan.bolts] == [Edge.PASS, Edge.EXCHANGE, Edge.PASS]
+    assert layout(plan, 1) == [(1, ["split", "count", "store"])]
+    assert layout(plan, 3) == [(3, ["split"]), (3, ["count", "store"])]
+
+
+def test_an_exchange_right_behind_the_spout_leaves_a_stage_without_bolts() -> None:
+    plan = compiled(chain(LOG, Split()))
+    assert layout(plan, 2) == [(2, []), (2, ["b0", "count", "store"])]
+
+
+def test_a_stage_is_no_wider_than_the_slots_of_its_bolts() -> None:
+    builder = TransactionalTopologyBuilder("t", "lines", OpaqueSpout(MemorySource(LOG)), 3)
+    builder.set_bolt("split", Split(), 8).local_or_shuffle_grouping("lines")
+    builder.set_bolt("count", CountByHand(), 2).fields_grouping("split", "word")
+    builder.set_bolt("store", SqlStateBolt(words_state())).fields_grouping("count", "word")
+    plan = compiled(builder.build())
+    assert plan.max_width == 8
+    assert layout(plan, 8) == [(3, ["split"]), (2, ["count", "store"])]
+
+
+def test_a_state_with_one_slot_does_not_make_the_whole_batch_one_spark_task() -> None:
+    builder = TransactionalTopologyBuilder("t", "lines", OpaqueSpout(MemorySource(LOG)), 4)
+    builder.set_bolt("split", Split(), 4).local_or_shuffle_grouping("lines")
+    state = SqlStateBolt(words_state(), n=Count())
+    builder.set_bolt("store", state).global_grouping("split")
+    plan = compiled(builder.build())
+    assert layout(plan, 4) == [(4, ["split", "store"])]
+    assert [list(plan.bolts[1].hosted(spark_task, 4)) for spark_task in range(4)] == [[0], [0], [0], [0]]
+    assert [list(plan.bolts[0].hosted(spark_task, 3)) for spark_task in range(3)] == [[0, 3], [1], [2]]
+
+
+def with_state(reduce: ReduceBolt, state: SqlState, **reducers: Reducer) -> Edge:
+    builder = TransactionalTopologyBuilder("t", "lines", OpaqueSpout(MemorySource(LOG, "word string, x int")))
+    builder.set_bolt("reduce", reduce).fields_grouping("lines", *reduce.keys)
+    builder.set_bolt("store", SqlStateBolt(state, **reducers)).fields_grouping("reduce", *state.key_names)
+    return compiled(builder.build()).bolts[0].edge
+
+
+@pytest.mark.parametrize(
+    ("reduce", "reducers", "edge"),
+    [
+        (ReduceBolt("word", n=Count()), {"n": Sum("n")}, Edge.PASS),
+        (ReduceBolt("word", n=Count("x")), {}, Edge.PASS),
+        (ReduceBolt("word", n=Sum("x")), {"n": Sum("n")}, Edge.PASS),
+        (ReduceBolt("word", n=Max("x")), {"n": Max("n")}, Edge.PASS),
+        # Merged otherwise than it was made: only whole rows of a key give the right answer.
+        (ReduceBolt("word", n=Count()), {"n": Max("n")}, Edge.EXCHANGE),
+        (ReduceBolt("word", n=Count()), {"n": Count()}, Edge.EXCHANGE),
+        (ReduceBolt("word", n=Count()), {"n": Count("n")}, Edge.EXCHANGE),
+        (ReduceBolt("word", n=Max("x")), {"n": Sum("n")}, Edge.EXCHANGE),
+        (ReduceBolt("word", n=Max("x")), {"n": Min("n")}, Edge.EXCHANGE),
+        (ReduceBolt("word", "x", n=Count()), {"n": Sum("n")}, Edge.EXCHANGE),
+        (ReduceBolt("word", n=Max("x"), m=Count()), {"n": Sum("m")}, Edge.PASS),
+    ],
+    ids=str,
+)
+def test_tuples_stay_where_they_are_only_when_the_state_merges_rows_as_the_bolt_would_have(
+    reduce: ReduceBolt, reducers: dict[str, Reducer], edge: Edge
+) -> None:
+    assert with_state(reduce, words_state(), **reducers) is edge
+
+
+def test_a_merging_bolt_that_feeds_another_bolt_gets_whole_keys() -> None:
+    plan = compiled(chain(LOG, Split()))
+    assert [bolt.edge for bolt in plan.bolts] == [Edge.EXCHANGE, Edge.PASS, Edge.PASS]
+    builder = TransactionalTopologyBuilder("t", "lines", OpaqueSpout(MemorySource(LOG, "word string")), 2)
+    builder.set_bolt("count", CountBolt("word"), 2).fields_grouping("lines", "word")
+    builder.set_bolt("pass", Passing(), 2).local_or_shuffle_grouping("count")
+    builder.set_bolt("store", SqlStateBolt(words_state())).fields_grouping("pass", "word")
+    assert compiled(builder.build()).bolts[0].edge is Edge.EXCHANGE
+
+
+def test_a_fresh_instance_for_each_task() -> None:
+    plan = compiled(word_count(LOG))
+    assert plan.bolts[1].create() is not plan.bolts[1].create()
+    assert plan.codec().meta_type is Range
+
+
+class Holding(Passing):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+def test_a_bolt_that_cannot_be_shipped_is_refused_with_the_remedy() -> None:
+    topology: Topology = chain(LOG, Split(), Holding())
+    with pytest.raises(
+        TopologyError,
+        match=r"component 'b1' cannot be shipped to executors: .*lock.*; keep connections, locks and open "
+        r"files out of its constructor and open them in prepare\(\)",
+    ):
+        compile_topology(topology, CONTEXT, "run")
+
+
+# --- how wide a batch is -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("records", "partitions", "width"),
+    [
+        (0, 0, 1),
+        (1_000, 4, 1),
+        (10_000, 4, 2),
+        (10_000, 1, 1),
+        (100_000, 4, 4),
+        (100_000, 3, 3),
+        (100_000, 64, 8),
+        (None, 4, 4),
+        (None, 1, 1),
+    ],
+)
+def test_a_batch_gets_as_many_spark_tasks_as_it_is_worth(
+    records: int | None, partitions: int, width: int
+) -> None:
+    assert batch_width(records, partitions, max_width=8) == width
+
+
+@given(
+    st.dictionaries(st.text(min_size=1, max_size=3), st.integers(1, 200_000), max_size=9),
+    st.integers(1, 6),
+    st.one_of(st.none(), st.integers(1, 9)),
+    st.integers(1, 4),
+)
+def test_every_partition_is_assigned_once(
+    sizes: dict[str, int], max_width: int, width: int | None, slots: int
+) -> None:
+    metas = BatchMetas({name: Range(5, 5 + size) for name, size in sizes.items()})
+    codec: MetaCodec[Any] = MetaCodec(Range)
+    order = work_order(attempt(1), metas, codec, max_width, width=width)
+    assert 1 <= order.width == len(order.assignments) <= max(1, min(max_width, len(sizes)))
+    fitted = fit_order(order, min(slots, order.width))
+    assert len(fitted.assignments) == min(slots, order.width)
+    for some in (order, fitted):
+        assigned = [name for part in some.assignments for name in part]
+        assert sorted(assigned) == sorted(sizes)
+        for part in some.assignments:
+            assert all(part[name] == codec.encode_meta(metas.partitions[name]) for name in part)
+
+
+def test_the_largest_partitions_are_spread_first() -> None:
+    metas = BatchMetas({name: Range(0, size) for name, size in {"a": 90, "b": 50, "c": 40, "d": 1}.items()})
+    order = work_order(attempt(1), metas, MetaCodec(Range), 2, width=2)
+    assert [sorted(part) for part in order.assignments] == [["a", "d"], ["b", "c"]]

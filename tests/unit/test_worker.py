@@ -1,0 +1,563 @@
+"""The stages of a batch, run in this process: the same results however wide, and every failure told."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.bolts import CountByHand, Passing, Split, chain, compiled, merged, word_count, words_state
+from support.inmemory import MemoryLog, MemorySource, attempt
+
+import txstream.engine.collector
+from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, OutputCollector, OutputFieldsDeclarer
+from txstream.api.errors import (
+    BatchFailedError,
+    BoltError,
+    PartitionUnavailableError,
+    ShortBatchError,
+    StateValueError,
+    TopologyError,
+    TupleError,
+    TxstreamError,
+)
+from txstream.api.groupings import task_of
+from txstream.api.reducers import Count
+from txstream.api.spouts import OpaqueSpout
+from txstream.api.topology import Topology, TransactionalTopologyBuilder
+from txstream.api.tuples import Tuple
+from txstream.bolts.aggregate import CountBolt
+from txstream.bolts.sql import SqlStateBolt
+from txstream.engine.runner import BatchResult
+from txstream.engine.wire import pack, unpack
+from txstream.metas import BatchMetas
+from txstream.testing import InProcessRunner
+from txstream.testing.inprocess import Answers
+
+LINES = {
+    "a": ["the cat sat", None, "the dog", ""],
+    "b": ["a cat a cat a", "the end"],
+    "c": ["größe 🙂 größe"],
+    "d": ["the", "the", "the", "the", "the"],
+}
+
+
+def run(topology: Topology, log: MemoryLog, width: int | None = None) -> BatchResult:
+    return InProcessRunner(compiled(topology), width=width).run(attempt(1), BatchMetas(log.everything()))
+
+
+def failure(topology: Topology, log: MemoryLog, width: int = 1) -> TxstreamError:
+    with pytest.raises(TxstreamError) as caught:
+        run(topology, log, width)
+    return caught.value
+
+
+def count_words(lines: dict[str, list[Any]]) -> dict[str, int]:
+    return dict(Counter(w for rows in lines.values() for line in rows for w in (line or "").split()))
+
+
+# --- the same results --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [1, 2, 4, None])
+@pytest.mark.parametrize("count", [CountBolt("word"), CountByHand()], ids=["one stage", "exchange"])
+@pytest.mark.parametrize("tasks", [4, 7])
+def test_a_word_count_is_the_same_however_wide(count: Bolt, width: int | None, tasks: int) -> None:
+    log = MemoryLog(LINES)
+    topology = word_count(log, count, tasks=tasks)
+    result = run(topology, log, width)
+    assert merged(topology, result) == count_words(LINES)
+    assert result.records == 12
+    assert result.width == (width or 1)
+
+
+TEXTS = st.dictionaries(
+    st.sampled_from("abcde"),
+    st.lists(
+        st.one_of(st.none(), st.lists(st.sampled_from(["x", "y", "zz", "ß"]), max_size=5).map(" ".join))
+    ),
+    max_size=5,
+)
+
+
+@settings(max_examples=40)
+@given(TEXTS, st.integers(1, 4), st.integers(1, 4), st.booleans())
+def test_any_text_is_counted_right(
+    lines: dict[str, list[Any]], width: int, parallelism: int, by_hand: bool
+) -> None:
+    log = MemoryLog(lines)
+    topology = word_count(log, CountByHand() if by_hand else None, parallelism=parallelism)
+    assert merged(topology, run(topology, log, width)) == count_words(lines)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_several_exchanges_in_a_row(width: int) -> None:
+    log = MemoryLog(LINES)
+    topology = chain(log, Split(), Passing(), Passing(), parallelism=3)
+    result = run(topology, log, width)
+    assert merged(topology, result) == count_words(LINES)
+    assert result.records == 12
+
+
+def test_a_batch_with_nothing_in_it_still_finishes_every_task() -> None:
+    log = MemoryLog({})
+    topology = one_row_per_task(log, 3)
+    for width in (1, 3):
+        assert merged(topology, run(topology, log, width)) == {"rows": 0}
+
+
+class CountRows(BatchBolt):
+    """One row per task, also when it got nothing."""
+
+    output = "word string, n bigint"
+
+    def prepare(self, context: Any, collector: OutputCollector, batch_id: Any) -> None:
+        super().prepare(context, collector, batch_id)
+        self.n = 0
+
+    def execute(self, tup: Tuple) -> None:
+        self.n += 1
+
+    def finish_batch(self) -> None:
+        self.collector.emit(("rows", self.n))
+
+
+def one_row_per_task(log: MemoryLog, parallelism: int) -> Topology:
+    builder = TransactionalTopologyBuilder("t", "lines", OpaqueSpout(MemorySource(log)), parallelism)
+    builder.set_bolt("count", CountRows(), parallelism).local_or_shuffle_grouping("lines")
+    builder.set_bolt("store", SqlStateBolt(words_state())).global_grouping("count")
+    return builder.build()
+
+
+@pytest.mark.parametrize("width", [1, 2, 4])
+def test_a_state_with_one_task_behind_several_spark_tasks(width: int) -> None:
+    log = MemoryLog(LINES)
+    topology = one_row_per_task(log, 4)
+    result = run(topology, log, width)
+    assert merged(topology, result) == {"rows": 12}
+    assert len(result.deltas["store"]) == width
+
+
+class WhereAmI(BatchBolt):
+    """Tells which task got which tuple from which task."""
+
+    output = "word string"
+
+    def execute(self, tup: Tuple) -> None:
+        assert self.batch_id == self.context.attempt == attempt(1)
+        assert tup.source_component == "b0"
+        where = f"{tup['word']} by {tup.source_task} to {self.context.task_index}/{self.context.task_count}"
+        self.collector.emit([where])
+
+
+class Tag(BatchBolt):
+    """Emits its own task index."""
+
+    output = "word string"
+
+    def execute(self, tup: Tuple) -> None:
+        self.collector.emit((f"task {self.context.task_index}",))
+
+
+def tagged(log: MemoryLog, tasks: int) -> Topology:
+    builder = TransactionalTopologyBuilder("t", "lines", OpaqueSpout(MemorySource(log)), 3)
+    builder.set_bolt("b0", Tag(), 3).local_or_shuffle_grouping("lines")
+    builder.set_bolt("where", WhereAmI(), 3).fields_grouping("b0", "word").set_num_tasks(tasks)
+    builder.set_bolt("count", CountBolt("word"), 3).fields_grouping("where", "word")
+    builder.set_bolt("store", SqlStateBolt(words_state())).fields_grouping("count", "word")
+    return builder.build()
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_fields_grouping_chooses_the_task_by_the_stable_hash_and_tasks_keep_their_names(width: int) -> None:
+    log = MemoryLog({name: ["x"] * 6 for name in "abc"})
+    topology = tagged(log, tasks=5)
+    counts = merged(topology, run(topology, log, width))
+    assert sum(counts.values()) == 18
+    for shown in counts:
+        word, _, rest = shown.partition(" by ")
+        source, _, place = rest.partition(" to ")
+        assert word == f"task {source}"
+        assert place == f"{task_of((word,), 5)}/5"
+    assert {shown.partition(" by ")[0] for shown in counts} == {"task 0", "task 1", "task 2"}
+
+
+class Hear(BatchBolt):
+    output = "word string"
+
+    def execute(self, tup: Tuple) -> None:
+        self.collector.emit((str(self.context.task_index),))
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_a_shuffle_spreads_evenly_also_in_small_batches(width: int) -> None:
+    log = MemoryLog({name: ["x"] * 40 for name in "ab"})
+    builder = TransactionalTopologyBuilder("t", "lines", OpaqueSpout(MemorySource(log, chunk=1)), 4)
+    builder.set_bolt("hear", Hear(), 4).shuffle_grouping("lines")
+    builder.set_bolt("store", SqlStateBolt(words_state(), n=Count())).fields_grouping("hear", "word")
+    topology = builder.build()
+    assert merged(topology, run(topology, log, width)) == {"0": 20, "1": 20, "2": 20, "3": 20}
+
+
+class TwoStreams(BasicBolt):
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        declarer.declare("word string")
+        declarer.declare("reason string, n int", stream="errors")
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        collector.emit(("good",))
+        if "cat" in (tup["value"] or ""):
+            collector.emit(("bad", 1), stream="errors")
+
+
+@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize(("stream", "key", "expected"), [("default", "word", 12), ("errors", "reason", 2)])
+@pytest.mark.parametrize("pass_on", [True, False])
+def test_a_bolt_gets_only_the_stream_that_it_subscribes_to(
+    stream: str, key: str, expected: int, width: int, pass_on: bool
+) -> None:
+    class Rename(Passing):
+        def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+            declarer.declare("word string")
+
+        def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+            assert tup.source_stream == stream
+            collector.emit((tup[key],))
+
+    log = MemoryLog(LINES)
+    builder = TransactionalTopologyBuilder("t", "lines", OpaqueSpout(MemorySource(log)), 2)
+    builder.set_bolt("two", TwoStreams(), 2).local_or_shuffle_grouping("lines")
+    rename = builder.set_bolt("rename", Rename(), 2)
+    if pass_on:
+        rename.local_or_shuffle_grouping("two", stream)
+    else:
+        rename.shuffle_grouping("two", stream)
+    builder.set_bolt("store", SqlStateBolt(words_state(), n=Count())).fields_grouping("rename", "word")
+    topology = builder.build()
+    assert sum(merged(topology, run(topology, log, width)).values()) == expected
+
+
+def test_many_tuples_of_one_task_are_sent_on_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(txstream.engine.collector, "_FLUSH_ROWS", 2)
+    log = MemoryLog(LINES)
+    topology = word_count(log, CountByHand())
+    assert merged(topology, run(topology, log, 2)) == count_words(LINES)
+
+
+def test_the_runner_keeps_its_emitters_between_batches_and_closes_them_at_the_end() -> None:
+    log = MemoryLog(LINES)
+    runner = InProcessRunner(compiled(word_count(log)), width=2)
+    for txid in (1, 2, 3):
+        runner.run(attempt(txid), BatchMetas(log.everything()))
+    assert log.opened == 1
+    assert log.closed == 0
+    runner.cancel(attempt(2))
+    assert runner.cancelled == {attempt(2)}
+    runner.close()
+    assert log.closed == 1
+
+
+# --- tuples that are lost ----------------------------------------------------------------------------
+
+
+class Losing(InProcessRunner):
+    """An exchange that does something to the messages."""
+
+    def __init__(self, topology: Topology, harm: Callable[[list[bytes]], list[bytes]]) -> None:
+        super().__init__(compiled(topology), width=2)
+        self.harm = harm
+
+    def exchange(self, answers: Answers, width: int) -> list[list[bytes]]:
+        inboxes = super().exchange(answers, width)
+        return [self.harm(inboxes[0]), *inboxes[1:]]
+
+
+def drop_a_tuple(messages: list[bytes]) -> list[bytes]:
+    header, tables = unpack(messages[0])
+    name = next(iter(tables))
+    tables[name] = tables[name].slice(1)
+    return [pack(header, tables), *messages[1:]]
+
+
+def drop_a_table(messages: list[bytes]) -> list[bytes]:
+    header, tables = unpack(messages[0])
+    del tables[next(iter(tables))]
+    return [pack(header, tables), *messages[1:]]
+
+
+def double_a_tuple(messages: list[bytes]) -> list[bytes]:
+    header, tables = unpack(messages[0])
+    name = next(iter(tables))
+    tables[name] = pa.concat_tables([tables[name], tables[name].slice(0, 1)])
+    return [pack(header, tables), *messages[1:]]
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (drop_a_tuple, r"task \d of 'count' got \d+ tuples from task \d of 'split', which sent \d+"),
+        (drop_a_table, r"task \d of 'count' got 0 tuples from task \d of 'split', which sent \d+"),
+        (double_a_tuple, r"task \d of 'count' got \d+ tuples from task \d of 'split', which sent \d+"),
+        (lambda messages: messages[1:], "'count' heard from 1 of the 2 Spark tasks of 'split'"),
+        (lambda messages: [], "'count' heard from 0 of the 2 Spark tasks of 'split'"),
+    ],
+    ids=["a tuple", "a table", "a tuple twice", "a message", "all messages"],
+)
+def test_what_is_lost_on_the_way_fails_the_attempt(
+    harm: Callable[[list[bytes]], list[bytes]], message: str
+) -> None:
+    log = MemoryLog(LINES)
+    runner = Losing(word_count(log, CountByHand(), parallelism=2), harm)
+    with pytest.raises(ShortBatchError, match=message):
+        runner.run(attempt(1), BatchMetas(log.everything()))
+
+
+def test_a_routing_that_forgets_tuples_fails_the_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    from txstream.engine import routing
+
+    spread = routing._evenly
+    monkeypatch.setattr(routing, "_evenly", lambda batch, *rest: spread(batch.slice(1), *rest))
+    log = MemoryLog(LINES)
+    error = failure(chain(log, Split()), log)
+    assert isinstance(error, ShortBatchError)
+    assert "tuples were routed to the tasks of 'b0'" in str(error)
+
+
+# --- errors ------------------------------------------------------------------------------------------
+
+
+class Explode(BasicBolt):
+    """Raises at the word `dog`, two calls deep."""
+
+    output = "word string"
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        collector.emit((self.check(tup["value"]),))
+
+    def check(self, line: str | None) -> str:
+        if line == "the dog":
+            raise ValueError("no dogs")
+        return line or ""
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_an_error_of_the_users_code_names_component_task_tuple_and_place(width: int) -> None:
+    log = MemoryLog(LINES)
+    error = failure(chain(log, Explode()), log, width)
+    assert type(error) is BoltError
+    message = str(error)
+    assert message.startswith("txid 1 attempt 1.1, component 'b0', task ")
+    assert "ValueError: no dogs (in test_worker.py, line " in message
+    assert message.endswith("), while processing Tuple(value='the dog')")
+    (trace,) = error.__notes__
+    lines = trace.splitlines()
+    assert lines[0] == "Traceback (on the executor, most recent call last):"
+    assert "test_worker.py" in lines[1]
+    assert lines[1].endswith("in execute")
+    assert any(line.endswith("in check") for line in lines)
+    assert lines[-1] == "ValueError: no dogs"
+    assert "engine" not in trace
+
+
+class FailInFinish(CountByHand):
+    def finish_batch(self) -> None:
+        raise KeyError("finish")
+
+
+class FailInPrepare(CountByHand):
+    def prepare(self, context: Any, collector: OutputCollector, batch_id: Any) -> None:
+        raise OSError("no such model file")
+
+
+@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize(
+    ("bolt", "message"),
+    [(FailInFinish(), "KeyError: 'finish' (in test_"), (FailInPrepare(), "OSError: no such model file (in")],
+)
+def test_errors_in_prepare_and_finish_are_told_alike(bolt: Bolt, message: str, width: int) -> None:
+    log = MemoryLog(LINES)
+    error = failure(word_count(log, bolt), log, width)
+    assert type(error) is BoltError
+    assert "component 'count', task " in str(error)
+    assert message in str(error)
+    assert "while processing" not in str(error)
+
+
+class Retry(Passing):
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        raise BatchFailedError("the service is busy")
+
+
+def test_an_error_below_is_not_blamed_on_the_bolt_above() -> None:
+    log = MemoryLog(LINES)
+    error = failure(chain(log, Split(), Retry()), log)
+    assert type(error) is BatchFailedError
+    assert str(error).startswith("txid 1 attempt 1.1, component 'b1', task ")
+    assert "the service is busy, while processing Tuple(word='" in str(error)
+
+
+class Wrong(BasicBolt):
+    """Emits one wrong thing."""
+
+    output = "word string, n int"
+
+    def __init__(self, values: Any, stream: str = "default") -> None:
+        self.values = values
+        self.stream = stream
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        collector.emit(("fine", 1))
+        collector.emit(self.values, self.stream)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            ("x",),
+            "component 'b0' emitted ('x',) to stream 'default', which takes a tuple of 2 field(s): word "
+            "string, n int",
+        ),
+        (("x", 1, 2), "component 'b0' emitted ('x', 1, 2) to stream 'default', which takes a tuple of 2"),
+        ("xy", "component 'b0' emitted 'xy' to stream 'default', which takes a tuple of 2 field(s)"),
+        ({"word": "x", "n": 1}, "component 'b0' emitted {'word': 'x', 'n': 1} to stream 'default'"),
+        (7, "component 'b0' emitted 7 to stream 'default', which takes a tuple of 2 field(s)"),
+        (
+            ("x", "seven"),
+            "component 'b0' emitted 'seven' (str) in field 'n' of stream 'default', which is declared as int",
+        ),
+        (
+            (5, 1),
+            "component 'b0' emitted 5 (int) in field 'word' of stream 'default', which is declared as string",
+        ),
+        (
+            ("x", 1.5),
+            "component 'b0' emitted 1.5 (float) in field 'n' of stream 'default', which is declared as int",
+        ),
+        (("x", True), "component 'b0' emitted True (bool) in field 'n'"),
+        (("x", 1 << 31), "component 'b0' emitted 2147483648 (int) in field 'n' of stream 'default'"),
+        (("x", 1 << 64), "component 'b0' emitted 18446744073709551616 (int) in field 'n'"),
+        (("\ud800", 1), "component 'b0' emitted '\\ud800' (str) in field 'word'"),
+    ],
+    ids=repr,
+)
+def test_a_wrong_tuple_is_told_with_component_stream_field_and_value(values: Any, message: str) -> None:
+    log = MemoryLog({"a": ["x"]})
+    error = failure(chain(log, Wrong(values)), log)
+    assert type(error) is TupleError
+    assert message in str(error)
+
+
+def test_an_unknown_stream_is_told() -> None:
+    log = MemoryLog({"a": ["x"]})
+    error = failure(chain(log, Wrong(("x", 1), "errors")), log)
+    assert type(error) is TupleError
+    assert "component 'b0' emitted to stream 'errors', but declares 'default'" in str(error)
+
+
+@pytest.mark.parametrize("values", [["x", 1], ("x", None), iter(("x", 1)), (None, 0)], ids=repr)
+def test_lists_iterators_and_nulls_may_be_emitted(values: Any) -> None:
+    class Once(Wrong):
+        def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+            given = ["x", 1] if self.values is None else self.values
+            collector.emit(given)
+            if isinstance(given, list):
+                given[0] = "changed"  # a bolt may use its list again
+
+    log = MemoryLog({"a": ["x"]})
+    builder = TransactionalTopologyBuilder("t", "lines", OpaqueSpout(MemorySource(log)))
+    builder.set_bolt("b0", Once(None if not isinstance(values, tuple) else values)).shuffle_grouping("lines")
+    builder.set_bolt("count", CountBolt("word")).fields_grouping("b0", "word")
+    builder.set_bolt("pass", Passing()).shuffle_grouping("count")
+    builder.set_bolt("seen", Keep()).shuffle_grouping("pass")
+    builder.set_bolt("store", SqlStateBolt(words_state())).fields_grouping("seen", "word")
+    topology = builder.build()
+    expected = values[0] if isinstance(values, tuple) else "x"
+    assert merged(topology, run(topology, log)) == {str(expected): 1}
+
+
+class Keep(Passing):
+    """Turns a null word into a word."""
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        collector.emit((str(tup["word"]), tup["n"]))
+
+
+class WholeBatches(BatchBolt):
+    output = "word string"
+
+    def __init__(self, column: str) -> None:
+        self.column = column
+
+    def execute(self, tup: Tuple) -> None:
+        self.collector.emit(("single",))
+        self.collector.emit_batch(pa.record_batch({self.column: ["whole", "whole"]}))
+        self.collector.emit_batch(pa.record_batch({self.column: pa.array([], pa.string())}))
+
+
+def test_whole_batches_are_emitted_beside_tuples_and_checked() -> None:
+    log = MemoryLog({"a": ["x", "y"]})
+    topology = chain(log, WholeBatches("word"))
+    assert merged(topology, run(topology, log)) == {"single": 2, "whole": 4}
+    error = failure(chain(log, WholeBatches("wrod")), log)
+    assert type(error) is TupleError
+    assert (
+        "component 'b0' emitted a batch of wrod string to stream 'default', which is declared as word string"
+        in str(error)
+    )
+
+
+def test_a_null_key_is_told_as_an_error_in_the_data() -> None:
+    class Nulls(Passing):
+        def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+            declarer.declare("word string")
+
+        def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+            collector.emit((tup["value"],))
+
+    log = MemoryLog({"a": ["x", None]})
+    error = failure(chain(log, Nulls()), log)
+    assert type(error) is StateValueError
+    assert "component 'store'" in str(error)
+    assert "key column 'word' of table 'words' got a null, in Tuple(word=None, n=1)" in str(error)
+
+
+def test_an_unreadable_partition_is_told_as_the_spouts() -> None:
+    log = MemoryLog(LINES, hidden={"b"})
+    for width in (1, 3):
+        error = failure(word_count(log, CountByHand()), log, width)
+        assert type(error) is PartitionUnavailableError
+        assert str(error) == "txid 1 attempt 1.1, component 'lines': partition 'b' is hidden"
+
+
+def test_an_unknown_field_is_told_with_the_fields_that_there_are() -> None:
+    class Typo(Passing):
+        def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+            collector.emit((tup["valeu"],))
+
+    log = MemoryLog({"a": ["x"]})
+
+    class Named(Typo):
+        def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+            declarer.declare("word string")
+
+    error = failure(chain(log, Named()), log)
+    assert type(error) is TupleError
+    assert "no field 'valeu' in stream 'default' of 'lines'; it has value" in str(error)
+
+
+def test_a_bolt_that_comes_back_from_pickle_as_something_else_is_told() -> None:
+    log = MemoryLog({"a": ["x"]})
+    plan = compiled(word_count(log))
+    changed = dataclasses.replace(plan.bolts[0], pickled=pickle.dumps("not a bolt"))
+    runner = InProcessRunner(dataclasses.replace(plan, bolts=(changed, *plan.bolts[1:])))
+    with pytest.raises(TopologyError, match="component 'split' came back from pickle as str"):
+        runner.run(attempt(1), BatchMetas(log.everything()))
+    with pytest.raises(TopologyError, match="the source came back from pickle as str"):
+        dataclasses.replace(plan, source=pickle.dumps("not a source")).create_source()
