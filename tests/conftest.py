@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from postgres import PostgresServer
 from support.runs import Launcher
 
 from txstream.embedded import EmbeddedKafka, EmbeddedZooKeeper, Services, embedded
@@ -28,6 +29,28 @@ def unique() -> str:
 @pytest.fixture
 def sqlite_url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'state.db'}"
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    """A PostgreSQL server that no test stops."""
+    server = PostgresServer(tmp_path_factory.mktemp("postgres"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def postgres_url(postgres: PostgresServer, unique: str) -> str:
+    """An empty database of this test."""
+    return postgres.create_database(unique)
+
+
+@pytest.fixture
+def own_postgres(tmp_path: Path) -> Iterator[PostgresServer]:
+    """A PostgreSQL server that the test may stop."""
+    server = PostgresServer(tmp_path / "postgres")
+    yield server
+    server.stop()
 
 
 @pytest.fixture
