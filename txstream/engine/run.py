@@ -100,7 +100,7 @@ class RunningTopology:
         if self._error is not None:
             raise self._error
         if self._report is None:
-            raise RunAbortedError(f"topology {self.topology.id!r} was stopped before it became leader")
+            raise RunAbortedError(f"topology {self.topology.id!r} was stopped before its first batch")
         return self._report
 
     def stop(self, grace_seconds: float = 30.0) -> None:
@@ -232,6 +232,8 @@ class RunningTopology:
             last_txid=None if self._until_txid is None else Txid(self._until_txid),
         )
         goal = self._goal = self._targets(spout) if self._until == CAUGHT_UP else None
+        if self._stop.is_set():
+            return None  # rather than start Spark for nothing
         runner = self._create_runner(stack)
         committer = Committer(topology, identity.uuid, targets, wait_for=self._wait_for)
         loop = EventLoop(
