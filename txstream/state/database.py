@@ -197,7 +197,7 @@ class StateDatabase:
         written; AnswerLostError when only the ledger knows.
         """
         attempt = commit.attempt
-        work = self._prepare(topology, tables, commit.deltas)
+        work = self._prepare(tables, commit.deltas)
         try:
             with self._writing(str(attempt)) as (connection, answered):
                 if semantics is not Semantics.NON_TRANSACTIONAL:
@@ -218,11 +218,10 @@ class StateDatabase:
             raise self._explain(attempt, work, refused) from refused.__cause__
 
     def _prepare(
-        self, topology: str, specs: Sequence[TableSpec], deltas: Mapping[str, pa.Table]
+        self, specs: Sequence[TableSpec], deltas: Mapping[str, pa.Table]
     ) -> list[tuple[TableWriter, pa.Table]]:
-        unknown = sorted(set(deltas) - {spec.state.table for spec in specs})
-        if unknown:
-            raise StateTableError(f"topology {topology!r} has no state table {', '.join(unknown)} here")
+        """The tables of this database, in one order for all writers; deltas of other databases' tables are
+        not ours to write."""
         work = []
         for spec in sorted(specs, key=lambda spec: spec.state.table):
             writer = self._writer(spec)
@@ -265,7 +264,7 @@ class StateDatabase:
             self._reading("the refused value") as connection,
         ):
             for writer, deltas in work:
-                found = writer.explain(connection, attempt, deltas)
+                found = writer.explain(connection, attempt, deltas, refused)
                 if found is not None:
                     return found
         return refused
@@ -298,9 +297,10 @@ class StateDatabase:
             )
         return rows
 
-    def delete(self, topology: str, *, drop_state: bool) -> list[str]:
+    def delete(self, topology: str, *, drop_state: bool, uuid: str | None = None) -> list[str]:
         """Forget a topology: its fence and ledger, with `drop_state` its state tables too; the names of the
-        tables dropped. What is not there is not missed. No driver of it may be running."""
+        tables dropped. With `uuid` only what belongs to that life of it. What is not there is not missed. No
+        driver of it may be running."""
         if not self._dialect.is_there():
             return []
         with self._writing(f"deleting topology {topology!r}") as (connection, _):
@@ -309,11 +309,14 @@ class StateDatabase:
             if revision is None:
                 return []
             revisions.refuse_other_revision(revision, self.url_for_people)
-            connection.execute(delete(fence_table).where(fence_table.c.topology == topology))
-            connection.execute(delete(batch_table).where(batch_table.c.topology == topology))
+            for table in (fence_table, batch_table):
+                rows = delete(table).where(table.c.topology == topology)
+                connection.execute(rows if uuid is None else rows.where(table.c.uuid == uuid))
             if not drop_state:
                 return []
-            dropped = state_tables.drop_tables(connection, state_tables.owned_by(connection, topology))
+            owned = state_tables.owned_by(connection, topology)
+            mine = [owner for owner in owned if uuid in (None, owner.uuid)]
+            dropped = state_tables.drop_tables(connection, mine)
         self._writers.clear()
         return dropped
 

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from sqlalchemy import Connection, Table, bindparam, case, delete, select, tuple_, update
 
-from txstream.api.errors import StateValueError, TxidRegressionError
+from txstream.api.errors import StateValueError, TxidRegressionError, TxstreamError
 from txstream.api.schema import format_type
 from txstream.api.state import PREV_PREFIX, TXID_COLUMN
 from txstream.semantics import Semantics
@@ -25,6 +26,7 @@ from txstream.state.values import chunks, prepare, shown_key
 from txstream.transaction import TransactionAttempt
 
 _LOOKUP_ROWS = 500
+_LONG_KEY_BYTES = 2000  # PostgreSQL's limit is 2704, MySQL's 3072, less what other columns take
 
 
 class TableWriter:
@@ -74,10 +76,14 @@ class TableWriter:
                 raise self._regression(connection, attempt, chunk)
 
     def explain(
-        self, connection: Connection, attempt: TransactionAttempt, deltas: pa.Table
+        self,
+        connection: Connection,
+        attempt: TransactionAttempt,
+        deltas: pa.Table,
+        refused: TxstreamError,
     ) -> StateValueError | None:
         """After the database has refused a value, and outside of that transaction: the sum that does not
-        fit, with its key; None when that is not what happened."""
+        fit, with its key, or the size of a large key; None when it was neither."""
         state = self.spec.state
         sums = [field for field in state.value_schema if self.spec.reducers[field.name].merge == "sum"]
         for row, stored in self._stored(connection, attempt.txid, deltas):
@@ -89,6 +95,12 @@ class TableWriter:
                         f"{field.name!r} ({format_type(field.type)}) cannot hold {base} + {delta} = "
                         f"{base + delta}, found in {attempt}; declare a wider type"
                     )
+        longest = max((_longest(deltas.column(name)) for name in state.key_names), default=0)
+        if longest > _LONG_KEY_BYTES:
+            return StateValueError(
+                f"table {state.table!r}: a key has {longest} bytes, too many for the database's index: "
+                f"{refused}"
+            )
         return None
 
     # --- the rules ----------------------------------------------------------------------------------
@@ -207,3 +219,10 @@ def _fits(total: Any, data_type: pa.DataType) -> bool:
         return bool(abs(total) < 10 ** (data_type.precision - data_type.scale))
     low, high = INTEGER_RANGES[data_type]
     return bool(low <= total <= high)
+
+
+def _longest(column: pa.ChunkedArray) -> int:
+    data_type = column.type
+    if not (pa.types.is_string(data_type) or pa.types.is_binary(data_type)):
+        return 0
+    return pc.max(pc.binary_length(column)).as_py() or 0

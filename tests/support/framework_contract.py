@@ -1,0 +1,142 @@
+"""The framework's own tables on every database: created, checked, upgraded, as the models say."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+
+from support.state_contract import StateFixtures, execute
+from support.states import PLANNED, PROCESSED, Rig
+from support.tables import read_rows, table_exists
+from txstream.api.errors import CorruptStateError, SchemaRevisionError
+from txstream.state import StateDatabase, framework, revisions
+
+
+def differences(url: str) -> list[Any]:
+    """Between the models and what the scripts made."""
+    engine = sa.create_engine(url)
+    try:
+        with engine.connect() as connection:
+            context = MigrationContext.configure(
+                connection,
+                opts={
+                    "version_table": framework.VERSION_TABLE,
+                    "compare_type": True,
+                    "include_name": lambda name, kind, parents: (
+                        kind != "table" or name.startswith("txstream")
+                    ),
+                },
+            )
+            return list(compare_metadata(context, framework.metadata))
+    finally:
+        engine.dispose()
+
+
+def to_first_revision(url: str) -> None:
+    """A database as revision 0001 left it, with a topology that has committed a batch."""
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        for table in (framework.fence, framework.batch):
+            table.create(connection)
+        connection.exec_driver_sql(
+            f"CREATE TABLE {framework.VERSION_TABLE} (version_num VARCHAR(32) NOT NULL)"
+        )
+        connection.exec_driver_sql(f"INSERT INTO {framework.VERSION_TABLE} VALUES ('0001')")
+        connection.execute(framework.fence.insert().values(topology="old", uuid="u", attempt=1 << 32 | 1))
+        connection.execute(
+            framework.batch.insert().values(
+                topology="old",
+                uuid="u",
+                txid=1,
+                attempt=1 << 32 | 1,
+                semantics="opaque",
+                status="committed",
+                metas='{"partitions":{}}',
+                tuples=3,
+                keys=2,
+                planned_at=PLANNED,
+                processed_at=PROCESSED,
+                committed_at=PROCESSED,
+                error=None,
+            )
+        )
+    engine.dispose()
+
+
+class FrameworkContract(StateFixtures):
+    """Subclasses have a fixture `url` with an empty database."""
+
+    def test_created_where_there_are_none(self, database: StateDatabase, url: str) -> None:
+        execute(url, "CREATE TABLE alembic_version (version_num TEXT)", "CREATE TABLE mine (x BIGINT)")
+        for _ in range(2):
+            database.ensure_framework_tables()
+        assert read_rows(url, framework.VERSION_TABLE) == [{"version_num": framework.HEAD}]
+        assert read_rows(url, "alembic_version") == []  # the user's own Alembic's
+
+    def test_scripts_and_models_agree(self, database: StateDatabase, url: str) -> None:
+        database.ensure_framework_tables()
+        assert differences(url) == []
+
+    def test_the_comparison_notices_a_difference(self, database: StateDatabase, url: str) -> None:
+        database.ensure_framework_tables()
+        execute(url, "ALTER TABLE txstream_batch ADD COLUMN note BIGINT")
+        assert [change[0] for change in differences(url)] == ["remove_column"]
+
+    def test_older_revision_names_the_command(self, database: StateDatabase, url: str) -> None:
+        to_first_revision(url)
+        with pytest.raises(SchemaRevisionError, match=r"revision 0001.*needs 0002.*`txstream db upgrade`"):
+            database.ensure_framework_tables()
+        assert not table_exists(url, "txstream_table")
+
+    def test_upgrade_keeps_what_is_there(self, database: StateDatabase, url: str) -> None:
+        to_first_revision(url)
+        before = (database.topologies(), database.batches("old"))
+        assert len(before[1]) == 1
+        assert database.upgrade() == ("0001", framework.HEAD)
+        assert (database.topologies(), database.batches("old")) == before
+        assert differences(url) == []
+        assert database.upgrade() == (framework.HEAD, framework.HEAD)
+        Rig(database, url, topology="new").join().commit(1, {"a": 1})
+
+    def test_upgrade_of_an_empty_database(self, database: StateDatabase, url: str) -> None:
+        assert database.upgrade() == (None, framework.HEAD)
+        assert Rig(database, url).join().rows() == []
+
+    def test_newer_revision_names_what_is_needed(self, database: StateDatabase, url: str) -> None:
+        database.ensure_framework_tables()
+        execute(url, f"UPDATE {framework.VERSION_TABLE} SET version_num = '9999'")
+        for refused in (database.ensure_framework_tables, database.upgrade):
+            with pytest.raises(SchemaRevisionError, match=r"revision 9999.*use a newer txstream"):
+                refused()
+        with pytest.raises(SchemaRevisionError, match="9999"):
+            database.delete("words", drop_state=True)
+
+    @pytest.mark.parametrize(
+        "statement",
+        [
+            f"DROP TABLE {framework.VERSION_TABLE}",
+            f"DELETE FROM {framework.VERSION_TABLE}",
+            f"INSERT INTO {framework.VERSION_TABLE} VALUES ('0001')",
+        ],
+    )
+    def test_tables_without_one_revision(self, database: StateDatabase, url: str, statement: str) -> None:
+        database.ensure_framework_tables()
+        execute(url, statement)
+        with pytest.raises(CorruptStateError, match=framework.VERSION_TABLE):
+            database.ensure_framework_tables()
+
+    def test_a_script_that_fails_leaves_nothing(
+        self, database: StateDatabase, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The second script meets a table of its name: the first one's tables must go with it."""
+        execute(url, "CREATE TABLE txstream_table (mine BIGINT)")
+        monkeypatch.setattr(revisions, "read_revision", lambda *_: None)
+        with contextlib.suppress(Exception):
+            database.upgrade()
+        assert not table_exists(url, "txstream_fence")
+        assert not table_exists(url, framework.VERSION_TABLE)

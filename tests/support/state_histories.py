@@ -1,0 +1,115 @@
+"""Random histories of attempts, and an oracle that knows nothing of SQL, txids in rows or prevs.
+
+The oracle: whatever was tried, the table holds, per key, the fold of the deltas of each txid's last
+committed attempt, in txid order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+
+from support.states import Rig, word_table
+from txstream.api.errors import StaleAttemptError
+from txstream.api.reducers import Count, Max, Min
+from txstream.semantics import Semantics
+from txstream.state import StateDatabase
+
+Deltas = Mapping[str, tuple[int, int, int]]
+KEYS = "abcd"
+
+
+@dataclass(frozen=True)
+class Try:
+    """One attempt: it commits, crashes inside its transaction, or comes back after a newer one."""
+
+    deltas: Deltas
+    fate: str
+
+
+def _deltas() -> st.SearchStrategy[Deltas]:
+    small = st.integers(-3, 3)
+    return st.dictionaries(st.sampled_from(KEYS), st.tuples(small, small, small), max_size=len(KEYS))
+
+
+def histories(semantics: Semantics) -> st.SearchStrategy[list[list[Try]]]:
+    """For each txid, its attempts in order. A transactional replay holds the same tuples."""
+    fates = st.sampled_from(["commit", "commit", "crash", "zombie"])
+    if semantics is Semantics.TRANSACTIONAL:
+        txid = st.builds(
+            lambda deltas, fates: [Try(deltas, fate) for fate in fates],
+            _deltas(),
+            st.lists(fates, min_size=1, max_size=4),
+        )
+    else:
+        txid = st.lists(st.builds(Try, _deltas(), fates), min_size=1, max_size=4)
+    return st.lists(txid, min_size=1, max_size=6)
+
+
+class _CrashError(Exception):
+    pass
+
+
+def play(
+    database: StateDatabase, url: str, name: str, semantics: Semantics, history: Sequence[Sequence[Try]]
+) -> None:
+    """Play a history against a table of its own and compare after every committed attempt."""
+    spec = word_table(
+        f"table_{name}",
+        semantics,
+        value="total bigint, least bigint, most bigint",
+        reducers={"total": Count(), "least": Min("x"), "most": Max("x")},
+    )
+    rig = Rig(database, url, spec, topology=f"topology-{name}").join()
+    committed: list[Deltas] = []
+    for txid, tries in enumerate(history, start=1):
+        last: Deltas | None = None
+        # A txid goes on being tried until it is committed; the driver would not begin the next one.
+        for one in [*tries, *([] if tries[-1].fate == "commit" else [Try(tries[-1].deltas, "commit")])]:
+            if one.fate == "crash":
+                _crash(rig, txid, one.deltas)
+            elif one.fate == "zombie":
+                _come_back(rig, txid, one.deltas)
+            else:
+                rig.commit(txid, one.deltas)
+                last = one.deltas
+            expected = _oracle([*committed, *([] if last is None else [last])])
+            assert rig.values() == expected, (txid, one)
+        assert last is not None
+        committed.append(last)
+
+
+def _oracle(batches: Sequence[Deltas]) -> dict[str, Any]:
+    folds: tuple[Callable[[Sequence[int]], int], ...] = (sum, min, max)
+    found: dict[str, Any] = {}
+    for key in KEYS:
+        deltas = [batch[key] for batch in batches if key in batch]
+        if deltas:
+            found[key] = tuple(
+                fold(column) for fold, column in zip(folds, zip(*deltas, strict=True), strict=True)
+            )
+    return found
+
+
+def _crash(rig: Rig, txid: int, deltas: Deltas) -> None:
+    def die(_point: str) -> None:
+        raise _CrashError
+
+    try:
+        rig.commit(txid, deltas, reached=die)
+    except _CrashError:
+        return
+    raise AssertionError("the commit did not get to the point inside of it")
+
+
+def _come_back(rig: Rig, txid: int, deltas: Deltas) -> None:
+    zombie = rig.next(txid)
+    rig.database.raise_fence(rig.topology, rig.uuid, rig.next(txid).attempt)
+    try:
+        rig.commit(txid, deltas, under=zombie)
+    except StaleAttemptError:
+        return
+    raise AssertionError("the fence let an older attempt through")

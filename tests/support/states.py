@@ -1,0 +1,130 @@
+"""One topology with one state table in a database, committed to batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from support.tables import read_rows
+from txstream.api.reducers import Reducer, Sum
+from txstream.api.state import SqlState
+from txstream.semantics import Semantics
+from txstream.state import BatchRecord, Commit, StateDatabase, TableSpec
+from txstream.transaction import AttemptId, TransactionAttempt, Txid, attempt_id
+
+PLANNED = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+PROCESSED = datetime(2026, 1, 2, 3, 4, 6, tzinfo=UTC)
+
+
+def word_table(
+    table: str = "word_count",
+    semantics: Semantics = Semantics.OPAQUE,
+    *,
+    key: str | pa.Schema = "word string",
+    value: str | pa.Schema = "n bigint",
+    reducers: Mapping[str, Reducer] | None = None,
+    index_txid: bool = False,
+) -> TableSpec:
+    state = SqlState(table, key=key, value=value, index_txid=index_txid)
+    return TableSpec(state, semantics, reducers or {name: Sum(name) for name in state.value_names})
+
+
+def attempt(txid: int, sequence: int, epoch: int = 1) -> TransactionAttempt:
+    return TransactionAttempt(Txid(txid), attempt_id(epoch, sequence))
+
+
+@dataclass
+class Rig:
+    """`commit` uses a new attempt each time unless one is given, as a driver would."""
+
+    database: StateDatabase
+    url: str
+    spec: TableSpec = field(default_factory=word_table)
+    topology: str = "words"
+    uuid: str = "uuid-1"
+    epoch: int = 1
+    sequence: int = 0
+
+    def join(self, *, first_run: bool = True) -> Rig:
+        self.database.ensure_framework_tables()
+        self.database.join(
+            self.topology, self.uuid, [self.spec], semantics=self.spec.semantics, first_run=first_run
+        )
+        return self
+
+    def next(self, txid: int) -> TransactionAttempt:
+        self.sequence += 1
+        return attempt(txid, self.sequence, self.epoch)
+
+    def table_of(self, deltas: Mapping[Any, Any]) -> pa.Table:
+        """{"a": 1} for one key and one value; tuples for several."""
+        state = self.spec.state
+        schema = pa.schema([*state.key_schema, *state.value_schema])
+        rows = [
+            (*(key if isinstance(key, tuple) else (key,)), *(value if isinstance(value, tuple) else (value,)))
+            for key, value in deltas.items()
+        ]
+        arrays = [pa.array([row[place] for row in rows], f.type) for place, f in enumerate(schema)]
+        return pa.Table.from_arrays(arrays, schema=schema)
+
+    def commit(
+        self,
+        txid: int,
+        deltas: Mapping[Any, Any] | pa.Table | None,
+        *,
+        under: TransactionAttempt | None = None,
+        reached: Callable[[str], None] = lambda point: None,
+        metas: Mapping[str, Any] | None = None,
+        error: str | None = None,
+    ) -> TransactionAttempt:
+        under = self.next(txid) if under is None else under
+        tables: dict[str, pa.Table] = {}
+        if deltas is not None:
+            table = deltas if isinstance(deltas, pa.Table) else self.table_of(deltas)
+            tables[self.spec.state.table] = table
+        commit = Commit(
+            attempt=under,
+            metas=metas or {"partitions": {"lines/0": {"start": txid, "end": txid + 1}}},
+            deltas=tables,
+            tuples=7,
+            planned_at=PLANNED,
+            processed_at=PROCESSED,
+            error=error,
+        )
+        self.database.commit(
+            self.topology,
+            self.uuid,
+            [self.spec],
+            commit,
+            semantics=self.spec.semantics,
+            reached=reached,
+        )
+        return under
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """The table's rows in column order, sorted by key."""
+        return sorted(tuple(row.values()) for row in read_rows(self.url, self.spec.state.table))
+
+    def values(self) -> dict[Any, Any]:
+        """What people read: key -> value, without the framework's columns."""
+        state = self.spec.state
+        found = {}
+        for row in read_rows(self.url, state.table):
+            key = tuple(row[name] for name in state.key_names)
+            value = tuple(row[name] for name in state.value_names)
+            found[key if len(key) > 1 else key[0]] = value if len(value) > 1 else value[0]
+        return found
+
+    def last(self) -> BatchRecord:
+        row = self.database.last_batch(self.topology)
+        assert row is not None
+        return row
+
+    def fence(self) -> AttemptId:
+        row = self.database.read_fence(self.topology)
+        assert row is not None
+        return row.attempt

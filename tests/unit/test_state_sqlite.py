@@ -1,0 +1,220 @@
+"""State in SQLite: the contract, and what only a file can do."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sqlite3
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+from support.state_contract import StateContract, StateFixtures
+from support.states import Rig, word_table
+
+from txstream.api.errors import (
+    CorruptStateError,
+    ServiceUnavailableError,
+    StateTableError,
+    StateValueError,
+    UsageError,
+)
+from txstream.api.reducers import Min, Sum
+from txstream.state import BatchRecord, FenceLockedError, StateDatabase, open_database
+from txstream.transaction import attempt_id
+
+
+@pytest.fixture
+def url(sqlite_url: str) -> str:
+    return sqlite_url
+
+
+class TestContract(StateContract):
+    pass
+
+
+class TestFile(StateFixtures):
+    def test_every_commit_is_on_disk_before_it_is_acked(self, rig: Rig) -> None:
+        """NORMAL would lose the last commits at a power failure, after ZooKeeper has advanced past them."""
+        with rig.database._engine.connect() as connection:
+            settings = {
+                name: connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
+                for name in ("journal_mode", "synchronous", "busy_timeout")
+            }
+        assert settings == {"journal_mode": "wal", "synchronous": 2, "busy_timeout": 5000}
+
+    def test_the_fence_is_the_first_statement_inside_of_the_transaction(self, rig: Rig) -> None:
+        statements: list[str] = []
+        with rig.database._engine.connect() as connection:
+            driver = connection.connection.driver_connection
+            assert isinstance(driver, sqlite3.Connection)
+            driver.set_trace_callback(statements.append)
+        rig.commit(1, {"a": 1})
+        assert [" ".join(statement.split()[:2]) for statement in statements] == [
+            "BEGIN IMMEDIATE",
+            "UPDATE txstream_fence",
+            "SELECT EXISTS",
+            "INSERT INTO",
+            "INSERT INTO",
+            "COMMIT",
+        ]
+
+    def test_readers_do_not_wait_for_a_writer(self, rig: Rig, url: str) -> None:
+        rig.commit(1, {"a": 1})
+        other = open_database(url, connect_timeout_seconds=0.1)
+        seen: list[BatchRecord | None] = []
+        rig.commit(2, {"a": 1}, reached=lambda _: seen.append(other.last_batch("words")))
+        assert [row.txid for row in seen if row is not None] == [1]
+        other.close()
+
+    def test_a_writer_that_holds_the_lock_is_named(self, rig: Rig, url: str) -> None:
+        """Nothing ends a frozen process's transaction here, so the message must say whom to end."""
+        waiting = open_database(url, connect_timeout_seconds=0.2)
+        with frozen_writer(url) as pid:
+            with pytest.raises(FenceLockedError, match=rf"database is locked; held by process {pid} \(stopp"):
+                waiting.raise_fence("words", rig.uuid, attempt_id(2, 0))
+            with pytest.raises(FenceLockedError, match="waited for a lock"):
+                rig.database.raise_fence("words", rig.uuid, attempt_id(2, 0), lock_timeout_seconds=0.05)
+        waiting.raise_fence("words", rig.uuid, attempt_id(2, 0))
+        waiting.close()
+
+    def test_a_driver_killed_inside_its_commit_leaves_nothing(self, rig: Rig, url: str) -> None:
+        rig.commit(1, {"a": 1})
+        context = multiprocessing.get_context("spawn")
+        process = context.Process(target=commit_and_die, args=(url,))
+        process.start()
+        process.join(60)
+        assert process.exitcode == -signal.SIGKILL
+        assert rig.values() == {"a": 1}
+        assert rig.last().txid == 1
+        rig.epoch = 3
+        rig.commit(2, {"a": 1})
+        assert rig.values() == {"a": 2}
+
+    def test_check_creates_no_file(self, database: StateDatabase, url: str) -> None:
+        database.check()
+        assert database.topologies() == []
+        assert not Path(url.removeprefix("sqlite:///")).exists()
+
+    def test_no_folder(self, tmp_path: Path) -> None:
+        database = open_database(f"sqlite:///{tmp_path}/none/state.db")
+        with pytest.raises(ServiceUnavailableError, match=r"no folder .*/none; create it, or set --database"):
+            database.check()
+        with pytest.raises(ServiceUnavailableError, match="unable to open database file"):
+            database.ensure_framework_tables()
+
+    @pytest.mark.parametrize("what", ["file", "folder"])
+    def test_nothing_may_be_written(
+        self, rig: Rig, url: str, monkeypatch: pytest.MonkeyPatch, what: str
+    ) -> None:
+        path = Path(url.removeprefix("sqlite:///"))
+        refused = path if what == "file" else path.parent
+        # The tests may run as root, to whom nothing is read-only.
+        monkeypatch.setattr(os, "access", lambda name, mode: Path(name) != refused)
+        with pytest.raises(ServiceUnavailableError, match="cannot be written by this user"):
+            rig.database.check()
+
+    def test_a_file_that_is_no_database(self, database: StateDatabase, url: str) -> None:
+        Path(url.removeprefix("sqlite:///")).write_bytes(b"This is no database. " * 100)
+        with pytest.raises(CorruptStateError, match=r"is damaged.*file is not a database"):
+            database.check()
+
+    def test_a_full_disk(self, rig: Rig) -> None:
+        with rig.database._engine.connect() as connection:
+            pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+            connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(ServiceUnavailableError, match="database or disk is full"):
+            rig.commit(1, {f"{number}": 1 for number in range(10_000)})
+        assert rig.rows() == []
+
+    @pytest.mark.parametrize("value", [float("nan"), float("inf")])
+    def test_sums_that_it_would_turn_into_null(self, database: StateDatabase, url: str, value: float) -> None:
+        rig = Rig(database, url, word_table(value="n double", reducers={"n": Sum("n")})).join()
+        with pytest.raises(StateValueError, match="which SQLite cannot keep"):
+            rig.commit(1, {"a": 1.0, "b": value})
+
+    def test_not_a_number_as_a_minimum(self, database: StateDatabase, url: str) -> None:
+        rig = Rig(database, url, word_table(value="n double", reducers={"n": Min("n")})).join()
+        with pytest.raises(StateValueError, match="'n' of table 'word_count' got nan"):
+            rig.commit(1, {"a": float("nan")})
+
+    def test_no_exact_decimals(self, database: StateDatabase, url: str) -> None:
+        with pytest.raises(StateTableError, match=r"SQLite cannot keep column 'n' of type decimal\(10,2\)"):
+            Rig(database, url, word_table(value="n decimal(10,2)")).join()
+
+    def test_integers_stay_integers(self, rig: Rig, url: str) -> None:
+        rig.commit(1, {"a": 2**62})
+        connection = sqlite3.connect(url.removeprefix("sqlite:///"))
+        with pytest.raises(sqlite3.IntegrityError, match="CHECK"):
+            connection.execute("UPDATE word_count SET n = n + n")  # which is a float by now
+        connection.close()
+
+    def test_names_differ_by_more_than_case(self, rig: Rig) -> None:
+        """SQLite takes `Word_Count` for `word_count`; it is still somebody else's name."""
+        with pytest.raises(StateTableError, match="exists and was not created"):
+            Rig(rig.database, rig.url, word_table("Word_Count"), topology="other").join()
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("sqlite://", "in memory"),
+        ("sqlite:///:memory:", "in memory"),
+        ("sqlite:///file:x?mode=memory&uri=true", "in memory"),
+        ("sqlite:///file:x?uri=true", "as a path"),
+        ("mysql+pymysql://me:hidden@host/db", r"me:\*\*\*@host/db: 'mysql\+pymysql' is not supported.*Postg"),
+        ("postgresql+psycopg2://me:hidden@host/db", "PostgreSQL with psycopg"),
+        ("not a url", "is not a SQLAlchemy URL; write for example sqlite:///"),
+        ("postgresql://me:hidden@host:port/db", "is not a SQLAlchemy URL"),
+    ],
+)
+def test_urls_that_cannot_be_used(url: str, expected: str) -> None:
+    with pytest.raises(UsageError, match=expected) as told:
+        open_database(url)
+    assert "hidden" not in str(told.value)
+
+
+def test_passwords_are_hidden() -> None:
+    database = open_database("postgresql://me:hidden@host/db?password=hidden&sslmode=disable")
+    assert database.url_for_people == "postgresql://me:***@host/db?password=%2A%2A%2A&sslmode=disable"
+
+
+def test_a_driver_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(ServiceUnavailableError, match=r"pip install 'txstream\[postgresql\]'"):
+        open_database("postgresql://host/db")
+
+
+def commit_and_die(url: str) -> None:
+    rig = Rig(open_database(url), url, epoch=2)
+    rig.commit(2, {"a": 1, "b": 1}, reached=lambda _: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def commit_and_freeze(url: str, ready: Connection) -> None:
+    def freeze(_point: str) -> None:
+        ready.send(os.getpid())
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    Rig(open_database(url), url).commit(1, {"a": 1}, reached=freeze)
+
+
+class frozen_writer:  # noqa: N801 - used as `with frozen_writer(url) as pid`
+    """A process that stopped inside its commit; it is killed at the end."""
+
+    def __init__(self, url: str) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.ready, theirs = context.Pipe(duplex=False)
+        self.process = context.Process(target=commit_and_freeze, args=(url, theirs))
+
+    def __enter__(self) -> int:
+        self.process.start()
+        assert self.ready.poll(60)
+        pid = int(self.ready.recv())
+        os.waitpid(pid, os.WUNTRACED)  # returns when it has stopped
+        return pid
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.join(30)
