@@ -39,22 +39,29 @@ def delete(
     settings.require_zookeeper()
     with open_zookeeper(settings) as zookeeper, existing_database(settings) as database:
         fence = None if database is None else database.read_fence(topology_id)
-        if topology_id not in zookeeper.topologies() and fence is None:
+        # Its tables may have stayed when it was deleted before: asked to drop them, look for those alone.
+        known = fence is not None or topology_id in zookeeper.topologies()
+        if not known and not drop_state:
             raise UnknownTopologyError(topology_id)
         dead = _refuse_live_leader(zookeeper, topology_id)
         _ask(topology_id, drop_state=drop_state, yes=yes)
         # ZooKeeper first: what a crash leaves then is refused by the next run, and this command removes it.
         zookeeper.delete_topology(topology_id, force=dead)
-        done = [] if database is None else database.delete(topology_id, drop_state=drop_state)
+        dropped = [] if database is None else database.delete(topology_id, drop_state=drop_state)
         place = None if database is None else database.url_for_people
+    if not known and not dropped:
+        raise UnknownTopologyError(topology_id)
     if cli.as_json:
-        cli.print_json(
-            {"topology": topology_id, "zookeeper": zookeeper.hosts, "database": place, "removed": done}
-        )
-    else:
-        cli.print(f"deleted {topology_id} from ZooKeeper{f' and {place}' if place else ''}")
-        for line in done:
-            cli.print(f"  {line}")
+        document = {"topology": topology_id, "zookeeper": zookeeper.hosts, "database": place}
+        cli.print_json({**document, "dropped_tables": dropped})
+        return
+    cli.print(
+        f"deleted {topology_id} from ZooKeeper at {zookeeper.hosts}{f' and from {place}' if place else ''}"
+    )
+    if dropped:
+        cli.print(f"dropped {', '.join(dropped)}")
+    elif not drop_state:
+        cli.say("its state tables stay; `--drop-state` would drop them, and works after this, too")
 
 
 def _refuse_live_leader(zookeeper: ZooKeeper, topology_id: str) -> bool:

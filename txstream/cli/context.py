@@ -18,6 +18,8 @@ from txstream.settings import Settings
 if TYPE_CHECKING:
     from rich.console import Console
 
+_UNBOUNDED_WIDTH = 100_000
+
 
 @dataclass
 class Cli:
@@ -62,6 +64,7 @@ class Cli:
         """A table for people. Columns that begin with `>` are aligned right. Not cut when it is piped."""
         from rich import box
         from rich.console import Console
+        from rich.measure import Measurement
         from rich.table import Table
         from rich.text import Text
 
@@ -74,7 +77,8 @@ class Cli:
             table.add_row(*(Text(shown(value)) for value in row))
         console = Console(highlight=False)
         if not console.is_terminal:
-            console.width = max(console.width, console.measure(table).maximum)
+            unbounded = console.options.update(width=_UNBOUNDED_WIDTH)
+            console.width = max(console.width, Measurement.get(console, unbounded, table).maximum)
         console.print(table)
 
 

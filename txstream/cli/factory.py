@@ -13,12 +13,14 @@ import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from txstream.api.errors import TxstreamError, UsageError
-from txstream.api.topology import Topology
 from txstream.cli.parameters import keyword_arguments
 from txstream.packaging import folder_files, write_zip
+
+if TYPE_CHECKING:
+    from txstream.api.topology import Topology
 
 FRAMEWORK = "txstream"
 
@@ -42,6 +44,8 @@ def load_topology(target: str, pairs: Sequence[str]) -> Topology:
     Raises UsageError for a bad MODULE, FACTORY or parameter, FactoryError when FACTORY raises
     or returns something else.
     """
+    from txstream.api.topology import Topology
+
     factory = load_factory(target)
     arguments = keyword_arguments(factory, pairs, target)
     try:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txstream.api.errors import ServiceUnavailableError
 from txstream.cli.context import Cli
 from txstream.cli.options import command
 from txstream.cli.stores import (
@@ -16,14 +15,13 @@ from txstream.cli.stores import (
     missing_database,
     open_zookeeper,
     plain_partitions,
-    read_progress,
 )
 from txstream.transaction import epoch_of, sequence_of
 
 if TYPE_CHECKING:
     from txstream.settings import Settings
     from txstream.state import BatchRecord, StateDatabase
-    from txstream.zookeeper import ZooKeeper
+    from txstream.zookeeper import Identity, Progress, ZooKeeper
 
 state = typer.Typer(help="State tables.", no_args_is_help=True)
 
@@ -65,31 +63,46 @@ def topologies(cli: Cli) -> None:
 
 def list_topologies(zookeeper: ZooKeeper, database: StateDatabase | None) -> list[dict[str, Any]]:
     """One object per topology: id, uuid, semantics, last committed txid (0: none), leader, tables, note."""
+    from txstream.cli.stored import read_progress
+
     stored = set(zookeeper.topologies())
     registered = {} if database is None else {row.topology: row for row in database.topologies()}
     return [
-        _listed(zookeeper, database, topology_id, in_zookeeper=topology_id in stored)
+        {
+            "id": topology_id,
+            **(
+                _from_zookeeper(zookeeper, topology_id, *read_progress(zookeeper, topology_id))
+                if topology_id in stored
+                else _from_database(database, topology_id)
+            ),
+        }
         for topology_id in sorted(stored | registered.keys())
     ]
 
 
-def _listed(
-    zookeeper: ZooKeeper, database: StateDatabase | None, topology_id: str, *, in_zookeeper: bool
+def _from_zookeeper(
+    zookeeper: ZooKeeper, topology_id: str, identity: Identity | None, progress: Progress | None
 ) -> dict[str, Any]:
-    found: dict[str, Any] = {"id": topology_id, "uuid": None, "semantics": None, "txid": 0}
-    found |= {"leader": None, "tables": [], "note": None}
-    if in_zookeeper:
-        identity, progress = read_progress(zookeeper, topology_id)
-        if identity is not None and progress is not None:
-            found |= {"uuid": identity.uuid, "semantics": str(identity.semantics)}
-            found |= {"txid": progress.current - 1, "tables": list(identity.tables)}
-        found["leader"] = zookeeper.leader(topology_id)
-        return found
+    return {
+        "uuid": identity.uuid if identity else None,
+        "semantics": str(identity.semantics) if identity else None,
+        "txid": progress.current - 1 if progress else 0,
+        "leader": zookeeper.leader(topology_id),
+        "tables": list(identity.tables) if identity else [],
+        "note": None,
+    }
+
+
+def _from_database(database: StateDatabase | None, topology_id: str) -> dict[str, Any]:
     last = None if database is None else database.last_batch(topology_id)
-    if last is not None:
-        found |= {"uuid": last.uuid, "semantics": str(last.semantics), "txid": last.txid}
-    found["note"] = "not in this ZooKeeper"
-    return found
+    return {
+        "uuid": last.uuid if last else None,
+        "semantics": str(last.semantics) if last else None,
+        "txid": last.txid if last else 0,
+        "leader": None,
+        "tables": [],
+        "note": "not in this ZooKeeper",
+    }
 
 
 # --- batches -----------------------------------------------------------------------------------------------
@@ -105,10 +118,7 @@ def batches(
     """List a topology's batches, as its database's ledger has them, oldest first."""
     settings = cli.resolve()
     with existing_database(settings) as database:
-        if database is None:
-            raise ServiceUnavailableError(missing_database(settings))
-        if database.read_fence(topology_id) is None:
-            _refuse_unknown(settings, topology_id, database)
+        database = _having(settings, database, topology_id)
         records = database.batches(topology_id, limit=last)
     if cli.as_json:
         cli.print_json([batch_document(record) for record in records])
@@ -133,15 +143,19 @@ def batches(
     )
 
 
-def _refuse_unknown(settings: Settings, topology_id: str, database: StateDatabase) -> None:
-    """Nothing of it is in this database; if ZooKeeper has it, it was run with another one."""
+def _having(settings: Settings, database: StateDatabase | None, topology_id: str) -> StateDatabase:
+    """The database if it knows the topology. Raises UnknownTopologyError; when ZooKeeper has the topology, it
+    was run with another database, and the message says so."""
+    if database is not None and database.read_fence(topology_id) is not None:
+        return database
     if settings.zookeeper:
         with open_zookeeper(settings) as zookeeper:
             if topology_id in zookeeper.topologies():
+                place = missing_database(settings) if database is None else database.url_for_people
                 raise UnknownTopologyError(
                     topology_id,
-                    f"topology {topology_id!r} is in ZooKeeper, but {database.url_for_people} has nothing of "
-                    "it; give the database that it was run with by --database",
+                    f"topology {topology_id!r} is in ZooKeeper, but {place} has nothing of it; give the "
+                    "database that it was run with by --database or TXSTREAM_DATABASE",
                 )
     raise UnknownTopologyError(topology_id)
 
@@ -215,10 +229,7 @@ def top(
     """Show the rows of a state table with the greatest values."""
     settings = cli.resolve()
     with existing_database(settings) as database:
-        if database is None:
-            raise ServiceUnavailableError(missing_database(settings))
-        if database.read_fence(topology_id) is None:
-            _refuse_unknown(settings, topology_id, database)
+        database = _having(settings, database, topology_id)
         found = database.top(table, topology=topology_id, n=rows)
     if cli.as_json:
         cli.print_json([{name: plain_value(value) for name, value in row.items()} for row in found])

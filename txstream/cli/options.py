@@ -94,6 +94,7 @@ _ADDRESSES: dict[str, Any] = {
                 "--connect-timeout",
                 metavar="SECONDS",
                 help="How long a connection attempt may take.",
+                min=0.1,
                 rich_help_panel=_PANEL,
             ),
         ],

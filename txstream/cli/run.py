@@ -163,7 +163,7 @@ def _prune(folder: Path) -> None:
 def _run(
     cli: Cli, topology: Topology, settings: Settings, until: str | None, until_txid: int | None, *, wait: bool
 ) -> tuple[RunReport | None, bool]:
-    """The report (None if it never became leader) and whether a signal ended it."""
+    """The report (None if it never came to a batch) and whether a signal ended it."""
     from txstream.engine.run import start
     from txstream.testing.faults import from_environment
 
@@ -198,7 +198,7 @@ def _wait(running: RunningTopology, signals: _Signals, show: Show) -> RunReport 
         return running.wait()
     except TxstreamError:
         if signals.count == 1 and running.last_error is None:
-            return None  # it was stopped while it stood by
+            return None  # it was stopped before its first batch
         raise
 
 
@@ -254,7 +254,7 @@ def _tell(
     cli: Cli, report: RunReport | None, stopped: bool, until: str | None, until_txid: int | None
 ) -> int:
     if report is None:
-        cli.say("stopped while standing by; nothing was done")
+        cli.say("stopped before its first batch; nothing was done")
         return 0 if until is None and until_txid is None else 1
     if cli.as_json:
         cli.print_json(report.to_document())

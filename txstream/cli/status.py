@@ -11,14 +11,7 @@ import typer
 from txstream.api.errors import TxstreamError
 from txstream.cli.context import Cli, shown
 from txstream.cli.inspection import batch_document, list_topologies, shown_attempt, shown_ranges, shown_time
-from txstream.cli.stores import (
-    UnknownTopologyError,
-    existing_database,
-    open_zookeeper,
-    positions,
-    read_progress,
-)
-from txstream.metas import BatchMetas, MetaCodec
+from txstream.cli.stores import UnknownTopologyError, existing_database, open_zookeeper
 from txstream.transaction import Txid
 
 if TYPE_CHECKING:
@@ -108,6 +101,8 @@ def _check_database(settings: Settings) -> tuple[str, str | None]:
 
 
 def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
+    from txstream.cli.stored import positions, read_progress
+
     with open_zookeeper(settings) as zookeeper, existing_database(settings) as database:
         if topology_id not in zookeeper.topologies():
             raise UnknownTopologyError(topology_id)
@@ -118,7 +113,6 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
         last = None if database is None else database.last_batch(topology_id)
         place = None if database is None else database.url_for_people
     committed = progress.batches.get(Txid(progress.current - 1))
-    metas = BatchMetas[Any]() if committed is None else committed.metas
     open_plans = [txid for txid in sorted(progress.batches) if txid >= progress.current]
     document: dict[str, Any] = {
         "topology": topology_id,
@@ -132,7 +126,7 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
         "current_txid": progress.current,
         "stored_plans": open_plans,
         "last_batch": None if last is None else batch_document(last),
-        "positions": positions(metas),
+        "positions": {} if committed is None else positions(committed.metas),
         "lag_records": _lag(settings, identity, progress),
     }
     if cli.as_json:
@@ -167,6 +161,7 @@ def _lag(settings: Settings, identity: Identity, progress: Progress) -> int | No
     if identity.spout != _KAFKA_SOURCE or not isinstance(topics, list) or not settings.kafka:
         return None
     from txstream.api.spouts import SpoutContext
+    from txstream.metas import MetaCodec
     from txstream.spouts.kafka import KafkaRange, KafkaSource
 
     codec = MetaCodec(KafkaRange)

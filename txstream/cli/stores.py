@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from txstream.api.errors import TxstreamError
-from txstream.metas import BatchMetas, MetaCodec
 
 if TYPE_CHECKING:
     from txstream.settings import Settings
     from txstream.state import StateDatabase
-    from txstream.zookeeper import Identity, Progress, ZooKeeper
+    from txstream.zookeeper import ZooKeeper
 
 
 class UnknownTopologyError(TxstreamError):
@@ -28,20 +27,6 @@ class UnknownTopologyError(TxstreamError):
             or f"there is no topology {topology_id!r} in this ZooKeeper and database; "
             "`txstream topologies` lists those that are"
         )
-
-
-class PlainCodec(MetaCodec[Mapping[str, Any]]):
-    """Metas as the JSON objects that they are stored as: commands do not have the spout's code."""
-
-    def __init__(self) -> None:
-        # Not the parent's: that one reads the fields of a dataclass.
-        self.meta_type = dict
-
-    def encode_meta(self, meta: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(meta)
-
-    def decode_meta(self, document: Any, where: str) -> Mapping[str, Any]:
-        return dict(document) if isinstance(document, dict) else {"value": document}
 
 
 @contextlib.contextmanager
@@ -88,20 +73,8 @@ def _is_missing_file(url: str) -> bool:
 
 
 def missing_database(settings: Settings) -> str:
-    """A sentence about a SQLite file that is not there."""
-    return (
-        f"there is no database at {settings.database_url().partition(':///')[2]}; give the one that the "
-        "topology was run with by --database or TXSTREAM_DATABASE, or its data directory by --data-dir"
-    )
-
-
-def read_progress(zookeeper: ZooKeeper, topology_id: str) -> tuple[Identity | None, Progress | None]:
-    """What ZooKeeper has of a topology; (None, None) when it has nothing. Raises CorruptStateError."""
-    from txstream.zookeeper import ZooKeeperProgress
-
-    store = ZooKeeperProgress(zookeeper, topology_id, PlainCodec())
-    identity = store.read_identity()
-    return identity, None if identity is None else store.load()
+    """The name of a SQLite file that is not there."""
+    return f"{settings.database_url().partition(':///')[2]} (no such file)"
 
 
 def is_dead(driver: str) -> bool:
@@ -122,11 +95,3 @@ def plain_range(meta: Any) -> Any:
     if isinstance(meta, Mapping) and {"start", "end"} <= meta.keys():
         return {"start": meta["start"], "end": meta["end"]}
     return meta
-
-
-def positions(batch: BatchMetas[Any]) -> dict[str, Any]:
-    """Where every partition stands after a batch: the next offset where the meta says it."""
-    return {
-        partition: meta["end"] if isinstance(meta, Mapping) and "end" in meta else meta
-        for partition, meta in sorted(batch.positions().items())
-    }
