@@ -103,7 +103,9 @@ def _launch_gateway(settings: object, log_file: Path | None) -> None:
         return
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("ab") as sink:
-        gateway = launch_gateway(conf=settings, popen_kwargs={"stdout": sink, "stderr": sink})
+        # pyspark ships types, but not for this function.
+        popen_kwargs = {"stdout": sink, "stderr": sink}
+        gateway = launch_gateway(conf=settings, popen_kwargs=popen_kwargs)  # type: ignore[no-untyped-call]
     with SparkContext._lock:
         SparkContext._gateway = gateway
         SparkContext._jvm = gateway.jvm
