@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
-from support.inmemory import CONTEXT, MemoryLog, MemorySource
+from support.inmemory import CONTEXT, MemoryLog, MemorySource, attempt
 from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, OutputCollector, OutputFieldsDeclarer
+from txstream.api.errors import TxstreamError
 from txstream.api.reducers import Sum
 from txstream.api.spouts import OpaqueSpout, SourceSpout
 from txstream.api.state import SqlState
@@ -17,6 +20,8 @@ from txstream.bolts.aggregate import CountBolt
 from txstream.bolts.sql import SqlStateBolt, new_fold
 from txstream.engine.plan import ExecutionPlan, compile_topology
 from txstream.engine.runner import BatchResult
+from txstream.metas import BatchMetas
+from txstream.testing import InProcessRunner
 
 
 class Split(BasicBolt):
@@ -113,3 +118,25 @@ def merged(topology: Topology, result: BatchResult) -> dict[Any, Any]:
     answer = {(row[0] if keys == 1 else row[:keys]): row[keys] for row in rows}
     assert len(answer) == len(rows), "a key came twice"
     return answer
+
+
+LINES: dict[str, list[Any]] = {
+    "a": ["the cat sat", None, "the dog", ""],
+    "b": ["a cat a cat a", "the end"],
+    "c": ["größe 🙂 größe"],
+    "d": ["the", "the", "the", "the", "the"],
+}
+
+
+def run(topology: Topology, log: MemoryLog, width: int | None = None) -> BatchResult:
+    return InProcessRunner(compiled(topology), width=width).run(attempt(1), BatchMetas(log.everything()))
+
+
+def failure(topology: Topology, log: MemoryLog, width: int = 1) -> TxstreamError:
+    with pytest.raises(TxstreamError) as caught:
+        run(topology, log, width)
+    return caught.value
+
+
+def count_words(lines: dict[str, list[Any]]) -> dict[str, int]:
+    return dict(Counter(w for rows in lines.values() for line in rows for w in (line or "").split()))

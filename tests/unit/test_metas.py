@@ -54,7 +54,7 @@ def test_a_plan_keeps_the_place_of_every_partition(
 
 
 def test_a_partition_that_was_never_planned_and_is_unavailable_has_no_place_yet() -> None:
-    metas = BatchMetas.from_plan({}, {"a": Unavailable("no leader")})
+    metas: BatchMetas[Range] = BatchMetas.from_plan({}, {"a": Unavailable("no leader")})
     assert metas.positions() == {}
     assert metas.unavailable == {"a": "no leader"}
 

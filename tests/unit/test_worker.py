@@ -1,10 +1,7 @@
-"""The stages of a batch, run in this process: the same results however wide, and every failure told."""
+"""The stages of a batch, run in this process: the same results however wide, and no tuple lost unseen."""
 
 from __future__ import annotations
 
-import dataclasses
-import pickle
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -12,20 +9,26 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.bolts import CountByHand, Passing, Split, chain, compiled, merged, word_count, words_state
+from support.bolts import (
+    LINES,
+    CountByHand,
+    Passing,
+    Split,
+    chain,
+    compiled,
+    count_words,
+    failure,
+    merged,
+    run,
+    word_count,
+    words_state,
+)
 from support.inmemory import MemoryLog, MemorySource, attempt
 
 import txstream.engine.collector
 from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, OutputCollector, OutputFieldsDeclarer
 from txstream.api.errors import (
-    BatchFailedError,
-    BoltError,
-    PartitionUnavailableError,
     ShortBatchError,
-    StateValueError,
-    TopologyError,
-    TupleError,
-    TxstreamError,
 )
 from txstream.api.groupings import task_of
 from txstream.api.reducers import Count
@@ -34,35 +37,12 @@ from txstream.api.topology import Topology, TransactionalTopologyBuilder
 from txstream.api.tuples import Tuple
 from txstream.bolts.aggregate import CountBolt
 from txstream.bolts.sql import SqlStateBolt
-from txstream.engine.runner import BatchResult
 from txstream.engine.wire import pack, unpack
 from txstream.metas import BatchMetas
 from txstream.testing import InProcessRunner
 from txstream.testing.inprocess import Answers
 
-LINES = {
-    "a": ["the cat sat", None, "the dog", ""],
-    "b": ["a cat a cat a", "the end"],
-    "c": ["größe 🙂 größe"],
-    "d": ["the", "the", "the", "the", "the"],
-}
-
-
-def run(topology: Topology, log: MemoryLog, width: int | None = None) -> BatchResult:
-    return InProcessRunner(compiled(topology), width=width).run(attempt(1), BatchMetas(log.everything()))
-
-
-def failure(topology: Topology, log: MemoryLog, width: int = 1) -> TxstreamError:
-    with pytest.raises(TxstreamError) as caught:
-        run(topology, log, width)
-    return caught.value
-
-
-def count_words(lines: dict[str, list[Any]]) -> dict[str, int]:
-    return dict(Counter(w for rows in lines.values() for line in rows for w in (line or "").split()))
-
-
-# --- the same results --------------------------------------------------------------------------------
+# --- the same results ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, None])
@@ -263,7 +243,7 @@ def test_the_runner_keeps_its_emitters_between_batches_and_closes_them_at_the_en
     assert log.closed == 1
 
 
-# --- tuples that are lost ----------------------------------------------------------------------------
+# --- tuples that are lost --------------------------------------------------------------------------
 
 
 class Losing(InProcessRunner):
@@ -327,237 +307,3 @@ def test_a_routing_that_forgets_tuples_fails_the_attempt(monkeypatch: pytest.Mon
     error = failure(chain(log, Split()), log)
     assert isinstance(error, ShortBatchError)
     assert "tuples were routed to the tasks of 'b0'" in str(error)
-
-
-# --- errors ------------------------------------------------------------------------------------------
-
-
-class Explode(BasicBolt):
-    """Raises at the word `dog`, two calls deep."""
-
-    output = "word string"
-
-    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
-        collector.emit((self.check(tup["value"]),))
-
-    def check(self, line: str | None) -> str:
-        if line == "the dog":
-            raise ValueError("no dogs")
-        return line or ""
-
-
-@pytest.mark.parametrize("width", [1, 2])
-def test_an_error_of_the_users_code_names_component_task_tuple_and_place(width: int) -> None:
-    log = MemoryLog(LINES)
-    error = failure(chain(log, Explode()), log, width)
-    assert type(error) is BoltError
-    message = str(error)
-    assert message.startswith("txid 1 attempt 1.1, component 'b0', task ")
-    assert "ValueError: no dogs (in test_worker.py, line " in message
-    assert message.endswith("), while processing Tuple(value='the dog')")
-    (trace,) = error.__notes__
-    lines = trace.splitlines()
-    assert lines[0] == "Traceback (on the executor, most recent call last):"
-    assert "test_worker.py" in lines[1]
-    assert lines[1].endswith("in execute")
-    assert any(line.endswith("in check") for line in lines)
-    assert lines[-1] == "ValueError: no dogs"
-    assert "engine" not in trace
-
-
-class FailInFinish(CountByHand):
-    def finish_batch(self) -> None:
-        raise KeyError("finish")
-
-
-class FailInPrepare(CountByHand):
-    def prepare(self, context: Any, collector: OutputCollector, batch_id: Any) -> None:
-        raise OSError("no such model file")
-
-
-@pytest.mark.parametrize("width", [1, 2])
-@pytest.mark.parametrize(
-    ("bolt", "message"),
-    [(FailInFinish(), "KeyError: 'finish' (in test_"), (FailInPrepare(), "OSError: no such model file (in")],
-)
-def test_errors_in_prepare_and_finish_are_told_alike(bolt: Bolt, message: str, width: int) -> None:
-    log = MemoryLog(LINES)
-    error = failure(word_count(log, bolt), log, width)
-    assert type(error) is BoltError
-    assert "component 'count', task " in str(error)
-    assert message in str(error)
-    assert "while processing" not in str(error)
-
-
-class Retry(Passing):
-    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
-        raise BatchFailedError("the service is busy")
-
-
-def test_an_error_below_is_not_blamed_on_the_bolt_above() -> None:
-    log = MemoryLog(LINES)
-    error = failure(chain(log, Split(), Retry()), log)
-    assert type(error) is BatchFailedError
-    assert str(error).startswith("txid 1 attempt 1.1, component 'b1', task ")
-    assert "the service is busy, while processing Tuple(word='" in str(error)
-
-
-class Wrong(BasicBolt):
-    """Emits one wrong thing."""
-
-    output = "word string, n int"
-
-    def __init__(self, values: Any, stream: str = "default") -> None:
-        self.values = values
-        self.stream = stream
-
-    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
-        collector.emit(("fine", 1))
-        collector.emit(self.values, self.stream)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (
-            ("x",),
-            "component 'b0' emitted ('x',) to stream 'default', which takes a tuple of 2 field(s): word "
-            "string, n int",
-        ),
-        (("x", 1, 2), "component 'b0' emitted ('x', 1, 2) to stream 'default', which takes a tuple of 2"),
-        ("xy", "component 'b0' emitted 'xy' to stream 'default', which takes a tuple of 2 field(s)"),
-        ({"word": "x", "n": 1}, "component 'b0' emitted {'word': 'x', 'n': 1} to stream 'default'"),
-        (7, "component 'b0' emitted 7 to stream 'default', which takes a tuple of 2 field(s)"),
-        (
-            ("x", "seven"),
-            "component 'b0' emitted 'seven' (str) in field 'n' of stream 'default', which is declared as int",
-        ),
-        (
-            (5, 1),
-            "component 'b0' emitted 5 (int) in field 'word' of stream 'default', which is declared as string",
-        ),
-        (
-            ("x", 1.5),
-            "component 'b0' emitted 1.5 (float) in field 'n' of stream 'default', which is declared as int",
-        ),
-        (("x", True), "component 'b0' emitted True (bool) in field 'n'"),
-        (("x", 1 << 31), "component 'b0' emitted 2147483648 (int) in field 'n' of stream 'default'"),
-        (("x", 1 << 64), "component 'b0' emitted 18446744073709551616 (int) in field 'n'"),
-        (("\ud800", 1), "component 'b0' emitted '\\ud800' (str) in field 'word'"),
-    ],
-    ids=repr,
-)
-def test_a_wrong_tuple_is_told_with_component_stream_field_and_value(values: Any, message: str) -> None:
-    log = MemoryLog({"a": ["x"]})
-    error = failure(chain(log, Wrong(values)), log)
-    assert type(error) is TupleError
-    assert message in str(error)
-
-
-def test_an_unknown_stream_is_told() -> None:
-    log = MemoryLog({"a": ["x"]})
-    error = failure(chain(log, Wrong(("x", 1), "errors")), log)
-    assert type(error) is TupleError
-    assert "component 'b0' emitted to stream 'errors', but declares 'default'" in str(error)
-
-
-@pytest.mark.parametrize("values", [["x", 1], ("x", None), iter(("x", 1)), (None, 0)], ids=repr)
-def test_lists_iterators_and_nulls_may_be_emitted(values: Any) -> None:
-    class Once(Wrong):
-        def execute(self, tup: Tuple, collector: OutputCollector) -> None:
-            given = ["x", 1] if self.values is None else self.values
-            collector.emit(given)
-            if isinstance(given, list):
-                given[0] = "changed"  # a bolt may use its list again
-
-    log = MemoryLog({"a": ["x"]})
-    builder = TransactionalTopologyBuilder("t", "lines", OpaqueSpout(MemorySource(log)))
-    builder.set_bolt("b0", Once(None if not isinstance(values, tuple) else values)).shuffle_grouping("lines")
-    builder.set_bolt("count", CountBolt("word")).fields_grouping("b0", "word")
-    builder.set_bolt("pass", Passing()).shuffle_grouping("count")
-    builder.set_bolt("seen", Keep()).shuffle_grouping("pass")
-    builder.set_bolt("store", SqlStateBolt(words_state())).fields_grouping("seen", "word")
-    topology = builder.build()
-    expected = values[0] if isinstance(values, tuple) else "x"
-    assert merged(topology, run(topology, log)) == {str(expected): 1}
-
-
-class Keep(Passing):
-    """Turns a null word into a word."""
-
-    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
-        collector.emit((str(tup["word"]), tup["n"]))
-
-
-class WholeBatches(BatchBolt):
-    output = "word string"
-
-    def __init__(self, column: str) -> None:
-        self.column = column
-
-    def execute(self, tup: Tuple) -> None:
-        self.collector.emit(("single",))
-        self.collector.emit_batch(pa.record_batch({self.column: ["whole", "whole"]}))
-        self.collector.emit_batch(pa.record_batch({self.column: pa.array([], pa.string())}))
-
-
-def test_whole_batches_are_emitted_beside_tuples_and_checked() -> None:
-    log = MemoryLog({"a": ["x", "y"]})
-    topology = chain(log, WholeBatches("word"))
-    assert merged(topology, run(topology, log)) == {"single": 2, "whole": 4}
-    error = failure(chain(log, WholeBatches("wrod")), log)
-    assert type(error) is TupleError
-    assert (
-        "component 'b0' emitted a batch of wrod string to stream 'default', which is declared as word string"
-        in str(error)
-    )
-
-
-def test_a_null_key_is_told_as_an_error_in_the_data() -> None:
-    class Nulls(Passing):
-        def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
-            declarer.declare("word string")
-
-        def execute(self, tup: Tuple, collector: OutputCollector) -> None:
-            collector.emit((tup["value"],))
-
-    log = MemoryLog({"a": ["x", None]})
-    error = failure(chain(log, Nulls()), log)
-    assert type(error) is StateValueError
-    assert "component 'store'" in str(error)
-    assert "key column 'word' of table 'words' got a null, in Tuple(word=None, n=1)" in str(error)
-
-
-def test_an_unreadable_partition_is_told_as_the_spouts() -> None:
-    log = MemoryLog(LINES, hidden={"b"})
-    for width in (1, 3):
-        error = failure(word_count(log, CountByHand()), log, width)
-        assert type(error) is PartitionUnavailableError
-        assert str(error) == "txid 1 attempt 1.1, component 'lines': partition 'b' is hidden"
-
-
-def test_an_unknown_field_is_told_with_the_fields_that_there_are() -> None:
-    class Typo(Passing):
-        def execute(self, tup: Tuple, collector: OutputCollector) -> None:
-            collector.emit((tup["valeu"],))
-
-    log = MemoryLog({"a": ["x"]})
-
-    class Named(Typo):
-        def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
-            declarer.declare("word string")
-
-    error = failure(chain(log, Named()), log)
-    assert type(error) is TupleError
-    assert "no field 'valeu' in stream 'default' of 'lines'; it has value" in str(error)
-
-
-def test_a_bolt_that_comes_back_from_pickle_as_something_else_is_told() -> None:
-    log = MemoryLog({"a": ["x"]})
-    plan = compiled(word_count(log))
-    changed = dataclasses.replace(plan.bolts[0], pickled=pickle.dumps("not a bolt"))
-    runner = InProcessRunner(dataclasses.replace(plan, bolts=(changed, *plan.bolts[1:])))
-    with pytest.raises(TopologyError, match="component 'split' came back from pickle as str"):
-        runner.run(attempt(1), BatchMetas(log.everything()))
-    with pytest.raises(TopologyError, match="the source came back from pickle as str"):
-        dataclasses.replace(plan, source=pickle.dumps("not a source")).create_source()

@@ -1,0 +1,303 @@
+"""The event loop: until when it runs, and what it replays."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from support.bolts import Split
+from support.inmemory import MemoryLog, Range
+from support.loops import Run, World, failing_once, stop_when, wait, words
+
+from txstream.api.bolts import OutputCollector
+from txstream.api.errors import (
+    BatchFailedError,
+    BoltError,
+)
+from txstream.api.spouts import OpaqueSpout, TransactionalSpout
+from txstream.api.tuples import Tuple
+from txstream.engine.points import Point
+from txstream.transaction import TransactionAttempt, Txid
+
+pytestmark = pytest.mark.usefixtures("impatient")
+BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
+
+
+# --- until when ------------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("pending", [1, 2, 3])
+def test_until_caught_up(log: MemoryLog, spout: Any, pending: int) -> None:
+    run = Run(World(log, spout), options={"max_spout_pending": pending}).complete()
+    assert run.world.table.totals() == words(log)
+    assert run.loop.caught_up
+    statistics = run.loop.statistics
+    assert (statistics.batches, statistics.records) == (3, 6)
+    assert (statistics.first_txid, run.coordinator.current) == (1, 4)
+    assert (statistics.failed_attempts, statistics.replayed_attempts) == (0, 0)
+    assert [timing.txid for timing in statistics.timings] == [1, 2, 3]
+    assert sum(timing.records for timing in statistics.timings) == 6
+
+
+def test_an_empty_log_is_caught_up_at_once() -> None:
+    run = Run(World(MemoryLog({"a": []}))).complete()
+    assert run.loop.caught_up
+    assert run.loop.statistics.batches == 0
+
+
+def test_caught_up_means_the_end_as_it_was_at_the_start(log: MemoryLog) -> None:
+    at_the_start = words(log)
+    run = Run(World(log))
+    log.partitions["b"].append("too late")
+    run.complete()
+    assert run.loop.caught_up
+    assert run.world.table.totals() == at_the_start
+
+
+def test_a_plan_that_reached_the_end_and_then_shrank_in_its_replay_is_not_caught_up(log: MemoryLog) -> None:
+    """The plan of txid 2 sees that txid 1 goes to the end; then txid 1 fails and goes on without b."""
+    looked_further = threading.Event()
+    came_back = threading.Event()
+    tries: list[TransactionAttempt] = []
+
+    def on_emit(attempt: TransactionAttempt, partition: str) -> None:
+        if not tries:
+            tries.append(attempt)
+            wait(looked_further, "the next batch being planned")
+            log.hidden.add("b")
+            raise BatchFailedError("the leader of b moved")
+
+    log.on_emit = on_emit
+    run = Run(World(log), max_batch_records=100)
+    reached = run.spout.reached
+    answers: list[bool] = []
+
+    def watched(last: Mapping[str, Range], targets: Mapping[str, Any]) -> bool:
+        answer = reached(last, targets)
+        answers.append(answer)
+        if answer:
+            looked_further.set()
+        if looked_further.is_set() and not answer and run.world.table.batches:
+            came_back.set()
+        return answer
+
+    run.spout.reached = watched  # type: ignore[method-assign]
+    run.start()
+    wait(came_back, "the shrunken batch being committed and found not to be all")
+    assert run.world.table.totals() != words(log)
+    log.hidden.clear()
+    run.finish()
+    assert run.loop.caught_up
+    assert run.world.table.totals() == words(log)
+
+
+def test_an_unreadable_partition_is_not_caught_up(log: MemoryLog) -> None:
+    log.hidden.add("b")
+    plans: list[Mapping[str, Range]] = []
+    idle = threading.Event()
+
+    def on_plan(last: Mapping[str, Range]) -> None:
+        plans.append(last)
+        if len(plans) > 6:
+            idle.set()
+
+    log.on_plan = on_plan
+    run = Run(World(log)).start()
+    wait(idle, "planning going on")
+    assert run.coordinator.current == 3, "the readable partition is committed meanwhile"
+    assert not run.loop.caught_up
+    log.hidden.clear()
+    run.finish()
+    assert run.world.table.totals() == words(log)
+
+
+@BOTH
+def test_until_a_txid(log: MemoryLog, spout: Any) -> None:
+    run = Run(World(log, spout), until=2).complete()
+    assert sorted(run.world.table.batches) == [1, 2]
+    assert run.coordinator.current == 3
+    again = Run(run.world, until=2).complete()
+    assert again.loop.statistics.batches == 0
+    rest = Run(run.world, until=3).complete()
+    assert rest.loop.statistics.first_txid == 3
+    assert rest.world.table.totals() == words(log)
+
+
+@BOTH
+def test_a_second_run_goes_on_where_the_first_ended(log: MemoryLog, spout: Any) -> None:
+    world = World(log, spout)
+    Run(world, until=1).complete()
+    log.partitions["c"] = ["a new partition"]
+    run = Run(world).complete()
+    assert world.table.totals() == words(log)
+    assert run.loop.statistics.first_txid == 2
+
+
+def test_without_an_end_it_waits_for_more_until_it_is_stopped() -> None:
+    log = MemoryLog({"a": []})
+    run = Run(World(log), until=None)
+    idle = threading.Event()
+    log.on_plan = lambda last: idle.set()
+    run.start()
+    wait(idle, "a first plan with nothing in it")
+    stop_when(run, lambda: run.world.table.totals() == {"x": 1, "y": 1})
+    log.partitions["a"].append("x")
+    log.partitions["b"] = ["y"]
+    run.finish()
+    assert run.coordinator.is_idle
+    assert not run.loop.caught_up
+
+
+# --- replays ---------------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("txid", [1, 2, 3])
+def test_a_failed_batch_is_replayed_with_all_later_ones(log: MemoryLog, spout: Any, txid: int) -> None:
+    log.on_emit = failing_once(BatchFailedError("not now"), txid)
+    run = Run(World(log, spout)).complete()
+    assert run.world.table.totals() == words(log)
+    assert run.loop.statistics.failed_attempts == 1
+    assert run.loop.statistics.replayed_attempts >= 1
+    assert [a.txid for a in run.committer.attempts] == [1, 2, 3]
+    errors = run.committer.errors
+    assert [error is not None for error in errors] == [t == txid for t in (1, 2, 3)]
+    assert "not now" in str(errors[txid - 1])
+
+
+def test_replayed_attempts_counts_every_attempt_beyond_a_txids_first(log: MemoryLog) -> None:
+    """Txid 1 fails when txid 2 is processed already: both go again."""
+    second_read = threading.Event()
+
+    def on_emit(attempt: TransactionAttempt, partition: str) -> None:
+        if attempt.txid == 2:
+            second_read.set()
+        elif attempt.txid == 1 and not second_read.is_set():
+            wait(second_read, "txid 2 being read")
+            raise BatchFailedError("not now")
+
+    log.on_emit = on_emit
+    run = Run(World(log), options={"max_spout_pending": 2}).complete()
+    assert run.world.table.totals() == words(log)
+    assert run.loop.statistics.failed_attempts == 1
+    assert run.loop.statistics.replayed_attempts == 2
+    assert len(run.runner.cancelled) == 2
+
+
+def test_batch_failed_error_is_replayed_without_limit(log: MemoryLog) -> None:
+    left = iter(range(12))
+
+    def on_emit(attempt: TransactionAttempt, partition: str) -> None:
+        if next(left, None) is not None:
+            raise BatchFailedError("not now")
+
+    log.on_emit = on_emit
+    run = Run(World(log), options={"max_attempts": 2, "max_spout_pending": 1}).complete()
+    assert run.world.table.totals() == words(log)
+    assert run.loop.statistics.failed_attempts == 12
+
+
+class NoDogs(Split):
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        if tup["value"] == "the dog":
+            raise ValueError("no dogs")
+        super().execute(tup, collector)
+
+
+@pytest.mark.parametrize("max_attempts", [1, 3])
+def test_a_bug_stops_the_run_after_max_attempts_with_its_own_error(
+    log: MemoryLog, max_attempts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("support.bolts.Split", NoDogs)
+    run = Run(World(log), max_batch_records=1, options={"max_attempts": max_attempts, "max_spout_pending": 1})
+    with pytest.raises(BoltError) as caught:
+        run.complete()
+    message = str(caught.value)
+    assert message.startswith(
+        f"txid 2 attempt 1.{1 + max_attempts}, component 'split', task 0: ValueError: no dogs"
+    )
+    assert "while processing Tuple(value='the dog')" in message
+    assert caught.value.__notes__
+    assert [a.txid for a in run.runner.attempts] == [1] + [2] * max_attempts
+    assert sorted(run.world.table.batches) == [1], "data was skipped"
+
+
+def test_an_attempt_that_takes_too_long_is_cancelled_and_replayed(log: MemoryLog) -> None:
+    let_go = threading.Event()
+    stuck: list[TransactionAttempt] = []
+
+    def on_emit(attempt: TransactionAttempt, partition: str) -> None:
+        if attempt.txid == 1 and not stuck:
+            stuck.append(attempt)
+            wait(let_go, "the test letting the stuck attempt go")
+
+    log.on_emit = on_emit
+    run = Run(World(log), until=None, options={"message_timeout_seconds": 0.3})
+    all_in = threading.Event()
+
+    def listener(point: Point, txid: Txid, open_batches: dict[Txid, str]) -> None:
+        if point is Point.AFTER_ADVANCE and txid == 3:
+            all_in.set()
+
+    run.loop.options.listener = listener
+    run.start()
+    wait(all_in, "everything being committed beside the stuck attempt")
+    assert stuck[0] in run.runner.cancelled
+    winner = run.world.table.batches[stuck[0].txid][0]
+    assert winner > stuck[0]
+    let_go.set()  # its late answer is nobody's any more
+    run.loop.stop()
+    run.finish()
+    assert run.world.table.totals() == words(log)
+    assert run.world.table.batches[stuck[0].txid][0] == winner
+    told = [error for error in run.committer.errors if error is not None]
+    assert len(told) == 1
+    assert "was not processed within 0.3 s (message_timeout_seconds)" in told[0]
+
+
+def test_stuck_jobs_cannot_keep_others_from_being_cancelled(log: MemoryLog) -> None:
+    """As many attempts hang as there are threads for jobs; each still is cancelled, which ends it."""
+    cancelled: dict[TransactionAttempt, threading.Event] = {}
+    tries = iter(range(5))
+
+    def on_emit(attempt: TransactionAttempt, partition: str) -> None:
+        if next(tries, None) is not None:
+            wait(cancelled.setdefault(attempt, threading.Event()), f"{attempt} being cancelled")
+            raise BatchFailedError("cancelled")
+
+    log.on_emit = on_emit
+    run = Run(World(log), options={"message_timeout_seconds": 0.05, "max_spout_pending": 1})
+    run.runner.cancel = lambda attempt: cancelled.setdefault(attempt, threading.Event()).set()  # type: ignore[method-assign]
+    run.complete()
+    assert run.world.table.totals() == words(log)
+    assert run.loop.statistics.failed_attempts >= 5
+
+
+def test_an_opaque_replay_goes_on_without_a_lost_partition_whose_tuples_come_later(log: MemoryLog) -> None:
+    lost = threading.Event()
+
+    def on_emit(attempt: TransactionAttempt, partition: str) -> None:
+        if partition == "b" and not lost.is_set():
+            lost.set()
+            log.hidden.add("b")
+
+    log.on_emit = on_emit
+    run = Run(World(log), max_batch_records=100, until=None)
+    without_b = threading.Event()
+
+    def before(attempt: TransactionAttempt) -> None:
+        if attempt.txid == 2:
+            assert run.world.table.totals() == {"the": 2, "cat": 2, "dog": 1, "a": 1}
+        elif lost.is_set():
+            without_b.set()
+
+    run.committer.before = before
+    run.start()
+    wait(without_b, "a commit without the lost partition")
+    log.hidden.clear()
+    stop_when(run, lambda: run.world.table.totals() == words(log))
+    run.finish()
+    assert sorted(run.world.table.batches) == [1, 2]

@@ -1,0 +1,290 @@
+"""What stops the event loop, what ends it with an error, and the points where a driver may die."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from support.inmemory import MemoryLog, Range
+from support.loops import Run, World, failing_once, wait, words
+
+import txstream.engine.loop
+import txstream.engine.retries
+from txstream.api.errors import (
+    BatchFailedError,
+    BatchTimeoutError,
+    BoltError,
+    DataLostError,
+    FencedError,
+    MetaTooLargeError,
+    ServiceUnavailableError,
+    StaleAttemptError,
+    StateValueError,
+)
+from txstream.api.spouts import OpaqueSpout, TransactionalSpout
+from txstream.engine.loop import RunAbortedError
+from txstream.engine.points import Point
+from txstream.engine.retries import BACKOFF_LONGEST_SECONDS, TxidFailures, Verdict, judge
+from txstream.transaction import Epoch, TransactionAttempt, Txid
+
+pytestmark = pytest.mark.usefixtures("impatient")
+BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
+
+
+# --- stopping --------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_stop_ends_on_a_txid_boundary(log: MemoryLog, spout: Any) -> None:
+    run = Run(World(log, spout), until=None, max_batch_records=1, options={"max_spout_pending": 2})
+    committing, stopped = threading.Event(), threading.Event()
+
+    def before(attempt: TransactionAttempt) -> None:
+        committing.set()
+        wait(stopped, "the test asking for the stop")
+
+    run.committer.before = before
+    run.start()
+    wait(committing, "the first commit")
+    run.loop.stop()
+    stopped.set()
+    run.finish()
+    assert run.coordinator.is_idle
+    assert run.coordinator.current == len(run.world.table.batches) + 1
+    opened = {attempt.txid for attempt in run.runner.attempts}
+    assert opened == set(run.world.table.batches), "something was left open"
+    assert len(opened) < 6, "the stop came too late to show anything"
+    rest = Run(run.world).complete()
+    assert rest.world.table.totals() == words(log)
+    assert rest.loop.statistics.replayed_attempts == 0
+
+
+def test_stop_does_not_wait_for_a_source_that_is_away(log: MemoryLog) -> None:
+    asked = iter(range(4))
+    asked_often = threading.Event()
+
+    def on_plan(last: Mapping[str, Range]) -> None:
+        if next(asked, None) is None:
+            asked_often.set()
+        raise ServiceUnavailableError("no broker answers")
+
+    log.on_plan = on_plan
+    run = Run(World(log), until=None).start()
+    wait(asked_often, "planning being tried again")
+    assert run.loop.waiting_for is not None
+    assert run.loop.waiting_for.startswith("the source since ")
+    run.loop.stop()
+    run.finish()
+
+
+def test_a_source_that_comes_back_is_planned_from(log: MemoryLog) -> None:
+    away = iter(range(3))
+
+    def on_plan(last: Mapping[str, Range]) -> None:
+        if next(away, None) is not None:
+            raise ServiceUnavailableError("no broker answers")
+
+    log.on_plan = on_plan
+    run = Run(World(log)).complete()
+    assert run.world.table.totals() == words(log)
+    assert run.loop.waiting_for is None
+
+
+def test_abort_ends_at_once_and_the_next_run_recovers(log: MemoryLog) -> None:
+    world = World(log)
+    run = Run(world, until=None)
+    reading, let_go = threading.Event(), threading.Event()
+
+    def on_emit(attempt: TransactionAttempt, partition: str) -> None:
+        reading.set()
+        wait(let_go, "the end of the test")
+
+    log.on_emit = on_emit
+    run.start()
+    wait(reading, "a batch being read")
+    run.loop.abort()
+    with pytest.raises(RunAbortedError, match="the run was aborted"):
+        run.finish()
+    assert run.runner.cancelled
+    assert world.table.batches == {}
+    let_go.set()
+    log.on_emit = None
+    Run(world).complete()
+    assert world.table.totals() == words(log)
+
+
+def test_abort_with_a_reason_raises_the_reason(log: MemoryLog) -> None:
+    run = Run(World(log), until=None)
+    run.loop.abort(FencedError("a newer leader"))
+    with pytest.raises(FencedError, match="a newer leader"):
+        run.complete()
+
+
+# --- what ends the run -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error", [DataLostError("offset 5 is gone"), StateValueError("a null in a key")], ids=["lost", "value"]
+)
+def test_an_error_in_the_data_ends_the_run_at_its_first_attempt(log: MemoryLog, error: Exception) -> None:
+    log.on_emit = failing_once(error, 2)
+    run = Run(World(log), options={"max_spout_pending": 1})
+    with pytest.raises(type(error), match=str(error)):
+        run.complete()
+    assert sorted(run.world.table.batches) == [1]
+    assert [attempt.txid for attempt in run.runner.attempts] == [1, 2]
+
+
+def test_an_error_in_the_data_found_by_the_commit_ends_the_run(log: MemoryLog) -> None:
+    run = Run(World(log))
+
+    def before(attempt: TransactionAttempt) -> None:
+        raise StateValueError("n is out of range")
+
+    run.committer.before = before
+    with pytest.raises(StateValueError, match="n is out of range"):
+        run.complete()
+    assert len(run.committer.attempts) == 1
+
+
+def test_a_plan_that_cannot_be_made_for_another_reason_than_an_outage_ends_the_run(log: MemoryLog) -> None:
+    def on_plan(last: Mapping[str, Range]) -> None:
+        raise DataLostError("the topic was created again")
+
+    log.on_plan = on_plan
+    with pytest.raises(DataLostError, match="created again"):
+        Run(World(log)).complete()
+
+
+def test_metas_that_could_not_be_stored_are_refused_before_the_batch_is_emitted(log: MemoryLog) -> None:
+    """After its commit it would be too late: the progress store could never follow."""
+    run = Run(World(log, OpaqueSpout))
+
+    def check_size(metas: Any) -> None:
+        raise MetaTooLargeError("two megabytes")
+
+    run.store.check_size = check_size  # type: ignore[method-assign]
+    with pytest.raises(MetaTooLargeError, match="two megabytes"):
+        run.complete()
+    assert run.runner.attempts == []
+
+
+def test_a_newer_leader_ends_the_run_as_fenced(log: MemoryLog) -> None:
+    world = World(log)
+    run = Run(world)
+
+    def before(attempt: TransactionAttempt) -> None:
+        Run(world).store.claim_epoch(Epoch(0))
+        raise StaleAttemptError("the fence is at attempt 2.0")
+
+    run.committer.before = before
+    with pytest.raises(FencedError, match="has a newer leader"):
+        run.complete()
+    assert world.table.batches == {}
+
+
+def test_a_newer_fence_under_my_own_epoch_ends_the_run_too(log: MemoryLog) -> None:
+    run = Run(World(log))
+
+    def before(attempt: TransactionAttempt) -> None:
+        raise StaleAttemptError("the fence is at attempt 1.9")
+
+    run.committer.before = before
+    with pytest.raises(StaleAttemptError, match=r"attempt 1\.9"):
+        run.complete()
+
+
+def test_a_newer_leader_is_noticed_by_the_progress_store(log: MemoryLog) -> None:
+    world = World(log)
+    run = Run(world)
+    run.committer.before = lambda attempt: Run(world).store.verify()
+    with pytest.raises(FencedError, match="has a newer leader"):
+        run.complete()
+    assert run.coordinator.current == 1
+
+
+# --- points ----------------------------------------------------------------------------------------
+
+COMMIT = [
+    Point.BEFORE_COMMIT,
+    Point.INSIDE_COMMIT,
+    Point.AFTER_COMMIT,
+    Point.BEFORE_ADVANCE,
+    Point.AFTER_ADVANCE,
+]
+
+
+@pytest.mark.parametrize(
+    ("spout", "expected"),
+    [(OpaqueSpout, COMMIT), (TransactionalSpout, [Point.BEFORE_PERSIST, Point.AFTER_PERSIST, *COMMIT])],
+)
+def test_every_named_point_is_passed_in_order(log: MemoryLog, spout: Any, expected: list[Point]) -> None:
+    passed: dict[int, list[Point]] = {}
+
+    def listener(point: Point, txid: Txid, open_batches: dict[Txid, str]) -> None:
+        passed.setdefault(txid, []).append(point)
+        if point is Point.BEFORE_COMMIT:
+            assert open_batches[txid] == "committing"
+
+    Run(World(log, spout), listener=listener).complete()
+    assert passed == {1: expected, 2: expected, 3: expected}
+    assert set(Point) == {*expected, Point.BEFORE_PERSIST, Point.AFTER_PERSIST}
+
+
+@BOTH
+@pytest.mark.parametrize("deadly", list(Point))
+def test_a_driver_that_dies_at_a_point_is_recovered_by_the_next(
+    log: MemoryLog, spout: Any, deadly: Point
+) -> None:
+    """The table here keeps one result per txid, as restore and fence make a real one do."""
+    world = World(log, spout)
+
+    def die(point: Point, txid: Txid, open_batches: dict[Txid, str]) -> None:
+        if point is deadly and txid == 2:
+            raise RunAbortedError(f"killed at {deadly}")
+
+    run = Run(world, listener=die)
+    if spout is OpaqueSpout and deadly in (Point.BEFORE_PERSIST, Point.AFTER_PERSIST):
+        run.complete()
+    else:
+        with pytest.raises(RunAbortedError, match="killed at"):
+            run.complete()
+    Run(world).complete()
+    assert world.table.totals() == words(log)
+
+
+# --- what failures mean ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict"),
+    [
+        (BatchFailedError("x"), Verdict.REPLAY),
+        (BatchTimeoutError("x"), Verdict.REPLAY),
+        (ServiceUnavailableError("x"), Verdict.REPLAY),
+        (BoltError("x"), Verdict.BUG),
+        (ValueError("x"), Verdict.BUG),
+        (DataLostError("x"), Verdict.FATAL),
+        (FencedError("x"), Verdict.FATAL),
+        (KeyboardInterrupt(), Verdict.FATAL),
+    ],
+    ids=repr,
+)
+def test_what_an_error_means(error: BaseException, verdict: Verdict) -> None:
+    assert judge(error) is verdict
+
+
+def test_attempts_wait_longer_and_longer_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(txstream.engine.retries, "BACKOFF_FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(txstream.engine.retries, "BACKOFF_LONGEST_SECONDS", BACKOFF_LONGEST_SECONDS)
+    failures = TxidFailures()
+    delays = [failures.delay_seconds]
+    for _ in range(2000):
+        failures.add(BatchFailedError("x"))
+        delays.append(failures.delay_seconds)
+    assert delays[:4] == [0.0, 0.05, 0.1, 0.2]
+    assert delays == sorted(delays)
+    assert delays[-1] == BACKOFF_LONGEST_SECONDS
+    assert (failures.attempts, failures.bugs) == (2000, 0)
