@@ -97,7 +97,8 @@ class KafkaClient:
                     why += "; hanging up is how brokers refuse a user name, a password or a mechanism"
                 what = f"no Kafka broker answered at {self.bootstrap} within {timeout_seconds:g} s ({why})"
             raise ServiceUnavailableError(
-                f"{what}; check that Kafka runs there and that the address and client_options are right"
+                f"{what}; check that Kafka runs there, that the address is right (--kafka, TXSTREAM_KAFKA) "
+                "and so are the client_options"
             ) from error
 
     def _knock(self, deadline: float) -> str:

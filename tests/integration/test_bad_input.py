@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import socket
+import types
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 from support.runs import WORD_COUNT, Launcher, Outcome
-from support.tables import read_counts, table_exists
+from support.tables import read_counts, read_rows, table_exists
 from support.texts import create_topic, fill_topic, make_lines, produce
 
+import txstream
 from txstream.embedded import Services
+from txstream.testing import InProcessRunner
 
 
 @pytest.fixture
@@ -62,7 +65,7 @@ def test_value_that_is_not_utf8(launcher: Launcher, services: Services, unique: 
     create_topic(services.kafka, unique)
     produce(services.kafka, unique, ["fine words", "more words", b"caf\xe9 au lait", "last words"])
     outcome = launcher.word_count(unique, unique, unique)
-    assert_told(outcome, 1, f"{unique}/2", "offset 0", "UTF-8")
+    assert_told(outcome, 1, unique, "partition 2", "offset 0", "UTF-8")
     assert read_counts(launcher.database, unique) == {}, "the batch with the bad value was not committed"
 
 
@@ -128,12 +131,12 @@ def test_state_table_of_another_topology_changed_code_and_foreign_table(
     other = launcher.word_count(f"{unique}-other", unique, unique)
     assert_told(other, 1, unique, "belongs to", "txstream delete")
 
-    for option, words in {
-        "semantics=transactional": ["semantics", "opaque", "transactional"],
-        f"table={unique}_2": ["table", f"{unique}_2"],
-        f"topic={unique}-2": ["topic", f"{unique}-2"],
+    for (topic, table, semantics), words in {
+        (unique, unique, "transactional"): ["semantics", "opaque", "transactional"],
+        (unique, f"{unique}_2", "opaque"): ["table", f"{unique}_2"],
+        (f"{unique}-2", unique, "opaque"): ["topic", f"{unique}-2"],
     }.items():
-        changed = launcher.word_count(unique, unique, unique, "-p", option)
+        changed = launcher.word_count(unique, topic, table, "-p", f"semantics={semantics}")
         assert_told(changed, 1, "txstream delete", "--id", *words)
 
     engine = sa.create_engine(launcher.database)
@@ -146,38 +149,73 @@ def test_state_table_of_another_topology_changed_code_and_foreign_table(
     assert not table_exists(launcher.database, f"{unique}_2")
 
 
-def test_null_in_a_key_and_wrong_types_are_told_with_the_tuple(
+USER_MODULE = """
+from txstream import *
+
+
+class Length(BasicBolt):
+    output = "word string, n bigint"
+
+    def __init__(self, wrong):
+        self.wrong = wrong
+
+    def execute(self, tup, collector):
+        word = tup["value"]
+        if self.wrong == "key":
+            collector.emit([None, 1])
+        elif self.wrong == "type":
+            collector.emit([word, word])
+        elif self.wrong == "arity":
+            collector.emit([word])
+        else:
+            raise ValueError("cannot count " + word)
+
+
+def topology(topic: str, wrong: str):
+    spout = OpaqueSpout(KafkaSource(topic))
+    builder = TransactionalTopologyBuilder("typed", "lines", spout, max_attempts=2)
+    builder.set_bolt("length", Length(wrong)).shuffle_grouping("lines")
+    state = SqlState(topic, key="word string", value="n bigint")
+    builder.set_committer_bolt("store", SqlStateBolt(state)).fields_grouping("length", "word")
+    return builder.build()
+"""
+
+
+def test_a_bolt_that_raises_is_told_with_its_tuple(
     launcher: Launcher, services: Services, tmp_path: Path, unique: str
 ) -> None:
     create_topic(services.kafka, unique)
     produce(services.kafka, unique, ["one", "two", "three", "four"])
-    (tmp_path / "typed.py").write_text(
-        "from txstream import *\n"
-        "class Length(BasicBolt):\n"
-        "    output = 'word string, n bigint'\n"
-        "    def __init__(self, wrong): self.wrong = wrong\n"
-        "    def execute(self, tup, collector):\n"
-        "        word = tup['value']\n"
-        "        if self.wrong == 'key': collector.emit([None, 1])\n"
-        "        elif self.wrong == 'type': collector.emit([word, word])\n"
-        "        elif self.wrong == 'arity': collector.emit([word])\n"
-        "        else: raise ValueError('cannot count ' + word)\n"
-        "def topology(topic: str, wrong: str):\n"
-        "    spout = OpaqueSpout(KafkaSource(topic))\n"
-        "    b = TransactionalTopologyBuilder('typed', 'lines', spout, max_attempts=2)\n"
-        "    b.set_bolt('length', Length(wrong)).shuffle_grouping('lines')\n"
-        "    state = SqlState(topic, key='word string', value='n bigint')\n"
-        "    b.set_committer_bolt('store', SqlStateBolt(state)).fields_grouping('length', 'word')\n"
-        "    return b.build()\n"
+    (tmp_path / "typed.py").write_text(USER_MODULE)
+    outcome = launcher.run(
+        *("run", "typed:topology", "--id", unique, "-p", f"topic={unique}", "-p", "wrong=raise"),
+        *("--until", "caught-up"),
     )
-    for wrong, words in {
-        "key": ["word", "null"],
-        "type": ["length", "'n'", "bigint"],
-        "arity": ["length", "2 field"],
-        "raise": ["length", "ValueError", "cannot count", "txid 1", "typed.py"],
-    }.items():
-        outcome = launcher.run(
-            *("run", "typed:topology", "--id", f"{unique}-{wrong}", "-p", f"topic={unique}"),
-            *("-p", f"wrong={wrong}", "--until", "caught-up", "--database", f"{launcher.database}.{wrong}"),
-        )
-        assert_told(outcome, 1, *words)
+    assert_told(outcome, 1, "length", "ValueError", "cannot count", "txid 1", "typed.py", "value=")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [("key", ["word", "null"]), ("type", ["length", "'n'", "bigint"]), ("arity", ["length", "2 field"])],
+)
+def test_null_in_a_key_and_wrong_types_are_told(
+    services: Services, sqlite_url: str, tmp_path: Path, unique: str, wrong: str, words: Sequence[str]
+) -> None:
+    create_topic(services.kafka, unique)
+    produce(services.kafka, unique, ["one", "two", "three", "four"])
+    module = types.ModuleType("typed")
+    exec(USER_MODULE, module.__dict__)  # the module that the run above imports
+    settings = txstream.Settings(
+        zookeeper=services.zookeeper, kafka=services.kafka, database=sqlite_url, data_dir=tmp_path
+    )
+    running = txstream.start(
+        module.topology(unique, wrong).with_id(unique),
+        settings=settings,
+        until="caught-up",
+        runner_factory=InProcessRunner,
+    )
+    with pytest.raises(txstream.TxstreamError) as raised:
+        running.wait(60)
+    for word in words:
+        assert word in str(raised.value)
+    assert read_rows(sqlite_url, unique) == []
