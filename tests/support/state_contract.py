@@ -28,7 +28,8 @@ from txstream.api.errors import (
 )
 from txstream.api.reducers import Count, Max, Min, Sum
 from txstream.semantics import Semantics
-from txstream.state import BatchRecord, FenceRow, StateDatabase, open_database
+from txstream.state import BatchRecord, Commit, FenceRow, StateDatabase, open_database
+from txstream.state.writer import TableWriter
 from txstream.transaction import attempt_id
 
 OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL
@@ -117,6 +118,23 @@ class CommitContract(StateFixtures):
         assert rig.values() == {"x": 1, "y": 10}
         rig.commit(6, {"y": 1})
         assert rig.values() == {"x": 1, "y": 11}
+
+    @pytest.mark.parametrize(
+        ("semantics", "expected"),
+        [(OPAQUE, [("a", 5, 3, 2), ("b", 2, None, 2)]), (TRANSACTIONAL, [("a", 5, 2), ("b", 2, 2)])],
+    )
+    def test_deltas_written_twice_under_one_attempt_count_once(
+        self, database: StateDatabase, url: str, semantics: Semantics, expected: list[tuple[Any, ...]]
+    ) -> None:
+        """Without a restore between: it is the upsert's own rule, which lets a task run twice."""
+        rig = Rig(database, url, word_table(semantics=semantics)).join()
+        rig.commit(1, {"a": 3})
+        writer = TableWriter(rig.spec, database._dialect)
+        deltas = writer.prepare(rig.table_of({"a": 2, "b": 2}))
+        with database._writing("a test") as (connection, answered):
+            for _ in range(3):
+                writer.write(connection, rig.next(2), deltas, answered)
+        assert rig.rows() == expected
 
     def test_a_replay_without_any_delta_undoes_the_batch(self, rig: Rig) -> None:
         rig.commit(1, {"a": 1})
@@ -236,8 +254,6 @@ class CommitContract(StateFixtures):
         rig = Rig(database, url, first, uuid="u")
 
         def commit(txid: int, **deltas: dict[str, int]) -> None:
-            from txstream.state import Commit
-
             document = {name: rig.table_of(delta) for name, delta in deltas.items()}
             document["in_another_database"] = rig.table_of({"x": 1})
             whole = Commit(rig.next(txid), {}, document, 1, PLANNED, PROCESSED)

@@ -43,6 +43,9 @@ class TestFile(StateFixtures):
                 name: connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
                 for name in ("journal_mode", "synchronous", "busy_timeout")
             }
+            driver = connection.connection.driver_connection
+            assert isinstance(driver, sqlite3.Connection)
+            assert driver.isolation_level is None  # no BEGIN but ours
         assert settings == {"journal_mode": "wal", "synchronous": 2, "busy_timeout": 5000}
 
     def test_the_fence_is_the_first_statement_inside_of_the_transaction(self, rig: Rig) -> None:
