@@ -128,6 +128,7 @@ def test_state_table_of_another_topology_changed_code_and_foreign_table(
     before = read_counts(launcher.database, unique)
     assert before == truth
 
+    create_topic(services.kafka, f"{unique}-2")
     other = launcher.word_count(f"{unique}-other", unique, unique)
     assert_told(other, 1, unique, "belongs to", "txstream delete")
 

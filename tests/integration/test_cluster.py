@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.runs import Launcher
-from support.tables import read_counts
+from support.tables import read_counts, table_exists
 from support.texts import fill_topic, make_lines
 
 from txstream.embedded import Services, SparkStandalone
@@ -74,9 +74,11 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, bare_python: Path) -> Iter
         yield running
 
 
-@pytest.mark.parametrize("semantics", ["transactional", "opaque"])
+@pytest.mark.parametrize(
+    ("semantics", "victim"), [("transactional", "executor"), ("opaque", "worker daemon")]
+)
 @pytest.mark.timeout(300)
-def test_exact_with_an_executor_killed(
+def test_exact_with_a_process_of_the_cluster_killed(
     launcher: Launcher,
     services: Services,
     cluster: SparkStandalone,
@@ -84,8 +86,9 @@ def test_exact_with_an_executor_killed(
     unique: str,
     tmp_path: Path,
     semantics: str,
+    victim: str,
 ) -> None:
-    truth = fill_topic(services.kafka, unique, make_lines(80_000))
+    truth = fill_topic(services.kafka, unique, make_lines(160_000))
     (tmp_path / "mine.py").write_text(USER_MODULE)
     framework = tmp_path / "framework.zip"
     assert launcher.run("package", "--out", str(framework)).status == 0
@@ -97,8 +100,13 @@ def test_exact_with_an_executor_killed(
         PYSPARK_PYTHON=str(bare_python),
     )
     try:
-        command.wait_for_line("running", 90)
-        os.kill(wait_for_executor(cluster), signal.SIGKILL)
+        wait_for_first_batch(launcher.database, unique)
+        assert sum(read_counts(launcher.database, unique).values()) < sum(truth.values())
+        if victim == "executor":
+            os.kill(cluster.executor_pids()[0], signal.SIGKILL)
+        else:
+            cluster.kill_worker(1)
+        assert command.process.poll() is None, "it was killed too late"
         finished = command.wait(180)
     finally:
         command.kill()
@@ -106,15 +114,13 @@ def test_exact_with_an_executor_killed(
     assert read_counts(launcher.database, unique) == truth
 
 
-def wait_for_executor(cluster: SparkStandalone) -> int:
-    """The process id of an executor, as soon as there is one."""
+def wait_for_first_batch(url: str, table: str) -> None:
     tick = threading.Event()
-    for _ in range(600):
-        pids = cluster.executor_pids()
-        if pids:
-            return pids[0]
+    for _ in range(1800):
+        if table_exists(url, table) and read_counts(url, table):
+            return
         tick.wait(0.05)
-    raise AssertionError("no executor appeared within 30 s")
+    raise AssertionError("no batch was committed within 90 s")
 
 
 def test_interpreter_of_the_tests_has_txstream() -> None:
