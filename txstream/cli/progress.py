@@ -19,28 +19,29 @@ _LINE_SECONDS = 10.0
 
 
 @contextlib.contextmanager
-def shown_progress(cli: Cli) -> Iterator[Show]:
-    """A function that shows a snapshot, for the time of the block."""
+def shown_progress(cli: Cli, clock: Callable[[], float] = time.monotonic) -> Iterator[Show]:
+    """A function that shows a snapshot, for the time of the block. `clock` is in seconds."""
     if cli.quiet:
         yield lambda _: None
     elif sys.stderr.isatty():
         with _bar(cli) as show:
             yield show
     else:
-        yield _Lines()
+        yield _Lines(clock)
 
 
 class _Lines:
     """A line every ten seconds, and only when there is something new to say."""
 
-    def __init__(self) -> None:
-        self._next = time.monotonic() + _LINE_SECONDS
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._next = clock() + _LINE_SECONDS
         self._said = ""
 
     def __call__(self, progress: RunProgress) -> None:
-        if time.monotonic() < self._next:
+        if self._clock() < self._next:
             return
-        self._next = time.monotonic() + _LINE_SECONDS
+        self._next = self._clock() + _LINE_SECONDS
         line = f"{progress.topology}: {describe(progress)}"
         if line != self._said:
             self._said = line

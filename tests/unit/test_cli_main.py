@@ -1,0 +1,213 @@
+"""Parsing, exit statuses, and what is said on which stream."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from txstream.api.errors import BoltError, FencedError, ServiceUnavailableError
+from txstream.cli import run as run_module
+from txstream.cli.logs import LibraryLog, allow_log_folder
+from txstream.cli.main import main
+from txstream.embedded import java
+
+WORD_COUNT = "txstream.examples.word_count:topology"
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("ZOOKEEPER", "KAFKA", "DATABASE", "MASTER", "FAULT"):
+        monkeypatch.delenv(f"TXSTREAM_{name}", raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(java, "find_java", lambda: java.Java(Path("java"), 17))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["runn"], ["runn", "txstream --help"]),
+        (["run"], ["MODULE:FACTORY", "txstream run --help"]),
+        (["run", WORD_COUNT, "--nonsense"], ["--nonsense", "txstream run --help"]),
+        (["run", WORD_COUNT, "--until-txid", "two"], ["--until-txid", "integer"]),
+        (["run", WORD_COUNT, "--until-txid", "0"], ["--until-txid is 0"]),
+        (["run", WORD_COUNT, "--until", "dawn"], ["caught-up", "dawn", "--until-txid"]),
+        (["run", WORD_COUNT, "--until", "caught-up", "--until-txid", "3"], ["not both"]),
+        (["run", WORD_COUNT, "--id", "a/b"], ["--id", "slash"]),
+        (["run", WORD_COUNT, "-p", "topic"], ["-p", "NAME=VALUE"]),
+        (["run", WORD_COUNT, "-p", "tpoic=x"], ["tpoic", "topic, semantics, table"]),
+        (["run", WORD_COUNT, "-p", "semantics=exact"], ["opaque, transactional or non-transactional"]),
+        (["run", WORD_COUNT, "--spark-conf", "x"], ["--spark-conf", "NAME=VALUE"]),
+        (["run", WORD_COUNT, "--py-files", "no.zip"], ["no.zip", "no such file"]),
+        (["run", WORD_COUNT], ["no ZooKeeper was given", "txstream up", "TXSTREAM_ZOOKEEPER"]),
+        (["run", "no_module:topology"], ["no_module"]),
+        (["up", "--brokers", "0"], ["--brokers"]),
+        (["status", "--connect-timeout", "0"], ["--connect-timeout"]),
+        (["demo", "--words", "10"], ["--words", "1000"]),
+        (["demo", "--semantics", "exactly"], ["exactly", "opaque"]),
+        (["package"], ["--out"]),
+        (["package", "--out", "x.whl"], ["x.zip"]),
+        (["state", "top", "x"], ["TABLE", "txstream state top --help"]),
+    ],
+)
+def test_usage_errors_are_one_line_and_status_2(
+    arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 1, err
+    assert err.startswith("txstream: ")
+    assert all(word in err for word in words), err
+    assert list(tmp_path.iterdir()) == [], "nothing was written"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "-h"], ["state", "top", "--help"]])
+def test_help_is_status_0(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 0
+    assert "Usage: txstream" in capsys.readouterr().out
+
+
+def test_every_command_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--help"])
+    out = capsys.readouterr().out
+    wanted = ["demo", "up", "down", "status", "run", "batches", "state", "topologies", "delete", "db"]
+    assert all(f"\n  {name} " in out for name in wanted)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("txstream 0.")
+
+
+def test_help_and_parsing_import_nothing_heavy() -> None:
+    program = (
+        "import sys; from txstream.cli.main import main; main(['--help']);"
+        "print([m for m in sys.modules if m.split('.')[0] in"
+        " ('pyspark', 'pyarrow', 'kafka', 'kazoo', 'sqlalchemy', 'alembic', 'rich')], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[]"
+
+
+def test_python_dash_m_is_the_command(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "txstream", "run", "nowhere:x"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "nowhere" in done.stderr
+
+
+# --- how a run ends ----------------------------------------------------------------------------------------
+
+
+def run_that_raises(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def raising(*arguments: Any, **options: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(run_module, "_run", raising)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ServiceUnavailableError("no broker answered at 127.0.0.1:1"), 1),
+        (FencedError("a newer leader, epoch 7, runs this topology"), 3),
+        (RuntimeError("a bug"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_exit_statuses(
+    error: BaseException, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_that_raises(monkeypatch, error)
+    assert main(["run", WORD_COUNT, "--zookeeper", "127.0.0.1:1", "--quiet"]) == status
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Traceback" not in err
+    assert str(error) in err
+
+
+def test_a_traceback_is_shown_with_debug_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = BoltError("txid 1 attempt 1.1, component 'count': ValueError")
+    error.add_note("Traceback (on the executor, most recent call last):")
+    run_that_raises(monkeypatch, error)
+    arguments = ["run", WORD_COUNT, "--zookeeper", "127.0.0.1:1"]
+    assert main(arguments) == 1
+    err = capsys.readouterr().err
+    assert "Traceback" not in err
+    assert "--debug shows the traceback" in err
+    assert main([*arguments, "--debug"]) == 1
+    err = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in err
+    assert "on the executor" in err
+
+
+def test_no_java_is_told_before_anything_else(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def missing() -> java.Java:
+        raise ServiceUnavailableError("no Java was found: install Java 17 or 21")
+
+    monkeypatch.setattr(java, "find_java", missing)
+    assert main(["run", WORD_COUNT, "--zookeeper", "127.0.0.1:1"]) == 1
+    assert capsys.readouterr().err == "txstream: no Java was found: install Java 17 or 21\n"
+    assert main(["demo"]) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unknown_topology_names_the_command_that_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["batches", "nobody"]) == 1
+    assert "`txstream topologies`" in capsys.readouterr().err
+    assert not Path(".txstream").exists(), "looking for a database must not make one"
+
+
+def test_db_upgrade_makes_the_tables_and_tells_both_revisions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["db", "upgrade", "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert first["from"] is None
+    assert main(["db", "upgrade", "--json"]) == 0
+    second = json.loads(capsys.readouterr().out)
+    assert second["from"] == second["to"] == first["to"]
+
+
+def test_state_top_names_the_tables_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["db", "upgrade"])
+    capsys.readouterr()
+    assert main(["state", "top", "nobody", "words"]) == 1
+    assert "nobody" in capsys.readouterr().err
+
+
+# --- logs --------------------------------------------------------------------------------------------------
+
+
+def test_standard_error_has_our_lines_only_and_the_file_all(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    main(["topologies"])
+    capsys.readouterr()
+    logging.getLogger("kafka.client").warning("a broker went away")
+    logging.getLogger("txstream.engine").warning("waiting for partition lines/3")
+    assert capsys.readouterr().err == "waiting for partition lines/3\n"
+    assert list(tmp_path.iterdir()) == [], "no folder is made by a command that only looks"
+
+    allow_log_folder()
+    logging.getLogger("kazoo.client").error("connection dropped")
+    assert capsys.readouterr().err == ""
+    (log,) = (tmp_path / ".txstream" / "logs").iterdir()
+    assert "kazoo.client: connection dropped" in log.read_text()
+
+
+def test_setting_up_logs_again_replaces_the_handlers() -> None:
+    for _ in range(3):
+        main(["topologies"])
+    assert len([h for h in logging.getLogger().handlers if isinstance(h, LibraryLog)]) == 1
+    assert len(logging.getLogger("txstream").handlers) == 1

@@ -1,0 +1,212 @@
+"""`txstream run` around the run itself: signals, progress, the report, the logs that stay."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from txstream.api.errors import ServiceUnavailableError, TxstreamError
+from txstream.cli.context import Cli
+from txstream.cli.progress import describe, shown_progress
+from txstream.cli.run import OWNER_VARIABLE, _prune, _Signals, _tell, _wait, summary
+from txstream.engine.report import RunProgress, RunReport
+from txstream.transaction import Txid
+
+REPORT = RunReport(
+    topology="words",
+    uuid="0",
+    semantics="opaque",
+    epoch=2,
+    first_txid=3,
+    last_txid=9,
+    batches=7,
+    records=7000,
+    replayed_attempts=0,
+    recovered_batches=0,
+    seconds=2.0,
+    caught_up=True,
+)
+SNAPSHOT = RunProgress("words", 4, {Txid(5): "processing"}, 4, 4000, 0, 1.0, None, 6000)
+
+
+class FakeRun:
+    """A run that ends when the test says so; it notes how it was asked to."""
+
+    def __init__(self, error: TxstreamError | None = None) -> None:
+        self.topology = type("T", (), {"id": "words"})
+        self.progress = SNAPSHOT
+        self.state = "running"
+        self.last_error = error
+        self.asked: list[str] = []
+        self.ended = threading.Event()
+
+    @property
+    def is_running(self) -> bool:
+        return not self.ended.is_set()
+
+    def wait(self, timeout_seconds: float | None = None) -> RunReport:
+        if not self.ended.wait(timeout_seconds):
+            raise TimeoutError
+        if self.last_error is not None:
+            raise self.last_error
+        return REPORT
+
+    def stop(self) -> None:
+        self.asked.append("stop")
+        self.ended.set()
+
+    def abort(self) -> None:
+        self.asked.append("abort")
+        self.ended.set()
+
+
+def waited(running: Any, signals: _Signals) -> RunReport | None:
+    return _wait(running, signals, lambda snapshot: None)
+
+
+def test_the_first_signal_stops_and_handlers_are_put_back() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    running: Any = FakeRun()
+    with _Signals(Cli(quiet=True), running) as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert waited(running, signals) is REPORT
+    assert running.asked == ["stop"]
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_the_second_signal_aborts() -> None:
+    running: Any = FakeRun()
+    running.stop = lambda: running.asked.append("stop")
+    with _Signals(Cli(quiet=True), running) as signals:
+        os.kill(os.getpid(), signal.SIGINT)
+        signals.act()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert waited(running, signals) is REPORT
+    assert running.asked == ["stop", "abort"]
+
+
+def test_a_run_whose_owner_is_gone_is_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(OWNER_VARIABLE, str(os.getpid()))  # which is not our parent
+    running: Any = FakeRun()
+    with _Signals(Cli(quiet=True), running) as signals:
+        assert waited(running, signals) is REPORT
+    assert running.asked == ["abort"]
+
+
+def test_a_run_whose_owner_lives_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(OWNER_VARIABLE, str(os.getppid()))
+    running: Any = FakeRun()
+    with _Signals(Cli(quiet=True), running) as signals:
+        signals.act()
+        assert running.asked == []
+
+
+def test_what_ended_the_run_is_raised() -> None:
+    running: Any = FakeRun(ServiceUnavailableError("gone"))
+    running.ended.set()
+    with _Signals(Cli(quiet=True), running) as signals, pytest.raises(ServiceUnavailableError, match="gone"):
+        waited(running, signals)
+
+
+def test_a_stop_before_the_first_batch_is_no_error() -> None:
+    running: Any = FakeRun()
+
+    def never_began(timeout_seconds: float | None = None) -> RunReport:
+        raise TxstreamError("was stopped before its first batch")
+
+    running.wait = never_began
+    with _Signals(Cli(quiet=True), running) as signals:
+        signals.count = 1
+        assert waited(running, signals) is None
+
+
+# --- the report --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("stopped", "until", "until_txid", "report", "status"),
+    [
+        (False, "caught-up", None, REPORT, 0),
+        (True, None, None, REPORT, 0),
+        (True, "caught-up", None, REPORT, 0),
+        (True, "caught-up", None, replace(REPORT, caught_up=False), 1),
+        (True, None, 9, REPORT, 0),
+        (True, None, 10, REPORT, 1),
+        (True, None, None, None, 0),
+        (True, "caught-up", None, None, 1),
+    ],
+)
+def test_status_of_a_run_that_was_stopped(
+    stopped: bool, until: str | None, until_txid: int | None, report: RunReport | None, status: int
+) -> None:
+    assert _tell(Cli(quiet=True), report, stopped, until, until_txid) == status
+
+
+def test_summary_in_one_line() -> None:
+    assert summary(REPORT) == "words: txids 3 to 9, 7,000 records in 2.0 s (3,500 records/s)"
+    eventful = replace(REPORT, replayed_attempts=2, recovered_batches=1)
+    assert summary(eventful).endswith(", 2 attempts replayed, 1 batches recovered")
+    assert "nothing to do" in summary(replace(REPORT, batches=0, first_txid=None))
+
+
+# --- progress ----------------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_in_words() -> None:
+    assert describe(SNAPSHOT) == "txid 4 committed, 1 open, 4,000 records, 6,000 to go"
+    waiting = replace(SNAPSHOT, waiting_for="partition lines/3 since 12:00:00", failed_attempts=2)
+    assert describe(waiting).endswith("2 failed attempts, waiting for partition lines/3 since 12:00:00")
+    assert describe(replace(waiting, active={})) == "partition lines/3 since 12:00:00"
+
+
+def test_without_a_terminal_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+    with shown_progress(Cli(), lambda: now[0]) as show:
+        for second in range(31):
+            now[0] = float(second)
+            show(SNAPSHOT if second < 15 else replace(SNAPSHOT, committed_txid=5))
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in lines] == ["words: txid 4 committed", "words: txid 5 committed"]
+
+
+def test_quiet_shows_no_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [0.0]
+    with shown_progress(Cli(quiet=True), lambda: now[0]) as show:
+        now[0] = 100.0
+        show(SNAPSHOT)
+    assert capsys.readouterr().err == ""
+
+
+def test_on_a_terminal_a_bar_that_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "150")
+    with shown_progress(Cli()) as show:
+        show(SNAPSHOT)
+    assert "6,000 to go" in terminal.getvalue()
+    assert "\x1b[?25h" in terminal.getvalue(), "the cursor is shown again"
+
+
+def test_only_the_newest_logs_stay(tmp_path: Path) -> None:
+    for number in range(25):
+        for name in (f"spark-x-{number}.log", f"txstream-{number}.log"):
+            (tmp_path / name).write_text("")
+            os.utime(tmp_path / name, (number, number))
+    (tmp_path / "kafka-1.log").write_text("")
+    _prune(tmp_path)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert len(left) == 41
+    assert {"kafka-1.log", "spark-x-24.log", "spark-x-5.log", "txstream-5.log"} <= left
+    assert not {"spark-x-4.log", "txstream-0.log"} & left
