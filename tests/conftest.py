@@ -36,7 +36,7 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServe
     """A PostgreSQL server that no test stops."""
     server = PostgresServer(tmp_path_factory.mktemp("postgres"))
     yield server
-    server.stop()
+    server.close()
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def own_postgres(tmp_path: Path) -> Iterator[PostgresServer]:
     """A PostgreSQL server that the test may stop."""
     server = PostgresServer(tmp_path / "postgres")
     yield server
-    server.stop()
+    server.close()
 
 
 @pytest.fixture

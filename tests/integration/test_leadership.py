@@ -101,17 +101,20 @@ def test_driver_frozen_inside_its_sql_transaction(
     assert read_counts(postgres_url, unique) == truth
 
 
+@pytest.mark.parametrize("point", ["before-commit:3", "inside-commit:3"])
 def test_standby_takes_over_when_the_leader_is_killed(
-    launcher: Launcher, services: Services, unique: str, tmp_path: Path
+    launcher: Launcher, services: Services, unique: str, tmp_path: Path, point: str
 ) -> None:
+    """Inside its transaction a frozen driver keeps SQLite's lock: the standby waits for it, and says so."""
     truth = fill_topic(services.kafka, unique, make_lines(LINES))
     arguments = launcher.word_count_arguments(unique, unique, unique, *OPTIONS)
     told = tmp_path / "frozen.json"
-    leader = launcher.start(*arguments, TXSTREAM_FAULT="stop@before-commit:3", TXSTREAM_FAULT_LOG=str(told))
+    leader = launcher.start(*arguments, TXSTREAM_FAULT=f"stop@{point}", TXSTREAM_FAULT_LOG=str(told))
     standby = None
     try:
         wait_for_file(told, leader)
         standby = launcher.start(*arguments)
+        standby.wait_for_line("lock" if point.startswith("inside") else "standing by")
         leader.kill()
         finished = standby.wait()
     finally:

@@ -7,14 +7,14 @@ names both figures; nothing is guessed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from txstream.api.errors import ProgressMismatchError
 from txstream.metas import BatchMetas, MetaCodec
 from txstream.semantics import Semantics
-from txstream.state import BatchRecord
+from txstream.state import BatchRecord, FenceLockedError
 from txstream.transaction import AttemptId, Epoch, Txid, attempt_id, epoch_of
 from txstream.zookeeper import Progress, ProgressStore
 
@@ -59,9 +59,23 @@ class AdoptPlan:
 Decision = Resume | AdvanceFirst | AdoptPlan
 
 
-def take_over(topology: str, uuid: str, store: ProgressStore, databases: Sequence[FencedDatabase]) -> Epoch:
-    """Claim an epoch above every other's and raise every fence to it. Raises FencedError when another
-    leader was faster."""
+def _give_up(error: FenceLockedError) -> None:
+    raise error
+
+
+def take_over(
+    topology: str,
+    uuid: str,
+    store: ProgressStore,
+    databases: Sequence[FencedDatabase],
+    *,
+    locked: Callable[[FenceLockedError], None] = _give_up,
+) -> Epoch:
+    """Claim an epoch above every other's and raise every fence to it.
+
+    `locked` is called while a frozen writer holds a fence, before each further try; it raises to end them.
+    Raises FencedError when another leader was faster.
+    """
     highest = Epoch(0)
     for database in databases:
         fence = database.read_fence(topology)
@@ -69,7 +83,13 @@ def take_over(topology: str, uuid: str, store: ProgressStore, databases: Sequenc
             highest = max(highest, epoch_of(fence.attempt))
     epoch = store.claim_epoch(highest)
     for database in databases:
-        database.raise_fence(topology, uuid, attempt_id(epoch, 0))
+        while True:
+            try:
+                database.raise_fence(topology, uuid, attempt_id(epoch, 0))
+                break
+            except FenceLockedError as error:
+                locked(error)
+                store.verify()
     return epoch
 
 

@@ -37,7 +37,7 @@ from txstream.engine.report import RunProgress, RunReport
 from txstream.engine.runner import BatchRunner
 from txstream.metas import MetaCodec
 from txstream.settings import Settings
-from txstream.state import StateDatabase, open_database
+from txstream.state import FenceLockedError, StateDatabase, open_database
 from txstream.transaction import FIRST_TXID, AttemptSequence, Txid
 from txstream.zookeeper import Identity, Leadership, ProgressStore, ZooKeeper, ZooKeeperProgress
 
@@ -219,7 +219,7 @@ class RunningTopology:
         stack.callback(spout.close)
         identity = self._claim_identity(store, targets)
         databases = [target.database for target in targets]
-        epoch = take_over(topology.id, identity.uuid, store, databases)
+        epoch = take_over(topology.id, identity.uuid, store, databases, locked=self._wait_for_fence)
         resume = recover(topology.id, topology.semantics, store, databases, codec)
 
         coordinator: Coordinator[Any] = Coordinator(
@@ -316,26 +316,40 @@ class RunningTopology:
         joined: list[StateDatabase] = []
         try:
             for target in targets:
-                target.database.join(
+                self._join(target, identity.uuid, first_run)
+                joined.append(target.database)
+        except TxstreamError:
+            if stored is None:
+                self._undo_first_run(store, identity, joined)
+            raise
+        return identity
+
+    def _join(self, target: StateTarget, topology_uuid: str, first_run: bool) -> None:
+        while True:
+            try:
+                return target.database.join(
                     self.topology.id,
-                    identity.uuid,
+                    topology_uuid,
                     target.tables,
                     semantics=self.topology.semantics,
                     first_run=first_run,
                 )
-                joined.append(target.database)
-        except TxstreamError:
-            if stored is None:
-                self._undo_first_run(store, joined)
-            raise
-        return identity
+            except FenceLockedError as error:
+                self._wait_for_fence(error)
 
-    def _undo_first_run(self, store: ProgressStore, joined: list[StateDatabase]) -> None:
+    def _wait_for_fence(self, error: FenceLockedError) -> None:
+        """A frozen driver holds the fence inside its transaction: its end, or the database's, frees it."""
+        self.state = f"waiting for a lock: {error}"
+        self._waiting(str(error))
+        if self._stop.wait(_RETRY_SECONDS):
+            raise RunAbortedError("the run was stopped while another driver held the fence") from error
+
+    def _undo_first_run(self, store: ProgressStore, identity: Identity, joined: list[StateDatabase]) -> None:
         """A first run that was refused must not stand in the way of the next, corrected one. What cannot be
-        removed now is told by that run. State tables stay: one of this id may be older than this run."""
+        removed now is told by that run. Only what carries this run's fresh uuid is dropped."""
         with contextlib.suppress(TxstreamError):
             for database in joined:
-                database.delete(self.topology.id, drop_state=False)
+                database.delete(self.topology.id, drop_state=True, uuid=identity.uuid)
             store.delete_everything()
 
     def _context(self) -> SpoutContext:
