@@ -58,6 +58,8 @@ def describe(error: BaseException, component: str, task: int | None, tup: object
         place = _first_user_frame(error)
         if place:
             message += f" (in {place})"
+        if isinstance(error, ModuleNotFoundError):
+            message += "; ship modules of your own to the executors with --py-files (Settings.py_files)"
     if tup is not None:
         shown = repr(tup)
         if len(shown) > _MAX_TUPLE_CHARACTERS:

@@ -1,0 +1,199 @@
+"""The examples end to end: both databases, all semantics, Spark and not, and a batch's cost in ZooKeeper."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.runs import Launcher
+from support.tables import read_counts, read_rows
+from support.texts import fill_topic, make_lines
+
+import txstream
+from txstream.embedded import Services
+from txstream.engine.session import RECIPE, create_session
+from txstream.examples import global_count, word_count
+from txstream.testing import InProcessRunner
+from txstream.zookeeper import ZooKeeper
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+COLUMNS = {
+    "opaque": ["word", "n", "prev_n", "txid"],
+    "transactional": ["word", "n", "txid"],
+    "non-transactional": ["word", "n"],
+}
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The suite's own Spark session, with the recipe but for one setting."""
+    session = create_session(
+        master="local[2]",
+        conf={"spark.driver.memory": "512m", "spark.locality.wait": "1s"},
+        log_file=tmp_path_factory.mktemp("spark") / "spark.log",
+    )
+    yield session
+    session.stop()
+
+
+def settings_of(services: Services, url: str, directory: Path) -> txstream.Settings:
+    return txstream.Settings(
+        zookeeper=services.zookeeper, kafka=services.kafka, database=url, data_dir=directory
+    )
+
+
+@pytest.mark.parametrize("semantics", list(COLUMNS))
+def test_postgresql_gives_the_same_table_as_sqlite(
+    services: Services, sqlite_url: str, postgres_url: str, tmp_path: Path, unique: str, semantics: Any
+) -> None:
+    truth = fill_topic(services.kafka, unique, make_lines(1_000))
+    tables = []
+    for database, url in (("sqlite", sqlite_url), ("postgresql", postgres_url)):
+        topology = word_count.topology(unique, semantics, unique, max_records_per_partition=50)
+        report = txstream.start(
+            topology.with_id(f"{unique}-{database}"),
+            settings=settings_of(services, url, tmp_path),
+            until="caught-up",
+            runner_factory=InProcessRunner,
+        ).wait(60)
+        assert report.batches == 5
+        assert read_counts(url, unique) == truth
+        tables.append(sorted(read_rows(url, unique), key=lambda row: str(row["word"])))
+    assert tables[0] == tables[1]
+    assert list(tables[0][0]) == COLUMNS[semantics]
+
+
+@pytest.mark.parametrize("semantics", ["opaque", "transactional"])
+def test_on_a_spark_session_of_the_user(
+    services: Services,
+    spark: SparkSession,
+    sqlite_url: str,
+    tmp_path: Path,
+    unique: str,
+    semantics: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Batches of one and of several Spark tasks; the user is told which settings the session lacks."""
+    truth = fill_topic(services.kafka, unique, make_lines(30_000))
+    topology = word_count.topology(unique, semantics, unique, max_records_per_partition=5_000)
+    with caplog.at_level(logging.WARNING, "txstream"):
+        report = txstream.run(
+            topology.with_id(unique), spark, settings_of(services, sqlite_url, tmp_path), until="caught-up"
+        )
+    assert report.caught_up
+    assert report.records == 30_000
+    assert read_counts(sqlite_url, unique) == truth
+    assert f"spark.locality.wait={RECIPE['spark.locality.wait']}" in caplog.text
+    assert "spark.scheduler.mode" not in caplog.text, "only what the session lacks"
+    assert spark.range(3).count() == 3, "a session of the user's is not stopped"
+
+
+def test_tuples_cross_spark_tasks_for_a_bolt_that_cannot_be_merged(
+    services: Services, spark: SparkSession, sqlite_url: str, tmp_path: Path, unique: str
+) -> None:
+    """A batch bolt of the user's behind a fields grouping sees all tuples of a key in one task."""
+    truth = fill_topic(services.kafka, unique, make_lines(30_000))
+    source = txstream.KafkaSource(unique, max_records_per_partition=3_000)
+    builder = txstream.TransactionalTopologyBuilder(unique, "lines", txstream.OpaqueSpout(source), 2)
+    builder.set_bolt("split", word_count.SplitLine(), 2).local_or_shuffle_grouping("lines")
+    builder.set_bolt("seen", DistinctWords(), 2).fields_grouping("split", "word")
+    state = txstream.SqlState(unique, key="word string", value="batches bigint")
+    builder.set_committer_bolt("store", txstream.SqlStateBolt(state), 2).fields_grouping("seen", "word")
+    settings = replace(settings_of(services, sqlite_url, tmp_path), py_files=(__file__,))
+    report = txstream.run(builder.build(), spark, settings)
+    assert report.batches > 1
+    found = {row["word"]: row["batches"] for row in read_rows(sqlite_url, unique)}
+    assert found.keys() == truth.keys()
+    assert max(found.values()) == report.batches, "a word counts once a batch, not once a task"
+
+
+class DistinctWords(txstream.BatchBolt):
+    """Each word of the batch once: right only if all tuples of a word come to one task."""
+
+    output = "word string, batches bigint"
+
+    def prepare(self, context: Any, collector: txstream.OutputCollector, batch_id: Any) -> None:
+        self.collector = collector
+        self.words: set[str] = set()
+
+    def execute(self, tup: txstream.Tuple) -> None:
+        self.words.add(tup["word"])
+
+    def finish_batch(self) -> None:
+        for word in sorted(self.words):
+            self.collector.emit((word, 1))
+
+
+@pytest.mark.parametrize("semantics", list(COLUMNS))
+def test_global_count(
+    services: Services, sqlite_url: str, tmp_path: Path, unique: str, semantics: Any
+) -> None:
+    fill_topic(services.kafka, unique, make_lines(1_234))
+    topology = global_count.topology(unique, semantics, unique, max_records_per_partition=100)
+    txstream.start(
+        topology.with_id(unique),
+        settings=settings_of(services, sqlite_url, tmp_path),
+        until="caught-up",
+        runner_factory=InProcessRunner,
+    ).wait(60)
+    rows = read_rows(sqlite_url, unique)
+    assert [row["n"] for row in rows] == [1_234]
+    assert list(rows[0])[:2] == ["id", "n"]
+
+
+@pytest.mark.parametrize(("semantics", "most"), [("transactional", 2), ("opaque", 1)])
+@pytest.mark.parametrize("partitions", [1, 64])
+def test_round_trips_to_zookeeper_do_not_grow_with_partitions(
+    services: Services,
+    sqlite_url: str,
+    tmp_path: Path,
+    unique: str,
+    monkeypatch: pytest.MonkeyPatch,
+    semantics: Any,
+    most: int,
+    partitions: int,
+) -> None:
+    fill_topic(services.kafka, unique, make_lines(640), partitions=partitions)
+    sessions: list[ZooKeeper] = []
+    started = ZooKeeper.start
+
+    def start(self: ZooKeeper) -> None:
+        sessions.append(self)
+        started(self)
+
+    monkeypatch.setattr(ZooKeeper, "start", start)
+    topology = word_count.topology(
+        unique, semantics, unique, max_records_per_partition=640 // partitions // 5
+    )
+    settings = settings_of(services, sqlite_url, tmp_path)
+    costs = []
+    for last in (1, 4):
+        txstream.start(
+            topology.with_id(unique), settings=settings, until_txid=last, runner_factory=InProcessRunner
+        ).wait(60)
+        costs.append(sessions[-1].round_trips)
+    # What a start costs is in both runs; the second commits two more batches, and its identity is there.
+    assert costs[1] - costs[0] <= 2 * most
+    assert costs[1] >= 3 * most
+
+
+def test_as_a_command_with_the_default_database(
+    launcher: Launcher, services: Services, tmp_path: Path, unique: str
+) -> None:
+    """Standard output has one JSON document, standard error our lines only."""
+    truth = fill_topic(services.kafka, unique, make_lines(2_000))
+    launcher.environment = {"TXSTREAM_DATABASE": ""}
+    outcome = launcher.word_count(unique, unique, unique)
+    assert outcome.status == 0, outcome.stderr
+    assert outcome.json()["records"] == 2_000
+    database = tmp_path / ".txstream" / "state.db"
+    assert str(database) in outcome.stderr
+    assert read_counts(f"sqlite:///{database}", unique) == truth
+    for foreign in ("WARN", "SparkContext", "log4j", "kazoo", "incubator"):
+        assert foreign not in outcome.stderr
