@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import distinct_words
 import pytest
 from support.runs import Launcher
 from support.tables import read_counts, read_rows
@@ -102,32 +103,15 @@ def test_tuples_cross_spark_tasks_for_a_bolt_that_cannot_be_merged(
     source = txstream.KafkaSource(unique, max_records_per_partition=3_000)
     builder = txstream.TransactionalTopologyBuilder(unique, "lines", txstream.OpaqueSpout(source), 2)
     builder.set_bolt("split", word_count.SplitLine(), 2).local_or_shuffle_grouping("lines")
-    builder.set_bolt("seen", DistinctWords(), 2).fields_grouping("split", "word")
+    builder.set_bolt("seen", distinct_words.DistinctWords(), 2).fields_grouping("split", "word")
     state = txstream.SqlState(unique, key="word string", value="batches bigint")
     builder.set_committer_bolt("store", txstream.SqlStateBolt(state), 2).fields_grouping("seen", "word")
-    settings = replace(settings_of(services, sqlite_url, tmp_path), py_files=(__file__,))
+    settings = replace(settings_of(services, sqlite_url, tmp_path), py_files=(distinct_words.__file__,))
     report = txstream.run(builder.build(), spark, settings)
     assert report.batches > 1
     found = {row["word"]: row["batches"] for row in read_rows(sqlite_url, unique)}
     assert found.keys() == truth.keys()
     assert max(found.values()) == report.batches, "a word counts once a batch, not once a task"
-
-
-class DistinctWords(txstream.BatchBolt):
-    """Each word of the batch once: right only if all tuples of a word come to one task."""
-
-    output = "word string, batches bigint"
-
-    def prepare(self, context: Any, collector: txstream.OutputCollector, batch_id: Any) -> None:
-        self.collector = collector
-        self.words: set[str] = set()
-
-    def execute(self, tup: txstream.Tuple) -> None:
-        self.words.add(tup["word"])
-
-    def finish_batch(self) -> None:
-        for word in sorted(self.words):
-            self.collector.emit((word, 1))
 
 
 @pytest.mark.parametrize("semantics", list(COLUMNS))
