@@ -107,9 +107,11 @@ def test_a_table_that_is_piped_is_not_cut(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_only_a_process_of_this_machine_can_be_known_to_be_dead() -> None:
-    child = subprocess.Popen([sys.executable, "-c", "pass"])
-    child.wait()
     host = socket.gethostname()
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert is_dead(f"{host}:{child.pid}"), "a process that only waits for its parent is dead, too"
+    child.wait()
     assert is_dead(f"{host}:{child.pid}")
     assert not is_dead(f"{host}:{os.getpid()}")
     assert not is_dead(f"elsewhere:{child.pid}")

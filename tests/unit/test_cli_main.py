@@ -120,7 +120,7 @@ def run_that_raises(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> No
         (ServiceUnavailableError("no broker answered at 127.0.0.1:1"), 1),
         (FencedError("a newer leader, epoch 7, runs this topology"), 3),
         (RuntimeError("a bug"), 1),
-        (KeyboardInterrupt(), 130),
+        (KeyboardInterrupt("interrupted"), 130),
     ],
 )
 def test_exit_statuses(

@@ -66,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in given
     try:
         status = typer.main.get_command(app).main(given, prog_name="txstream", standalone_mode=False)
+        if status == _INTERRUPTED_STATUS:  # the parser has made this of a KeyboardInterrupt
+            print_error("txstream: interrupted")
         return status if isinstance(status, int) else 0
     except TxstreamError as error:
         _tell(error, str(error), debug=debug)

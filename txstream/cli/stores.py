@@ -83,7 +83,14 @@ def is_dead(driver: str) -> bool:
     import psutil
 
     host, _, pid = driver.rpartition(":")
-    return host == socket.gethostname() and pid.isdecimal() and not psutil.pid_exists(int(pid))
+    if host != socket.gethostname() or not pid.isdecimal():
+        return False
+    try:
+        return psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.AccessDenied:
+        return False
 
 
 def plain_partitions(metas: Mapping[str, Any]) -> dict[str, Any]:
