@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -64,12 +65,12 @@ def test_an_error_of_the_users_code_names_component_task_tuple_and_place(width: 
     assert type(error) is BoltError
     message = str(error)
     assert message.startswith("txid 1 attempt 1.1, component 'b0', task ")
-    assert "ValueError: no dogs (in test_worker.py, line " in message
+    assert f"ValueError: no dogs (in {Path(__file__).name}, line " in message
     assert message.endswith("), while processing Tuple(value='the dog')")
     (trace,) = error.__notes__
     lines = trace.splitlines()
     assert lines[0] == "Traceback (on the executor, most recent call last):"
-    assert "test_worker.py" in lines[1]
+    assert Path(__file__).name in lines[1]
     assert lines[1].endswith("in execute")
     assert any(line.endswith("in check") for line in lines)
     assert lines[-1] == "ValueError: no dogs"

@@ -84,9 +84,7 @@ class InProcessRunner:
         def open_spout(plan: ExecutionPlan) -> tuple[PartitionEmitter[Any], MetaCodec[Any]]:
             with self._lock:
                 opened.append(
-                    self._emitters.pop()
-                    if self._emitters
-                    else plan.create_source().emitter(plan.context)
+                    self._emitters.pop() if self._emitters else plan.create_source().emitter(plan.context)
                 )
             return opened[-1], self._codec
 

@@ -1,0 +1,133 @@
+"""Thousands of histories, each from a seed: whatever crashes, sleeps or is lost, the tables are exact.
+
+`TXSTREAM_SIMULATION_SEEDS=100000 make soak` runs more of them; a failure prints its history and its seed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+
+from simulation.driver import Driver
+from simulation.world import FAULTS, World, WrongResultError, simulate
+from txstream.api.errors import ProgressMismatchError
+from txstream.semantics import Semantics
+from txstream.zookeeper.tree import Node
+
+OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL
+BASELINE = Semantics.NON_TRANSACTIONAL
+
+CI_SEEDS = 300
+SOAK_SEEDS = int(os.environ.get("TXSTREAM_SIMULATION_SEEDS", "20000"))
+
+PAIRS = [(OPAQUE, OPAQUE), (TRANSACTIONAL, TRANSACTIONAL), (TRANSACTIONAL, OPAQUE)]
+EVERY_KIND = pytest.mark.parametrize(
+    ("spout", "state", "databases"),
+    [(spout, state, databases) for spout, state in PAIRS for databases in (1, 2)],
+    ids=lambda value: str(value),
+)
+
+# Everything that can interrupt a driver, far more often than in CI's mix.
+STORM = {name: min(4 * chance, 0.3) for name, chance in FAULTS.items()}
+
+
+@EVERY_KIND
+def test_results_are_exact(spout: Semantics, state: Semantics, databases: int) -> None:
+    for seed in range(CI_SEEDS):
+        simulate(seed, spout, databases, state=state)
+
+
+@EVERY_KIND
+def test_results_are_exact_in_a_storm_of_faults(spout: Semantics, state: Semantics, databases: int) -> None:
+    for seed in range(CI_SEEDS // 8):
+        simulate(seed, spout, databases, faults=STORM, state=state)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+@EVERY_KIND
+def test_results_are_exact_in_many_more_histories(spout: Semantics, state: Semantics, databases: int) -> None:
+    for seed in range(CI_SEEDS, SOAK_SEEDS):
+        faults = STORM if seed % 8 == 0 else FAULTS
+        simulate(seed, spout, databases, faults=faults, steps=120 + seed % 200, state=state)
+
+
+def test_histories_have_in_them_what_they_are_to_show() -> None:
+    """A simulation in which nothing goes wrong would pass too."""
+    seen: Counter[str] = Counter()
+    signs = (
+        "crashes",
+        "is fenced",
+        "wakes up",
+        "is late",
+        "committed txid",
+        "late",
+        "is lost, before",
+        "is lost, after",
+        "was not committed",
+        "fails",
+        "refuses",
+        "is found",
+        "replays {",
+        "has advanced",
+    )
+    for seed in range(40):
+        for semantics in (OPAQUE, TRANSACTIONAL):
+            told = simulate(seed, semantics, 2).tell(last=100_000)
+            seen.update(sign for sign in signs if sign in told)
+    assert set(seen) == set(signs)
+    assert min(seen.values()) >= 5, seen
+
+
+def test_a_seed_is_a_whole_history() -> None:
+    first, again = (simulate(7, OPAQUE, 2).tell(last=100_000) for _ in range(2))
+    assert first == again
+    assert first != simulate(8, OPAQUE, 2).tell(last=100_000)
+
+
+# --- the baseline ------------------------------------------------------------------------------------
+
+
+def test_the_non_transactional_baseline_is_exact_only_when_nothing_goes_wrong() -> None:
+    nothing = dict.fromkeys(FAULTS, 0.0)
+    for seed in range(30):
+        World(seed, BASELINE, faults=nothing).run(alone=True)
+
+
+def test_the_non_transactional_baseline_doubles() -> None:
+    wrong: list[BaseException | None] = []
+    for seed in range(100):
+        try:
+            simulate(seed, BASELINE)
+        except AssertionError as error:
+            wrong.append(error.__cause__)
+    assert len(wrong) >= 20
+    assert {type(cause) for cause in wrong} == {WrongResultError}
+
+
+# --- ZooKeeper from an old copy ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("semantics", [OPAQUE, TRANSACTIONAL])
+@pytest.mark.parametrize("databases", [1, 2])
+def test_a_zookeeper_that_was_restored_from_an_old_copy_is_a_mismatch(
+    semantics: Semantics, databases: int
+) -> None:
+    """Going on from it would count again, or skip, what came after the copy."""
+    for seed in range(10):
+        world = World(seed, semantics, databases, faults=dict.fromkeys(FAULTS, 0.0))
+        driver = Driver(world, 1)
+        copies: dict[int, dict[str, Node]] = {}
+        while len(copies) < 5:
+            world.grow()
+            for _ in range(40):
+                driver.step()
+            copies[driver.store.load().current] = world.tree.copy()
+        current = max(copies)
+        # At most one batch apart is what a crash leaves, and is settled.
+        for old in (old for old in copies if current - old > 1):
+            world.tree.restore(copies[old])
+            with pytest.raises(ProgressMismatchError, match=f"txid {old - 1} was committed last"):
+                Driver(world, 2).step()

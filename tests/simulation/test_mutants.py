@@ -1,0 +1,34 @@
+"""The simulation finds the hole when a guard is taken away; otherwise its silence would mean nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from simulation.mutants import HUNTS, Hunt
+from simulation.world import Mutations, simulate
+
+MOST_SEEDS = 1500
+
+
+def hole_of(hunt: Hunt, seeds: int) -> tuple[int, Exception] | None:
+    """The first seed whose history shows the hole as the hunt says."""
+    for seed in range(seeds):
+        try:
+            simulate(seed, hunt.semantics, hunt.databases, hunt.mutant(), hunt.faults)
+        except AssertionError as error:
+            if isinstance(error.__cause__, hunt.shows):
+                return seed, error.__cause__
+    return None
+
+
+@pytest.mark.parametrize("hunt", HUNTS, ids=str)
+def test_a_missing_guard_is_found(hunt: Hunt) -> None:
+    found = hole_of(hunt, MOST_SEEDS)
+    assert found is not None, f"{hunt.mutant.__doc__}: not found in {MOST_SEEDS} histories"
+
+
+@pytest.mark.parametrize("hunt", HUNTS, ids=str)
+def test_with_the_guard_the_same_histories_are_exact(hunt: Hunt) -> None:
+    """The faults that a hunt makes more likely are not what breaks the results."""
+    for seed in range(15):
+        simulate(seed, hunt.semantics, hunt.databases, Mutations(), hunt.faults)
