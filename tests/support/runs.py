@@ -37,7 +37,10 @@ class Launcher:
     directory: Path
     database: str
     environment: Mapping[str, str] = field(default_factory=dict)
-    spark_conf: Sequence[str] = ("spark.driver.memory=512m",)
+    spark_conf: Sequence[str] = (
+        "spark.driver.memory=512m",
+        "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",  # starts sooner
+    )
 
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "txstream", *arguments]

@@ -378,23 +378,23 @@ class RunningTopology:
             runner = self._runner_factory(plan)
         else:
             from txstream.engine.runner import SparkRunner
-            from txstream.engine.session import create_session, warn_of_missing_settings
+            from txstream.engine.session import create_context, warn_of_missing_settings
 
-            session = self._spark
-            if session is None:
-                session = create_session(
+            if self._spark is None:
+                context = create_context(
                     master=self.settings.master,
                     app_name=f"txstream {self.topology.id}",
                     conf=self.settings.spark_conf,
                     log_file=self.settings.spark_log,
                     package=self.settings.package,
                 )
-                stack.callback(session.stop)
+                stack.callback(context.stop)
             else:
-                warn_of_missing_settings(session)
+                context = self._spark.sparkContext
+                warn_of_missing_settings(context)
             for path in self.settings.py_files:
-                session.sparkContext.addPyFile(str(Path(path).resolve()))
-            runner = SparkRunner(session, plan)
+                context.addPyFile(str(Path(path).resolve()))
+            runner = SparkRunner(context, plan)
         stack.callback(runner.close)
         return runner
 

@@ -27,8 +27,7 @@ from txstream.metas import BatchMetas, MetaCodec
 from txstream.transaction import TransactionAttempt
 
 if TYPE_CHECKING:
-    from pyspark import RDD, Broadcast
-    from pyspark.sql import SparkSession
+    from pyspark import RDD, Broadcast, SparkContext
 
 _WORK = "txstream.work"
 
@@ -113,21 +112,20 @@ def collect_result(
 class SparkRunner:
     """See the module. `pool` is the FAIR scheduler's pool for processing."""
 
-    session: SparkSession
+    context: SparkContext
     plan: ExecutionPlan
     pool: str = "processing"
     _rdds: dict[int, RDD[Any]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
-        self._context = self.session.sparkContext
         self._codec = self.plan.codec()
-        self._shipped: Broadcast[bytes] = self._context.broadcast(_pickle(self.plan))
+        self._shipped: Broadcast[bytes] = self.context.broadcast(_pickle(self.plan))
 
     def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
         order = work_order(attempt, metas, self._codec, self.plan.max_width)
         stages = self.plan.stages(order.width)
-        context = self._context
+        context = self.context
         started = time.perf_counter()
         rdd: RDD[Any] = self._first_stage(stages[0].width)
         order = fit_order(order, stages[0].width)
@@ -151,7 +149,7 @@ class SparkRunner:
         )
 
     def cancel(self, attempt: TransactionAttempt) -> None:
-        self._context.cancelJobsWithTag(_tag(self.plan.run_id, attempt))
+        self.context.cancelJobsWithTag(_tag(self.plan.run_id, attempt))
 
     def close(self) -> None:
         self._shipped.unpersist()
@@ -160,7 +158,7 @@ class SparkRunner:
         with self._lock:
             if width not in self._rdds:
                 first = functools.partial(_first_stage, self._shipped, self.plan.run_id)
-                self._rdds[width] = self._context.parallelize(range(width), width).mapPartitionsWithIndex(
+                self._rdds[width] = self.context.parallelize(range(width), width).mapPartitionsWithIndex(
                     first
                 )
             return self._rdds[width]
@@ -227,6 +225,8 @@ def _spark_reason(error: Exception) -> str:
     text = str(getattr(error, "java_exception", None) or error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for line in reversed(lines):
+        if "No module named" in line and "txstream" in line:
+            return f"{line} (make the framework a zip with `txstream package`, ship it with --py-files)"
         if line.startswith(("ModuleNotFoundError", "ImportError")):
             return f"{line} (ship your own modules with --py-files)"
     return next(

@@ -10,11 +10,12 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from txstream.api.errors import ServiceUnavailableError
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
@@ -37,15 +38,15 @@ RECIPE: Mapping[str, str] = {
 }
 
 
-def missing_settings(session: SparkSession) -> dict[str, str]:
+def missing_settings(context: SparkContext) -> dict[str, str]:
     """Settings of the recipe that a user's session lacks, with the value that they should have."""
-    conf = session.sparkContext.getConf()
+    conf = context.getConf()
     return {name: value for name, value in RECIPE.items() if conf.get(name) != value}
 
 
-def warn_of_missing_settings(session: SparkSession) -> None:
+def warn_of_missing_settings(context: SparkContext) -> None:
     """Tell the user of a session which settings would make small batches cheaper."""
-    missing = missing_settings(session)
+    missing = missing_settings(context)
     if missing:
         wanted = ", ".join(f"{name}={value}" for name, value in missing.items())
         log.warning(
@@ -53,25 +54,24 @@ def warn_of_missing_settings(session: SparkSession) -> None:
         )
 
 
-def create_session(
+def create_context(
     *,
     master: str | None = None,
     app_name: str = "txstream",
     conf: Mapping[str, str] | None = None,
     log_file: Path | None = None,
     package: str | None = None,
-) -> SparkSession:
-    """A SparkSession with the recipe. `log_file` takes all that Spark's JVM prints; `package` is the zip of
-    the framework for executors that do not have it.
+) -> SparkContext:
+    """A SparkContext with the recipe: all that batches need, two seconds sooner than a SparkSession.
 
-    Raises ServiceUnavailableError when Spark or its master cannot be started or reached.
+    `log_file` takes all that Spark's JVM prints; `package` is the zip of the framework for executors that
+    do not have it. Raises ServiceUnavailableError when Spark or its master cannot be started or reached.
     """
     # Spark would run the workers on whatever `python3` is on the path, which may lack every dependency.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     from pyspark import SparkConf, SparkContext
-    from pyspark.sql import SparkSession
 
     settings = SparkConf()
     settings.setMaster(master or DEFAULT_MASTER).setAppName(app_name)
@@ -87,11 +87,18 @@ def create_session(
             _launch_gateway(settings, log_file)
         context = SparkContext.getOrCreate(settings)
         context.setLogLevel("WARN" if log_file else "ERROR")
-        return SparkSession(context)
+        return context
     except Exception as error:
         raise ServiceUnavailableError(
             f"Spark did not start with master {master or DEFAULT_MASTER!r}: {_first_line(error)}{where}"
         ) from error
+
+
+def create_session(**options: Any) -> SparkSession:
+    """A SparkSession over `create_context`, which takes the same options."""
+    from pyspark.sql import SparkSession
+
+    return SparkSession(create_context(**options))
 
 
 def _launch_gateway(settings: object, log_file: Path | None) -> None:
