@@ -24,7 +24,7 @@ def imports_for_type_checkers() -> dict[str, str]:
                 assert isinstance(node, ast.ImportFrom)
                 assert node.module is not None
                 for alias in node.names:
-                    assert alias.asname is None
+                    assert alias.asname == alias.name, "mypy re-exports `X as X` only"
                     assert alias.name not in found, f"{alias.name} is imported twice"
                     found[alias.name] = node.module
     return found
