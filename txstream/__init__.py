@@ -13,52 +13,74 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from txstream.api.bolts import (
-        BasicBolt,
-        BatchBolt,
-        Committer,
-        OutputCollector,
-        OutputFieldsDeclarer,
-        TopologyContext,
-        TransactionalBolt,
+        BasicBolt as BasicBolt,
+        BatchBolt as BatchBolt,
+        Committer as Committer,
+        OutputCollector as OutputCollector,
+        OutputFieldsDeclarer as OutputFieldsDeclarer,
+        TopologyContext as TopologyContext,
+        TransactionalBolt as TransactionalBolt,
     )
     from txstream.api.errors import (
-        BatchFailedError,
-        CorruptStateError,
-        DataLostError,
-        FailedException,
-        FencedError,
-        IdentityMismatchError,
-        PartitionUnavailableError,
-        ProgressMismatchError,
-        ServiceUnavailableError,
-        ShortReadError,
-        StateValueError,
-        TopologyError,
-        TxstreamError,
-        UsageError,
+        BatchFailedError as BatchFailedError,
+        CorruptStateError as CorruptStateError,
+        DataLostError as DataLostError,
+        FailedException as FailedException,
+        FencedError as FencedError,
+        IdentityMismatchError as IdentityMismatchError,
+        PartitionUnavailableError as PartitionUnavailableError,
+        ProgressMismatchError as ProgressMismatchError,
+        ServiceUnavailableError as ServiceUnavailableError,
+        ShortReadError as ShortReadError,
+        StateValueError as StateValueError,
+        TopologyError as TopologyError,
+        TxstreamError as TxstreamError,
+        UsageError as UsageError,
     )
-    from txstream.api.reducers import Count, Max, Min, Reducer, Sum
+    from txstream.api.reducers import (
+        Count as Count,
+        Max as Max,
+        Min as Min,
+        Reducer as Reducer,
+        Sum as Sum,
+    )
     from txstream.api.spouts import (
-        NonTransactionalSpout,
-        OpaqueSpout,
-        PartitionCoordinator,
-        PartitionedSpout,
-        PartitionEmitter,
-        SpoutContext,
-        TransactionalSpout,
-        Unavailable,
+        NonTransactionalSpout as NonTransactionalSpout,
+        OpaqueSpout as OpaqueSpout,
+        PartitionCoordinator as PartitionCoordinator,
+        PartitionedSpout as PartitionedSpout,
+        PartitionEmitter as PartitionEmitter,
+        SpoutContext as SpoutContext,
+        TransactionalSpout as TransactionalSpout,
+        Unavailable as Unavailable,
     )
-    from txstream.api.state import SqlState
-    from txstream.api.topology import Topology, TransactionalTopologyBuilder
-    from txstream.api.tuples import Chunk, Tuple
-    from txstream.bolts.aggregate import CountBolt, ReduceBolt
-    from txstream.bolts.sql import SqlStateBolt
-    from txstream.engine.report import RunProgress, RunReport
-    from txstream.engine.run import RunningTopology, run, start
-    from txstream.semantics import Semantics
-    from txstream.settings import Settings
-    from txstream.spouts.kafka import KafkaSource
-    from txstream.transaction import TransactionAttempt
+    from txstream.api.state import SqlState as SqlState
+    from txstream.api.topology import (
+        Topology as Topology,
+        TransactionalTopologyBuilder as TransactionalTopologyBuilder,
+    )
+    from txstream.api.tuples import (
+        Chunk as Chunk,
+        Tuple as Tuple,
+    )
+    from txstream.bolts.aggregate import (
+        CountBolt as CountBolt,
+        ReduceBolt as ReduceBolt,
+    )
+    from txstream.bolts.sql import SqlStateBolt as SqlStateBolt
+    from txstream.engine.report import (
+        RunProgress as RunProgress,
+        RunReport as RunReport,
+    )
+    from txstream.engine.run import (
+        RunningTopology as RunningTopology,
+        run as run,
+        start as start,
+    )
+    from txstream.semantics import Semantics as Semantics
+    from txstream.settings import Settings as Settings
+    from txstream.spouts.kafka import KafkaSource as KafkaSource
+    from txstream.transaction import TransactionAttempt as TransactionAttempt
 
 _HOMES = {
     "txstream.api.bolts": (

@@ -75,7 +75,7 @@ class Launcher:
 
     def word_count(self, topology_id: str, topic: str, table: str, *more: str, **variables: str) -> Outcome:
         """`txstream run` of the word count until it has caught up."""
-        return self.run(*self.word_count_arguments(topology_id, topic, table, *more), **variables)
+        return self.start(*self.word_count_arguments(topology_id, topic, table, *more), **variables).wait()
 
     def word_count_arguments(self, topology_id: str, topic: str, table: str, *more: str) -> list[str]:
         conf = [argument for setting in self.spark_conf for argument in ("--spark-conf", setting)]
@@ -127,7 +127,7 @@ class RunningCommand:
             self.process.kill()
             self.process.wait()
             raise TimeoutError(
-                f"{self.process.args} still ran after {timeout_seconds} s: {''.join(self._output['stderr'])}"
+                f"{self.process.args!r} still ran after {timeout_seconds} s: {''.join(self._output['stderr'])}"
             ) from None
         for reader in self._readers:
             reader.join(10)
