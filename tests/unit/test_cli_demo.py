@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from txstream.cli.context import Cli
-from txstream.cli.demo import Demo, Result, _tell, differences
+from txstream.cli.demo import Demo, Result, _tell, differences, throughput
 from txstream.cli.demo_text import VOCABULARY, count_words, make_text, vocabulary
+from txstream.semantics import Semantics
 from txstream.settings import Settings
+from txstream.state import BatchRecord
+from txstream.transaction import AttemptId, Txid
 
 
 def test_the_text_is_the_same_every_time_and_has_as_many_words_as_asked_for() -> None:
@@ -54,7 +58,7 @@ REPORT |= {"recovered_batches": 0, "epoch": 2}
 def finished(cli: Cli, table: dict[str, int]) -> tuple[Demo, Result]:
     lines = ["a a b", "a c"]
     here = Demo(cli, Settings(), "opaque", "txstream-demo-1", "demo_1", lines, count_words(lines))
-    return here, Result(table, REPORT, 12, {"txid": 1, "open": {"2": "processing"}}, [2])
+    return here, Result(table, REPORT, 12, {"txid": 1, "open": {"2": "processing"}}, [2], 9.0)
 
 
 def test_exact_totals_end_in_yes_and_0(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,3 +87,16 @@ def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_small_text_has_several_batches_too() -> None:
     here, _ = finished(Cli(), {})
     assert here.records_per_partition == 1
+
+
+def test_throughput_is_counted_from_the_first_commit_to_the_last() -> None:
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    batches = [
+        BatchRecord(
+            *("words", "0", Txid(txid), AttemptId(txid), Semantics.OPAQUE, "committed", {}, 100, 5),
+            *(start, start, start + timedelta(seconds=txid / 2), None),
+        )
+        for txid in (1, 2, 3)
+    ]
+    assert throughput(batches) == 200.0
+    assert throughput(batches[:1]) == throughput([]) == 0.0

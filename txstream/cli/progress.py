@@ -71,20 +71,18 @@ def _bar(cli: Cli) -> Iterator[Show]:
 
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.fields[topology]}", markup=False),
-        BarColumn(bar_width=30),
+        BarColumn(bar_width=20),
         TextColumn("{task.description}", markup=False),
         TimeElapsedColumn(),
     )
     # transient: what stays on the screen is the report.
     with Progress(*columns, console=cli.error_console(), transient=True, refresh_per_second=5) as bar:
-        task = bar.add_task("starting", total=None, topology="")
+        task = bar.add_task("starting", total=None)
 
         def show(progress: RunProgress) -> None:
             total = None if progress.lag_records is None else progress.records + progress.lag_records
             bar.update(
                 task,
-                topology=progress.topology,
                 description=describe(progress),
                 completed=progress.records,
                 total=total or None,
