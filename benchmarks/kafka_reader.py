@@ -22,7 +22,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 
 from txstream.api.spouts import SpoutContext
 from txstream.spouts.kafka import KafkaRange, KafkaSource
-from txstream.transaction import TransactionAttempt
+from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 
 def main() -> None:
@@ -70,7 +70,7 @@ def produce(address: str, topic: str, records: int, value_bytes: int) -> None:
 def emitter(address: str, topic: str, records: int, size: int) -> Callable[[], None]:
     source = KafkaSource(topic, address)
     reader = source.emitter(SpoutContext("benchmark", "lines", {}))
-    attempt = TransactionAttempt(1, 1)
+    attempt = TransactionAttempt(Txid(1), AttemptId(1))
 
     def read() -> None:
         for start in range(0, records, size):

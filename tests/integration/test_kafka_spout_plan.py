@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from support.kafka_topics import Topics, wait_until
+from support.kafka_topics import Topics, attempt, ranges, wait_until
 
 from txstream.api.errors import DataLostError, ServiceUnavailableError, UsageError
 from txstream.api.spouts import SpoutContext, Unavailable
@@ -15,10 +15,9 @@ from txstream.embedded import Services
 from txstream.metas import BatchMetas
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 from txstream.spouts.kafka_coordinator import KafkaPartitionCoordinator
-from txstream.transaction import TransactionAttempt
 
 CONTEXT = SpoutContext("planning", "lines", {})
-ATTEMPT = TransactionAttempt(1, 1)
+ATTEMPT = attempt()
 MANY = 1_000_000
 
 
@@ -44,11 +43,8 @@ def open_plan(topics: Topics) -> Iterator[Any]:
 
 def spans(plan: Mapping[str, KafkaRange | Unavailable]) -> dict[str, tuple[int, int]]:
     """Start and end by partition number."""
-    found = {}
-    for name, meta in plan.items():
-        assert isinstance(meta, KafkaRange), f"{name}: {meta}"
-        found[name.rpartition("/")[2]] = (meta.start, meta.end)
-    return dict(sorted(found.items()))
+    found = ((name.rpartition("/")[2], (meta.start, meta.end)) for name, meta in ranges(plan).items())
+    return dict(sorted(found))
 
 
 def after(
@@ -212,9 +208,10 @@ def test_a_topic_created_again(topics: Topics, unique: str, open_plan: Any) -> N
     topics.create(unique)
     fill(topics, unique, 30)  # more than the old one had: offsets alone show nothing
     restarted = open_plan(unique)
-    for ask in (lambda: restarted.plan(last, MANY), lambda: restarted.unreadable(last)):
-        with pytest.raises(DataLostError, match="deleted and created again"):
-            wait_until(lambda ask=ask: ask().get("never"), "the loss is noticed")
+    with pytest.raises(DataLostError, match="deleted and created again"):
+        wait_until(lambda: restarted.plan(last, MANY).get("never"), "the loss is noticed")
+    with pytest.raises(DataLostError, match="deleted and created again"):
+        wait_until(lambda: restarted.unreadable(last).get("never"), "the loss is noticed")
     wait_until(lambda: isinstance(skipping.plan(last, MANY)[name], KafkaRange), "the new topic is read")
     meta = skipping.plan(last, MANY)[name]
     assert (meta.start, meta.end, meta.skipped_from) == (0, 30, 10)

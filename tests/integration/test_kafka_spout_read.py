@@ -9,16 +9,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from support.kafka_topics import Topics, wait_until
+from support.kafka_topics import Topics, attempt, wait_until
 
 from txstream.api.errors import DataLostError, DecodeError, ShortReadError
 from txstream.api.spouts import SpoutContext
 from txstream.embedded import Services
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 from txstream.spouts.kafka_emitter import KafkaPartitionEmitter
-from txstream.transaction import TransactionAttempt
 
-ATTEMPT = TransactionAttempt(1, 1)
+ATTEMPT = attempt()
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +38,10 @@ class Reading:
         return pa.Table.from_batches(batches, self.emitter._source.output)
 
     def values(self, partition: str, start: int, end: int, topic_id: str = "") -> list[Any]:
-        return self.table(partition, start, end, topic_id).column("value").to_pylist()
+        return list(self.table(partition, start, end, topic_id).column("value").to_pylist())
 
     def offsets(self, partition: str, start: int, end: int) -> list[int]:
-        return self.table(partition, start, end).column("offset").to_pylist()
+        return list(self.table(partition, start, end).column("offset").to_pylist())
 
 
 @pytest.fixture
@@ -202,7 +201,7 @@ def test_a_compaction_gap_is_not_a_short_read(topics: Topics, unique: str, open_
     topics.create(unique, configs=configs)
     topics.send(unique, [b"old %d" % number for number in range(50)], key=b"same")
     topics.send(unique, [b"kept"], key=b"other")
-    reading = open_reading(unique)
+    reading: Reading = open_reading(unique)
     name = f"{unique}/0"
 
     def compacted() -> bool:

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.kafka_topics import Topics, wait_until
+from support.kafka_topics import Topics, attempt, ranges, wait_until
 
 from txstream.api.errors import ServiceUnavailableError
 from txstream.api.spouts import SpoutContext
 from txstream.embedded import EmbeddedKafka, find_java
 from txstream.embedded.ports import HOST, free_port
 from txstream.spouts.kafka import KafkaSource
-from txstream.transaction import TransactionAttempt
 
 PASSWORD = "correct-horse"
 MANY = 1_000_000
@@ -83,14 +82,14 @@ def test_client_options_reach_driver_and_executor(
     source = KafkaSource(unique, address, client_options=options(certificate))
     context = SpoutContext("secured", "lines", {})
     coordinator, emitter = source.coordinator(context), source.emitter(context)
-    plan = coordinator.plan({}, MANY)
-    [batch] = emitter.emit(TransactionAttempt(1, 1), f"{unique}/0", plan[f"{unique}/0"])
+    plan = ranges(coordinator.plan({}, MANY))
+    [batch] = emitter.emit(attempt(1), f"{unique}/0", plan[f"{unique}/0"])
     assert batch.column("value").to_pylist() == ["a", "b"]
     # Both connections are idle now, until the broker has closed them.
     idle_since = time.monotonic()
     wait_until(lambda: time.monotonic() - idle_since > 1.5, "the broker closes idle connections")
     assert coordinator.plan({}, MANY) == plan
-    [batch] = emitter.emit(TransactionAttempt(1, 2), f"{unique}/0", plan[f"{unique}/0"])
+    [batch] = emitter.emit(attempt(2), f"{unique}/0", plan[f"{unique}/0"])
     assert batch.num_rows == 2
     coordinator.close()
     emitter.close()

@@ -18,8 +18,7 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from postgres import PostgresServer
 from support.cut import AnswerLosingProxy
 from support.framework_contract import FrameworkContract

@@ -10,6 +10,10 @@ from typing import Any, Self
 
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 
+from txstream.api.spouts import Unavailable
+from txstream.spouts.kafka import KafkaRange
+from txstream.transaction import AttemptId, TransactionAttempt, Txid
+
 Headers = list[tuple[str, bytes]]
 
 
@@ -97,6 +101,20 @@ class Topics:
             producer.commit_transaction()
         else:
             producer.abort_transaction()
+
+
+def attempt(number: int = 1) -> TransactionAttempt:
+    """An attempt at the first batch; readers do not look at it."""
+    return TransactionAttempt(Txid(1), AttemptId(number))
+
+
+def ranges(plan: Mapping[str, KafkaRange | Unavailable]) -> dict[str, KafkaRange]:
+    """The plan, all of whose partitions must be there to be read."""
+    found = {}
+    for name, meta in plan.items():
+        assert isinstance(meta, KafkaRange), f"{name}: {meta}"
+        found[name] = meta
+    return found
 
 
 def wait_until(condition: Callable[[], object], what: str, seconds: float = 20.0) -> None:

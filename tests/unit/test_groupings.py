@@ -11,8 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from txstream.api.errors import TupleError
 from txstream.api.groupings import Grouping, GroupingKind, canonical_bytes, stable_hash, task_of

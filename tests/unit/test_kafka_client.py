@@ -14,7 +14,7 @@ from txstream.api.errors import PartitionUnavailableError, ServiceUnavailableErr
 from txstream.api.spouts import SpoutContext
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 from txstream.spouts.kafka_client import KafkaClient
-from txstream.transaction import TransactionAttempt
+from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_on_an_executor_it_is_an_outage(refusing: str) -> None:
     emitter = KafkaSource("lines", refusing).emitter(
         SpoutContext("counts", "lines", {}, connect_timeout_seconds=0.3)
     )
-    attempt = TransactionAttempt(1, 1)
+    attempt = TransactionAttempt(Txid(1), AttemptId(1))
     assert list(emitter.emit(attempt, "lines/0", KafkaRange(3, 3))) == []
     with pytest.raises(PartitionUnavailableError, match=refusing):
         list(emitter.emit(attempt, "lines/0", KafkaRange(3, 4)))

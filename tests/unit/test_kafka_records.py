@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 from kafka.record.util import calc_crc32c
 
 from txstream.spouts.kafka_records import CorruptBatchError, RecordColumns, decode_records
 
-Record = tuple[int, int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
+Headers = list[tuple[str, bytes | None]]
+Record = tuple[int, int, bytes | None, bytes | None, Headers]
 NONE, GZIP = 0, 1
 CONTROL, TRANSACTIONAL, LOG_APPEND = 0x20, 0x10, 0x08
 
@@ -99,7 +99,7 @@ def test_several_batches_and_the_position_behind_them() -> None:
 
 @pytest.mark.parametrize(("start", "end"), [(0, 6), (1, 5), (2, 4), (3, 3 + 1), (4, 6), (0, 2)])
 def test_only_the_planned_offsets_come_out(start: int, end: int) -> None:
-    header = [("h", b"x")]
+    header: Headers = [("h", b"x")]
     data = batch(0, [(i, 9, b"k", b"%d" % i, header if i % 2 else []) for i in range(4)]) + plain(
         4, b"4", b"5"
     )

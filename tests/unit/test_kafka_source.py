@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
@@ -64,7 +64,7 @@ def test_what_cannot_be_meant_is_refused(arguments: dict[str, Any], named: str) 
 def test_starting_offsets_always_have_an_entry_for_all_others() -> None:
     assert KafkaSource("lines").starting_offsets == {"*": "earliest"}
     assert KafkaSource("lines", starting_offsets="latest").starting_offsets == {"*": "latest"}
-    mixed = {"lines/0": 5, "lines/1": "latest"}
+    mixed: dict[str, Literal["earliest", "latest"] | int] = {"lines/0": 5, "lines/1": "latest"}
     assert KafkaSource("lines", starting_offsets=mixed).starting_offsets == {**mixed, "*": "earliest"}
 
 

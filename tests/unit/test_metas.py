@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NewType
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.inmemory import Range
 
 from txstream.api.errors import CorruptStateError, TopologyError

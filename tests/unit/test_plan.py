@@ -6,8 +6,7 @@ import threading
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from support.bolts import CountByHand, Passing, Split, chain, compiled, word_count, words_state
 from support.inmemory import CONTEXT, MemoryLog, MemorySource, Range, attempt
 

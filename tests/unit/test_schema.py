@@ -6,8 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from txstream.api.errors import SchemaError, TopologyError
 from txstream.api.schema import format_schema, format_type, parse_schema

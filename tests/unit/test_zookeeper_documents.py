@@ -8,8 +8,7 @@ import zlib
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from txstream.api.errors import CorruptStateError, MetaTooLargeError, TopologyError
 from txstream.api.names import MAX_TOPOLOGY_ID_CHARACTERS, validate_topology_id

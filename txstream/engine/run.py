@@ -277,7 +277,7 @@ class RunningTopology:
             batches=statistics.batches,
             records=statistics.records,
             replayed_attempts=statistics.replayed_attempts,
-            recovered_batches=statistics.recovered_batches + len(resume.replays),
+            recovered_batches=statistics.recovered_batches,
             seconds=round(time.monotonic() - started, 3),
             caught_up=loop.caught_up,
         )

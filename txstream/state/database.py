@@ -18,8 +18,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 from sqlalchemy import Connection, delete, select
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.exc import DBAPIError, TimeoutError as PoolTimeoutError
 
 from txstream.api.errors import (
     CorruptStateError,
@@ -29,12 +28,10 @@ from txstream.api.errors import (
     TxstreamError,
 )
 from txstream.semantics import Semantics
-from txstream.state import fence, ledger, revisions
-from txstream.state import tables as state_tables
+from txstream.state import fence, ledger, revisions, tables as state_tables
 from txstream.state.dialect import StateDialect, Touch
 from txstream.state.failures import one_line, to_error
-from txstream.state.framework import batch as batch_table
-from txstream.state.framework import fence as fence_table
+from txstream.state.framework import batch as batch_table, fence as fence_table
 from txstream.state.ledger import LedgerWriter
 from txstream.state.records import COMMITTED, BatchRecord, Commit, FenceRow, TableSpec
 from txstream.state.sqlite import READ_ONLY
