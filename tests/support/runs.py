@@ -127,7 +127,7 @@ class RunningCommand:
             self.process.kill()
             self.process.wait()
             raise TimeoutError(
-                f"{self.process.args!r} still ran after {timeout_seconds} s: {''.join(self._output['stderr'])}"
+                f"{self.process.args!r} ran on after {timeout_seconds} s: {''.join(self._output['stderr'])}"
             ) from None
         for reader in self._readers:
             reader.join(10)
