@@ -1,4 +1,4 @@
-"""The order rules of the coordinator, each by name: DESIGN section 4."""
+"""The order rules of the coordinator, each by name."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class FencedTree:
         return Epoch(0) if node is None else StoredEpoch.decode(node.data, self._paths.epoch).epoch
 
     def claim(self, at_least: Epoch) -> Epoch:
-        """1 + the greater of the stored epoch and `at_least`: DESIGN 5.2, step 1. Raises FencedError when
+        """1 + the greater of the stored epoch and `at_least`. Raises FencedError when
         other drivers kept claiming before this one."""
         owner = uuid.uuid4().hex
         races = failures = 0

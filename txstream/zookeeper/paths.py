@@ -1,4 +1,4 @@
-"""Where a topology's progress is kept: the layout of DESIGN section 4."""
+"""Where a topology's progress is kept."""
 
 from __future__ import annotations
 

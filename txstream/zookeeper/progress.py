@@ -1,4 +1,4 @@
-"""The progress store over a tree of znodes: DESIGN sections 4 and 5.
+"""The progress store over a tree of znodes.
 
 Invariants.
 - `current`, and the metas from current - 1 on without a gap, change together or not at all, under the epoch

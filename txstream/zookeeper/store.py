@@ -23,7 +23,7 @@ class Progress:
 
 
 class ProgressStore(Protocol):
-    """One topology's progress, as one driver sees it: DESIGN sections 4 and 5.
+    """One topology's progress, as one driver sees it.
 
     The order is `read_identity` / `create_identity`, `claim_epoch`, `load`, then `persist` and `advance`.
     While the store is away, every call waits; it then raises WaitStoppedError or ServiceUnavailableError
