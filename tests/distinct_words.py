@@ -1,10 +1,12 @@
-"""A user's module with a bolt, shipped to executors: at the top level, as a user's would be."""
+"""A user's module with bolts, shipped to executors: at the top level, as a user's would be."""
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import txstream
+from txstream.transaction import sequence_of
 
 
 class DistinctWords(txstream.BatchBolt):
@@ -22,3 +24,16 @@ class DistinctWords(txstream.BatchBolt):
     def finish_batch(self) -> None:
         for word in sorted(self.words):
             self.collector.emit((word, 1))
+
+
+class StuckAtFirst(DistinctWords):
+    """The run's first attempt never ends by itself; every later one is well."""
+
+    def finish_batch(self) -> None:
+        if sequence_of(self.attempt.attempt) == 1:
+            threading.Event().wait()
+        super().finish_batch()
+
+    def prepare(self, context: Any, collector: txstream.OutputCollector, batch_id: Any) -> None:
+        super().prepare(context, collector, batch_id)
+        self.attempt: txstream.TransactionAttempt = batch_id

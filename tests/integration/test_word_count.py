@@ -114,6 +114,28 @@ def test_tuples_cross_spark_tasks_for_a_bolt_that_cannot_be_merged(
     assert max(found.values()) == report.batches, "a word counts once a batch, not once a task"
 
 
+@pytest.mark.parametrize("semantics", ["opaque", "transactional"])
+def test_an_attempt_that_takes_too_long_is_cancelled_and_replayed(
+    services: Services, spark: SparkSession, sqlite_url: str, tmp_path: Path, unique: str, semantics: Any
+) -> None:
+    truth = fill_topic(services.kafka, unique, make_lines(400))
+    source = txstream.KafkaSource(unique, max_records_per_partition=20)
+    builder = txstream.TransactionalTopologyBuilder(
+        unique, "lines", word_count.SPOUTS[semantics](source), 2, message_timeout_seconds=3
+    )
+    builder.set_bolt("split", word_count.SplitLine(), 2).local_or_shuffle_grouping("lines")
+    builder.set_bolt("seen", distinct_words.StuckAtFirst(), 2).fields_grouping("split", "word")
+    state = txstream.SqlState(unique, key="word string", value="batches bigint")
+    builder.set_committer_bolt("store", txstream.SqlStateBolt(state), 2).fields_grouping("seen", "word")
+    settings = replace(settings_of(services, sqlite_url, tmp_path), py_files=(distinct_words.__file__,))
+    report = txstream.run(builder.build(), spark, settings)
+    assert report.caught_up
+    assert report.records == 400
+    assert report.replayed_attempts >= 1
+    assert {row["word"] for row in read_rows(sqlite_url, unique)} == truth.keys()
+    assert spark.sparkContext.statusTracker().getActiveJobsIds() == [], "the stuck job was cancelled"
+
+
 @pytest.mark.parametrize("semantics", list(COLUMNS))
 def test_global_count(
     services: Services, sqlite_url: str, tmp_path: Path, unique: str, semantics: Any

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 Show = Callable[["RunProgress"], None]
 
 _LINE_SECONDS = 10.0
+_FIRST_LINE_SECONDS = 3.0
 
 
 @contextlib.contextmanager
@@ -31,11 +32,11 @@ def shown_progress(cli: Cli, clock: Callable[[], float] = time.monotonic) -> Ite
 
 
 class _Lines:
-    """A line every ten seconds, and only when there is something new to say."""
+    """A line every ten seconds, the first one sooner: a start that hangs says for what. Only news is told."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._next = clock() + _LINE_SECONDS
+        self._next = clock() + _FIRST_LINE_SECONDS
         self._said = ""
 
     def __call__(self, progress: RunProgress) -> None:

@@ -190,6 +190,7 @@ class RunningTopology:
 
     def _run(self, stack: contextlib.ExitStack) -> RunReport | None:
         settings, topology = self.settings, self.topology
+        self._connecting_to(f"ZooKeeper at {settings.require_zookeeper()}")
         zookeeper = ZooKeeper(
             settings.require_zookeeper(),
             connect_timeout_seconds=settings.connect_timeout_seconds,
@@ -207,7 +208,6 @@ class RunningTopology:
         stack.callback(leadership.release)
         if self._stop.is_set():
             return None
-        self.state = "starting"
 
         # A resumed process may get here long after it was elected; from here on the epoch decides.
         codec: MetaCodec[Any] = MetaCodec(topology.spout.source.meta_type)
@@ -215,8 +215,10 @@ class RunningTopology:
             zookeeper, topology.id, codec, waiting=self._waiting, should_stop=self._should_abort
         )
         # Opened before anything is stored: a topic that does not exist must leave nothing behind.
+        self._connecting_to(f"the source of {topology.components[0].id!r}")
         spout = topology.spout.source.coordinator(self._context())
         stack.callback(spout.close)
+        self.state = "recovering"
         identity = self._claim_identity(store, targets)
         databases = [target.database for target in targets]
         epoch = take_over(topology.id, identity.uuid, store, databases, locked=self._wait_for_fence)
@@ -234,6 +236,7 @@ class RunningTopology:
         goal = self._goal = self._targets(spout) if self._until == CAUGHT_UP else None
         if self._stop.is_set():
             return None  # rather than start Spark for nothing
+        self.state = "starting Spark"
         runner = self._create_runner(stack)
         committer = Committer(topology, identity.uuid, targets, wait_for=self._wait_for)
         loop = EventLoop(
@@ -282,6 +285,9 @@ class RunningTopology:
             caught_up=loop.caught_up,
         )
 
+    def _connecting_to(self, what: str) -> None:
+        self.state = f"connecting to {what} (up to {self.settings.connect_timeout_seconds:g} s)"
+
     def _open_databases(self, stack: contextlib.ExitStack) -> list[StateTarget]:
         settings = self.settings
 
@@ -298,6 +304,7 @@ class RunningTopology:
             settings.data_dir.mkdir(parents=True, exist_ok=True)
         targets = state_targets(self.topology, settings.database_url(), opened)
         for target in targets:
+            self._connecting_to(f"database {target.database.url_for_people}")
             target.database.check()
         return targets
 
