@@ -137,6 +137,25 @@ def test_an_error_in_the_data_ends_the_run_at_its_first_attempt(log: MemoryLog, 
     assert [attempt.txid for attempt in run.runner.attempts] == [1, 2]
 
 
+@BOTH
+def test_batches_before_the_one_with_the_error_are_committed_first(log: MemoryLog, spout: Any) -> None:
+    """Otherwise every run would end before them again, and no run would ever get to the error's batch."""
+    found = threading.Event()
+
+    def on_emit(attempt: TransactionAttempt, partition: str) -> None:
+        if attempt.txid == 2:
+            found.set()
+            raise DataLostError("offset 5 is gone")
+
+    log.on_emit = on_emit
+    run = Run(World(log, spout), options={"max_spout_pending": 2})
+    run.committer.before = lambda attempt: wait(found, "the error of the batch behind")
+    with pytest.raises(DataLostError, match="offset 5 is gone"):
+        run.complete()
+    assert sorted(run.world.table.batches) == [1]
+    assert run.coordinator.current == 2, "the batch before it was committed, but its progress is not stored"
+
+
 def test_an_error_in_the_data_found_by_the_commit_ends_the_run(log: MemoryLog) -> None:
     run = Run(World(log))
 

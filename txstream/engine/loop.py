@@ -110,6 +110,7 @@ class EventLoop:
         self._timings: dict[Txid, BatchTiming] = {}
         self._planned_at: dict[Txid, datetime] = {}
         self._failures: dict[Txid, TxidFailures] = {}
+        self._doomed: dict[TransactionAttempt, BaseException] = {}
         self._emitted: set[Txid] = set()
         self._waiting = Waiting()
         self._recheck = set(self._stored_plans())
@@ -226,6 +227,7 @@ class EventLoop:
                     self._do_advance(command)
                 case Cancel(attempt):
                     self._processed.pop(attempt, None)
+                    self._doomed.pop(attempt, None)
                     self._cancels.submit(self._cancel, attempt)
 
     def _timing(self, txid: Txid) -> BatchTiming:
@@ -322,6 +324,7 @@ class EventLoop:
             self._emitted.discard(advance.txid)
             self._planned_at.pop(advance.txid, None)
             self._do_all(self.coordinator.advanced(advance.txid))
+            self._end_if_doomed()
 
         self._events.submit(self._writes, work, done, self._fail_run)
 
@@ -389,7 +392,9 @@ class EventLoop:
             self._do_all(self.coordinator.ack(attempt))
 
         def overdue() -> None:
-            if self._is_active(attempt) and self.coordinator.active[attempt.txid].phase is Phase.PROCESSING:
+            if attempt in self._doomed or not self._is_active(attempt):
+                return
+            if self.coordinator.active[attempt.txid].phase is Phase.PROCESSING:
                 self._attempt_failed(
                     attempt,
                     BatchTimeoutError(
@@ -455,19 +460,34 @@ class EventLoop:
 
     # --- failure ------------------------------------------------------------------------------------
 
+    def _end_with(self, attempt: TransactionAttempt, error: BaseException) -> None:
+        """End the run with the error of this attempt, once the batches before it are committed: otherwise
+        every run would end before them again."""
+        if attempt.txid == self.coordinator.current:
+            self._fail_run(error)
+        else:
+            self._doomed[attempt] = error
+            self.coordinator.drain()
+
+    def _end_if_doomed(self) -> None:
+        head = self.coordinator.active.get(self.coordinator.current)
+        error = None if head is None else self._doomed.get(head.attempt)
+        if error is not None:
+            self._fail_run(error)
+
     def _attempt_failed(self, attempt: TransactionAttempt, error: BaseException) -> None:
         if not self._is_active(attempt):
             log.debug("ignoring the failure of superseded %s: %s", attempt, error)
             return
         verdict = judge(error)
         if verdict is Verdict.FATAL:
-            self._fail_run(error)
+            self._end_with(attempt, error)
             return
         failures = self._failures.setdefault(attempt.txid, TxidFailures())
         failures.add(error)
         self.statistics.failed_attempts += 1
         if failures.bugs >= self.options.max_attempts:
-            self._fail_run(error)
+            self._end_with(attempt, error)
             return
         quiet = isinstance(error, BatchFailedError)
         log.log(
