@@ -7,6 +7,7 @@ Nulls are skipped, as SQL's aggregates do.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,7 +15,7 @@ import pyarrow as pa
 
 
 @dataclass(frozen=True, slots=True)
-class Reducer:
+class Reducer(ABC):
     """`partial` and `merge` are the names of Arrow's aggregate functions for the two steps."""
 
     field: str | None
@@ -22,13 +23,13 @@ class Reducer:
     partial: ClassVar[str]
     merge: ClassVar[str]
 
+    @abstractmethod
     def accepts(self, data_type: pa.DataType) -> bool:
         """Can this reducer take a field of this type?"""
-        raise NotImplementedError
 
+    @abstractmethod
     def result_type(self, data_type: pa.DataType | None) -> pa.DataType:
         """The type of the delta, from the type of the field."""
-        raise NotImplementedError
 
     @property
     def identity(self) -> int | None:

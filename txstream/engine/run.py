@@ -18,16 +18,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from txstream.api.errors import (
     FencedError,
-    IdentityMismatchError,
     PartitionUnavailableError,
-    ProgressMismatchError,
     ServiceUnavailableError,
-    TxstreamError,
     UsageError,
 )
 from txstream.api.spouts import PartitionCoordinator, SpoutContext
 from txstream.api.topology import Topology
 from txstream.coordinator import Coordinator
+from txstream.engine.claim import claim_identity
 from txstream.engine.commit import Committer, StateTarget, state_targets
 from txstream.engine.loop import EventLoop, LoopOptions, RunAbortedError
 from txstream.engine.plan import ExecutionPlan, compile_topology
@@ -38,8 +36,8 @@ from txstream.engine.runner import BatchRunner
 from txstream.metas import MetaCodec
 from txstream.settings import Settings
 from txstream.state import FenceLockedError, StateDatabase, open_database
-from txstream.transaction import FIRST_TXID, AttemptSequence, Txid
-from txstream.zookeeper import Identity, Leadership, ProgressStore, ZooKeeper, ZooKeeperProgress
+from txstream.transaction import AttemptSequence, Txid
+from txstream.zookeeper import Leadership, ProgressStore, ZooKeeper, ZooKeeperProgress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -219,7 +217,7 @@ class RunningTopology:
         spout = topology.spout.source.coordinator(self._context())
         stack.callback(spout.close)
         self.state = "recovering"
-        identity = self._claim_identity(store, targets)
+        identity = claim_identity(topology, store, targets, locked=self._wait_for_fence)
         databases = [target.database for target in targets]
         epoch = take_over(topology.id, identity.uuid, store, databases, locked=self._wait_for_fence)
         resume = recover(topology.id, topology.semantics, store, databases, codec)
@@ -308,56 +306,12 @@ class RunningTopology:
             target.database.check()
         return targets
 
-    def _claim_identity(self, store: ProgressStore, targets: list[StateTarget]) -> Identity:
-        mine = identity_of(self.topology)
-        stored = store.read_identity()
-        if stored is not None:
-            _refuse_other_identity(self.topology.id, stored, mine)
-        for target in targets:
-            target.database.ensure_framework_tables()
-            if stored is None:
-                _refuse_orphan(self.topology.id, target.database)
-        identity = store.create_identity(mine) if stored is None else stored
-        _refuse_other_identity(self.topology.id, identity, mine)
-        first_run = store.load().current == FIRST_TXID
-        joined: list[StateDatabase] = []
-        try:
-            for target in targets:
-                self._join(target, identity.uuid, first_run)
-                joined.append(target.database)
-        except TxstreamError:
-            if stored is None:
-                self._undo_first_run(store, identity, joined)
-            raise
-        return identity
-
-    def _join(self, target: StateTarget, topology_uuid: str, first_run: bool) -> None:
-        while True:
-            try:
-                return target.database.join(
-                    self.topology.id,
-                    topology_uuid,
-                    target.tables,
-                    semantics=self.topology.semantics,
-                    first_run=first_run,
-                )
-            except FenceLockedError as error:
-                self._wait_for_fence(error)
-
     def _wait_for_fence(self, error: FenceLockedError) -> None:
         """A frozen driver holds the fence inside its transaction: its end, or the database's, frees it."""
         self.state = f"waiting for a lock: {error}"
         self._waiting(str(error))
         if self._stop.wait(_RETRY_SECONDS):
             raise RunAbortedError("the run was stopped while another driver held the fence") from error
-
-    def _undo_first_run(self, store: ProgressStore, identity: Identity, joined: list[StateDatabase]) -> None:
-        """A first run that was refused must not stand in the way of the next, corrected one. What cannot be
-        removed now is told by that run. Only what carries this run's fresh uuid is dropped."""
-        with contextlib.suppress(TxstreamError):
-            for database in joined:
-                database.delete(self.topology.id, drop_state=True, uuid=identity.uuid)
-            store.delete_everything()
 
     def _context(self) -> SpoutContext:
         settings = self.settings
@@ -497,37 +451,3 @@ def run(
     except BaseException:
         running.abort()
         raise
-
-
-def identity_of(topology: Topology) -> Identity:
-    """What must stay the same under one topology id."""
-    source = topology.spout.source
-    return Identity.new(
-        topology.semantics,
-        f"{type(source).__module__}.{type(source).__qualname__}",
-        source.identity(),
-        tuple(sorted(bolt.state.table for bolt, _ in topology.states)),
-    )
-
-
-def _refuse_orphan(topology_id: str, database: StateDatabase) -> None:
-    """ZooKeeper knows nothing of this topology, a database does: one of the two was lost."""
-    fence = database.read_fence(topology_id)
-    if fence is not None:
-        last = database.last_batch(topology_id)
-        raise ProgressMismatchError(
-            f"topology {topology_id!r} is not in ZooKeeper, but {database.url_for_people} holds its state "
-            f"up to txid {0 if last is None else last.txid} (uuid {fence.uuid}). "
-            f"Was ZooKeeper lost, or is this "
-            f"another ZooKeeper? Point at the right one, or start afresh with "
-            f"`txstream delete {topology_id} --drop-state`"
-        )
-
-
-def _refuse_other_identity(topology_id: str, stored: Identity, mine: Identity) -> None:
-    differences = stored.differences(mine)
-    if differences:
-        raise IdentityMismatchError(
-            f"topology {topology_id!r} was first run with other code: {'; '.join(differences)}. Run it under "
-            f"another id (--id), or start afresh with `txstream delete {topology_id} --drop-state`"
-        )
