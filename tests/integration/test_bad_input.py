@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import types
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from kazoo.client import KazooClient
 from support.runs import WORD_COUNT, Launcher, Outcome
 from support.tables import read_counts, read_rows, table_exists
 from support.texts import create_topic, fill_topic, make_lines, produce
@@ -16,6 +18,7 @@ from support.texts import create_topic, fill_topic, make_lines, produce
 import txstream
 from txstream.embedded import Services
 from txstream.testing import InProcessRunner
+from txstream.zookeeper import ROOT
 
 
 @pytest.fixture
@@ -146,6 +149,18 @@ def test_state_table_of_another_topology_changed_code_and_foreign_table(
     engine.dispose()
     foreign = launcher.word_count(f"{unique}-foreign", unique, f"{unique}_mine")
     assert_told(foreign, 1, f"{unique}_mine")
+
+    lost = launcher.word_count(unique, unique, unique, "--zookeeper", f"{services.zookeeper}/{unique}")
+    assert_told(lost, 1, "not in ZooKeeper", "txid", "txstream delete")
+
+    path = f"{ROOT}/{unique}/coordinator/current"
+    with contextlib.closing(KazooClient(services.zookeeper)) as client:
+        client.start()
+        client.set(path, b"7")
+        client.stop()
+    corrupt = launcher.word_count(unique, unique, unique)
+    assert_told(corrupt, 1, path)
+
     assert read_counts(launcher.database, unique) == before
     assert not table_exists(launcher.database, f"{unique}_2")
 
