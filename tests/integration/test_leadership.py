@@ -55,9 +55,9 @@ def freeze_succeed_wake(
     try:
         frozen = wait_for_file(told, first)
         standby = start()
-        standby.process.wait(90)
+        standby.wait(90)
         os.kill(int(str(frozen["pid"])), signal.SIGCONT)
-        first.process.wait(60)
+        first.wait(60)
     finally:
         first.kill()
         if standby is not None:

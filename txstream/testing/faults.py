@@ -12,6 +12,7 @@ import json
 import os
 import re
 import signal
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +47,9 @@ class Fault:
         self.fired = True
         if self.log is not None:
             self._tell(txid, others)
-        os.kill(os.getpid(), _SIGNALS[self.action])
+        # To this very thread: a signal to the process may be taken by another one, while this one goes on
+        # past the point.
+        signal.pthread_kill(threading.get_ident(), _SIGNALS[self.action])
 
     def _tell(self, txid: Txid, others: Mapping[Txid, str]) -> None:
         document = {"pid": os.getpid(), "action": self.action, "point": str(self.point), "txid": txid}
