@@ -49,7 +49,8 @@ PARTS = (
 
 Lines = list[list[str]]  # by partition, in the order of offsets
 
-console = Console(stderr=True)
+# Into a file or pipe the table would be squeezed to 80 columns.
+console = Console(stderr=True, width=None if sys.stderr.isatty() else 150)
 
 
 def main() -> int:
