@@ -101,20 +101,38 @@ def test_driver_frozen_inside_its_sql_transaction(
     assert read_counts(postgres_url, unique) == truth
 
 
-@pytest.mark.parametrize("point", ["before-commit:3", "inside-commit:3"])
+@pytest.mark.parametrize(
+    ("point", "session_seconds", "line"),
+    [("before-commit:3", "12", "standing by"), ("inside-commit:3", "3", "lock")],
+    ids=["standing by", "waiting for its lock"],
+)
 def test_standby_takes_over_when_the_leader_is_killed(
-    launcher: Launcher, services: Services, unique: str, tmp_path: Path, point: str
+    launcher: Launcher,
+    services: Services,
+    unique: str,
+    tmp_path: Path,
+    point: str,
+    session_seconds: str,
+    line: str,
 ) -> None:
-    """Inside its transaction a frozen driver keeps SQLite's lock: the standby waits for it, and says so."""
+    """While the leader's session lives, the standby waits in the election and `--no-wait` is refused. Inside
+    its transaction a frozen driver keeps SQLite's lock beyond its session: the standby waits for that too."""
     truth = fill_topic(services.kafka, unique, make_lines(LINES))
-    arguments = launcher.word_count_arguments(unique, unique, unique, *OPTIONS)
+    arguments = launcher.word_count_arguments(
+        unique, unique, unique, "-p", "max_records_per_partition=200", "--session-timeout", session_seconds
+    )
     told = tmp_path / "frozen.json"
     leader = launcher.start(*arguments, TXSTREAM_FAULT=f"stop@{point}", TXSTREAM_FAULT_LOG=str(told))
     standby = None
     try:
         wait_for_file(told, leader)
         standby = launcher.start(*arguments)
-        standby.wait_for_line("lock" if point.startswith("inside") else "standing by")
+        standby.wait_for_line(line)
+        if line == "standing by":
+            refused = launcher.run(*arguments, "--no-wait")
+            assert refused.status == 1
+            assert "Traceback" not in refused.stderr
+            assert str(leader.process.pid) in refused.stderr, "the message names the present leader"
         leader.kill()
         finished = standby.wait()
     finally:
@@ -123,20 +141,3 @@ def test_standby_takes_over_when_the_leader_is_killed(
             standby.kill()
     assert finished.status == 0, finished.stderr
     assert read_counts(launcher.database, unique) == truth
-
-
-def test_no_wait_is_refused_while_another_driver_leads(
-    launcher: Launcher, services: Services, unique: str, tmp_path: Path
-) -> None:
-    fill_topic(services.kafka, unique, make_lines(LINES))
-    arguments = launcher.word_count_arguments(unique, unique, unique, "-p", "max_records_per_partition=200")
-    told = tmp_path / "frozen.json"
-    leader = launcher.start(*arguments, TXSTREAM_FAULT="stop@before-commit:2", TXSTREAM_FAULT_LOG=str(told))
-    try:
-        wait_for_file(told, leader)
-        refused = launcher.run(*arguments, "--no-wait")
-    finally:
-        leader.kill()
-    assert refused.status == 1
-    assert "Traceback" not in refused.stderr
-    assert str(leader.process.pid) in refused.stderr, "the message names the present leader"
