@@ -156,6 +156,30 @@ def test_batches_before_the_one_with_the_error_are_committed_first(log: MemoryLo
     assert run.coordinator.current == 2, "the batch before it was committed, but its progress is not stored"
 
 
+def test_an_error_of_a_superseded_attempt_does_not_end_the_run(log: MemoryLog) -> None:
+    """The batch before it goes again, and it with it: what counts is how the new attempt ends."""
+    found = threading.Event()
+    committed: list[TransactionAttempt] = []
+
+    def on_emit(attempt: TransactionAttempt, partition: str) -> None:
+        if attempt.txid == 2 and not found.is_set():
+            found.set()
+            raise DataLostError("offset 5 is gone")
+
+    def before(attempt: TransactionAttempt) -> None:
+        wait(found, "the error of the batch behind")
+        committed.append(attempt)
+        if len(committed) == 1:
+            raise BatchFailedError("once more")
+
+    log.on_emit = on_emit
+    run = Run(World(log), options={"max_spout_pending": 2})
+    run.committer.before = before
+    run.complete()
+    assert run.loop.caught_up
+    assert run.world.table.totals() == words(log)
+
+
 def test_an_error_in_the_data_found_by_the_commit_ends_the_run(log: MemoryLog) -> None:
     run = Run(World(log))
 

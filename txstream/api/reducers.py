@@ -87,13 +87,10 @@ class Sum(Reducer):
 
 
 @dataclass(frozen=True, slots=True)
-class Min(Reducer):
-    """The least value of a field that has an order."""
+class _Extreme(Reducer):
+    """One of the values themselves, chosen by their order."""
 
     field: str
-
-    partial: ClassVar[str] = "min"
-    merge: ClassVar[str] = "min"
 
     def accepts(self, data_type: pa.DataType) -> bool:
         return _has_order(data_type)
@@ -103,19 +100,19 @@ class Min(Reducer):
 
 
 @dataclass(frozen=True, slots=True)
-class Max(Reducer):
-    """The greatest value of a field that has an order."""
+class Min(_Extreme):
+    """The least value of a field that has an order."""
 
-    field: str
+    partial: ClassVar[str] = "min"
+    merge: ClassVar[str] = "min"
+
+
+@dataclass(frozen=True, slots=True)
+class Max(_Extreme):
+    """The greatest value of a field that has an order."""
 
     partial: ClassVar[str] = "max"
     merge: ClassVar[str] = "max"
-
-    def accepts(self, data_type: pa.DataType) -> bool:
-        return _has_order(data_type)
-
-    def result_type(self, data_type: pa.DataType | None) -> pa.DataType:
-        return data_type
 
 
 def _has_order(data_type: pa.DataType) -> bool:

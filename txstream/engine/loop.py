@@ -466,8 +466,7 @@ class EventLoop:
         if attempt.txid == self.coordinator.current:
             self._fail_run(error)
         else:
-            self._doomed[attempt] = error
-            self.coordinator.drain()
+            self._doomed[attempt] = error  # never acked, it bounds what is opened behind it
 
     def _end_if_doomed(self) -> None:
         head = self.coordinator.active.get(self.coordinator.current)
