@@ -1,0 +1,34 @@
+"""Where the tasks of a batch ran: told by executors, stored by the leader, shown to people."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from txstream.transaction import AttemptId, Txid
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPlace:
+    """One task of one attempt. `task` and `slot` count from 0 within the component, `worker` names the
+    executor process, `host` its machine; `seconds` is the time in the task, `tuples` what it was given."""
+
+    component: str
+    task: int
+    slot: int
+    worker: str
+    host: str
+    seconds: float
+    tuples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The tasks of one processed attempt, as of `at`. `left_out` counts tasks that there was no room to
+    store: those that took the shortest."""
+
+    txid: Txid
+    attempt: AttemptId
+    at: datetime
+    tasks: tuple[TaskPlace, ...]
+    left_out: int = 0
