@@ -10,6 +10,7 @@ import json
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, TypeVar
 
 from txstream.api.errors import CorruptStateError, MetaTooLargeError
@@ -21,8 +22,8 @@ T = TypeVar("T")
 COMPRESSED_PAST_BYTES = 64 * 1024
 # ZooKeeper cuts the connection of a request past 1 MiB, which looks like an outage.
 MAX_REQUEST_BYTES = 900 * 1024
-# A request has besides the metas: the epoch's check, `current`, a delete, and their paths.
-_REST_OF_REQUEST_BYTES = 8 * 1024
+# A request has besides one large value: the epoch's check, `current`, a delete, and their paths.
+MAX_DOCUMENT_BYTES = MAX_REQUEST_BYTES - 8 * 1024
 _MAX_UNPACKED_BYTES = 256 * 1024 * 1024
 MAX_ATTEMPT = (1 << 63) - 1
 MAX_EPOCH = (1 << 31) - 1
@@ -44,7 +45,7 @@ class StoredEpoch:
     def decode(cls, data: bytes, path: str) -> StoredEpoch:
         document = parse_object(data, path, {"epoch", "owner", "driver"})
         epoch = take(document, "epoch", int, path)
-        owner, driver = (_take_optional(document, name, str, path) for name in ("owner", "driver"))
+        owner, driver = (take_optional(document, name, str, path) for name in ("owner", "driver"))
         if not 0 <= epoch <= MAX_EPOCH or (owner is None) != (epoch == 0):
             raise CorruptStateError(f"{path}: epoch {epoch} of owner {owner!r:.100} cannot be")
         return cls(Epoch(epoch), owner, driver)
@@ -64,7 +65,7 @@ class StoredCurrent:
     def decode(cls, data: bytes, path: str) -> StoredCurrent:
         document = parse_object(data, path, {"txid", "attempt"})
         txid = take(document, "txid", int, path)
-        attempt = _take_attempt(document, path)
+        attempt = _take_optional_attempt(document, path)
         if txid < FIRST_TXID or (attempt is None) != (txid == FIRST_TXID):
             raise CorruptStateError(f"{path}: txid {txid} after attempt {attempt} cannot be")
         return cls(Txid(txid), attempt)
@@ -80,24 +81,19 @@ class StoredBatch:
 
     def encode(self, codec: MetaCodec[Any]) -> bytes:
         """Raises MetaTooLargeError past what one request to ZooKeeper can carry."""
-        data = to_json({"attempt": self.attempt, "metas": codec.encode(self.metas)}).encode()
-        if len(data) > COMPRESSED_PAST_BYTES:
-            data = zlib.compress(data)
-        limit_bytes = MAX_REQUEST_BYTES - _REST_OF_REQUEST_BYTES
-        if len(data) > limit_bytes:
+        data = pack(to_json({"attempt": self.attempt, "metas": codec.encode(self.metas)}).encode())
+        if len(data) > MAX_DOCUMENT_BYTES:
             raise MetaTooLargeError(
                 f"the metas of a batch over {len(self.metas.positions())} partitions take {len(data):,} "
-                f"bytes, compressed, and one ZooKeeper request carries at most {limit_bytes:,}; "
+                f"bytes, compressed, and one ZooKeeper request carries at most {MAX_DOCUMENT_BYTES:,}; "
                 "read fewer partitions in one topology, for instance by splitting its topics over several"
             )
         return data
 
     @classmethod
     def decode(cls, data: bytes, path: str, codec: MetaCodec[Any]) -> StoredBatch:
-        if not data.startswith(b"{"):
-            data = _unpack(data, path)
-        document = parse_object(data, path, {"attempt", "metas"})
-        attempt = _take_attempt(document, path)
+        document = parse_object(unpack(data, path), path, {"attempt", "metas"})
+        attempt = _take_optional_attempt(document, path)
         return cls(codec.decode(take(document, "metas", dict, path), path), attempt)
 
 
@@ -136,20 +132,44 @@ def take_strings(document: Mapping[str, Any], name: str, path: str) -> tuple[str
     return tuple(values)
 
 
-def _take_optional(document: Mapping[str, Any], name: str, kind: type[T], path: str) -> T | None:
+def take_optional(document: Mapping[str, Any], name: str, kind: type[T], path: str) -> T | None:
+    """The field `name`, of exactly this type or null. Raises CorruptStateError."""
     return None if document[name] is None else take(document, name, kind, path)
 
 
-def _take_attempt(document: Mapping[str, Any], path: str) -> AttemptId | None:
-    attempt = _take_optional(document, "attempt", int, path)
-    if attempt is None:
-        return None
+def take_time(document: Mapping[str, Any], name: str, path: str) -> datetime:
+    """The field `name`, ISO 8601 with an offset. Raises CorruptStateError."""
+    text = take(document, name, str, path)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise CorruptStateError(f"{path}: {name!r} is not a time: {text!r:.100}") from error
+    if moment.tzinfo is None:
+        raise CorruptStateError(f"{path}: {name!r} is a time without an offset: {text!r:.100}")
+    return moment
+
+
+def take_attempt(document: Mapping[str, Any], path: str) -> AttemptId:
+    """The field `attempt`. Raises CorruptStateError."""
+    attempt = take(document, "attempt", int, path)
     if not 0 < attempt <= MAX_ATTEMPT:
         raise CorruptStateError(f"{path}: {attempt} is not an attempt id, which has 63 bits")
     return AttemptId(attempt)
 
 
-def _unpack(data: bytes, path: str) -> bytes:
+def _take_optional_attempt(document: Mapping[str, Any], path: str) -> AttemptId | None:
+    return None if document["attempt"] is None else take_attempt(document, path)
+
+
+def pack(data: bytes) -> bytes:
+    """What is stored of this JSON: compressed when it is large."""
+    return zlib.compress(data) if len(data) > COMPRESSED_PAST_BYTES else data
+
+
+def unpack(data: bytes, path: str) -> bytes:
+    """The inverse of `pack`. Raises CorruptStateError."""
+    if data.startswith(b"{"):
+        return data
     unpacker = zlib.decompressobj()
     try:
         unpacked = unpacker.decompress(data, _MAX_UNPACKED_BYTES)
