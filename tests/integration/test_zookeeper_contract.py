@@ -7,10 +7,22 @@ import random
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
+from support.zookeeper_backends import (
+    CODEC,
+    IDENTITY,
+    Backend,
+    Fault,
+    Hook,
+    InMemory,
+    Range,
+    Real,
+    commit,
+    leader_of,
+    metas,
+)
 
 from txstream.api.errors import (
     CoordinatorError,
@@ -20,11 +32,10 @@ from txstream.api.errors import (
     TopologyError,
 )
 from txstream.embedded.zookeeper import EmbeddedZooKeeper
-from txstream.metas import BatchMetas, MetaCodec
+from txstream.metas import BatchMetas
 from txstream.semantics import Semantics
-from txstream.transaction import AttemptId, Epoch, Txid, attempt_id
+from txstream.transaction import Epoch, Txid, attempt_id
 from txstream.zookeeper import (
-    ROOT,
     Identity,
     LostAnswerError,
     MemoryProgress,
@@ -32,83 +43,7 @@ from txstream.zookeeper import (
     ProgressStore,
     StoredBatch,
     ZooKeeper,
-    ZooKeeperProgress,
 )
-
-Hook = Callable[[str, str], None]
-
-
-@dataclass(frozen=True)
-class Range:
-    start: int
-    end: int
-
-
-CODEC = MetaCodec(Range)
-IDENTITY = Identity.new(Semantics.TRANSACTIONAL, "spouts.KafkaSource", {"topics": ["lines"]}, ("words",))
-
-
-def metas(start: int, partitions: int = 2) -> BatchMetas[Range]:
-    return BatchMetas({f"lines/{n}": Range(start, start + 10) for n in range(partitions)})
-
-
-class Backend(Protocol):
-    """One kind of store, and the raw znodes below it."""
-
-    topology_id: str
-
-    def store(self, hook: Hook | None = None) -> ProgressStore: ...
-    def get(self, path: str) -> bytes | None: ...
-    def put(self, path: str, data: bytes) -> None: ...
-    def remove(self, path: str) -> None: ...
-    def requests(self) -> int: ...
-
-
-class InMemory:
-    def __init__(self, topology_id: str) -> None:
-        self.topology_id = topology_id
-        self.tree = MemoryTree()
-        self.base = f"{ROOT}/{topology_id}"
-
-    def store(self, hook: Hook | None = None) -> ProgressStore:
-        return MemoryProgress(self.tree, self.topology_id, CODEC, hook=hook)
-
-    def get(self, path: str) -> bytes | None:
-        node = self.tree.get(f"{self.base}/{path}".rstrip("/"))
-        return None if node is None else node.data
-
-    def put(self, path: str, data: bytes) -> None:
-        self.tree.write(f"{self.base}/{path}", data)
-
-    def remove(self, path: str) -> None:
-        self.tree.remove(f"{self.base}/{path}")
-
-    def requests(self) -> int:
-        return self.tree.requests
-
-
-class Real:
-    def __init__(self, topology_id: str, zk: ZooKeeper) -> None:
-        self.topology_id = topology_id
-        self.zk = zk
-        self.base = f"{zk.root}/{topology_id}"
-
-    def store(self, hook: Hook | None = None) -> ProgressStore:
-        return ZooKeeperProgress(self.zk, self.topology_id, CODEC, hook=hook, deadline_seconds=20)
-
-    def get(self, path: str) -> bytes | None:
-        node = f"{self.base}/{path}".rstrip("/")
-        return self.zk.client.get(node)[0] if self.zk.client.exists(node) else None
-
-    def put(self, path: str, data: bytes) -> None:
-        self.zk.client.ensure_path(f"{self.base}/{path}")
-        self.zk.client.set(f"{self.base}/{path}", data)
-
-    def remove(self, path: str) -> None:
-        self.zk.client.delete(f"{self.base}/{path}", recursive=True)
-
-    def requests(self) -> int:
-        return self.zk.round_trips
 
 
 @pytest.fixture(scope="module")
@@ -125,35 +60,6 @@ def backend(request: pytest.FixtureRequest, unique: str) -> Backend:
     if request.param == "memory":
         return InMemory(unique)
     return Real(unique, request.getfixturevalue("session"))
-
-
-def leader_of(backend: Backend, hook: Hook | None = None) -> ProgressStore:
-    """A driver that has done everything a leader does before its first write."""
-    store = backend.store(hook)
-    store.create_identity(IDENTITY)
-    store.claim_epoch(Epoch(0))
-    store.load()
-    return store
-
-
-def commit(store: ProgressStore, txid: int, attempt: AttemptId) -> None:
-    """One transactional batch."""
-    store.persist(Txid(txid), metas(txid * 10))
-    store.advance(Txid(txid), attempt, None)
-
-
-class Fault:
-    """A hook that raises once, at the given moment of the given write."""
-
-    def __init__(self, moment: str, write: str, error: BaseException) -> None:
-        self.place = (moment, write)
-        self.error = error
-        self.fired = 0
-
-    def __call__(self, moment: str, write: str) -> None:
-        if (moment, write) == self.place and not self.fired:
-            self.fired += 1
-            raise self.error
 
 
 LOST_BEFORE_OR_AFTER = pytest.mark.parametrize("moment", ["before", "after"])

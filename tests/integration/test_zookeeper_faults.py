@@ -11,12 +11,13 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import pytest
+from support.zookeeper_proxy import Proxy
 
 from txstream.api.errors import FencedError, LeaderExistsError, ServiceUnavailableError
 from txstream.embedded.process import wait_until
@@ -26,7 +27,6 @@ from txstream.semantics import Semantics
 from txstream.transaction import Epoch, Txid, attempt_id
 from txstream.zookeeper import Identity, Leadership, WaitStoppedError, ZooKeeper, ZooKeeperProgress
 
-MULTI = 14
 SESSION_SECONDS = 1.5
 
 
@@ -39,100 +39,6 @@ class Range:
 CODEC = MetaCodec(Range)
 IDENTITY = Identity.new(Semantics.OPAQUE, "spouts.KafkaSource", {}, ())
 METAS = BatchMetas({"lines/0": Range(0, 10)})
-
-
-class Proxy:
-    """A TCP proxy before one server. `lose_next_multi` cuts the connection before ("request") or after
-    ("answer") the server got the next multi; `cut` refuses every connection until `restore`."""
-
-    def __init__(self, target: str) -> None:
-        host, _, port = target.rpartition(":")
-        self._target = (host, int(port))
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._lock = threading.Lock()
-        self._connections: list[socket.socket] = []
-        self._is_cut = False
-        self._lose: str | None = None
-        self.lost = 0
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def lose_next_multi(self, what: str) -> None:
-        self._lose = what
-
-    def cut(self) -> None:
-        with self._lock:
-            self._is_cut = True
-            for connection in self._connections:
-                _close(connection)
-            self._connections.clear()
-
-    def restore(self) -> None:
-        self._is_cut = False
-
-    def close(self) -> None:
-        _close(self._listener)
-        self.cut()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                with self._lock:
-                    if self._is_cut:
-                        _close(client)
-                        continue
-                    try:
-                        server = socket.create_connection(self._target)
-                    except OSError:
-                        _close(client)
-                        continue
-                    self._connections += [client, server]
-                answer_lost = threading.Event()
-                for pump in (self._to_server, self._to_client):
-                    threading.Thread(target=pump, args=(client, server, answer_lost), daemon=True).start()
-
-    def _to_server(self, client: socket.socket, server: socket.socket, answer_lost: threading.Event) -> None:
-        first = True
-        with suppress(OSError):
-            while frame := _read_frame(client):
-                # The first frame opens the session; every other one begins with a number and a type.
-                if not first and int.from_bytes(frame[8:12]) == MULTI and self._lose is not None:
-                    what, self._lose = self._lose, None
-                    self.lost += 1
-                    if what == "request":
-                        break
-                    answer_lost.set()
-                first = False
-                server.sendall(frame)
-        _close(client)
-        _close(server)
-
-    def _to_client(self, client: socket.socket, server: socket.socket, answer_lost: threading.Event) -> None:
-        with suppress(OSError):
-            while (data := server.recv(65536)) and not answer_lost.is_set():
-                client.sendall(data)
-        _close(client)
-        _close(server)
-
-
-def _read_frame(connection: socket.socket) -> bytes:
-    frame = b""
-    wanted = 4
-    while len(frame) < wanted:
-        piece = connection.recv(wanted - len(frame))
-        if not piece:
-            return b""
-        frame += piece
-        if len(frame) == 4:
-            wanted = 4 + int.from_bytes(frame)
-    return frame
-
-
-def _close(connection: socket.socket) -> None:
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-    connection.close()
 
 
 @pytest.fixture(scope="module")
