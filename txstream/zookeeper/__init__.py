@@ -1,14 +1,17 @@
-"""The transaction order, kept in ZooKeeper: progress store, leader election, identity."""
+"""The transaction order, kept in ZooKeeper: progress store, leader election, identity, requests."""
 
 from __future__ import annotations
 
+from txstream.zookeeper.assignment import read_assignment
 from txstream.zookeeper.client import ZooKeeper, ZooKeeperProgress
 from txstream.zookeeper.documents import StoredBatch
 from txstream.zookeeper.identity import FORMAT, Identity
 from txstream.zookeeper.leadership import Leadership
 from txstream.zookeeper.memory import MemoryProgress, MemoryTree
-from txstream.zookeeper.paths import ROOT
+from txstream.zookeeper.paths import ROOT, Paths
 from txstream.zookeeper.patience import WaitStoppedError
+from txstream.zookeeper.requests import OperatorRequests
+from txstream.zookeeper.scale import Scale, ScaleAnswer, ScaleRequest
 from txstream.zookeeper.store import Progress, ProgressStore
 from txstream.zookeeper.tree import LostAnswerError
 
@@ -20,10 +23,16 @@ __all__ = [
     "LostAnswerError",
     "MemoryProgress",
     "MemoryTree",
+    "OperatorRequests",
+    "Paths",
     "Progress",
     "ProgressStore",
+    "Scale",
+    "ScaleAnswer",
+    "ScaleRequest",
     "StoredBatch",
     "WaitStoppedError",
     "ZooKeeper",
     "ZooKeeperProgress",
+    "read_assignment",
 ]

@@ -3,6 +3,7 @@
 Invariants.
 - Every change is one multi, sent by `FencedTree.multi` and nowhere else; it begins with a check of the
   version that `epoch` had when this driver claimed it, so that an older leader cannot change anything.
+  Only what operators ask (`requests`) is written past it, into a znode of its own.
 - An epoch is claimed by compare-and-set. The value holds an owner id made for this one claim, so that a claim
   whose answer was lost is recognised, and never taken for somebody else's or made twice.
 """
@@ -21,7 +22,8 @@ from txstream.zookeeper.paths import Paths
 from txstream.zookeeper.tree import Check, LostAnswerError, Operation, RefusedError, SetData, Tree
 
 # Called with "before" or "after" and the write's name (create_identity, claim_epoch, persist, advance,
-# delete). What it raises is raised there: LostAnswerError is a lost answer, anything else a crash.
+# answer_scale, write_assignment, delete). What it raises is raised there: LostAnswerError is a lost answer,
+# anything else a crash.
 Hook = Callable[[str, str], None]
 
 # Each lost race means that another driver got on; so many in a row is not a race any more.

@@ -16,6 +16,7 @@ from kazoo.exceptions import (
 )
 
 from txstream.api.errors import ServiceUnavailableError
+from txstream.zookeeper.kazoo_watch import KazooWatch
 from txstream.zookeeper.patience import Patience
 from txstream.zookeeper.tree import (
     Check,
@@ -121,6 +122,11 @@ class KazooTree:
         except NoNodeError:
             return True
         return True
+
+    def watch(self, path: str, changed: Callable[[], None]) -> Callable[[], None]:
+        watch = KazooWatch(self._client, path, changed)
+        watch.start()
+        return watch.stop
 
     def back_off(self, failures: int) -> None:
         back_off(failures, self._patience)

@@ -6,8 +6,10 @@ this tree and over a real server.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from txstream.metas import MetaCodec
@@ -27,6 +29,8 @@ from txstream.zookeeper.tree import (
     SetData,
 )
 
+log = logging.getLogger(__name__)
+
 
 class MemoryTree:
     """Znodes in memory, shared by any number of `MemoryProgress` (two leaders, a restarted driver).
@@ -40,6 +44,7 @@ class MemoryTree:
         self._lock = threading.RLock()
         self._delay = False
         self._late: list[Sequence[Operation]] = []
+        self._watches: list[tuple[str, Callable[[], None]]] = []
         self.requests = 0
 
     def sync(self) -> None:
@@ -56,19 +61,19 @@ class MemoryTree:
             return _names_below(self._nodes, path) if path in self._nodes else None
 
     def ensure(self, path: str) -> None:
-        with self._lock:
+        with self._changing():
             self.requests += 1
             _ensure(self._nodes, path)
 
     def put_if_absent(self, path: str, data: bytes) -> Node:
-        with self._lock:
+        with self._changing():
             self.requests += 1
             if path not in self._nodes:
                 _apply(self._nodes, Create(path, data))
             return self._nodes[path]
 
     def multi(self, operations: Sequence[Operation]) -> None:
-        with self._lock:
+        with self._changing():
             self.requests += 1
             if self._delay:
                 self._delay = False
@@ -77,11 +82,24 @@ class MemoryTree:
             self._apply_all(operations)
 
     def discard(self, path: str) -> bool:
-        with self._lock:
+        with self._changing():
             self.requests += 1
             if path in self._nodes and not _names_below(self._nodes, path):
                 del self._nodes[path]
             return path not in self._nodes
+
+    def watch(self, path: str, changed: Callable[[], None]) -> Callable[[], None]:
+        """As the real one, but `changed` is called by whoever changes `path`, once the change is done."""
+        watch = (path, changed)
+        with self._lock:
+            self._watches.append(watch)
+        _tell(*watch)
+
+        def stop() -> None:
+            with self._lock, contextlib.suppress(ValueError):
+                self._watches.remove(watch)
+
+        return stop
 
     def back_off(self, failures: int) -> None:
         """Nothing to wait for: in memory the next try is answered."""
@@ -95,7 +113,7 @@ class MemoryTree:
     def deliver_late(self) -> int:
         """Apply the late writes, in order, as far as their versions still allow; how many were applied."""
         applied = 0
-        with self._lock:
+        with self._changing():
             late, self._late = self._late, []
             for operations in late:
                 try:
@@ -107,7 +125,7 @@ class MemoryTree:
 
     def write(self, path: str, data: bytes) -> None:
         """Set `path` whatever its version, as a person with a ZooKeeper shell would."""
-        with self._lock:
+        with self._changing():
             node = self._nodes.get(path)
             if node is None:
                 _ensure(self._nodes, path.rpartition("/")[0] or "/")
@@ -115,9 +133,20 @@ class MemoryTree:
 
     def remove(self, path: str) -> None:
         """Delete `path` and everything below it."""
-        with self._lock:
+        with self._changing():
             for name in [p for p in self._nodes if p == path or p.startswith(f"{path}/")]:
                 del self._nodes[name]
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Hold the lock for a change; afterwards, without it, tell those who watch what has changed."""
+        with self._lock:
+            before = [self._nodes.get(path) for path, _ in self._watches]
+            yield
+            after = [self._nodes.get(path) for path, _ in self._watches]
+            changed = [w for w, b, a in zip(self._watches, before, after, strict=True) if b != a]
+        for watch in changed:
+            _tell(*watch)
 
     def _apply_all(self, operations: Sequence[Operation]) -> None:
         nodes = dict(self._nodes)
@@ -153,10 +182,18 @@ class _Stoppable:
         self.put_if_absent = tree.put_if_absent
         self.multi = tree.multi
         self.discard = tree.discard
+        self.watch = tree.watch
 
     def back_off(self, failures: int) -> None:
         if self._should_stop is not None and self._should_stop():
             raise WaitStoppedError("stopped while a write was being repeated")
+
+
+def _tell(path: str, changed: Callable[[], None]) -> None:
+    try:
+        changed()
+    except Exception:
+        log.exception("what was to be told of a change of %s failed", path)
 
 
 def _apply(nodes: dict[str, Node], operation: Operation) -> None:

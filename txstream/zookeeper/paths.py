@@ -57,3 +57,15 @@ class Paths:
     @property
     def requests(self) -> str:
         return f"{self.base}/requests"
+
+    @property
+    def scale(self) -> str:
+        return f"{self.requests}/scale"
+
+    @property
+    def scaled(self) -> str:
+        return f"{self.requests}/scaled"
+
+    @property
+    def assignment(self) -> str:
+        return f"{self.base}/assignment"

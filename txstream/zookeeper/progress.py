@@ -11,16 +11,20 @@ Invariants.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from txstream.api.errors import CoordinatorError, CorruptStateError, ServiceUnavailableError
+from txstream.assignment import Assignment
 from txstream.metas import BatchMetas, MetaCodec
 from txstream.transaction import FIRST_TXID, AttemptId, Epoch, Txid
+from txstream.zookeeper.assignment import AssignmentWriter, read_assignment
 from txstream.zookeeper.documents import MAX_ATTEMPT, StoredBatch, StoredCurrent
 from txstream.zookeeper.fenced import MAX_RACES, FencedTree, Hook
 from txstream.zookeeper.identity import Identity
 from txstream.zookeeper.paths import Paths
+from txstream.zookeeper.requests import LeaderRequests
+from txstream.zookeeper.scale import Scale, ScaleRequest
 from txstream.zookeeper.store import Progress
 from txstream.zookeeper.tree import (
     Check,
@@ -43,6 +47,8 @@ class TreeProgress:
         self._paths = paths
         self._codec = codec
         self._fenced = FencedTree(tree, paths, hook)
+        self._requests = LeaderRequests(self._fenced, paths)
+        self._assignment = AssignmentWriter(self._fenced, paths)
         self._lock = threading.RLock()
         self._current: tuple[Txid, int] | None = None
         self._meta_versions: dict[Txid, int] = {}
@@ -271,6 +277,30 @@ class TreeProgress:
         if self._current is None:
             raise CoordinatorError(f"the progress of topology {self.topology_id!r} was not loaded yet")
         return self._current
+
+    # --- for operators --------------------------------------------------------------------------------
+
+    def read_scale(self) -> Scale:
+        with self._lock:
+            return self._requests.read_scale()
+
+    def answer_scale(
+        self, request: ScaleRequest, refused: str | None = None, before: Mapping[str, int] | None = None
+    ) -> None:
+        with self._lock:
+            self._requests.answer_scale(request, refused, before)
+
+    def watch_scale(self, changed: Callable[[], None]) -> Callable[[], None]:
+        # Without the lock: `changed` may be called at once, from another thread.
+        return self._requests.watch_scale(changed)
+
+    def write_assignment(self, assignment: Assignment) -> None:
+        with self._lock:
+            self._assignment.write(assignment)
+
+    def read_assignment(self) -> Assignment | None:
+        with self._lock:
+            return read_assignment(self._tree, self._paths)
 
     # --- deleting -------------------------------------------------------------------------------------
 

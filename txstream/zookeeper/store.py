@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from txstream.assignment import Assignment
 from txstream.metas import BatchMetas
 from txstream.transaction import AttemptId, Epoch, Txid
 from txstream.zookeeper.documents import StoredBatch
 from txstream.zookeeper.identity import Identity
+from txstream.zookeeper.scale import Scale, ScaleRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,35 @@ class ProgressStore(Protocol):
     def advance(self, txid: Txid, attempt: AttemptId, metas: BatchMetas[Any] | None) -> None:
         """`attempt` has committed `txid`, the current one: current becomes txid + 1, the metas before txid
         go, txid's own stay. `metas` None: they were persisted. Repeated until it is known to be stored."""
+
+    def read_scale(self) -> Scale:
+        """The slots that operators put in force, and their requests that wait for an answer. Without a claim
+        it only reads. Called when a leader starts, and whenever `watch_scale` told of a change.
+
+        Raises CorruptStateError."""
+
+    def answer_scale(
+        self, request: ScaleRequest, refused: str | None = None, before: Mapping[str, int] | None = None
+    ) -> None:
+        """Answer one of the waiting requests: with `refused`, why not; without, its slots are in force from
+        now on, for this leader and for all that follow. `before` has the slots until then, for people.
+
+        Called on the driver, once per request, after the slots were changed: a request that was not answered
+        comes again to the next leader. Repeated until it is known to be stored."""
+
+    def watch_scale(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Call `changed` soon, and again whenever requests may have come; returns what ends that. It survives
+        lost connections and sessions, and costs nothing while nobody asks.
+
+        `changed` is called from a thread of ZooKeeper's client, so it must return at once and must not call
+        this store; what it raises is logged."""
+
+    def write_assignment(self, assignment: Assignment) -> None:
+        """Store where tasks ran, for people: one round trip. Too large a one is cut and a lost answer is
+        ignored, but FencedError and CorruptStateError (the topology was deleted) end the run as elsewhere."""
+
+    def read_assignment(self) -> Assignment | None:
+        """What was written last, by whichever leader; None before the first. Raises CorruptStateError."""
 
     def delete_everything(self) -> None:
         """Remove the topology's progress and identity, all or nothing."""

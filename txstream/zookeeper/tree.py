@@ -6,7 +6,7 @@ of the progress store are written once, over either.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple, Protocol
@@ -104,6 +104,14 @@ class Tree(Protocol):
 
     def discard(self, path: str) -> bool:
         """Delete `path` if it is there and has no children; is it gone now?"""
+
+    def watch(self, path: str, changed: Callable[[], None]) -> Callable[[], None]:
+        """Call `changed` soon, and again after every change of `path`, which need not exist; several changes
+        may be told as one, and some may be told that were none. Whoever reads after it was told, misses
+        nothing. Returns what ends the watch.
+
+        `changed` is called from another thread and must return at once; what it raises is logged.
+        """
 
     def back_off(self, failures: int) -> None:
         """Wait a little before the write is repeated for the `failures`th time."""

@@ -1,0 +1,431 @@
+"""What operators ask and are shown: the same tests over a tree in memory and over a real ZooKeeper."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import zlib
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from support.zookeeper_backends import Backend, Fault, Hook, commit, leader_of
+from txstream.api.errors import CorruptStateError, FencedError, ServiceUnavailableError, UsageError
+from txstream.assignment import Assignment, TaskPlace
+from txstream.transaction import Txid, attempt_id
+from txstream.zookeeper import LostAnswerError, ProgressStore, Scale
+
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
+LOST_BEFORE_OR_AFTER = pytest.mark.parametrize("moment", ["before", "after"])
+REQUEST = {"request": "1", "slots": {"count": 3}, "asked_at": "2026-01-02T12:00:00+00:00"}
+ANSWER = {"request": "1", "refused": None, "before": {}, "answered_at": "2026-01-02T12:00:00+00:00"}
+PLACE = {"component": "c", "task": 0, "slot": 0, "worker": "1", "host": "h", "seconds": 0.5, "tuples": 3}
+STORED = {"txid": 1, "attempt": 1, "at": "2026-01-02T12:00:00+00:00", "left_out": 0, "tasks": [PLACE]}
+
+
+class Told:
+    """Counts how often it was told, and waits for the next time."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self.times = 0
+
+    def __call__(self) -> None:
+        with self._changed:
+            self.times += 1
+            self._changed.notify_all()
+
+    def wait(self, times: int, seconds: float = 20) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self.times >= times, seconds)
+
+
+def once(act: Callable[[], object], write: str) -> Hook:
+    """A hook that acts just before the first `write`, as if somebody else were faster."""
+    done: list[None] = []
+
+    def hook(moment: str, name: str) -> None:
+        if (moment, name) == ("before", write) and not done:
+            done.append(None)
+            act()
+
+    return hook
+
+
+def waiting(scale: Scale) -> list[dict[str, int]]:
+    return [dict(request.slots) for request in scale.waiting]
+
+
+def answer_all(store: ProgressStore, refused: str | None = None) -> None:
+    for request in store.read_scale().waiting:
+        store.answer_scale(request, refused, {"count": 2})
+
+
+def assignment(tasks: int = 2, txid: int = 1, name: Callable[[int], str] = str) -> Assignment:
+    places = (TaskPlace("count", n, n // 2, name(n), "here", n / 8, n * 10) for n in range(tasks))
+    return Assignment(Txid(txid), attempt_id(1, txid), NOON, tuple(places))
+
+
+class RequestsContract:
+    """A subclass's module has a fixture `backend`."""
+
+    # --- asked and answered -------------------------------------------------------------------------------
+
+    def test_nothing_was_asked_at_first(self, backend: Backend) -> None:
+        store = leader_of(backend)
+        assert store.read_scale() == backend.operator().read_scale() == Scale()
+        assert store.read_assignment() is None
+
+    def test_a_request_waits_until_it_is_answered_and_is_then_in_force(self, backend: Backend) -> None:
+        store, operator = leader_of(backend), backend.operator()
+        request_id = operator.ask_scale({"count": 3})
+        scale = store.read_scale()
+        assert (scale.slots, waiting(scale)) == ({}, [{"count": 3}])
+        assert scale.waiting[0].request_id == request_id
+        assert operator.wait_scale_answer(request_id, 0) is None
+        store.answer_scale(scale.waiting[0], before={"count": 2, "split": 1})
+        assert store.read_scale() == Scale({"count": 3})
+        answer = operator.wait_scale_answer(request_id, 0)
+        assert answer is not None
+        assert (answer.refused, answer.before) == (None, {"count": 2})
+
+    def test_granted_slots_accumulate_and_the_latest_counts(self, backend: Backend) -> None:
+        store, operator = leader_of(backend), backend.operator()
+        for slots in ({"count": 3}, {"split": 2}, {"count": 1, "lines": 4}):
+            operator.ask_scale(slots)
+        assert waiting(store.read_scale()) == [{"count": 3}, {"split": 2}, {"count": 1, "lines": 4}]
+        answer_all(store)
+        assert store.read_scale().slots == {"count": 1, "split": 2, "lines": 4}
+
+    def test_a_refused_request_leaves_nothing_behind(self, backend: Backend) -> None:
+        store, operator = leader_of(backend), backend.operator()
+        refused = operator.ask_scale({"count": 99})
+        answer_all(store, "there are 4 tasks " * 100)
+        granted = operator.ask_scale({"split": 2})
+        answer_all(store)
+        assert store.read_scale() == Scale({"split": 2})
+        answers = [operator.wait_scale_answer(request_id, 0) for request_id in (refused, granted)]
+        assert [answer and answer.refused and answer.refused[:17] for answer in answers] == [
+            "there are 4 tasks",
+            None,
+        ]
+
+    def test_of_two_operators_neither_loses_its_request(self, backend: Backend) -> None:
+        store = leader_of(backend)
+        faster = backend.operator()
+        slower = backend.operator(once(lambda: faster.ask_scale({"count": 3}), "ask_scale"))
+        slower.ask_scale({"split": 2})
+        assert waiting(store.read_scale()) == [{"count": 3}, {"split": 2}]
+
+    def test_many_operators_at_once(self, backend: Backend) -> None:
+        store = leader_of(backend)
+        with ThreadPoolExecutor(4) as pool:
+            asked = [pool.submit(backend.operator().ask_scale, {f"bolt{n}": n + 1}) for n in range(12)]
+        assert {r.request_id for r in store.read_scale().waiting} == {a.result() for a in asked}
+        answer_all(store)
+        assert store.read_scale() == Scale({f"bolt{n}": n + 1 for n in range(12)})
+
+    def test_a_request_that_comes_while_another_is_answered_is_kept(self, backend: Backend) -> None:
+        operator = backend.operator()
+        asking = once(lambda: operator.ask_scale({"split": 2}), "answer_scale")
+        store = leader_of(backend, asking)
+        operator.ask_scale({"count": 3})
+        answer_all(store)
+        scale = store.read_scale()
+        assert (scale.slots, waiting(scale)) == ({"count": 3}, [{"split": 2}])
+
+    def test_an_answer_is_waited_for(self, backend: Backend) -> None:
+        store, operator = leader_of(backend), backend.operator()
+        request_id = operator.ask_scale({"count": 3})
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(operator.wait_scale_answer, request_id, 30)
+            operator_asks_more = backend.operator().ask_scale({"split": 2})
+            answer_all(store)
+            found = answer.result(20)
+            assert found is not None
+            assert found.request_id == request_id != operator_asks_more
+
+    # --- answers lost, leaders lost -----------------------------------------------------------------------
+
+    @LOST_BEFORE_OR_AFTER
+    def test_a_request_whose_answer_was_lost_is_stored_once(self, backend: Backend, moment: str) -> None:
+        store = leader_of(backend)
+        fault = Fault(moment, "ask_scale", LostAnswerError())
+        request_id = backend.operator(fault).ask_scale({"count": 3})
+        assert fault.fired == 1
+        assert [request.request_id for request in store.read_scale().waiting] == [request_id]
+
+    def test_a_request_that_was_answered_before_it_was_known_to_be_stored(self, backend: Backend) -> None:
+        store = leader_of(backend)
+
+        def answered_and_lost(moment: str, write: str) -> None:
+            if moment == "after":
+                answer_all(store)
+                raise LostAnswerError
+
+        request_id = backend.operator(answered_and_lost).ask_scale({"count": 3})
+        assert store.read_scale() == Scale({"count": 3})
+        assert backend.operator().wait_scale_answer(request_id, 0) is not None
+
+    @LOST_BEFORE_OR_AFTER
+    def test_an_answer_that_was_lost_on_the_way_is_given_once(self, backend: Backend, moment: str) -> None:
+        fault = Fault(moment, "answer_scale", LostAnswerError())
+        store = leader_of(backend, fault)
+        backend.operator().ask_scale({"count": 3})
+        answer_all(store)
+        assert fault.fired == 1
+        assert store.read_scale() == Scale({"count": 3})
+        assert len(json.loads(backend.get("requests/scaled") or b"")["answers"]) == 1
+
+    def test_an_older_leader_answers_nothing_and_the_newer_one_goes_on(self, backend: Backend) -> None:
+        operator = backend.operator()
+        older = leader_of(backend)
+        operator.ask_scale({"count": 3})
+        answer_all(older)
+        operator.ask_scale({"split": 2})
+        newer = leader_of(backend)
+        with pytest.raises(FencedError):
+            answer_all(older)
+        scale = newer.read_scale()
+        assert (scale.slots, waiting(scale)) == ({"count": 3}, [{"split": 2}])
+        answer_all(newer)
+        assert newer.read_scale() == Scale({"count": 3, "split": 2})
+
+    @LOST_BEFORE_OR_AFTER
+    def test_after_a_crash_at_the_answer_the_next_leader_goes_on(self, backend: Backend, moment: str) -> None:
+        store = leader_of(backend, Fault(moment, "answer_scale", KeyboardInterrupt()))
+        backend.operator().ask_scale({"count": 3})
+        with pytest.raises(KeyboardInterrupt):
+            answer_all(store)
+        following = leader_of(backend)
+        expected = [{"count": 3}] if moment == "before" else []
+        assert waiting(following.read_scale()) == expected
+        answer_all(following)
+        assert following.read_scale() == Scale({"count": 3})
+
+    # --- refused and unreadable ---------------------------------------------------------------------------
+
+    @pytest.mark.parametrize(
+        "slots", [{}, {"count": 0}, {"count": True}, {"count": "3"}, {"": 1}, {"a\nb": 1}, {"\udcff": 1}]
+    )
+    def test_slots_that_cannot_be_are_not_stored(self, backend: Backend, slots: Mapping[str, Any]) -> None:
+        leader_of(backend)
+        with pytest.raises(UsageError):
+            backend.operator().ask_scale(slots)
+        assert backend.get("requests/scale") is None
+
+    def test_nobody_asks_what_was_never_run_or_was_deleted(self, backend: Backend) -> None:
+        with pytest.raises(UsageError, match="was not run yet"):
+            backend.operator().ask_scale({"count": 3})
+        assert backend.get("") is None
+        leader_of(backend)
+        deleting = once(backend.store().delete_everything, "ask_scale")
+        with pytest.raises(UsageError, match="was deleted"):
+            backend.operator(deleting).ask_scale({"count": 3})
+        assert backend.get("") is None
+
+    def test_a_lost_folder_of_requests_is_named(self, backend: Backend) -> None:
+        leader_of(backend)
+        backend.remove("requests")
+        with pytest.raises(CorruptStateError, match=f"/{backend.topology_id}/requests is missing"):
+            backend.operator().ask_scale({"count": 3})
+
+    def test_requests_that_nobody_answers_have_an_end(self, backend: Backend) -> None:
+        leader_of(backend)
+        for _ in range(3):
+            backend.operator().ask_scale({"c" * 5_000: 1})
+        with pytest.raises(ServiceUnavailableError, match=r"requests/scale has no room .* 3 wait"):
+            backend.operator().ask_scale({"c" * 5_000: 1})
+
+    @pytest.mark.parametrize(
+        ("path", "document"),
+        [
+            ("requests/scale", b""),
+            ("requests/scale", b"3"),
+            ("requests/scale", {}),
+            ("requests/scale", {"requests": [], "more": 1}),
+            ("requests/scale", {"requests": {}}),
+            ("requests/scale", {"requests": ["count=3"]}),
+            ("requests/scale", {"requests": [REQUEST | {"more": 1}]}),
+            ("requests/scale", {"requests": [REQUEST | {"slots": {}}]}),
+            ("requests/scale", {"requests": [REQUEST | {"slots": {"count": 0}}]}),
+            ("requests/scale", {"requests": [REQUEST | {"slots": {"count": "3"}}]}),
+            ("requests/scale", {"requests": [REQUEST | {"request": 1}]}),
+            ("requests/scale", {"requests": [REQUEST | {"asked_at": "noon"}]}),
+            ("requests/scale", {"requests": [REQUEST | {"asked_at": "2026-01-02T12:00:00"}]}),
+            ("requests/scaled", b"{"),
+            ("requests/scaled", {"slots": {}}),
+            ("requests/scaled", {"slots": {"count": -1}, "answers": []}),
+            ("requests/scaled", {"slots": {}, "answers": [ANSWER | {"more": 1}]}),
+            ("requests/scaled", {"slots": {}, "answers": [ANSWER | {"refused": 1}]}),
+            ("requests/scaled", {"slots": {}, "answers": [ANSWER | {"before": None}]}),
+        ],
+    )
+    def test_corrupt_requests_are_named_and_left_alone(
+        self, backend: Backend, path: str, document: Any
+    ) -> None:
+        store = leader_of(backend)
+        request = {"scale": {"requests": [REQUEST]}, "scaled": {"slots": {}, "answers": [ANSWER]}}
+        for name, good in request.items():
+            backend.put(f"requests/{name}", json.dumps(good).encode())
+        assert store.read_scale() == Scale()  # the good ones: answered already
+        data = document if isinstance(document, bytes) else json.dumps(document).encode()
+        backend.put(path, data)
+        for read in (store.read_scale, backend.operator().read_scale):
+            with pytest.raises(CorruptStateError, match=f"/{backend.topology_id}/{path}: "):
+                read()
+        assert backend.get(path) == data
+
+    # --- watching -----------------------------------------------------------------------------------------
+
+    def test_a_watch_tells_at_once_and_after_every_request(self, backend: Backend) -> None:
+        store, told = leader_of(backend), Told()
+        stop = store.watch_scale(told)
+        assert told.wait(1)
+        for number in range(1, 4):
+            backend.operator().ask_scale({"count": number})
+            assert told.wait(1 + number)
+        answer_all(store)
+        assert told.wait(4)
+        stop()
+
+    def test_a_watch_that_was_ended_tells_nothing(self, backend: Backend) -> None:
+        store, ended, other = leader_of(backend), Told(), Told()
+        stop = store.watch_scale(ended)
+        assert ended.wait(1)
+        store.watch_scale(other)
+        assert other.wait(1)
+        stop()
+        stop()
+        backend.operator().ask_scale({"count": 3})
+        assert other.wait(2)
+        assert ended.times == 1
+
+    def test_what_is_raised_when_told_ends_no_watch(
+        self, backend: Backend, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        store, told = leader_of(backend), Told()
+
+        def failing() -> None:
+            told()
+            raise RuntimeError("the engine is gone")
+
+        store.watch_scale(failing)
+        assert told.wait(1)
+        backend.operator().ask_scale({"count": 3})
+        assert told.wait(2)
+        assert "the engine is gone" in caplog.text
+
+    # --- the assignment -----------------------------------------------------------------------------------
+
+    def test_an_assignment_is_read_as_it_was_written(self, backend: Backend) -> None:
+        store = leader_of(backend)
+        for txid in (1, 2):
+            store.write_assignment(assignment(txid=txid))
+            assert backend.store().read_assignment() == assignment(txid=txid)
+        newer = leader_of(backend)
+        newer.write_assignment(assignment(3, txid=7))
+        assert newer.read_assignment() == assignment(3, txid=7)
+        assert json.loads(backend.get("assignment") or b"")["tasks"][1] == {
+            "component": "count",
+            "task": 1,
+            "slot": 0,
+            "worker": "1",
+            "host": "here",
+            "seconds": 0.125,
+            "tuples": 10,
+        }
+
+    def test_an_assignment_costs_one_round_trip(self, backend: Backend) -> None:
+        store = leader_of(backend)
+        store.write_assignment(assignment())
+        before = backend.requests()
+        for txid in range(2, 12):
+            store.write_assignment(assignment(txid=txid))
+        assert backend.requests() - before == 10
+
+    def test_an_older_leader_writes_no_assignment(self, backend: Backend) -> None:
+        older = leader_of(backend)
+        older.write_assignment(assignment())
+        leader_of(backend)
+        with pytest.raises(FencedError):
+            older.write_assignment(assignment(txid=2))
+        assert backend.store().read_assignment() == assignment()
+
+    @LOST_BEFORE_OR_AFTER
+    def test_an_assignment_whose_answer_was_lost_is_left_at_that(self, backend: Backend, moment: str) -> None:
+        fault = Fault(moment, "write_assignment", LostAnswerError())
+        store = leader_of(backend, fault)
+        store.write_assignment(assignment())
+        assert fault.fired == 1
+        store.write_assignment(assignment(txid=2))
+        assert store.read_assignment() == assignment(txid=2)
+
+    def test_an_assignment_that_somebody_else_wrote_is_overwritten(self, backend: Backend) -> None:
+        store = leader_of(backend)
+        store.write_assignment(assignment())
+        backend.put("assignment", b"nonsense")
+        with pytest.raises(CorruptStateError, match=f"/{backend.topology_id}/assignment: "):
+            store.read_assignment()
+        store.write_assignment(assignment(txid=2))
+        assert store.read_assignment() == assignment(txid=2)
+
+    def test_a_large_assignment_is_compressed_and_a_too_large_one_is_cut(self, backend: Backend) -> None:
+        """Against a real server this shows that what is let through really fits."""
+        store = leader_of(backend)
+        store.write_assignment(assignment(2_000))
+        assert len(zlib.decompress(backend.get("assignment") or b"")) > 128 * 1024
+        assert store.read_assignment() == assignment(2_000)
+        rng = random.Random(3)
+        store.write_assignment(assignment(9_000, name=lambda _: rng.randbytes(150).hex()))
+        stored = store.read_assignment()
+        assert stored is not None
+        assert (len(stored.tasks), stored.left_out) == (4_500, 4_500)
+        assert min(place.seconds for place in stored.tasks) == 4_500 / 8, "those that took longest are kept"
+        commit(store, 1, attempt_id(1, 1))
+
+    @pytest.mark.parametrize(
+        "document",
+        [
+            {},
+            STORED | {"more": 1},
+            STORED | {"txid": 0},
+            STORED | {"attempt": 0},
+            STORED | {"attempt": None},
+            STORED | {"left_out": -1},
+            STORED | {"at": 12},
+            STORED | {"tasks": {}},
+            STORED | {"tasks": [PLACE | {"more": 1}]},
+            STORED | {"tasks": [PLACE | {"task": -1}]},
+            STORED | {"tasks": [PLACE | {"task": "0"}]},
+            STORED | {"tasks": [PLACE | {"seconds": 1}]},
+            STORED | {"tasks": [PLACE | {"seconds": float("nan")}]},
+            STORED | {"tasks": [PLACE | {"host": None}]},
+        ],
+    )
+    def test_a_corrupt_assignment_is_named(self, backend: Backend, document: Any) -> None:
+        store = leader_of(backend)
+        backend.put("assignment", json.dumps(STORED).encode())
+        assert store.read_assignment() is not None
+        backend.put("assignment", json.dumps(document).encode())
+        with pytest.raises(CorruptStateError, match=f"/{backend.topology_id}/assignment: "):
+            store.read_assignment()
+
+    # --- deleting -----------------------------------------------------------------------------------------
+
+    def test_a_deleted_topology_keeps_nothing_of_it(self, backend: Backend) -> None:
+        store = leader_of(backend)
+        backend.operator().ask_scale({"count": 3})
+        answer_all(store)
+        backend.operator().ask_scale({"split": 2})
+        store.write_assignment(assignment())
+        backend.store().delete_everything()
+        assert backend.get("") is None
+        with pytest.raises(CorruptStateError, match="deleted while this driver ran it"):
+            store.write_assignment(assignment(txid=2))
+        again = leader_of(backend)
+        assert (again.read_scale(), again.read_assignment()) == (Scale(), None)
