@@ -16,7 +16,7 @@ import pyarrow as pa
 from txstream.api.errors import TopologyError
 from txstream.api.schema import parse_schema
 from txstream.semantics import Semantics
-from txstream.transaction import TransactionAttempt
+from txstream.transaction import TransactionAttempt, Txid
 
 Meta = TypeVar("Meta")
 
@@ -88,6 +88,14 @@ class PartitionCoordinator(ABC, Generic[Meta]):
     def lag_records(self, last: Mapping[str, Meta], targets: Mapping[str, Any]) -> int | None:
         """How many records are between the places in `last` and the targets; None where unknown."""
         return None
+
+    def cleanup_before(self, txid: Txid) -> None:
+        """Everything before `txid` is committed and will not be read again: what a source keeps for replays
+        of those batches may go.
+
+        Called after `txid` - 1 was advanced, from the thread that plans; may be called again for the same
+        txid, and not at all for some. Optional: the default does nothing.
+        """
 
     def close(self) -> None:
         """Called once at the end, also after a failure."""

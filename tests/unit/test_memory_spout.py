@@ -1,0 +1,448 @@
+"""`MemorySpout`: rows in memory, read in this process or through its spool in another."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pickle
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.inmemory import CONTEXT, attempt
+
+from txstream.api.errors import (
+    BatchFailedError,
+    CorruptStateError,
+    DataLostError,
+    PartitionUnavailableError,
+    SchemaError,
+    ServiceUnavailableError,
+    TopologyError,
+    TupleError,
+    UsageError,
+)
+from txstream.api.spouts import OpaqueSpout, Unavailable
+from txstream.metas import MetaCodec
+from txstream.spouts import memory, memory_spool
+from txstream.spouts.memory import MemoryEmitter, MemoryRange, MemorySpout
+from txstream.testing.failures import Crash, CrashError, Fail
+
+LINES = ["one", "two", None, "four", "five"]
+
+
+def rows(spout: MemorySpout, partition: str, start: int, end: int) -> list[Any]:
+    """What an emitter in this process reads."""
+    return read(spout.emitter(CONTEXT), partition, start, end)
+
+
+def read(emitter: MemoryEmitter, partition: str, start: int, end: int) -> list[Any]:
+    batches = emitter.emit(attempt(1), partition, MemoryRange(start, end))
+    return [row["value"] for batch in batches for row in batch.to_pylist()]
+
+
+def elsewhere(spout: MemorySpout) -> MemorySpout:
+    """What another process on this machine gets: a copy that does not find the log."""
+    token = spout._token
+    log = memory._logs.pop(token)
+    try:
+        return pickle.loads(pickle.dumps(spout))
+    finally:
+        memory._logs[token] = log
+
+
+def spool_of(spout: MemorySpout) -> Path:
+    pickle.dumps(spout)
+    assert spout._log is not None
+    return Path(spout._log.spool())
+
+
+@pytest.fixture
+def spout() -> Iterator[MemorySpout]:
+    with MemorySpout(partitions={"a": LINES, "b": ["x"]}) as made:
+        yield made
+
+
+@pytest.fixture(params=["here", "elsewhere"])
+def emitter(request: pytest.FixtureRequest, spout: MemorySpout) -> MemoryEmitter:
+    """Both ways to read."""
+    return (spout if request.param == "here" else elsewhere(spout)).emitter(CONTEXT)
+
+
+# --- rows ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 5), (1, 4), (2, 3), (4, 5), (3, 3)])
+def test_a_range_is_read_as_it_is(emitter: MemoryEmitter, start: int, end: int) -> None:
+    assert read(emitter, "a", start, end) == LINES[start:end]
+
+
+def test_rows_appended_later_are_read(spout: MemorySpout, emitter: MemoryEmitter) -> None:
+    assert read(emitter, "a", 0, 5) == LINES
+    spout.append("a", "six", "seven")
+    spout.append("c", "new")
+    assert read(emitter, "a", 3, 7) == ["four", "five", "six", "seven"]
+    assert read(emitter, "c", 0, 1) == ["new"]
+
+
+def test_many_small_appends_are_read_as_few_batches(spout: MemorySpout, emitter: MemoryEmitter) -> None:
+    for n in range(50):
+        spout.append("b", str(n))
+    batches = list(emitter.emit(attempt(1), "b", MemoryRange(1, 51)))
+    assert [batch.num_rows for batch in batches] == [50]
+
+
+def test_long_ranges_come_in_chunks(monkeypatch: pytest.MonkeyPatch, emitter: MemoryEmitter) -> None:
+    monkeypatch.setattr(memory, "_CHUNK_ROWS", 2)
+    batches = list(emitter.emit(attempt(1), "a", MemoryRange(0, 5)))
+    assert [batch.num_rows for batch in batches] == [2, 2, 1]
+    assert read(emitter, "a", 0, 5) == LINES
+
+
+def test_typed_rows() -> None:
+    given = [("a", 1), ["b", None]]
+    with MemorySpout("word string, n bigint", {"p": given}) as spout:
+        for copy in (spout, elsewhere(spout)):
+            (batch,) = copy.emitter(CONTEXT).emit(attempt(1), "p", MemoryRange(0, 2))
+            assert batch.schema.equals(spout.output)
+            assert batch.to_pylist() == [{"word": "a", "n": 1}, {"word": "b", "n": None}]
+
+
+def test_a_tuple_is_always_a_row_and_a_list_may_be_a_value() -> None:
+    with MemorySpout("words array<string>", {"p": [["a", "b"], (["c"],)]}) as spout:
+        (batch,) = spout.emitter(CONTEXT).emit(attempt(1), "p", MemoryRange(0, 2))
+        assert batch.to_pydict() == {"words": [["a", "b"], ["c"]]}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (("a", "x"), "'p', row 2: 'x' (str) cannot be held by field 'n', which is declared as bigint"),
+        (("a", 1.5), "row 2: 1.5 (float) cannot be held by field 'n'"),
+        (("a", 2**70), "(int) cannot be held by field 'n'"),
+        (("a",), "row 2: ('a',) is no tuple of 2 value(s): word string, n bigint"),
+        ("ab", "row 2: 'ab' is no tuple of 2 value(s)"),
+        (None, "row 2: None is no tuple"),
+    ],
+)
+def test_a_row_that_does_not_fit_is_refused_and_nothing_is_added(row: Any, message: str) -> None:
+    with MemorySpout("word string, n bigint", {"p": [("a", 1)]}) as spout:
+        with pytest.raises(TupleError) as caught:
+            spout.append("p", ("b", 2), row)
+        assert message in str(caught.value)
+        assert spout.coordinator(CONTEXT).targets() == {"p": 1}
+
+
+# --- plans --------------------------------------------------------------------------------------------------
+
+
+def test_plans_go_on_where_the_last_one_ended(spout: MemorySpout) -> None:
+    coordinator = spout.coordinator(CONTEXT)
+    assert coordinator.plan({}, 100) == {"a": MemoryRange(0, 5), "b": MemoryRange(0, 1)}
+    last = {"a": MemoryRange(0, 3), "b": MemoryRange(0, 1)}
+    assert coordinator.plan(last, 100) == {"a": MemoryRange(3, 5)}
+    spout.append("new", "n")
+    assert coordinator.plan(last, 100) == {"a": MemoryRange(3, 5), "new": MemoryRange(0, 1)}
+    coordinator.close()
+
+
+def test_a_plan_keeps_to_its_limits() -> None:
+    partitions = {name: ["x"] * 50 for name in "abc"}
+    with MemorySpout(partitions=partitions, max_records_per_partition=7) as spout:
+        coordinator = spout.coordinator(CONTEXT)
+        assert all(meta == MemoryRange(0, 7) for meta in coordinator.plan({}, 1000).values())
+        planned = coordinator.plan({}, 4)
+        assert sum(meta.records for meta in planned.values() if isinstance(meta, MemoryRange)) == 4
+
+
+def test_a_hidden_partition_is_left_out_and_comes_back(spout: MemorySpout, emitter: MemoryEmitter) -> None:
+    coordinator = spout.coordinator(CONTEXT)
+    spout.hide("a", "disk unplugged")
+    assert coordinator.plan({}, 100) == {"a": Unavailable("disk unplugged"), "b": MemoryRange(0, 1)}
+    assert coordinator.unreadable({"a": MemoryRange(0, 1), "b": MemoryRange(0, 1)}) == {
+        "a": Unavailable("disk unplugged")
+    }
+    with pytest.raises(PartitionUnavailableError, match="'a' ends: disk unplugged"):
+        coordinator.targets()
+    with pytest.raises(PartitionUnavailableError, match="partition 'a' cannot be read: disk unplugged"):
+        read(emitter, "a", 0, 1)
+    spout.show("a")
+    assert coordinator.plan({}, 100).keys() == {"a", "b"}
+    assert read(emitter, "a", 0, 1) == ["one"]
+
+
+def test_hidden_before_it_was_shipped(spout: MemorySpout) -> None:
+    spout.hide("a")
+    with pytest.raises(PartitionUnavailableError, match="it is hidden"):
+        read(elsewhere(spout).emitter(CONTEXT), "a", 0, 1)
+
+
+def test_targets(spout: MemorySpout) -> None:
+    coordinator = spout.coordinator(CONTEXT)
+    spout.append("empty")
+    targets = coordinator.targets()
+    assert targets == {"a": 5, "b": 1, "empty": 0}
+    assert coordinator.lag_records({}, targets) == 6
+    assert not coordinator.reached({"a": MemoryRange(0, 4), "b": MemoryRange(0, 1)}, targets)
+    spout.append("a", "later")
+    assert coordinator.reached({"a": MemoryRange(2, 6), "b": MemoryRange(0, 1)}, targets)
+
+
+def test_rows_that_are_not_there_are_lost(spout: MemorySpout, emitter: MemoryEmitter) -> None:
+    """A new program with fewer rows than the one before it."""
+    coordinator = spout.coordinator(CONTEXT)
+    for last in ({"a": MemoryRange(0, 6)}, {"gone": MemoryRange(0, 1)}):
+        with pytest.raises(DataLostError, match="give it at least the rows"):
+            coordinator.plan(last, 100)
+        with pytest.raises(DataLostError, match="give it at least the rows"):
+            coordinator.unreadable(last)
+    with pytest.raises(DataLostError, match=r"5 positions.* but 3 to 6 are planned"):
+        read(emitter, "a", 3, 6)
+    with pytest.raises(DataLostError, match="0 positions"):
+        read(emitter, "gone", 0, 1)
+
+
+def test_metas_are_stored_as_json() -> None:
+    codec = MetaCodec(MemorySpout.meta_type)
+    meta = MemoryRange(3, 8)
+    assert codec.decode_meta(json.loads(json.dumps(codec.encode_meta(meta))), "here") == meta
+    with pytest.raises(CorruptStateError, match="not a range"):
+        codec.decode_meta({"start": 4, "end": 3}, "here")
+
+
+def test_identity_is_the_schema() -> None:
+    assert MemorySpout("n bigint").identity() == {"output": "n bigint"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"output": "value strin"}, SchemaError, "unknown type 'strin'"),
+        ({"partitions": ["a", "b"]}, TopologyError, "partitions must map a partition's name to its rows"),
+        ({"partitions": {"a": "abc"}}, TopologyError, "partition 'a' must be a list of rows, not 'abc'"),
+        ({"partitions": {"": ["abc"]}}, UsageError, "named by a string that is not empty"),
+        ({"partitions": {"\ud800": []}}, UsageError, "is not valid text"),
+        ({"partitions": {"a": [3]}}, TupleError, "partition 'a', row 0: 3 (int) cannot be held"),
+        ({"max_records_per_partition": 0}, TopologyError, "must be at least 1"),
+    ],
+)
+def test_wrong_arguments(arguments: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error) as caught:
+        MemorySpout(**arguments)
+    assert message in str(caught.value)
+
+
+def test_hiding_a_partition_that_does_not_exist(spout: MemorySpout) -> None:
+    for call in (spout.hide, spout.show):
+        with pytest.raises(UsageError, match="no partition 'z'; it has 'a', 'b'"):
+            call("z")
+
+
+# --- markers ------------------------------------------------------------------------------------------------
+
+
+def test_a_fail_marker_fails_the_batch_so_many_times(spout: MemorySpout, emitter: MemoryEmitter) -> None:
+    spout.append("m", "before", Fail("flaky", times=2), "after")
+    for _ in range(2):
+        batches = emitter.emit(attempt(4), "m", MemoryRange(0, 3))
+        assert next(batches).to_pydict() == {"value": ["before"]}
+        with pytest.raises(BatchFailedError, match=r"txid 4 .*partition 'm', position 1: flaky"):
+            next(batches)
+    assert read(emitter, "m", 0, 3) == ["before", "after"]
+    assert read(emitter, "m", 1, 2) == []
+
+
+def test_strikes_are_counted_over_processes(spout: MemorySpout) -> None:
+    spout.append("m", Fail(times=3), "after")
+    first = spout.emitter(CONTEXT)
+    with pytest.raises(BatchFailedError):
+        read(first, "m", 0, 2)  # counted in memory: there is no spool yet
+    others = [elsewhere(spout).emitter(CONTEXT) for _ in range(2)]
+    for other in others:
+        with pytest.raises(BatchFailedError):
+            read(other, "m", 0, 2)
+    for emitter in (first, *others):
+        assert read(emitter, "m", 0, 2) == ["after"]
+
+
+def test_a_marker_counts_in_plans_and_targets(spout: MemorySpout) -> None:
+    spout.append("m", Fail(), "x", Crash())
+    coordinator = spout.coordinator(CONTEXT)
+    assert coordinator.plan({}, 100)["m"] == MemoryRange(0, 3)
+    assert coordinator.targets()["m"] == 3
+
+
+def test_a_crash_in_this_process_is_no_exception(spout: MemorySpout) -> None:
+    spout.append("m", Crash(), "after")
+    emitter = spout.emitter(CONTEXT)
+    with pytest.raises(CrashError, match="position 0"):
+        read(emitter, "m", 0, 2)
+    assert not issubclass(CrashError, Exception)
+    assert read(emitter, "m", 0, 2) == ["after"]
+
+
+@pytest.mark.parametrize("marker", [Fail, Crash])
+@pytest.mark.parametrize("times", [0, -1, True, 1.5])
+def test_markers_strike_a_number_of_times(marker: Any, times: Any) -> None:
+    with pytest.raises(UsageError, match="must be a whole number from 1 on"):
+        marker(times=times)
+
+
+# --- other processes ----------------------------------------------------------------------------------------
+
+CHILD = """
+import json, pickle, sys
+from support.inmemory import CONTEXT, attempt
+from txstream.spouts.memory import MemoryRange
+emitter = pickle.load(sys.stdin.buffer).emitter(CONTEXT)
+while line := sys.stdin.buffer.readline():
+    partition, start, end = json.loads(line)
+    batches = emitter.emit(attempt(1), partition, MemoryRange(start, end))
+    print(json.dumps([value for batch in batches for value in batch.to_pydict()["value"]]), flush=True)
+"""
+
+
+def test_a_child_process_reads_what_is_appended_while_it_runs(spout: MemorySpout) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    try:
+
+        def ask(*question: Any) -> Any:
+            child.stdin.write(json.dumps(question).encode() + b"\n")
+            child.stdin.flush()
+            return json.loads(child.stdout.readline())
+
+        child.stdin.write(pickle.dumps(spout))
+        assert ask("a", 0, 5) == LINES
+        spout.append("a", "später", "🙂")
+        spout.append("new", "n", Crash(), "m")
+        assert ask("a", 4, 7) == ["five", "später", "🙂"]
+        assert ask("new", 0, 1) == ["n"]
+        child.stdin.write(b'["new", 0, 3]\n')
+        child.stdin.flush()
+        assert child.wait(30) == -signal.SIGKILL
+        assert rows(spout, "new", 0, 3) == ["n", "m"], "the crash was counted"
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def test_a_copy_in_this_process_is_the_same_spout(spout: MemorySpout) -> None:
+    copy = pickle.loads(pickle.dumps(spout))
+    copy.append("a", "six")
+    assert rows(spout, "a", 5, 6) == ["six"]
+
+
+def test_a_copy_elsewhere_only_reads(spout: MemorySpout) -> None:
+    copy = elsewhere(spout)
+    for call in (lambda: copy.append("a", "x"), lambda: copy.coordinator(CONTEXT), lambda: copy.hide("a")):
+        with pytest.raises(UsageError, match="only where it was made"):
+            call()
+
+
+def test_the_spool_is_private(spout: MemorySpout) -> None:
+    folder = spool_of(spout)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()} == {0o600}
+
+
+def test_close_removes_the_spool_and_everything_says_so(spout: MemorySpout) -> None:
+    folder = spool_of(spout)
+    copy = elsewhere(spout)
+    spout.close()
+    spout.close()
+    assert not folder.exists()
+    for call in (
+        lambda: spout.append("a", "x"),
+        lambda: spout.coordinator(CONTEXT),
+        lambda: spout.emitter(CONTEXT),
+        lambda: pickle.dumps(spout),
+    ):
+        with pytest.raises(UsageError, match="was closed"):
+            call()
+    with pytest.raises(UsageError, match="was closed, or its process has ended"):
+        copy.emitter(CONTEXT)
+
+
+def test_the_spool_goes_with_its_last_user() -> None:
+    spout = MemorySpout(partitions={"a": ["x"]})
+    folder = spool_of(spout)
+    wrapped = OpaqueSpout(spout)
+    del spout
+    gc.collect()
+    assert folder.exists()
+    del wrapped
+    gc.collect()
+    assert not folder.exists()
+
+
+def test_a_fork_leaves_the_spool_and_the_rows_alone(spout: MemorySpout) -> None:
+    folder = spool_of(spout)
+    assert spout._log is not None
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            spout.append("a", "from the fork")
+        except UsageError:
+            spout._log._spool.close()  # type: ignore[union-attr]
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert folder.exists()
+    assert rows(spout, "a", 0, 5) == LINES
+
+
+def test_on_another_host_the_error_says_where_the_rows_are(
+    spout: MemorySpout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = elsewhere(spout)
+    copy._spool = str(spool_of(spout).with_name("not-here"))
+    monkeypatch.setattr(memory_spool.platform, "node", lambda: "worker-7")
+    with pytest.raises(UsageError, match=rf"on the host {copy._host}.* cannot be read on worker-7"):
+        copy.emitter(CONTEXT)
+
+
+def test_a_torn_frame_is_not_believed(spout: MemorySpout) -> None:
+    """Only a planned range is read, and it was written before: what is torn lies behind it."""
+    folder = spool_of(spout)
+    copy = elsewhere(spout).emitter(CONTEXT)
+    file = max(folder.glob("*.rows"), key=lambda path: path.stat().st_size)
+    whole = file.read_bytes()
+    file.write_bytes(whole + whole[:40])
+    assert read(copy, "a", 0, 5) == LINES
+    with pytest.raises(DataLostError):
+        read(copy, "a", 0, 6)
+    file.write_bytes(whole[:25] + bytes(len(whole) - 25))
+    with pytest.raises(CorruptStateError, match="no frame of a spool"):
+        read(copy, "a", 0, 5)
+
+
+def test_a_full_disk_adds_nothing(spout: MemorySpout, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = spool_of(spout)
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    real = os.write
+
+    def full(handle: int, data: Any) -> int:
+        if len(data) <= 20:
+            raise OSError(28, "No space left on device")
+        return real(handle, bytes(data)[: len(data) // 2])
+
+    monkeypatch.setattr(memory_spool.os, "write", full)
+    with pytest.raises(ServiceUnavailableError, match=r"No space left.*none was added"):
+        spout.append("a", "more")
+    monkeypatch.setattr(memory_spool.os, "write", real)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    spout.append("a", "six")
+    assert read(elsewhere(spout).emitter(CONTEXT), "a", 4, 6) == ["five", "six"]
