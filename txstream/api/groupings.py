@@ -1,9 +1,13 @@
-"""Groupings: which task of a bolt gets a tuple. A fields grouping hashes the values with a stable hash.
+"""Groupings: which task of a bolt gets a tuple. Groupings by key hash the values with a stable hash.
 
 The hash is BLAKE2b with an 8-byte digest over a canonical byte encoding of the values, read as a big
 endian number. It never changes: the fixed vectors in `tests/unit/test_groupings.py` hold it, because a
 key that moved to another task between two releases would be counted by two tasks. Python's own `hash`
 differs between processes and cannot be used.
+
+A partial key grouping has a second hash, the same with a `person` parameter, which makes it independent of
+the first. Source: Nasir et al., "The Power of Both Choices: Practical Load Balancing for Distributed Stream
+Processing Engines", ICDE 2015; Storm's PartialKeyGrouping.
 """
 
 from __future__ import annotations
@@ -24,14 +28,31 @@ from txstream.api.tuples import DEFAULT_STREAM
 
 class GroupingKind(StrEnum):
     SHUFFLE = "shuffle"
+    """Evenly: the tasks' shares of what one Spark task emits in a batch differ by at most one tuple."""
     LOCAL_OR_SHUFFLE = "local_or_shuffle"
+    """Evenly over the tasks in the emitter's own Spark task, without crossing the network."""
     FIELDS = "fields"
+    """Tuples with the same values in `fields` go to one and the same task."""
+    PARTIAL_KEY = "partial_key"
+    """Tuples with the same values in `fields` go to one of two tasks, whichever the emitter sent fewer to so
+    far in this batch. A key with nearly 2 / tasks of all tuples overloads no task, unless another such key
+    has the same two. What the bolt has for a key must be merged further down."""
+    ALL = "all"
+    """Every task gets every tuple."""
     GLOBAL = "global"
+    """Task 0 gets every tuple."""
+    DIRECT = "direct"
+    """The emitter names the task of each tuple."""
+    NONE = "none"
+    """It does not matter: at present the same as SHUFFLE, as in Storm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """One subscription of a bolt: whose stream, and how its tuples are spread over the bolt's tasks."""
+    """One subscription of a bolt: whose stream, and how its tuples are spread over the bolt's tasks.
+
+    `fields` is the key of FIELDS and PARTIAL_KEY, and empty for every other kind.
+    """
 
     kind: GroupingKind
     component: str
@@ -87,16 +108,47 @@ def _decimal_bytes(value: Decimal) -> bytes:
     return shown.encode("ascii")
 
 
+_SECOND = b"txstream-second"  # BLAKE2b's `person`: another one is another hash
+
+
 def stable_hash(values: Sequence[Any]) -> int:
-    """The 64-bit hash of a tuple's grouping values: same values, same number, for ever."""
-    digest = hashlib.blake2b(digest_size=8)
-    for value in values:
-        encoded = canonical_bytes(value)
-        digest.update(struct.pack(">I", len(encoded)))  # lengths, so that ("ab","c") is not ("a","bc")
-        digest.update(encoded)
-    return int.from_bytes(digest.digest(), "big")
+    """The 64-bit hash of a tuple's grouping values: same values, same number, for ever.
+
+    Raises TupleError for a value that cannot be grouped by.
+    """
+    return _number(hashlib.blake2b(_key_bytes(values), digest_size=8))
+
+
+def second_hash(values: Sequence[Any]) -> int:
+    """Another 64-bit hash, independent of `stable_hash`, and as stable. Raises TupleError as that does."""
+    return _number(hashlib.blake2b(_key_bytes(values), digest_size=8, person=_SECOND))
 
 
 def task_of(values: Sequence[Any], tasks: int) -> int:
     """The task, 0 to `tasks` - 1, that a fields grouping sends these values to."""
     return stable_hash(values) % tasks
+
+
+def tasks_of_partial_key(values: Sequence[Any], tasks: int) -> tuple[int, int]:
+    """The two tasks, 0 to `tasks` - 1, that a partial key grouping chooses from for these values.
+
+    The first is that of a fields grouping. They differ, unless there is only one task: where both hashes give
+    the same task, the second choice is the task after it.
+    """
+    key = _key_bytes(values)
+    first = _number(hashlib.blake2b(key, digest_size=8)) % tasks
+    second = _number(hashlib.blake2b(key, digest_size=8, person=_SECOND)) % tasks
+    return first, (second + 1) % tasks if second == first else second
+
+
+def _key_bytes(values: Sequence[Any]) -> bytes:
+    parts = []
+    for value in values:
+        encoded = canonical_bytes(value)
+        parts.append(len(encoded).to_bytes(4, "big"))  # lengths, so that ("ab","c") is not ("a","bc")
+        parts.append(encoded)
+    return b"".join(parts)
+
+
+def _number(hashed: hashlib.blake2b) -> int:
+    return int.from_bytes(hashed.digest(), "big")

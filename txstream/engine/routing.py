@@ -1,20 +1,274 @@
 """Which tuples of a batch go to which task of the next bolt.
 
-The same batches in the same order always go the same way: a Spark task that runs twice under one attempt
-must do the same both times.
+A router belongs to one subscription and one emitting Spark task, for one attempt: an even spread and a
+partial key grouping remember what they sent before. Invariants:
+
+- The same batches in the same order always go the same way: a Spark task that runs twice under one attempt
+  must do the same both times. Nothing here is random or differs between processes.
+- As many rows are given out as came in; with an all grouping, as many for each task. They are counted before
+  the first is given out, so a fault sends nothing.
+- A task's rows keep their order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, assert_never
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from txstream.api.errors import ShortBatchError, TupleError
-from txstream.api.groupings import GroupingKind, task_of
-from txstream.engine.plan import BoltSpec
+from txstream.api.groupings import Grouping, GroupingKind, task_of, tasks_of_partial_key
 
-Parts = Iterator[tuple[int, pa.RecordBatch]]
+if TYPE_CHECKING:
+    from txstream.engine.plan import BoltSpec
+
+Part = tuple[int, pa.RecordBatch]
+Parts = Iterator[Part]
+Choice = TypeVar("Choice")
+
+
+class Router(Protocol):
+    """Chooses the tasks for one subscription's tuples. Kept for all batches that one Spark task emits."""
+
+    def route(self, batch: pa.RecordBatch, direct_task: int | None = None) -> Parts:
+        """The rows of `batch` for each task that gets any; nothing for a batch without rows.
+
+        `direct_task` is the task that the emitter named; only a direct grouping looks at it. Raises
+        TupleError for a value that cannot be grouped by and for a direct task that is missing or does not
+        exist, ShortBatchError when a row was left out or sent twice.
+        """
+
+
+def open_router(grouping: Grouping, tasks: int, consumer: str, start: int) -> Router:
+    """A router to tasks 0 to `tasks` - 1 of component `consumer`.
+
+    An even spread begins at task `start` % `tasks`; give each emitting Spark task another start, or all of
+    their first tuples go to the same task. Raises TupleError when there is no task.
+    """
+    if tasks < 1:
+        raise TupleError(f"component {consumer!r} has {tasks} tasks; {grouping} needs at least one")
+    kind = grouping.kind
+    if kind is GroupingKind.DIRECT:
+        return _Counted(_Direct(grouping, tasks, consumer), consumer)
+    if kind is GroupingKind.ALL:
+        return _Counted(_All(tasks), consumer, copies=tasks)
+    if kind is GroupingKind.GLOBAL or tasks == 1:
+        return _Counted(_One(0), consumer)
+    if kind is GroupingKind.FIELDS:
+        return _Counted(_ByFields(grouping.fields, tasks, consumer), consumer)
+    if kind is GroupingKind.PARTIAL_KEY:
+        return _Counted(_ByPartialKey(grouping.fields, tasks, consumer), consumer)
+    if kind is GroupingKind.SHUFFLE or kind is GroupingKind.LOCAL_OR_SHUFFLE or kind is GroupingKind.NONE:
+        return _Counted(_Evenly(range(tasks), start), consumer)
+    assert_never(kind)
+
+
+def open_local_router(tasks: Sequence[int], consumer: str, start: int, *, together: bool) -> Router:
+    """A router to the `tasks` of component `consumer` that live in this Spark task.
+
+    An even spread over them begins at `tasks[start % len(tasks)]`; `together` sends all to the first of them.
+    Raises TupleError when no task lives here.
+    """
+    if not tasks:
+        raise TupleError(f"no task of {consumer!r} lives in this Spark task")
+    if together or len(tasks) == 1:
+        return _Counted(_One(tasks[0]), consumer)
+    return _Counted(_Evenly(tasks, start), consumer)
+
+
+class _Splitter(Protocol):
+    def split(self, batch: pa.RecordBatch, direct_task: int | None) -> list[Part]:
+        """The parts of a batch that has rows."""
+
+
+class _Counted:
+    """Gives out what a splitter made of a batch, if it has each row `copies` times."""
+
+    def __init__(self, splitter: _Splitter, consumer: str, copies: int = 1) -> None:
+        self._splitter = splitter
+        self._consumer = consumer
+        self._copies = copies
+
+    def route(self, batch: pa.RecordBatch, direct_task: int | None = None) -> Parts:
+        if not batch.num_rows:
+            return iter(())
+        parts = self._splitter.split(batch, direct_task)
+        routed = sum(part.num_rows for _, part in parts)
+        expected = batch.num_rows * self._copies
+        if routed != expected:
+            raise ShortBatchError(
+                f"{routed} of {expected} tuples were routed to the tasks of {self._consumer!r}"
+            )
+        return iter(parts)
+
+
+class _One:
+    """Everything to one task."""
+
+    def __init__(self, task: int) -> None:
+        self._task = task
+
+    def split(self, batch: pa.RecordBatch, direct_task: int | None) -> list[Part]:
+        return [(self._task, batch)]
+
+
+class _All:
+    """The whole batch to every task. A batch never changes, so they share it."""
+
+    def __init__(self, tasks: int) -> None:
+        self._tasks = tasks
+
+    def split(self, batch: pa.RecordBatch, direct_task: int | None) -> list[Part]:
+        return [(task, batch) for task in range(self._tasks)]
+
+
+class _Direct:
+    """To the task that the emitter named."""
+
+    def __init__(self, grouping: Grouping, tasks: int, consumer: str) -> None:
+        self._emitter = f"component {grouping.component!r} emits to the direct stream {grouping.stream!r}"
+        self._tasks = tasks
+        self._consumer = consumer
+
+    def split(self, batch: pa.RecordBatch, direct_task: int | None) -> list[Part]:
+        if direct_task is None:
+            raise TupleError(f"{self._emitter} with emit(); use emit_direct()")
+        if not 0 <= direct_task < self._tasks:
+            raise TupleError(
+                f"{self._emitter} for task {direct_task} of {self._consumer!r}, "
+                f"whose {self._tasks} tasks are 0 to {self._tasks - 1}"
+            )
+        return [(direct_task, batch)]
+
+
+class _Evenly:
+    """Slices, in turn: what the tasks have got so far never differs by more than one row.
+
+    Each batch goes on where the last one ended: the tasks from `_place` on have the fewest rows.
+    """
+
+    def __init__(self, tasks: Sequence[int], start: int) -> None:
+        self._tasks = tuple(tasks)
+        self._place = start % len(tasks)
+
+    def split(self, batch: pa.RecordBatch, direct_task: int | None) -> list[Part]:
+        tasks = self._tasks
+        share, extra = divmod(batch.num_rows, len(tasks))
+        parts = []
+        offset = 0
+        for position in range(len(tasks) if share else extra):
+            size = share + (1 if position < extra else 0)
+            parts.append((tasks[(self._place + position) % len(tasks)], batch.slice(offset, size)))
+            offset += size
+        self._place = (self._place + extra) % len(tasks)
+        return parts
+
+
+class _ByFields:
+    """Rows with the same key to one task."""
+
+    def __init__(self, fields: Sequence[str], tasks: int, consumer: str) -> None:
+        self._fields = fields
+        self._tasks = tasks
+        self._consumer = consumer
+
+    def split(self, batch: pa.RecordBatch, direct_task: int | None) -> list[Part]:
+        codes, tasks = _of_each_key(
+            batch, self._fields, self._consumer, lambda key: task_of(key, self._tasks)
+        )
+        return _apart(batch, pa.array(tasks, pa.int32()).take(codes), self._consumer)
+
+
+class _ByPartialKey:
+    """Each row to that of its key's two tasks that got fewer rows from here so far, else to the first."""
+
+    def __init__(self, fields: Sequence[str], tasks: int, consumer: str) -> None:
+        self._fields = fields
+        self._loads = [0] * tasks
+        self._consumer = consumer
+
+    def split(self, batch: pa.RecordBatch, direct_task: int | None) -> list[Part]:
+        loads = self._loads
+        codes, choices = _of_each_key(
+            batch, self._fields, self._consumer, lambda key: tasks_of_partial_key(key, len(loads))
+        )
+        chosen = []
+        for code in codes.to_pylist():
+            first, second = choices[code]
+            task = second if loads[second] < loads[first] else first
+            loads[task] += 1
+            chosen.append(task)
+        return _apart(batch, pa.array(chosen, pa.int32()), self._consumer)
+
+
+def _of_each_key(
+    batch: pa.RecordBatch, fields: Sequence[str], consumer: str, choose: Callable[[Sequence[Any]], Choice]
+) -> tuple[pa.Array, list[Choice]]:
+    """What `choose` says of each distinct key, asked once, and by row the place of its key's answer."""
+    try:
+        codes, keys = _distinct_keys(batch, fields)
+        return codes, [choose(key) for key in keys]
+    except (TupleError, ValueError, OverflowError) as error:  # the last two: a time that Python cannot hold
+        raise TupleError(
+            f"tuples for {consumer!r} cannot be grouped by {', '.join(fields)}: {error}"
+        ) from error
+
+
+def _distinct_keys(batch: pa.RecordBatch, fields: Sequence[str]) -> tuple[pa.Array, list[tuple[Any, ...]]]:
+    """The distinct keys of a batch, and by row the place of its key among them.
+
+    Arrow tells them apart, not Python: to Python the two times that a clock shows twice when it is set back
+    are equal, though their hashes are not. Keys that only Arrow tells apart (0.0 and -0.0) do no harm.
+    """
+    codes = None
+    keys: list[tuple[Any, ...]] = [()]
+    for name in fields:
+        position = batch.schema.get_field_index(name)
+        if position < 0:
+            raise TupleError(f"they have no field {name!r}, only {', '.join(batch.schema.names)}")
+        places, values = _distinct_values(batch.column(position))
+        if codes is None:
+            codes, keys = places, [(value,) for value in values]
+            continue
+        # A pair of places as one number; it stays small, because pairs are numbered anew after each field.
+        # (An Arrow scalar: making one of a Python number inside `multiply` costs eight times the product.)
+        pairs = pc.add(pc.multiply(codes, pa.scalar(len(values), pa.int64())), places)
+        encoded = pairs.dictionary_encode()
+        codes = encoded.indices
+        split = (divmod(pair, len(values)) for pair in encoded.dictionary.to_pylist())
+        keys = [(*keys[left], values[right]) for left, right in split]
+    return codes, keys
+
+
+def _distinct_values(column: pa.Array) -> tuple[pa.Array, list[Any]]:
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()  # its dictionary may be far longer than this batch
+    try:
+        encoded = column.dictionary_encode(null_encoding="encode")
+    except pa.ArrowNotImplementedError:  # small decimals, extension types, lists: each row for itself
+        return pa.array(range(len(column)), pa.int32()), column.to_pylist()
+    return encoded.indices, encoded.dictionary.to_pylist()
+
+
+def _apart(batch: pa.RecordBatch, tasks: pa.Array, consumer: str) -> list[Part]:
+    """The rows of each task, in their order. `tasks` has a row's task."""
+    counts = sorted((count["values"], count["counts"]) for count in tasks.value_counts().to_pylist())
+    if len(counts) == 1:
+        return [(counts[0][0], batch)]
+    try:
+        ordered = batch.take(pc.array_sort_indices(tasks))  # a stable sort
+    except pa.ArrowNotImplementedError as error:
+        raise TupleError(
+            f"tuples for {consumer!r} have a field of a type that Arrow cannot split by rows: {error}"
+        ) from error
+    parts = []
+    offset = 0
+    for task, count in counts:
+        parts.append((task, ordered.slice(offset, count)))
+        offset += count
+    return parts
 
 
 def route(batch: pa.RecordBatch, spec: BoltSpec, start: int) -> Parts:
