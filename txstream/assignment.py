@@ -32,3 +32,7 @@ class Assignment:
     at: datetime
     tasks: tuple[TaskPlace, ...]
     left_out: int = 0
+
+    def in_order(self) -> list[TaskPlace]:
+        """By component, then by task."""
+        return sorted(self.tasks, key=lambda place: (place.component, place.task))

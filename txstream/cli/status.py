@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txstream.api.errors import TxstreamError
+from txstream.api.errors import TxstreamError, UsageError
 from txstream.cli.context import Cli, shown
 from txstream.cli.inspection import batch_document, list_topologies, shown_attempt, shown_ranges, shown_time
 from txstream.cli.stores import UnknownTopologyError, existing_database, open_zookeeper
+from txstream.cli.tasks import show_tasks
 from txstream.transaction import Txid
 
 if TYPE_CHECKING:
@@ -28,9 +29,16 @@ _LAG_SECONDS = 3.0
 def status(
     cli: Cli,
     topology_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="A topology's id.")] = None,
+    tasks: Annotated[
+        bool, typer.Option("--tasks", help="With ID: where the tasks of a recent batch ran.")
+    ] = False,
 ) -> int:
     """Show which services answer and what runs; with ID, how far that topology is."""
+    if tasks and topology_id is None:
+        raise UsageError("--tasks shows the tasks of one topology; give its ID, too")
     settings = cli.resolve()
+    if tasks and topology_id is not None:
+        return show_tasks(cli, settings, topology_id)
     if topology_id is not None:
         return _topology(cli, settings, topology_id)
     return _services(cli, settings)

@@ -1,0 +1,41 @@
+"""A ZooKeeper in memory for commands: the real class, over a tree that is not the real one's."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from support.zookeeper_backends import CODEC, IDENTITY
+from txstream.settings import Settings
+from txstream.transaction import Epoch
+from txstream.zookeeper import ROOT, MemoryProgress, MemoryTree, Paths, ZooKeeper
+from txstream.zookeeper.candidates import candidate_data
+
+
+class MemoryZooKeeper(ZooKeeper):
+    """Never started: every request goes to `memory`."""
+
+    def __init__(self) -> None:
+        super().__init__("127.0.0.1:1")
+        self.memory = MemoryTree()
+
+    def tree(self, patience: object = None) -> Any:
+        return self.memory
+
+    @contextlib.contextmanager
+    def opened(self, settings: Settings) -> Iterator[ZooKeeper]:
+        """In place of `open_zookeeper`."""
+        settings.require_zookeeper()
+        yield self
+
+    def run_topology(self, topology_id: str, *, driver: bool = True) -> MemoryProgress:
+        """As if it were run: its leader's store; without `driver`, nobody is elected any more."""
+        if driver:
+            path = f"{Paths(ROOT, topology_id).leader}/{'a' * 32}-0000000001"
+            self.memory.write(path, candidate_data())
+        store = MemoryProgress(self.memory, topology_id, CODEC)
+        store.create_identity(IDENTITY)
+        store.claim_epoch(Epoch(0))
+        store.load()
+        return store

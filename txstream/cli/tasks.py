@@ -1,0 +1,74 @@
+"""`txstream status ID --tasks`: where the tasks of a recent batch ran."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from txstream.cli.context import Cli, shown
+from txstream.cli.inspection import shown_attempt, shown_time
+from txstream.cli.stores import UnknownTopologyError, open_zookeeper
+from txstream.transaction import epoch_of
+
+if TYPE_CHECKING:
+    from txstream.assignment import Assignment
+    from txstream.settings import Settings
+
+
+def show_tasks(cli: Cli, settings: Settings, topology_id: str) -> int:
+    """Print the stored assignment. Raises UnknownTopologyError, CorruptStateError."""
+    with open_zookeeper(settings) as zookeeper:
+        from txstream.zookeeper import Paths, read_assignment
+
+        if topology_id not in zookeeper.topologies():
+            raise UnknownTopologyError(topology_id)
+        assignment = read_assignment(zookeeper.tree(), Paths(zookeeper.root, topology_id))
+        leader = zookeeper.leader(topology_id)
+    if cli.as_json:
+        document = None if assignment is None else _document(assignment)
+        cli.print_json({"topology": topology_id, "leader": leader, "assignment": document})
+    elif assignment is None:
+        cli.say(f"{topology_id} has no tasks to show yet; its driver stores them with its first batch")
+    else:
+        _print(cli, topology_id, leader, assignment)
+    return 0
+
+
+def _document(assignment: Assignment) -> dict[str, Any]:
+    return {
+        "txid": assignment.txid,
+        "attempt": assignment.attempt,
+        "epoch": epoch_of(assignment.attempt),
+        "at": assignment.at.isoformat(),
+        "left_out": assignment.left_out,
+        "tasks": [
+            {
+                "component": place.component,
+                "task": place.task,
+                "slot": place.slot,
+                "worker": place.worker,
+                "host": place.host,
+                "seconds": place.seconds,
+                "tuples": place.tuples,
+            }
+            for place in assignment.in_order()
+        ],
+    }
+
+
+def _print(cli: Cli, topology_id: str, leader: str | None, assignment: Assignment) -> None:
+    attempt, time = shown_attempt(assignment.attempt), shown_time(assignment.at)
+    cli.print(f"{topology_id}: txid {assignment.txid} attempt {attempt}, {time}")
+    cli.print_table(
+        ["component", ">task", ">slot", "worker", "host", ">seconds", ">tuples"],
+        [
+            [
+                *(place.component, place.task, place.slot, place.worker, place.host),
+                *(f"{place.seconds:.3f}", place.tuples),
+            ]
+            for place in assignment.in_order()
+        ],
+    )
+    if assignment.left_out:
+        cli.say(f"{shown(assignment.left_out)} more tasks were left out; those shown took the longest")
+    if leader is None:
+        cli.say(f"{topology_id} is not running now")
