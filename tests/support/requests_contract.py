@@ -22,7 +22,12 @@ from txstream.zookeeper import LostAnswerError, ProgressStore, Scale
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 LOST_BEFORE_OR_AFTER = pytest.mark.parametrize("moment", ["before", "after"])
 REQUEST = {"request": "1", "slots": {"count": 3}, "asked_at": "2026-01-02T12:00:00+00:00"}
-ANSWER = {"request": "1", "refused": None, "before": {}, "answered_at": "2026-01-02T12:00:00+00:00"}
+ANSWER: dict[str, Any] = {
+    "request": "1",
+    "refused": None,
+    "before": {},
+    "answered_at": "2026-01-02T12:00:00+00:00",
+}
 PLACE = {"component": "c", "task": 0, "slot": 0, "worker": "1", "host": "h", "seconds": 0.5, "tuples": 3}
 STORED = {"txid": 1, "attempt": 1, "at": "2026-01-02T12:00:00+00:00", "left_out": 0, "tasks": [PLACE]}
 
