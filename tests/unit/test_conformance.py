@@ -1,0 +1,199 @@
+"""The conformance suite: a correct source keeps every promise, and each has a source that breaks it."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from support.inmemory import MemoryLog, MemorySource
+from support.line_source import LineHarness, LineSource
+from support.wrong_spouts import WRONG
+
+from txstream.api.errors import UsageError
+from txstream.testing.conformance import (
+    Row,
+    Rows,
+    SpoutConformanceError,
+    SpoutHarness,
+    check_spout,
+    spout_checks,
+)
+
+CHECKS = {check.name: check for check in spout_checks()}
+PAIRS = [(promise, source) for promise, sources in WRONG.items() for source in sources]
+Create = Callable[[type[LineSource]], Callable[[], LineHarness]]
+
+
+class HastyHarness(LineHarness):
+    """A source that hangs is given up soon."""
+
+    deadline_seconds = 0.3
+
+
+class MemoryHarness(SpoutHarness):
+    """The source that most tests of this project run on; its log is a dictionary in this process."""
+
+    settle_seconds = 0
+    other_process = False
+
+    def __init__(self) -> None:
+        self.log = MemoryLog({"a": [], "b": []})
+
+    def create(self) -> MemorySource:
+        return MemorySource(self.log)
+
+    def append(self, count: int) -> Rows | None:
+        return {name: self._add(name, count) for name in self.log.partitions}
+
+    def add_partition(self, count: int) -> Rows | None:
+        self.log.partitions["new"] = []
+        return {"new": self._add("new", count)}
+
+    def hide(self, partition: str) -> None:
+        self.log.hidden.add(partition)
+
+    def show(self, partition: str) -> None:
+        self.log.hidden.discard(partition)
+
+    def _add(self, name: str, count: int) -> list[Row]:
+        rows = self.log.partitions[name]
+        values = [f"{name}{len(rows) + number}" for number in range(count)]
+        rows += values
+        return [{"value": value} for value in values]
+
+
+@pytest.fixture
+def harness_of(tmp_path: Path) -> Create:
+    """Makes harnesses over a source, each in a folder of its own."""
+    numbers = itertools.count()
+
+    def harness_of(source: type[LineSource]) -> Callable[[], LineHarness]:
+        return lambda: HastyHarness(tmp_path / str(next(numbers)), source)
+
+    return harness_of
+
+
+def broken_promises(create: Callable[[], LineHarness], **options: object) -> list[str]:
+    try:
+        check_spout(create, **options)  # type: ignore[arg-type]
+    except SpoutConformanceError as error:
+        return [promise.name for promise in error.broken]
+    return []
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_correct_source_keeps_every_promise(name: str, tmp_path: Path) -> None:
+    assert CHECKS[name].run(lambda: LineHarness(tmp_path / "log")) is None
+
+
+def test_every_check_has_a_source_that_breaks_its_promise() -> None:
+    assert set(WRONG) == set(CHECKS)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_source_breaks_exactly_its_promise(name: str, harness_of: Create) -> None:
+    # A process for each of them would cost more than all the rest.
+    others = [other for other in CHECKS if other == name or other != "same-rows-in-another-process"]
+    assert broken_promises(harness_of(WRONG[name][0]), only=others) == [name]
+
+
+@pytest.mark.parametrize(("name", "source"), PAIRS, ids=[f"{n}-{s.__name__}" for n, s in PAIRS])
+def test_every_way_to_break_a_promise_is_told(
+    name: str, source: type[LineSource], harness_of: Create
+) -> None:
+    assert broken_promises(harness_of(source), only=[name]) == [name]
+
+
+# --- what is told ------------------------------------------------------------------------------------------
+
+
+def test_the_error_says_promise_expectation_finding_and_where_to_look(harness_of: Create) -> None:
+    (wrong,) = (source for source in WRONG["nothing-skipped"] if source.__name__ == "SkippingSource")
+    with pytest.raises(SpoutConformanceError) as caught:
+        check_spout(harness_of(wrong))
+    assert str(caught.value).splitlines() == [
+        "promise 'nothing-skipped' is broken: Every row of the log is in some batch.",
+        "  expected: row 3 of partition 'a': {'line': 'a line 3'}",
+        "  found:    it is in none of 5 batches with 7 rows of 8; the row before it is in batch 1, "
+        "planned as LineRange(start=0, end=3)",
+        "  hint:     a range begins where the meta in `last` ends, not behind it, and is emitted to its end",
+    ]
+
+
+def test_all_broken_promises_are_told_at_once(harness_of: Create) -> None:
+    (wrong,) = (source for source in WRONG["nothing-twice"] if source.__name__ == "EndlessSource")
+    names = broken_promises(harness_of(wrong))
+    assert {"nothing-twice", "nothing-skipped", "no-busy-batches"} <= set(names)
+
+
+def test_an_error_of_the_source_is_the_cause(harness_of: Create) -> None:
+    (wrong,) = (
+        source for source in WRONG["a-read-in-an-outage-raises"] if source.__name__ == "RawErrorsSource"
+    )
+    with pytest.raises(SpoutConformanceError, match=r"OSError: a\.lines: the disk does not answer") as caught:
+        CHECKS["a-read-in-an-outage-raises"].run(harness_of(wrong))
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_an_error_of_the_harness_is_its_own(tmp_path: Path) -> None:
+    class Failing(LineHarness):
+        def append(self, count: int) -> Rows | None:
+            raise ConnectionError("no broker")
+
+    with pytest.raises(ConnectionError, match="no broker"):
+        check_spout(lambda: Failing(tmp_path / "log"))
+
+
+def test_a_column_that_the_source_lacks_is_an_error_of_the_harness(tmp_path: Path) -> None:
+    class Misnaming(LineHarness):
+        def append(self, count: int) -> Rows | None:
+            super().append(count)
+            return {"a": [{"lines": f"line {number}"} for number in range(count)]}
+
+    with pytest.raises(UsageError, match=r"partition 'a' has a column 'lines', .* columns are line"):
+        CHECKS["in-order"].run(lambda: Misnaming(tmp_path / "log"))
+
+
+def test_what_does_not_apply_is_reported_with_the_reason() -> None:
+    report = check_spout(MemoryHarness)
+    assert dict(report.not_applicable) == {
+        "same-rows-in-another-process": "the log cannot be read by another process (other_process is False)",
+        "lost-rows-are-told": "the harness has no lose()",
+        "a-lost-place-is-told": "the harness has no lose()",
+        "lag-goes-to-zero": "the source does not know its lag (lag_records is None)",
+    }
+    assert set(report.kept) | set(dict(report.not_applicable)) == set(CHECKS)
+    assert "not applicable  lost-rows-are-told: the harness has no lose()" in str(report).splitlines()
+
+
+def test_an_unknown_name_is_an_error(harness_of: Create) -> None:
+    with pytest.raises(
+        UsageError, match="there is no check 'nothing-lost'; the checks are nothing-skipped, "
+    ):
+        check_spout(harness_of(LineSource), only=["nothing-lost"])
+    report = check_spout(harness_of(LineSource), only=["resumes"])
+    assert str(report) == "kept            resumes"
+
+
+def test_harnesses_are_closed_also_after_a_failure(tmp_path: Path) -> None:
+    closed: list[type[LineSource]] = []
+
+    class Closing(HastyHarness):
+        def close(self) -> None:
+            closed.append(self.source_type)
+
+    sources: list[type[LineSource]] = [LineSource, WRONG["nothing-twice"][0]]
+    for source in sources:
+        broken_promises(partial(Closing, tmp_path / source.__name__, source), only=["nothing-twice"])
+    assert closed == sources
+
+
+def test_the_suite_needs_no_pytest() -> None:
+    program = "import sys, txstream.testing.conformance; print('pytest' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

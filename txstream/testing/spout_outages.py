@@ -1,0 +1,265 @@
+"""Checks of what a source does when a partition cannot be read for a while, or never again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from txstream.api.errors import DataLostError, PartitionUnavailableError
+from txstream.api.spouts import Unavailable
+from txstream.metas import BatchMetas, is_empty
+from txstream.testing.spout_harness import NotApplicableError, Row
+from txstream.testing.spout_rows import same, show
+from txstream.testing.spout_trial import Trial, joined, promise, tell
+
+
+def _first_and_rest(metas: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """The partition that something happens to, and the others that were filled."""
+    first, *rest = sorted(metas)
+    return first, rest
+
+
+def _plan_in_outage(trial: Trial, coordinator: Any, last: Mapping[str, Any]) -> dict[str, Any]:
+    answer = trial.outcome(
+        "a batch is planned in an outage", lambda: dict(coordinator.plan(dict(last), 1000))
+    )
+    if isinstance(answer, Exception):
+        trial.fail("a plan in an outage", tell(answer), cause=answer)
+    return answer
+
+
+def _takes_from(plan: Mapping[str, Any], partition: str) -> bool:
+    meta = plan.get(partition)
+    return meta is not None and not isinstance(meta, Unavailable) and not is_empty(meta)
+
+
+@promise(
+    "plans-around-an-outage",
+    "A plan says which partition cannot be read, within two seconds, and takes from the others.",
+    "answer Unavailable(reason) for the partition; ask all partitions under one deadline",
+)
+def plans_around_an_outage(trial: Trial) -> None:
+    trial.fill()
+    coordinator = trial.coordinator()
+    batches = trial.walk(coordinator)
+    last = batches[-1].metas.positions() if batches else {}
+    trial.fill()
+    hidden, others = _first_and_rest(last)
+    trial.harness.hide(hidden)
+
+    def told(plan: Mapping[str, Any]) -> bool:
+        return isinstance(plan.get(hidden), Unavailable) and all(_takes_from(plan, name) for name in others)
+
+    plan = trial.until(lambda: _plan_in_outage(trial, coordinator, last), told)
+    if not isinstance(plan.get(hidden), Unavailable):
+        found = f"{plan[hidden]!r:.200}" if hidden in plan else "the partition is left out without a word"
+        trial.fail(f"Unavailable(reason) for partition {hidden!r}, which cannot be read", found)
+    if not isinstance(plan[hidden].reason, str) or not plan[hidden].reason:
+        trial.fail("a reason that a person can read", f"{plan[hidden]!r}")
+    for other in others:
+        if not _takes_from(plan, other):
+            trial.fail(f"a plan that takes from partition {other!r}, which can be read", f"{plan!r:.500}")
+
+
+@promise(
+    "an-outage-keeps-the-place",
+    "After an outage a partition goes on where it was: no row of it is skipped or comes twice.",
+    "say Unavailable and nothing else about a partition that cannot be read; its place is carried on for you",
+)
+def an_outage_keeps_the_place(trial: Trial) -> None:
+    trial.fill()
+    # What the rest of the log holds, from a reading that no outage disturbs.
+    undisturbed = joined(trial.walk(limit=2))
+    coordinator, emitter = trial.coordinator(), trial.emitter()
+    begun = trial.walk(coordinator, limit=2, batches=2)
+    if not begun:
+        trial.fail("batches, since rows wait", "none")
+    hidden = min(begun[0].metas.partitions)
+    last = dict(begun[-1].metas.positions())
+    trial.harness.hide(hidden)
+    for _ in range(2):
+        metas = BatchMetas.from_plan(last, _plan_in_outage(trial, coordinator, last))
+        trial.read(emitter, metas.partitions)
+        last = dict(metas.positions())
+    trial.harness.show(hidden)
+    before = [row for batch in begun for row in batch.rows.get(hidden, [])]
+    expected = undisturbed.get(hidden, [])
+    read: list[Row] = []
+
+    def more() -> bool:
+        nonlocal last
+        for batch in trial.walk(coordinator, last, wanted=0):
+            last = dict(batch.metas.positions())
+            read.extend(batch.rows.get(hidden, []))
+        return len(before) + len(read) >= len(expected)
+
+    trial.until(more, bool)
+    found = (before + read)[: len(expected)] if trial.harness.endless else before + read
+    trial.require_same({hidden: expected}, {hidden: found}, "read before and after an outage")
+
+
+@promise(
+    "a-read-in-an-outage-raises",
+    "A planned range that cannot be read is PartitionUnavailableError, never fewer rows.",
+    "raise it when there was no progress for `fetch_timeout_seconds`; any other error is taken for a bug and "
+    "ends the topology after a few attempts",
+)
+def a_read_in_an_outage_raises(trial: Trial) -> None:
+    partition, meta, rows = _planned_then(trial, trial.harness.hide)
+    emitter = trial.emitter()
+
+    def read() -> list[Row] | Exception:
+        return trial.outcome(
+            f"{partition!r} is read in an outage", lambda: trial.read_unguarded(emitter, partition, meta)
+        )
+
+    outcome = trial.until(read, lambda answer: isinstance(answer, PartitionUnavailableError))
+    if not isinstance(outcome, PartitionUnavailableError):
+        _not_told(trial, "PartitionUnavailableError", partition, meta, rows, outcome)
+
+
+@promise(
+    "reads-again-after-an-outage",
+    "When an outage ends, the emitter that met it reads the planned range in full.",
+    "open a connection again that has failed; remember no failure for longer than a moment",
+)
+def reads_again_after_an_outage(trial: Trial) -> None:
+    partition, meta, rows = _planned_then(trial, trial.harness.hide)
+    emitter = trial.emitter()
+
+    def read() -> list[Row] | Exception:
+        return trial.outcome(f"{partition!r} is read", lambda: trial.read_unguarded(emitter, partition, meta))
+
+    read()  # how it fails is told by the promise before this one
+    trial.harness.show(partition)
+    outcome = trial.until(read, lambda answer: isinstance(answer, list))
+    if isinstance(outcome, Exception):
+        trial.fail(f"the {len(rows)} rows of partition {partition!r}", tell(outcome), cause=outcome)
+    trial.require_same({partition: rows}, {partition: outcome}, "read after the outage", {partition: meta})
+
+
+@promise(
+    "unreadable-names-what-cannot-be-read",
+    "`unreadable` names the planned partitions that cannot be read now, and no other.",
+    "a transactional replay waits for what it names; without it each replay in an outage fails an attempt",
+)
+def unreadable_names_what_cannot_be_read(trial: Trial) -> None:
+    trial.fill()
+    coordinator = trial.coordinator()
+    _, metas = trial.next_batch(coordinator, {}, whole=True)
+    hidden, _ = _first_and_rest(metas.partitions)
+
+    def named() -> set[str]:
+        answer = trial.outcome(
+            "it is asked what is unreadable", lambda: dict(coordinator.unreadable(metas.partitions))
+        )
+        if isinstance(answer, Exception):
+            trial.fail("a mapping from partitions to Unavailable", tell(answer), cause=answer)
+        return set(answer)
+
+    def require(expected: set[str], when: str) -> None:
+        found = trial.until(named, lambda names: names == expected)
+        if found != expected:
+            trial.fail(f"{sorted(expected)} {when}", f"{sorted(found)}")
+
+    require(set(), "before the outage")
+    trial.harness.hide(hidden)
+    require({hidden}, f"while partition {hidden!r} cannot be read")
+    trial.harness.show(hidden)
+    require(set(), "after the outage")
+
+
+@promise(
+    "lost-rows-are-told",
+    "A planned range that no longer exists is DataLostError, never fewer rows and never an outage.",
+    "compare the range with where the log begins and ends now, before the first row is given",
+)
+def lost_rows_are_told(trial: Trial) -> None:
+    partition, meta, rows = _planned_then(trial, trial.harness.lose)
+    emitter = trial.emitter()
+
+    def read() -> list[Row] | Exception:
+        return trial.outcome(
+            f"{partition!r} is read after its rows were lost",
+            lambda: trial.read_unguarded(emitter, partition, meta),
+        )
+
+    outcome = trial.until(read, lambda answer: isinstance(answer, DataLostError))
+    if not isinstance(outcome, DataLostError):
+        _not_told(trial, "DataLostError", partition, meta, rows, outcome)
+
+
+@promise(
+    "a-lost-place-is-told",
+    "Rows that are lost before they were planned are DataLostError; reading does not go on behind the gap in "
+    "silence.",
+    "compare the place in `last` with where the log begins now",
+)
+def a_lost_place_is_told(trial: Trial) -> None:
+    trial.fill()
+    trial.fill()
+    coordinator = trial.coordinator()
+    begun = trial.walk(coordinator, limit=2, batches=1)
+    if not begun:
+        trial.fail("a batch, since rows wait", "none")
+    last = begun[0].metas.positions()
+    (partition, *_) = begun[0].metas.partitions
+    trial.harness.lose(partition)
+    trial.fill(2)
+
+    def go_on() -> Any:
+        try:
+            plan = coordinator.plan(dict(last), 1000)
+            meta = plan.get(partition)
+            if _takes_from(plan, partition):
+                return meta, trial.read_unguarded(trial.emitter(), partition, meta)
+            return meta
+        except DataLostError as error:
+            return error
+
+    outcome = trial.until(
+        lambda: trial.outcome("a batch is planned behind lost rows", go_on),
+        lambda answer: isinstance(answer, DataLostError),
+    )
+    if not isinstance(outcome, DataLostError):
+        found = tell(outcome) if isinstance(outcome, Exception) else f"{outcome!r:.500}"
+        trial.fail(
+            f"DataLostError for partition {partition!r}, whose place is {last[partition]!r:.200}", found
+        )
+
+
+def _planned_then(trial: Trial, damage: Any) -> tuple[str, Any, list[Row]]:
+    """A planned range and its rows; then something happens to its partition."""
+    trial.fill()
+    _, metas = trial.next_batch(trial.coordinator(), {}, whole=True)
+    partition, _ = _first_and_rest(metas.partitions)
+    meta = metas.partitions[partition]
+    rows = trial.read_one(trial.emitter(), partition, meta)
+    damage(partition)
+    return partition, meta, rows
+
+
+def _not_told(
+    trial: Trial, error: str, partition: str, meta: Any, rows: list[Row], outcome: list[Row] | Exception
+) -> None:
+    """Anything else than the error breaks the promise. Not so all rows: the harness prevented nothing."""
+    if isinstance(outcome, Exception):
+        trial.fail(f"{error} from partition {partition!r}", tell(outcome), cause=outcome)
+    if same(rows, outcome):
+        raise NotApplicableError(f"partition {partition!r} could be read in full all the same")
+    last = show(outcome[-1]) if outcome else "none"
+    trial.fail(
+        f"{error} from partition {partition!r}, planned as {meta!r:.200}, which has {len(rows)} rows",
+        f"{len(outcome)} rows and no error; the last row is {last}",
+    )
+
+
+CHECKS = (
+    plans_around_an_outage,
+    an_outage_keeps_the_place,
+    a_read_in_an_outage_raises,
+    reads_again_after_an_outage,
+    unreadable_names_what_cannot_be_read,
+    lost_rows_are_told,
+    a_lost_place_is_told,
+)

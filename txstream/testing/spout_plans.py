@@ -1,0 +1,382 @@
+"""Checks of planning: batches divide the log without gap and overlap, from the stored places alone."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+from txstream.metas import BatchMetas, MetaCodec, to_json
+from txstream.testing.spout_harness import NotApplicableError, Row
+from txstream.testing.spout_rows import first_difference, freeze, same, show
+from txstream.testing.spout_trial import MANY, Batch, Reading, Trial, joined, promise
+
+# --- what all batches together hold ------------------------------------------------------------------------
+
+
+def _everything(trial: Trial) -> tuple[list[Batch], Reading, Reading]:
+    """The log read in small batches, with more rows coming in between; what it holds, and what was found."""
+    trial.fill()
+    coordinator = trial.coordinator()
+    batches = trial.walk(coordinator)
+    trial.fill(3)
+    read = sum(map(len, joined(batches).values()))
+    wanted = sum(map(len, trial.log.values())) - read
+    batches += trial.walk(coordinator, _places(batches), wanted=wanted, txid=len(batches) + 1)
+    found = joined(batches)
+    expected = trial.expected(found)
+    return batches, expected, trial.comparable(expected, found)
+
+
+def _places(batches: Sequence[Batch]) -> Mapping[str, Any]:
+    """Where the log stands after them."""
+    return batches[-1].metas.positions() if batches else {}
+
+
+def _count(rows: Sequence[Row]) -> Counter[Hashable]:
+    return Counter(freeze(row) for row in rows)
+
+
+def _batches_with(batches: Sequence[Batch], partition: str, place: int) -> str:
+    """The batch that holds the row at this place of what was read of a partition."""
+    for batch in batches:
+        rows = len(batch.rows.get(partition, ()))
+        if place < rows:
+            return f"batch {batch.txid}, planned as {batch.metas.partitions[partition]!r:.200}"
+        place -= rows
+    return "no batch"
+
+
+@promise(
+    "nothing-skipped",
+    "Every row of the log is in some batch.",
+    "a range begins where the meta in `last` ends, not behind it, and is emitted to its end",
+)
+def nothing_skipped(trial: Trial) -> None:
+    batches, expected, found = _everything(trial)
+    for partition, rows in expected.items():
+        read = found.get(partition, [])
+        missing = _count(rows) - _count(read)
+        for place, row in enumerate(rows):
+            if missing[freeze(row)]:
+                before = [number for number, other in enumerate(read) if place and other == rows[place - 1]]
+                after = (
+                    f"; the row before it is in {_batches_with(batches, partition, before[-1])}"
+                    if before
+                    else ""
+                )
+                trial.fail(
+                    f"row {place} of partition {partition!r}: {show(row)}",
+                    f"it is in none of {len(batches)} batches with {len(read)} rows of {len(rows)}{after}",
+                )
+
+
+@promise(
+    "nothing-twice",
+    "No row of the log is in two batches, or twice in one.",
+    "a range begins where the meta in `last` ends, not before it",
+)
+def nothing_twice(trial: Trial) -> None:
+    batches, expected, found = _everything(trial)
+    for partition, rows in found.items():
+        written = _count(expected.get(partition, ()))
+        surplus = _count(rows) - written
+        for place, row in enumerate(rows):
+            if written[freeze(row)] and surplus[freeze(row)]:
+                again = next(n for n, other in enumerate(rows) if n > place and freeze(other) == freeze(row))
+                trial.fail(
+                    f"{show(row)} of partition {partition!r} once",
+                    f"it is in {_batches_with(batches, partition, place)}, and again in "
+                    f"{_batches_with(batches, partition, again)}",
+                )
+
+
+@promise(
+    "nothing-invented",
+    "Every row that is emitted is one that was written to its partition.",
+    "look for headers, control records, rows of another partition, and values that were changed on the way",
+)
+def nothing_invented(trial: Trial) -> None:
+    batches, expected, found = _everything(trial)
+    for partition, rows in found.items():
+        written = _count(expected.get(partition, ()))
+        for place, row in enumerate(rows):
+            if not written[freeze(row)]:
+                trial.fail(
+                    f"rows of partition {partition!r} as they were written",
+                    f"{show(row)} in {_batches_with(batches, partition, place)}",
+                )
+
+
+@promise(
+    "in-order",
+    "The rows of a partition come in the order of the log, within a batch and from batch to batch.",
+    "emit a range from its start to its end",
+)
+def in_order(trial: Trial) -> None:
+    batches, expected, found = _everything(trial)
+    for partition, rows in found.items():
+        read = list({freeze(row): row for row in rows}.values())
+        known = {freeze(row) for row in read}
+        wanted = [row for row in expected.get(partition, ()) if freeze(row) in known]
+        written = {freeze(row) for row in wanted}
+        read = [row for row in read if freeze(row) in written]
+        if not same(wanted, read):
+            place, one, other = first_difference(wanted, read)
+            at = next(n for n, row in enumerate(rows) if other is not None and freeze(row) == freeze(other))
+            trial.fail(
+                f"row {place} of partition {partition!r}: {show(one)}",
+                f"{show(other)} in {_batches_with(batches, partition, at)}",
+            )
+
+
+# --- one plan ----------------------------------------------------------------------------------------------
+
+
+def _to_store(codec: MetaCodec[Any], metas: BatchMetas[Any]) -> str:
+    return to_json(codec.encode(metas))
+
+
+def _from_store(codec: MetaCodec[Any], stored: str) -> BatchMetas[Any]:
+    return codec.decode(json.loads(stored), "the store")
+
+
+@promise(
+    "metas-survive-json",
+    "A plan maps partition names to `Unavailable` or to frozen dataclasses of `meta_type`, and a meta that "
+    "was stored as JSON is equal to itself.",
+    "give metas fields that JSON has (numbers, strings, booleans, None, lists, objects), and nothing else",
+)
+def metas_survive_json(trial: Trial) -> None:
+    trial.fill()
+    source = trial.source()
+    codec = trial.ask("meta_type is read", lambda: MetaCodec(source.meta_type))
+    for batch in trial.walk(trial.coordinator(source), batches=2):
+        places = batch.metas.positions()
+        for partition, meta in places.items():
+            if not isinstance(partition, str):
+                trial.fail("partition names that are strings", f"{partition!r}")
+            if not isinstance(meta, source.meta_type):
+                trial.fail(
+                    f"a {source.meta_type.__name__} or Unavailable", f"{meta!r:.200} for {partition!r}"
+                )
+        stored = trial.ask("metas are stored as JSON", _to_store, codec, batch.metas)
+        again = trial.ask("metas are read from JSON", _from_store, codec, stored).positions()
+        for partition, meta in places.items():
+            if again.get(partition) != meta:
+                trial.fail(
+                    f"{meta!r:.300} for {partition!r}, as planned",
+                    f"{again.get(partition)!r:.300}, read from {stored:.300}",
+                )
+
+
+@promise(
+    "limit-respected",
+    "A batch holds at most `limit` records over all partitions together.",
+    "take what each partition gets off what is left for the others",
+)
+def limit_respected(trial: Trial) -> None:
+    harness = trial.harness
+    if not harness.limits:
+        raise NotApplicableError("the source cannot keep to a limit (limits is False)")
+    trial.fill()
+    for limit in (1, 3, 7):
+        most = max(limit, harness.unit_records)
+        for batch in trial.walk(limit=limit):
+            rows = {name: len(part) for name, part in batch.rows.items()}
+            records = {name: getattr(meta, "records", None) for name, meta in batch.metas.partitions.items()}
+            for what, counts in (("rows", rows), ("records", records)):
+                total = sum(count for count in counts.values() if isinstance(count, int))
+                if total > most:
+                    allowed = "" if most == limit else f" (or one unit of {most}, which cannot be divided)"
+                    trial.fail(
+                        f"at most {limit} {what}{allowed} in batch {batch.txid}", f"{total}: {counts!r:.300}"
+                    )
+
+
+@promise(
+    "a-small-limit-goes-on",
+    "With a limit of 1, batches go on until everything is read.",
+    "round the share of a partition up to the smallest piece that can be read, never down to nothing",
+)
+def a_small_limit_goes_on(trial: Trial) -> None:
+    if trial.harness.endless:
+        raise NotApplicableError("the source is endless")
+    trial.fill()
+    coordinator = trial.coordinator()
+    batches = trial.walk(coordinator, limit=1)
+    last = _places(batches)
+    rest = trial.walk(coordinator, last, MANY, batches=1, wanted=0)
+    if rest:
+        trial.fail(
+            "batches until nothing is left",
+            f"no more after {len(batches)} of them; a larger limit takes {rest[0].metas.partitions!r:.300}",
+        )
+
+
+@promise(
+    "last-is-not-changed",
+    "`plan` only reads the places that it is given.",
+    "they are kept for other batches: build a new mapping",
+)
+def last_is_not_changed(trial: Trial) -> None:
+    trial.fill()
+    coordinator, emitter = trial.coordinator(), trial.emitter()
+    last: Mapping[str, Any] = {}
+    for _ in range(3):
+        given = dict(last)
+        plan = trial.ask("a batch is planned", coordinator.plan, given, 3)
+        if given != last:
+            trial.fail(f"the places {last!r:.300}, as they were given", f"{given!r:.300}")
+        metas = BatchMetas.from_plan(last, plan)
+        trial.read(emitter, metas.partitions)
+        last = metas.positions()
+
+
+# --- one plan after the other ------------------------------------------------------------------------------
+
+
+@promise(
+    "plans-from-last-alone",
+    "The same places give a plan that begins at the same rows, whatever was planned before.",
+    "after a failed attempt an earlier batch is planned again: remember nothing from plan to plan",
+)
+def plans_from_last_alone(trial: Trial) -> None:
+    trial.fill()
+    coordinator = trial.coordinator()
+    batches = trial.walk(coordinator, batches=3)
+    for number in reversed(range(len(batches))):
+        batch, onward = batches[number], joined(batches[number:])
+        metas = BatchMetas.from_plan(batch.last, trial.plan(coordinator, batch.last, 3))
+        how = f"planned again from the places before batch {batch.txid}, {dict(batch.last)!r:.200}"
+        if not metas.has_work:
+            trial.fail(f"what batch {batch.txid} held, {batch.metas.partitions!r:.300}", f"nothing, {how}")
+        trial.require_prefix(onward, trial.read(trial.emitter(), metas.partitions, batch.txid), how)
+
+
+@promise(
+    "plans-ahead",
+    "Batches can be planned while those before them are not read yet, and read in any order.",
+    "several batches are in flight at once: a plan goes by the places in `last`, not by what has been read",
+)
+def plans_ahead(trial: Trial) -> None:
+    trial.fill()
+    ahead: list[BatchMetas[Any]] = []
+    coordinator = trial.coordinator()
+    last: Mapping[str, Any] = {}
+    for _ in range(3):
+        metas = BatchMetas.from_plan(last, trial.plan(coordinator, last, 2))
+        if metas.has_work:
+            ahead.append(metas)
+            last = metas.positions()
+    backwards = [
+        Batch(number, {}, metas, trial.read(trial.emitter(), metas.partitions, number))
+        for number, metas in reversed(list(enumerate(ahead, 1)))
+    ]
+    in_turn = trial.walk(limit=2, batches=3)
+    if len(ahead) < len(in_turn):
+        trial.fail(
+            f"{len(in_turn)} batches, as when each is read before the next is planned",
+            f"{len(ahead)} batches when none is read in between",
+        )
+    trial.require_prefix(joined(in_turn), joined(backwards[::-1]), "planned ahead and read backwards")
+
+
+@promise(
+    "resumes",
+    "A new source goes on from stored places exactly where the old one ended.",
+    "whatever tells the place belongs into the meta; a coordinator's memory is gone after a restart",
+)
+def resumes(trial: Trial) -> None:
+    trial.fill()
+    source = trial.source()
+    codec = trial.ask("meta_type is read", lambda: MetaCodec(source.meta_type))
+    coordinator = trial.coordinator(source)
+    begun = trial.walk(coordinator, batches=2)
+    if not begun:
+        trial.fail("batches, since rows wait", "none")
+    stored = trial.ask("metas are stored as JSON", _to_store, codec, begun[-1].metas)
+    onward = joined(trial.walk(coordinator, begun[-1].metas.positions()))
+    trial.shut(coordinator)
+    places = trial.ask("metas are read from JSON", _from_store, codec, stored).positions()
+    resumed = joined(trial.walk(trial.coordinator(), places))
+    how = f"read by a new source from the stored places {stored:.300}"
+    if trial.harness.endless:
+        trial.require_prefix(onward, resumed, how)
+    else:
+        trial.require_same(onward, resumed, how)
+        trial.require_same(resumed, onward, f"read by the old source; as for the new one, {how}")
+
+
+@promise(
+    "no-busy-batches",
+    "When nothing is new, a plan has nothing to read.",
+    "leave a partition out of the answer, or give its meta a property `is_empty`; otherwise batches without "
+    "rows follow each other without end",
+)
+def no_busy_batches(trial: Trial) -> None:
+    if trial.harness.endless:
+        raise NotApplicableError("the source is endless")
+    trial.fill()
+    coordinator = trial.coordinator()
+    batches = trial.walk(coordinator)
+    last = _places(batches)
+    for _ in range(3):
+        metas = BatchMetas.from_plan(last, trial.plan(coordinator, last))
+        if metas.has_work:
+            trial.fail(
+                "no partition with something to read, since everything was read",
+                f"{metas.partitions!r:.300}",
+            )
+        last = metas.positions()
+
+
+@promise(
+    "new-partitions-from-their-beginning",
+    "A partition that appears later is read from its beginning.",
+    "a partition that is not in `last` has no place yet, so all of it is new",
+)
+def new_partitions_from_their_beginning(trial: Trial) -> None:
+    trial.fill()
+    coordinator = trial.coordinator()
+    batches = trial.walk(coordinator)
+    known = set(trial.log) | {name for batch in batches for name in batch.metas.partitions}
+    new = trial.add_partition()
+    wanted = sum(len(trial.log[name]) for name in new) or 1
+
+    def more() -> Reading:
+        batches.extend(trial.walk(coordinator, _places(batches), MANY, wanted=0))
+        return {name: rows for name, rows in joined(batches).items() if name not in known}
+
+    found = trial.until(more, lambda rows: sum(map(len, rows.values())) >= wanted)
+    names = new or set(found)
+    if not names:
+        trial.fail("a plan that takes from the partition that appeared", "none")
+    expected = {name: part for name, part in trial.expected(found).items() if name in names}
+    found = trial.comparable(expected, found)
+    for name, rows in expected.items():
+        missing = _count(rows) - _count(found.get(name, ()))
+        for place, row in enumerate(rows):
+            if missing[freeze(row)]:
+                trial.fail(
+                    f"row {place} of the new partition {name!r}: {show(row)}",
+                    f"it is not among the {len(found.get(name, ()))} rows that were read",
+                )
+
+
+CHECKS = (
+    nothing_skipped,
+    nothing_twice,
+    nothing_invented,
+    in_order,
+    metas_survive_json,
+    limit_respected,
+    a_small_limit_goes_on,
+    last_is_not_changed,
+    plans_from_last_alone,
+    plans_ahead,
+    resumes,
+    no_busy_batches,
+    new_partitions_from_their_beginning,
+)

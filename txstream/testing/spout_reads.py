@@ -1,0 +1,299 @@
+"""Checks of reading: a planned range gives the same rows to whoever reads it, whenever, however often.
+
+They compare readings with each other, never with what the harness wrote: rows that are wrong whenever they
+are read are told by the checks of planning.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from txstream.api.schema import format_schema
+from txstream.api.spouts import PartitionEmitter
+from txstream.testing.spout_harness import NotApplicableError, Row
+from txstream.testing.spout_process import pickled, read_elsewhere
+from txstream.testing.spout_trial import Batch, Reading, Trial, attempt, promise
+
+
+def _planned(trial: Trial) -> tuple[Mapping[str, Any], Reading]:
+    """A batch of everything, and its rows."""
+    trial.fill()
+    _, metas = trial.next_batch(trial.coordinator(), {}, whole=True)
+    return metas.partitions, trial.read(trial.emitter(), metas.partitions)
+
+
+def _in_pieces(trial: Trial) -> dict[str, list[Batch]]:
+    """The batches that take from each partition; at least two of them for one partition."""
+    trial.fill()
+    trial.fill()
+    batches = trial.walk(limit=3)
+    pieces: dict[str, list[Batch]] = {}
+    for batch in batches:
+        for partition in batch.metas.partitions:
+            pieces.setdefault(partition, []).append(batch)
+    found = {partition: taken for partition, taken in pieces.items() if len(taken) > 1}
+    if not found:
+        trial.fail("several batches that take from one partition", f"{len(batches)} batches from places {{}}")
+    return found
+
+
+def _batches(emitter: PartitionEmitter[Any], partition: str, meta: Any) -> list[Any]:
+    return list(emitter.emit(attempt(), partition, meta))
+
+
+@promise(
+    "rows-as-declared",
+    "Every record batch has the columns and types that `output` declares.",
+    "build the batches with the schema that `output` stands for; `parse_schema` gives it",
+)
+def rows_as_declared(trial: Trial) -> None:
+    trial.fill()
+    schema = trial.schema()
+    _, metas = trial.next_batch(trial.coordinator(), {}, whole=True)
+    emitter = trial.emitter()
+    for partition, meta in metas.partitions.items():
+        for batch in trial.ask(f"{partition!r} is read", _batches, emitter, partition, meta):
+            if not isinstance(batch, pa.RecordBatch):
+                trial.fail("pyarrow.RecordBatch", f"{type(batch).__name__} from partition {partition!r}")
+            if batch.schema.names != schema.names or batch.schema.types != schema.types:
+                trial.fail(format_schema(schema), f"{format_schema(batch.schema)} in {partition!r}")
+
+
+@promise(
+    "same-rows-again",
+    "The same attempt reads a planned range again and gets the same rows in the same order.",
+    "Spark runs a task again when it loses its result or speculates: emit from the meta and the log alone",
+)
+def same_rows_again(trial: Trial) -> None:
+    metas, first = _planned(trial)
+    emitter = trial.emitter()
+    for _ in range(2):
+        for partition, meta in metas.items():
+            for _ in range(2):
+                again = trial.read_one(emitter, partition, meta)
+                trial.require_same({partition: first[partition]}, {partition: again}, "read again", metas)
+
+
+@promise(
+    "same-rows-in-another-attempt",
+    "A replay under another attempt id gets the same rows in the same order.",
+    "derive nothing from the attempt id, neither a seed nor an order",
+)
+def same_rows_in_another_attempt(trial: Trial) -> None:
+    metas, first = _planned(trial)
+    for sequence in (2, 7, 2**31):
+        again = trial.read(trial.emitter(), metas, sequence=sequence)
+        trial.require_same(first, again, f"read by attempt 1.{sequence}", metas)
+
+
+@promise(
+    "same-rows-from-any-emitter",
+    "Every emitter gets the same rows of a planned range in the same order.",
+    "what an emitter has read before, or how many there are, must not show in the rows",
+)
+def same_rows_from_any_emitter(trial: Trial) -> None:
+    metas, first = _planned(trial)
+    source = trial.source()
+    for number in range(3):
+        again = trial.read(trial.emitter(source), metas)
+        trial.require_same(first, again, f"read by emitter {number + 1} of one source", metas)
+    trial.require_same(first, trial.read(trial.emitter(), metas), "read from a source made anew", metas)
+
+
+@promise(
+    "same-rows-after-append",
+    "Rows that come after a plan do not get into what was planned.",
+    "end a range by a place in the log, never by 'what is there now'",
+)
+def same_rows_after_append(trial: Trial) -> None:
+    metas, first = _planned(trial)
+    trial.fill()
+    # Once these are planned, the log is sure to have grown.
+    trial.next_batch(trial.coordinator(), metas, whole=not trial.harness.endless)
+    trial.require_same(first, trial.read(trial.emitter(), metas), "read after more rows had come", metas)
+
+
+@promise(
+    "ships-to-workers",
+    "A source can be pickled, also after it was opened, and reads the same rows when unpickled.",
+    "keep addresses and options in the source; open connections, locks and threads in its coordinator and "
+    "emitters",
+)
+def ships_to_workers(trial: Trial) -> None:
+    trial.fill()
+    source = trial.source()
+    coordinator, emitter = trial.coordinator(source), trial.emitter(source)
+    _, metas = trial.next_batch(coordinator, {}, whole=True)
+    first = trial.read(emitter, metas.partitions)
+    shipped = trial.ask("the source is pickled", pickled, source)
+    unpickled = trial.ask("the source is unpickled", pickle.loads, shipped)
+    again = trial.read(trial.emitter(unpickled), metas.partitions)
+    trial.require_same(first, again, "read from the unpickled source", metas.partitions)
+
+
+@promise(
+    "same-rows-in-another-process",
+    "A worker process gets the same rows of a planned range in the same order.",
+    "nothing may depend on what this process has in memory, on hash() or on the order of a set; the class of "
+    "the source must be importable there",
+)
+def same_rows_in_another_process(trial: Trial) -> None:
+    if not trial.harness.other_process:
+        raise NotApplicableError("the log cannot be read by another process (other_process is False)")
+    metas, first = _planned(trial)
+    shipped = trial.ask("the source is pickled", pickled, trial.source())
+    again = trial.ask(
+        "another process reads", read_elsewhere, shipped, trial.harness.context, attempt(), metas
+    )
+    trial.require_same(first, again, "read by another process", metas)
+
+
+@promise(
+    "seeks-back",
+    "An emitter that has read a later range reads an earlier one as it was planned.",
+    "a reader that is kept between batches must drop what it has prefetched, and seek, before every range",
+)
+def seeks_back(trial: Trial) -> None:
+    for partition, batches in _in_pieces(trial).items():
+        emitter = trial.emitter()
+        for batch in (batches[-1], *batches, batches[0]):
+            meta, rows = batch.metas.partitions[partition], batch.rows[partition]
+            again = trial.read_one(emitter, partition, meta, batch.txid)
+            trial.require_same(
+                {partition: rows}, {partition: again}, "read after another range", {partition: meta}
+            )
+
+
+@promise(
+    "emitters-do-not-disturb-each-other",
+    "Two emitters that read at the same time both get what was planned for them.",
+    "keep positions and connections in the emitter, not in the class, the module or the source",
+)
+def emitters_do_not_disturb_each_other(trial: Trial) -> None:
+    for partition, batches in _in_pieces(trial).items():
+        pair = (batches[0], batches[-1])
+        readings: list[list[Row]] = [[], []]
+        turns = deque((readings[n], _begin(trial, partition, batch)) for n, batch in enumerate(pair))
+        while turns:
+            reading, batches_of_rows = turns.popleft()
+            rows = trial.ask(f"{partition!r} is read", next, batches_of_rows, None)
+            if rows is not None:
+                reading.extend(rows.to_pylist())
+                turns.append((reading, batches_of_rows))
+        for batch, found in zip(pair, readings, strict=True):
+            trial.require_same(
+                {partition: batch.rows[partition]},
+                {partition: found},
+                "read by two emitters in turn",
+                batch.metas.partitions,
+            )
+
+
+@promise(
+    "a-read-may-be-given-up",
+    "A read that is ended half-way does not show in what the emitter reads next.",
+    "a task that is cancelled closes the iterator: release in `finally` what it holds, and begin each range "
+    "from nothing",
+)
+def a_read_may_be_given_up(trial: Trial) -> None:
+    for partition, batches in _in_pieces(trial).items():
+        emitter = trial.emitter()
+        first, last = batches[0], batches[-1]
+        for begun, batch in ((first, last), (first, first), (last, last)):
+            trial.ask(f"{partition!r} is read in part", _give_up, emitter, partition, begun)
+            meta, rows = batch.metas.partitions[partition], batch.rows[partition]
+            again = trial.read_one(emitter, partition, meta, batch.txid)
+            trial.require_same(
+                {partition: rows}, {partition: again}, "read after one given up", {partition: meta}
+            )
+
+
+def _begin(trial: Trial, partition: str, batch: Batch) -> Iterator[pa.RecordBatch]:
+    """A read by an emitter of its own."""
+    emitter, meta = trial.emitter(), batch.metas.partitions[partition]
+    return trial.ask(
+        f"{partition!r} is read", lambda: iter(emitter.emit(attempt(batch.txid), partition, meta))
+    )
+
+
+def _give_up(emitter: PartitionEmitter[Any], partition: str, batch: Batch) -> None:
+    """Read one record batch and close the iterator, as a task does that is cancelled."""
+    rows = iter(emitter.emit(attempt(batch.txid), partition, batch.metas.partitions[partition]))
+    next(rows, None)
+    if isinstance(rows, Generator):
+        rows.close()
+
+
+@promise(
+    "emit-many-equals-emit",
+    "`emit_many` gives each partition the rows that `emit` gives it, in the same order, and no other "
+    "partition.",
+    "partitions may take turns, but the rows of one keep their order and come under its name",
+)
+def emit_many_equals_emit(trial: Trial) -> None:
+    metas, alone = _planned(trial)
+    orders = [
+        dict(metas),
+        dict(reversed(list(metas.items()))),
+        *({name: meta} for name, meta in metas.items()),
+    ]
+    for asked in orders:
+        found = trial.ask(f"{sorted(asked)} are read together", _together, trial.emitter(), asked)
+        surplus = sorted(set(found) - set(asked))
+        if surplus:
+            trial.fail(f"rows of {sorted(asked)} alone", f"rows of {surplus[0]!r}")
+        expected = {name: alone[name] for name in asked}
+        trial.require_same(expected, found, f"read together as {list(asked)}", asked)
+
+
+def _together(emitter: Any, metas: Mapping[str, Any]) -> Reading:
+    rows: Reading = {}
+    for partition, batch in emitter.emit_many(attempt(), metas):
+        rows.setdefault(partition, []).extend(batch.to_pylist())
+    return rows
+
+
+@promise(
+    "records-is-not-too-small",
+    "A meta's `records` is a whole number, at least as large as the number of its rows.",
+    "count every place of the range; the engine chooses the number of Spark tasks by it (fewer rows than "
+    "records are allowed: a place may hold no row)",
+)
+def records_is_not_too_small(trial: Trial) -> None:
+    trial.fill()
+    counted = 0
+    for batch in trial.walk(limit=3):
+        for partition, meta in batch.metas.partitions.items():
+            records = getattr(meta, "records", None)
+            if records is None:
+                continue
+            counted += 1
+            rows = len(batch.rows[partition])
+            if isinstance(records, bool) or not isinstance(records, int) or records < rows:
+                trial.fail(
+                    f"{rows} or more, since {partition!r}, planned as {meta!r:.200}, has {rows} rows",
+                    f"records = {records!r}",
+                )
+    if not counted:
+        raise NotApplicableError("the source's metas have no `records`")
+
+
+CHECKS = (
+    rows_as_declared,
+    same_rows_again,
+    same_rows_in_another_attempt,
+    same_rows_from_any_emitter,
+    same_rows_after_append,
+    ships_to_workers,
+    same_rows_in_another_process,
+    seeks_back,
+    emitters_do_not_disturb_each_other,
+    a_read_may_be_given_up,
+    emit_many_equals_emit,
+    records_is_not_too_small,
+)

@@ -1,0 +1,190 @@
+"""Checks of the source as a whole: its identity, whether it is ready and caught up, and its end."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from typing import Any
+
+from txstream.api.errors import TopologyError
+from txstream.api.spouts import PartitionCoordinator, PartitionedSpout, PartitionEmitter
+from txstream.metas import to_json
+from txstream.testing.spout_harness import NotApplicableError
+from txstream.testing.spout_process import pickled
+from txstream.testing.spout_trial import Trial, attempt, promise
+
+
+def _identity(source: PartitionedSpout[Any]) -> str:
+    return to_json(source.identity())
+
+
+def _shipped(source: PartitionedSpout[Any]) -> PartitionedSpout[Any]:
+    unpickled: PartitionedSpout[Any] = pickle.loads(pickled(source))  # noqa: S301 - pickled just now
+    return unpickled
+
+
+@promise(
+    "identity-is-stable",
+    "`identity()` is JSON, and the same for every source over the same log, at any time.",
+    "name what is read (topics, a folder), nothing that changes from run to run",
+)
+def identity_is_stable(trial: Trial) -> None:
+    source = trial.source()
+    first = trial.ask("identity() is read", _identity, source)
+    trial.fill()
+    trial.walk(trial.coordinator(source))
+    shipped = trial.ask("the source is pickled", _shipped, trial.source())
+    for how, other in (
+        ("after reading", source),
+        ("from a source made anew", trial.source()),
+        ("unpickled", shipped),
+    ):
+        again = trial.ask("identity() is read", _identity, other)
+        if again != first:
+            trial.fail(f"{first:.300}", f"{again:.300}, {how}")
+
+
+@promise(
+    "ready-when-rows-wait",
+    "`is_ready` is true when there are rows that no batch has taken yet.",
+    "no transaction is opened while it is false; when in doubt, answer True and let `plan` say that nothing "
+    "is new",
+)
+def ready_when_rows_wait(trial: Trial) -> None:
+    trial.fill()
+    coordinator = trial.coordinator()
+    ready = trial.until(lambda: trial.ask("is_ready() is called", coordinator.is_ready), bool)
+    if ready is not True:
+        trial.fail("True, since rows wait", repr(ready))
+
+
+def _targets(trial: Trial, coordinator: Any) -> Mapping[str, Any]:
+    try:
+        return trial.until(coordinator.targets, bool)
+    except TopologyError as error:
+        raise NotApplicableError(f"the source has no end: {error}") from error
+    except Exception as error:  # noqa: BLE001 - every failure of the source is told, with its cause
+        trial.fail("where each partition ends now", f"{type(error).__name__}: {error}", cause=error)
+
+
+@promise(
+    "caught-up-in-the-end",
+    "`reached` is false while rows before the targets are unread, and true when they are read, whatever came "
+    "later.",
+    "compare the places with the targets that are given, not with where the log ends now",
+)
+def caught_up_in_the_end(trial: Trial) -> None:
+    if trial.harness.endless:
+        raise NotApplicableError("the source is endless")
+    trial.fill()
+    coordinator = trial.coordinator()
+    batches = trial.walk(coordinator)
+    if not batches:
+        trial.fail("batches, since rows wait", "none")
+    targets = _targets(trial, coordinator)
+
+    def require(expected: bool, last: Mapping[str, Any], when: str) -> None:
+        found = trial.ask("reached() is asked", coordinator.reached, dict(last), targets)
+        if found is not expected:
+            trial.fail(
+                f"reached is {expected} {when}", f"{found!r}; places {last!r:.300}, targets {targets!r:.300}"
+            )
+
+    require(False, {}, "before the first batch")
+    for batch in batches:
+        if any(batch.rows.values()):
+            require(False, batch.last, f"before batch {batch.txid}, which holds rows")
+    last = batches[-1].metas.positions()
+    require(True, last, "after the last batch")
+    trial.fill()
+    trial.next_batch(coordinator, last, whole=True)
+    require(True, last, "after the last batch, though more rows came after the targets were asked")
+
+
+@promise(
+    "lag-goes-to-zero",
+    "`lag_records` counts the rows that wait at first, grows with no batch, and is 0 in the end.",
+    "it is the sum of what is between the places and the targets, 0 where a place is behind its target; None "
+    "where it cannot be told",
+)
+def lag_goes_to_zero(trial: Trial) -> None:
+    if trial.harness.endless:
+        raise NotApplicableError("the source is endless")
+    trial.fill()
+    coordinator = trial.coordinator()
+    batches = trial.walk(coordinator)
+    if not batches:
+        trial.fail("batches, since rows wait", "none")
+    targets = _targets(trial, coordinator)
+    before: int | None = None
+    for last in (*(batch.last for batch in batches), batches[-1].metas.positions()):
+        lag = trial.ask("lag_records() is asked", coordinator.lag_records, dict(last), targets)
+        if lag is None:
+            raise NotApplicableError("the source does not know its lag (lag_records is None)")
+        least = sum(map(len, trial.log.values())) if before is None else 0
+        most = lag if before is None else before
+        if isinstance(lag, bool) or not isinstance(lag, int) or not least <= lag <= most:
+            trial.fail(
+                f"a whole number, at least {least}" + ("" if before is None else f" and at most {most}"),
+                f"{lag!r} at the places {last!r:.300}",
+            )
+        before = lag
+    if before != 0:
+        trial.fail("a lag of 0 when everything is read", repr(before))
+
+
+@promise(
+    "closing-is-private",
+    "Closing a coordinator or an emitter leaves the others working.",
+    "share no connection between them, or count who uses it",
+)
+def closing_is_private(trial: Trial) -> None:
+    trial.fill()
+    source = trial.source()
+    coordinators = [trial.coordinator(source), trial.coordinator(source)]
+    _, metas = trial.next_batch(coordinators[0], {}, whole=True)
+    emitters = [trial.emitter(source), trial.emitter(source), trial.emitter()]
+    first = [trial.read(emitter, metas.partitions) for emitter in emitters]
+    trial.shut(emitters[0])
+    trial.shut(coordinators[0])
+    for emitter, rows in zip(emitters[1:], first[1:], strict=True):
+        again = trial.read(emitter, metas.partitions)
+        trial.require_same(rows, again, "read after another emitter was closed", metas.partitions)
+    trial.next_batch(coordinators[1], {}, whole=True)
+    late = trial.read(trial.emitter(source), metas.partitions)
+    trial.require_same(first[0], late, "read by an emitter opened after another was closed", metas.partitions)
+
+
+@promise(
+    "closes",
+    "`close` works on what was used, on what was never used, in the middle of a read, and twice.",
+    "it is called after failures too: it must not rely on anything having been opened",
+)
+def closes(trial: Trial) -> None:
+    trial.fill()
+    coordinator, emitter, reading = trial.coordinator(), trial.emitter(), trial.emitter()
+    _, metas = trial.next_batch(coordinator, {}, whole=True)
+    trial.read(emitter, metas.partitions)
+    partition, meta = next(iter(metas.partitions.items()))
+    rows = iter(reading.emit(attempt(), partition, meta))
+    trial.ask(f"{partition!r} is read", lambda: next(rows, None))
+    opened: dict[str, PartitionCoordinator[Any] | PartitionEmitter[Any]] = {
+        "a coordinator that was used": coordinator,
+        "a coordinator that was not used": trial.coordinator(),
+        "an emitter that was used": emitter,
+        "an emitter that was not used": trial.emitter(),
+        "an emitter in the middle of a read": reading,
+    }
+    for what, closing in opened.items():
+        trial.ask(f"{what} is closed", closing.close)
+        trial.ask(f"{what} is closed a second time", closing.close)
+
+
+CHECKS = (
+    identity_is_stable,
+    ready_when_rows_wait,
+    caught_up_in_the_end,
+    lag_goes_to_zero,
+    closing_is_private,
+    closes,
+)

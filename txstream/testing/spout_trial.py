@@ -1,0 +1,377 @@
+"""One check over one harness: opens the source, plans and reads as a topology does, and tells what broke.
+
+Invariants:
+
+- What the source raises is the source's fault and names the promise being checked; what the harness raises is
+  passed on as it is.
+- Every coordinator and emitter is opened from a source of its own, as worker processes have it, unless the
+  check says otherwise. All are closed at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+import pyarrow as pa
+
+from txstream.api.errors import UsageError
+from txstream.api.schema import parse_schema
+from txstream.api.spouts import (
+    PartitionCoordinator,
+    PartitionedSpout,
+    PartitionEmitter,
+    Unavailable,
+)
+from txstream.metas import BatchMetas
+from txstream.testing.spout_harness import NotApplicableError, Row, Rows, SpoutHarness
+from txstream.testing.spout_promises import BrokenPromise, SpoutConformanceError
+from txstream.testing.spout_rows import first_difference, project, same, show
+from txstream.transaction import TransactionAttempt, Txid, attempt_id
+
+MANY = 1_000_000
+RECORDS = 5
+_PAUSE_SECONDS = 0.02
+_ENDLESS_BATCHES = 6
+
+Metas = Mapping[str, Any]
+Reading = dict[str, list[Row]]
+Answer = TypeVar("Answer")
+Opened = TypeVar("Opened", PartitionCoordinator[Any], PartitionEmitter[Any])
+
+
+@dataclass(frozen=True, slots=True)
+class SpoutCheck:
+    """One promise and how it is tried. `str()` is its name, so that it can be a test's id."""
+
+    name: str
+    rule: str
+    hint: str
+    function: Callable[[Trial], None]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def run(self, create_harness: Callable[[], SpoutHarness]) -> str | None:
+        """Try it over a new harness. Returns why it does not apply, None when the promise is kept.
+
+        Raises SpoutConformanceError when it is broken, and whatever the harness raises.
+        """
+        harness = create_harness()
+        trial = Trial(self, harness)
+        try:
+            self.function(trial)
+        except NotApplicableError as reason:
+            return str(reason)
+        finally:
+            trial.close()
+            harness.close()
+        return None
+
+
+def promise(name: str, rule: str, hint: str) -> Callable[[Callable[[Trial], None]], SpoutCheck]:
+    """Makes a check of a function that tries one promise."""
+
+    def decorate(function: Callable[[Trial], None]) -> SpoutCheck:
+        return SpoutCheck(name, rule, hint, function)
+
+    return decorate
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One batch of a walk: the places before it, what it was planned to hold, and what was read."""
+
+    txid: int
+    last: Metas
+    metas: BatchMetas[Any]
+    rows: Reading
+
+
+class Trial:
+    """What checks are written with."""
+
+    def __init__(self, check: SpoutCheck, harness: SpoutHarness) -> None:
+        self.check = check
+        self.harness = harness
+        self.log: dict[str, list[Row]] = {}
+        self.foreseen = True
+        self._opened: list[PartitionCoordinator[Any] | PartitionEmitter[Any]] = []
+
+    # --- the log -----------------------------------------------------------------------------------------
+
+    def fill(self, count: int = RECORDS) -> None:
+        """More records in every partition."""
+        self._note(self.harness.append(count))
+
+    def add_partition(self, count: int = RECORDS) -> set[str]:
+        """The names of the partitions that appeared; empty where the harness does not foresee them."""
+        rows = self.harness.add_partition(count)
+        self._note(rows)
+        return set(rows or ())
+
+    def _note(self, rows: Rows | None) -> None:
+        if rows is None:
+            self.foreseen = False
+        for partition, added in (rows or {}).items():
+            self.log.setdefault(partition, []).extend(added)
+
+    def expected(self, found: Reading) -> Reading:
+        """What the log holds, as far as `found` can be compared with it."""
+        if self.foreseen and not self.harness.endless:
+            return self.log
+        _, metas = self.next_batch(self.coordinator(), {}, whole=True)
+        whole = self.read(self.emitter(), metas.partitions)
+        if not self.harness.endless:
+            return whole
+        return {name: rows[: len(found.get(name, ()))] for name, rows in whole.items()}
+
+    def comparable(self, expected: Reading, found: Reading) -> Reading:
+        """`found` with the columns that `expected` has."""
+        columns = {name: list(rows[0]) for name, rows in expected.items() if rows}
+        schema = self.schema()
+        for partition, names in columns.items():
+            unknown = [name for name in names if name not in schema.names]
+            if unknown:
+                raise UsageError(
+                    f"the harness says that partition {partition!r} has a column {unknown[0]!r}, but the "
+                    f"source's columns are {', '.join(schema.names)}"
+                )
+        return {
+            partition: project(rows, columns[partition]) if partition in columns else rows
+            for partition, rows in found.items()
+        }
+
+    # --- opening -----------------------------------------------------------------------------------------
+
+    def source(self) -> PartitionedSpout[Any]:
+        return self.harness.create()
+
+    def schema(self) -> pa.Schema:
+        source = self.source()
+        return self.ask("output is read", lambda: parse_schema(source.output))
+
+    def coordinator(self, source: PartitionedSpout[Any] | None = None) -> PartitionCoordinator[Any]:
+        source = source or self.source()
+        return self._keep(self.ask("coordinator() is called", source.coordinator, self.harness.context))
+
+    def emitter(self, source: PartitionedSpout[Any] | None = None) -> PartitionEmitter[Any]:
+        source = source or self.source()
+        return self._keep(self.ask("emitter() is called", source.emitter, self.harness.context))
+
+    def _keep(self, opened: Opened) -> Opened:
+        self._opened.append(opened)
+        return opened
+
+    def shut(self, opened: PartitionCoordinator[Any] | PartitionEmitter[Any]) -> None:
+        """Close before the end."""
+        self._opened.remove(opened)
+        self.ask("close() is called", opened.close)
+
+    def close(self) -> None:
+        for opened in self._opened:
+            with contextlib.suppress(Exception):  # that closing works is a promise with a check of its own
+                opened.close()
+
+    # --- planning ----------------------------------------------------------------------------------------
+
+    def plan(
+        self, coordinator: PartitionCoordinator[Any], last: Metas, limit: int = MANY
+    ) -> dict[str, Any | Unavailable]:
+        """One answer, as it comes."""
+        return self.ask("a batch is planned", lambda: dict(coordinator.plan(dict(last), limit)))
+
+    def next_batch(
+        self, coordinator: PartitionCoordinator[Any], last: Metas, limit: int = MANY, *, whole: bool = False
+    ) -> tuple[dict[str, Any | Unavailable], BatchMetas[Any]]:
+        """The plan of a batch that there must be, because rows wait; with `whole` one that has every
+        partition that the harness filled."""
+        wanted = set(self.log) if whole else set()
+
+        def answer() -> tuple[dict[str, Any | Unavailable], BatchMetas[Any]]:
+            plan = self.plan(coordinator, last, limit)
+            return plan, BatchMetas.from_plan(last, plan)
+
+        plan, metas = self.until(answer, lambda got: got[1].has_work and wanted <= set(got[1].partitions))
+        missing = sorted(wanted - set(metas.partitions))
+        if not metas.has_work or missing:
+            self.fail(
+                f"a plan that takes from {' and '.join(missing) or 'a partition'}, since rows wait",
+                f"{plan!r:.500} after the places {dict(last)!r:.300}",
+            )
+        return plan, metas
+
+    def walk(
+        self,
+        coordinator: PartitionCoordinator[Any] | None = None,
+        last: Metas | None = None,
+        limit: int = 3,
+        *,
+        batches: int | None = None,
+        wanted: int | None = None,
+        txid: int = 1,
+    ) -> list[Batch]:
+        """Batches one after another, each planned and then read, until nothing is new, or so many.
+
+        Rows that were just written may take the harness's `settle_seconds` to appear: as long as fewer than
+        `wanted` were read, they are waited for (by default the whole log, or 1 behind some places).
+        """
+        coordinator = coordinator or self.coordinator()
+        emitter = self.emitter()
+        places = dict(last or {})
+        done: list[Batch] = []
+        deadline = time.monotonic() + self.harness.settle_seconds
+        rows_in_log = sum(map(len, self.log.values()))
+        if wanted is None:
+            wanted = rows_in_log if last is None and self.foreseen else 1
+        # A source that hands out the same rows for ever must end too: it shows in what was read.
+        most = 4 * rows_in_log + 50 if batches is None else batches
+        if self.harness.endless:
+            most = min(most, _ENDLESS_BATCHES)
+        while len(done) < most:
+            metas = BatchMetas.from_plan(places, self.plan(coordinator, places, limit))
+            rows = self.read(emitter, metas.partitions, txid + len(done))
+            stands_still = not any(rows.values()) and dict(metas.positions()) == places
+            if metas.has_work and not stands_still:
+                done.append(Batch(txid + len(done), places, metas, rows))
+                places = dict(metas.positions())
+                continue
+            places = dict(metas.positions())
+            read = sum(len(part) for batch in done for part in batch.rows.values())
+            if read >= wanted or time.monotonic() >= deadline:
+                break
+            _pause()
+        return done
+
+    # --- reading -----------------------------------------------------------------------------------------
+
+    def read(self, emitter: PartitionEmitter[Any], metas: Metas, txid: int = 1, sequence: int = 1) -> Reading:
+        """The rows of each planned partition."""
+        return {
+            partition: self.read_one(emitter, partition, meta, txid, sequence)
+            for partition, meta in metas.items()
+        }
+
+    def read_one(
+        self, emitter: PartitionEmitter[Any], partition: str, meta: Any, txid: int = 1, sequence: int = 1
+    ) -> list[Row]:
+        return self.ask(
+            f"{partition!r} is read, planned as {meta!r:.200}",
+            self.read_unguarded,
+            emitter,
+            partition,
+            meta,
+            txid,
+            sequence,
+        )
+
+    def read_unguarded(
+        self, emitter: PartitionEmitter[Any], partition: str, meta: Any, txid: int = 1, sequence: int = 1
+    ) -> list[Row]:
+        """Raises what the emitter raises."""
+        batches = emitter.emit(attempt(txid, sequence), partition, meta)
+        return [row for batch in batches for row in batch.to_pylist()]
+
+    # --- asking ------------------------------------------------------------------------------------------
+
+    def ask(self, what: str, call: Callable[..., Answer], *arguments: Any) -> Answer:
+        """What the source answers; whatever it raises breaks the promise."""
+        try:
+            return call(*arguments)
+        except (SpoutConformanceError, NotApplicableError):
+            raise
+        except Exception as error:  # noqa: BLE001 - every failure of the source is told, with its cause
+            self.fail(f"an answer when {what}", tell(error), cause=error)
+
+    def outcome(self, what: str, call: Callable[[], Answer]) -> Answer | Exception:
+        """What the source answers or raises, within the harness's deadline.
+
+        On a thread of its own, so that a source that hangs does not hang the suite.
+        """
+        answers: list[Any] = []
+
+        def work() -> None:
+            try:
+                answers.append(call())
+            except Exception as error:  # noqa: BLE001 - handed to the caller
+                answers.append(error)
+
+        thread = threading.Thread(target=work, name="spout-conformance", daemon=True)
+        thread.start()
+        thread.join(self.harness.deadline_seconds)
+        if thread.is_alive():
+            self.fail(
+                f"an answer or an error when {what}",
+                f"neither within {self.harness.deadline_seconds:g} s (the harness's deadline_seconds)",
+            )
+        answer: Answer | Exception = answers[0]
+        return answer
+
+    def until(self, call: Callable[[], Answer], condition: Callable[[Answer], object]) -> Answer:
+        """The answer that meets the condition, or the last one when `settle_seconds` are over."""
+        deadline = time.monotonic() + self.harness.settle_seconds
+        while True:
+            answer = call()
+            if condition(answer) or time.monotonic() >= deadline:
+                return answer
+            _pause()
+
+    # --- telling -----------------------------------------------------------------------------------------
+
+    def fail(self, expected: str, found: str, *, cause: BaseException | None = None) -> NoReturn:
+        check = self.check
+        raise SpoutConformanceError(
+            BrokenPromise(check.name, check.rule, expected, found, check.hint)
+        ) from cause
+
+    def require_same(self, expected: Rows, found: Rows, how: str, metas: Metas | None = None) -> None:
+        """Equal rows in every partition of `expected`; `how` says what was done to get `found`."""
+        for partition, rows in expected.items():
+            again = found.get(partition, [])
+            if not same(rows, again):
+                self._differ(partition, rows, again, how, (metas or {}).get(partition))
+
+    def require_prefix(self, expected: Rows, found: Rows, how: str) -> None:
+        """In every partition one reading begins with the other."""
+        for partition, rows in found.items():
+            before = expected.get(partition, [])
+            shorter = min(len(before), len(rows))
+            if not same(before[:shorter], rows[:shorter]):
+                self._differ(partition, before, rows, how, None)
+
+    def _differ(
+        self, partition: str, expected: Sequence[Row], found: Sequence[Row], how: str, meta: Any
+    ) -> NoReturn:
+        place, one, other = first_difference(expected, found)
+        planned = "" if meta is None else f", planned as {meta!r:.200}"
+        self.fail(
+            f"row {place} of {len(expected)} of partition {partition!r}{planned}: {show(one)}",
+            f"{how}: {show(other)} there, {len(found)} rows in all",
+        )
+
+
+def attempt(txid: int = 1, sequence: int = 1) -> TransactionAttempt:
+    """Attempt `sequence` at a batch, under the first leader."""
+    return TransactionAttempt(Txid(txid), attempt_id(1, sequence))
+
+
+def tell(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def joined(batches: Sequence[Batch]) -> Reading:
+    """The rows of several batches, one behind the other."""
+    rows: Reading = {}
+    for batch in batches:
+        for partition, part in batch.rows.items():
+            rows.setdefault(partition, []).extend(part)
+    return rows
+
+
+def _pause() -> None:
+    """Between two questions to a log of another process, which no event announces."""
+    threading.Event().wait(_PAUSE_SECONDS)
