@@ -16,11 +16,14 @@ if TYPE_CHECKING:
         BasicBolt as BasicBolt,
         BatchBolt as BatchBolt,
         Committer as Committer,
+        DataFrameBolt as DataFrameBolt,
         OutputCollector as OutputCollector,
         OutputFieldsDeclarer as OutputFieldsDeclarer,
         TopologyContext as TopologyContext,
         TransactionalBolt as TransactionalBolt,
+        WorkerContext as WorkerContext,
     )
+    from txstream.api.builder import TransactionalTopologyBuilder as TransactionalTopologyBuilder
     from txstream.api.errors import (
         BatchFailedError as BatchFailedError,
         BoltError as BoltError,
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
         TxstreamError as TxstreamError,
         UsageError as UsageError,
     )
+    from txstream.api.functions import bolt as bolt
     from txstream.api.reducers import (
         Count as Count,
         Max as Max,
@@ -66,10 +70,7 @@ if TYPE_CHECKING:
         Unavailable as Unavailable,
     )
     from txstream.api.state import SqlState as SqlState
-    from txstream.api.topology import (
-        Topology as Topology,
-        TransactionalTopologyBuilder as TransactionalTopologyBuilder,
-    )
+    from txstream.api.topology import Topology as Topology
     from txstream.api.tuples import (
         Chunk as Chunk,
         Tuple as Tuple,
@@ -98,11 +99,14 @@ _HOMES = {
         "BasicBolt",
         "BatchBolt",
         "Committer",
+        "DataFrameBolt",
         "OutputCollector",
         "OutputFieldsDeclarer",
         "TopologyContext",
         "TransactionalBolt",
+        "WorkerContext",
     ),
+    "txstream.api.builder": ("TransactionalTopologyBuilder",),
     "txstream.api.errors": (
         "BatchFailedError",
         "BoltError",
@@ -130,6 +134,7 @@ _HOMES = {
         "TxstreamError",
         "UsageError",
     ),
+    "txstream.api.functions": ("bolt",),
     "txstream.api.reducers": ("Count", "Max", "Min", "Reducer", "Sum"),
     "txstream.api.spouts": (
         "NonTransactionalSpout",
@@ -142,7 +147,7 @@ _HOMES = {
         "Unavailable",
     ),
     "txstream.api.state": ("SqlState",),
-    "txstream.api.topology": ("Topology", "TransactionalTopologyBuilder"),
+    "txstream.api.topology": ("Topology",),
     "txstream.api.tuples": ("Chunk", "Tuple"),
     "txstream.bolts.aggregate": ("CountBolt", "ReduceBolt"),
     "txstream.bolts.sql": ("SqlStateBolt",),

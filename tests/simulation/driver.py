@@ -34,7 +34,7 @@ from txstream.engine.recovery import Resume
 from txstream.engine.runner import BatchResult
 from txstream.metas import BatchMetas
 from txstream.semantics import Semantics
-from txstream.state import AnswerLostError, BatchRecord, Commit, FenceRow
+from txstream.state import AnswerLostError, BatchRecord, Commit, FenceRow, TableSpec
 from txstream.transaction import AttemptId, AttemptSequence, Epoch, TransactionAttempt
 from txstream.zookeeper import LostAnswerError, MemoryProgress
 
@@ -120,10 +120,16 @@ class Driver:
         self.has_nothing_to_plan = False
         self._views = [DatabaseView(database, self) for database in world.databases]
         self.store = Store(world.tree, "t", world.codec, hook=self._hook)
+        (bolt, semantics), *_ = world.topology.states
+        table = TableSpec(bolt.state, semantics, bolt.reducers)
+        self._component = world.topology.bolts[-1].id
         self._committer = Committer(
             world.topology,
             UUID,
-            [StateTarget(view, ()) for view in self._views],  # type: ignore[arg-type]  # a model of one
+            [
+                StateTarget(view, (table,), (self._component,))  # type: ignore[arg-type]  # a model of one
+                for view in self._views
+            ],
             wait_for=self._wait_for,
         )
         self._commands: list[Command[Range]] = []
@@ -293,7 +299,7 @@ class Driver:
     def _commit(self, emit: EmitCommit[Range]) -> None:
         attempt = emit.attempt
         result = BatchResult({}, 0, 0.0, 0.0, 0.0)
-        deltas: dict[str, Any] = {"words": self._processed.pop(attempt)}
+        deltas: dict[str, Any] = {self._component: self._processed.pop(attempt)}
         try:
             self._committer.commit(
                 attempt,

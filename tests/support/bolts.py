@@ -10,11 +10,12 @@ import pytest
 
 from support.inmemory import CONTEXT, MemoryLog, MemorySource, attempt
 from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, OutputCollector, OutputFieldsDeclarer
+from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.errors import TxstreamError
 from txstream.api.reducers import Sum
 from txstream.api.spouts import OpaqueSpout, SourceSpout
 from txstream.api.state import SqlState
-from txstream.api.topology import Topology, TransactionalTopologyBuilder
+from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
 from txstream.bolts.aggregate import CountBolt
 from txstream.bolts.sql import SqlStateBolt, new_fold

@@ -6,6 +6,7 @@ import pytest
 from support.inmemory import MemoryLog
 
 import txstream.engine.loop
+import txstream.engine.planning
 import txstream.engine.retries
 
 
@@ -15,7 +16,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(txstream.engine.retries, "BACKOFF_FIRST_SECONDS", 0.001)
     monkeypatch.setattr(txstream.engine.retries, "BACKOFF_LONGEST_SECONDS", 0.005)
     monkeypatch.setattr(txstream.engine.loop, "BACKOFF_FIRST_SECONDS", 0.001)
-    monkeypatch.setattr(txstream.engine.loop, "_PARTITION_CHECK_SECONDS", 0.001)
+    monkeypatch.setattr(txstream.engine.planning, "_PARTITION_CHECK_SECONDS", 0.001)
 
 
 @pytest.fixture

@@ -45,6 +45,9 @@ class Taken:
     def emit(self, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
         raise AssertionError("these bolts emit whole batches")
 
+    def emit_direct(self, task: int, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
+        raise AssertionError("these bolts do not choose tasks")
+
     def emit_batch(self, batch: pa.RecordBatch, stream: str = DEFAULT_STREAM) -> None:
         self.batches.append(batch)
 

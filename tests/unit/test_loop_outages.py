@@ -19,7 +19,7 @@ from txstream.api.errors import (
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.engine.commit import Committer, StateTarget
 from txstream.engine.loop import RunAbortedError
-from txstream.state import AnswerLostError
+from txstream.state import AnswerLostError, TableSpec
 from txstream.transaction import TransactionAttempt
 from txstream.zookeeper import LostAnswerError
 
@@ -168,7 +168,9 @@ def with_database(log: MemoryLog, spout: Any = OpaqueSpout) -> tuple[Run, Databa
     runs: list[Run] = []
     database = Database(lambda: runs[0])
     topology = word_count(log, spout=spout, parallelism=2)
-    target = StateTarget(database, ())  # type: ignore[arg-type]  # all that the committer needs
+    (bolt, semantics), *_ = topology.states
+    table = TableSpec(bolt.state, semantics, bolt.reducers)
+    target = StateTarget(database, (table,), ("store",))  # type: ignore[arg-type]  # all the committer needs
     committer = Committer(
         topology, "u", [target], wait_for=lambda what, check: runs[0].loop.wait_for(what, check)
     )

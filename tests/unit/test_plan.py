@@ -10,15 +10,17 @@ from hypothesis import given, strategies as st
 from support.bolts import CountByHand, Passing, Split, chain, compiled, word_count, words_state
 from support.inmemory import CONTEXT, MemoryLog, MemorySource, Range, attempt
 
+from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.errors import TopologyError
 from txstream.api.reducers import Count, Max, Min, Reducer, Sum
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.state import SqlState
-from txstream.api.topology import Topology, TransactionalTopologyBuilder
+from txstream.api.topology import Topology
 from txstream.bolts.aggregate import CountBolt, ReduceBolt
 from txstream.bolts.sql import SqlStateBolt
-from txstream.engine.plan import Edge, ExecutionPlan, batch_width, compile_topology
-from txstream.engine.runner import fit_order, work_order
+from txstream.engine.layout import lay_out, max_width
+from txstream.engine.plan import Edge, ExecutionPlan, compile_topology
+from txstream.engine.runner import batch_width, work_order
 from txstream.metas import BatchMetas, MetaCodec
 
 LOG = MemoryLog({})
@@ -26,12 +28,16 @@ LOG = MemoryLog({})
 
 def layout(plan: ExecutionPlan, width: int) -> list[tuple[int, list[str]]]:
     """Each stage's width and bolts."""
-    return [(stage.width, [bolt.id for bolt in stage.bolts]) for stage in plan.stages(width)]
+    return [(stage.width, [bolt.id for bolt in stage.bolts]) for stage in lay_out(plan, width).stages]
+
+
+def edges(plan: ExecutionPlan) -> list[Edge]:
+    return [given.edge for bolt in plan.bolts for given in bolt.inputs]
 
 
 def test_word_count_compiles_to_one_stage_however_wide() -> None:
     plan = compiled(word_count(LOG))
-    assert [bolt.edge for bolt in plan.bolts] == [Edge.PASS, Edge.PASS, Edge.PASS]
+    assert edges(plan) == [Edge.PASS, Edge.PASS, Edge.PASS]
     for width in (1, 2, 4):
         assert layout(plan, width) == [(width, ["split", "count", "store"])]
 
@@ -40,7 +46,7 @@ def test_a_users_bolt_behind_a_fields_grouping_makes_an_exchange_when_there_is_m
     None
 ):
     plan = compiled(word_count(LOG, CountByHand()))
-    assert [bolt.edge for bolt in plan.bolts] == [Edge.PASS, Edge.EXCHANGE, Edge.PASS]
+    assert edges(plan) == [Edge.PASS, Edge.EXCHANGE, Edge.PASS]
     assert layout(plan, 1) == [(1, ["split", "count", "store"])]
     assert layout(plan, 3) == [(3, ["split"]), (3, ["count", "store"])]
 
@@ -56,7 +62,7 @@ def test_a_stage_is_no_wider_than_the_slots_of_its_bolts() -> None:
     builder.set_bolt("count", CountByHand(), 2).fields_grouping("split", "word")
     builder.set_bolt("store", SqlStateBolt(words_state())).fields_grouping("count", "word")
     plan = compiled(builder.build())
-    assert plan.max_width == 8
+    assert max_width(plan, {}) == 8
     assert layout(plan, 8) == [(3, ["split"]), (2, ["count", "store"])]
 
 
@@ -67,15 +73,17 @@ def test_a_state_with_one_slot_does_not_make_the_whole_batch_one_spark_task() ->
     builder.set_bolt("store", state).global_grouping("split")
     plan = compiled(builder.build())
     assert layout(plan, 4) == [(4, ["split", "store"])]
-    assert [list(plan.bolts[1].hosted(spark_task, 4)) for spark_task in range(4)] == [[0], [0], [0], [0]]
-    assert [list(plan.bolts[0].hosted(spark_task, 3)) for spark_task in range(3)] == [[0, 3], [1], [2]]
+    split, store = plan.bolts
+    wide, narrow = lay_out(plan, 4).stages[0], lay_out(plan, 3).stages[0]
+    assert [list(wide.hosted(store, spark_task)) for spark_task in range(4)] == [[0], [0], [0], [0]]
+    assert [list(narrow.hosted(split, spark_task)) for spark_task in range(3)] == [[0, 3], [1], [2]]
 
 
 def with_state(reduce: ReduceBolt, state: SqlState, **reducers: Reducer) -> Edge:
     builder = TransactionalTopologyBuilder("t", "lines", OpaqueSpout(MemorySource(LOG, "word string, x int")))
     builder.set_bolt("reduce", reduce).fields_grouping("lines", *reduce.keys)
     builder.set_bolt("store", SqlStateBolt(state, **reducers)).fields_grouping("reduce", *state.key_names)
-    return compiled(builder.build()).bolts[0].edge
+    return edges(compiled(builder.build()))[0]
 
 
 @pytest.mark.parametrize(
@@ -104,12 +112,12 @@ def test_tuples_stay_where_they_are_only_when_the_state_merges_rows_as_the_bolt_
 
 def test_a_merging_bolt_that_feeds_another_bolt_gets_whole_keys() -> None:
     plan = compiled(chain(LOG, Split()))
-    assert [bolt.edge for bolt in plan.bolts] == [Edge.EXCHANGE, Edge.PASS, Edge.PASS]
+    assert edges(plan) == [Edge.EXCHANGE, Edge.PASS, Edge.PASS]
     builder = TransactionalTopologyBuilder("t", "lines", OpaqueSpout(MemorySource(LOG, "word string")), 2)
     builder.set_bolt("count", CountBolt("word"), 2).fields_grouping("lines", "word")
     builder.set_bolt("pass", Passing(), 2).local_or_shuffle_grouping("count")
     builder.set_bolt("store", SqlStateBolt(words_state())).fields_grouping("pass", "word")
-    assert compiled(builder.build()).bolts[0].edge is Edge.EXCHANGE
+    assert edges(compiled(builder.build()))[0] is Edge.EXCHANGE
 
 
 def test_a_fresh_instance_for_each_task() -> None:
@@ -143,8 +151,8 @@ def test_a_bolt_that_cannot_be_shipped_is_refused_with_the_remedy() -> None:
         (1_000, 4, 1),
         (10_000, 4, 2),
         (10_000, 1, 1),
-        (100_000, 4, 4),
-        (100_000, 3, 3),
+        (100_000, 3, 8),
+        (100_000, 1, 8),
         (100_000, 64, 8),
         (None, 4, 4),
         (None, 1, 1),
@@ -163,22 +171,25 @@ def test_a_batch_gets_as_many_spark_tasks_as_it_is_worth(
     st.integers(1, 4),
 )
 def test_every_partition_is_assigned_once(
-    sizes: dict[str, int], max_width: int, width: int | None, slots: int
+    sizes: dict[str, int], slots: int, width: int | None, split_slots: int
 ) -> None:
     metas = BatchMetas({name: Range(5, 5 + size) for name, size in sizes.items()})
     codec: MetaCodec[Any] = MetaCodec(Range)
-    order = work_order(attempt(1), metas, codec, max_width, width=width)
-    assert 1 <= order.width == len(order.assignments) <= max(1, min(max_width, len(sizes)))
-    fitted = fit_order(order, min(slots, order.width))
-    assert len(fitted.assignments) == min(slots, order.width)
-    for some in (order, fitted):
-        assigned = [name for part in some.assignments for name in part]
-        assert sorted(assigned) == sorted(sizes)
-        for part in some.assignments:
-            assert all(part[name] == codec.encode_meta(metas.partitions[name]) for name in part)
+    builder = TransactionalTopologyBuilder("t", "lines", OpaqueSpout(MemorySource(LOG)), slots)
+    builder.set_bolt("split", Split(), split_slots).shuffle_grouping("lines")
+    builder.set_bolt("store", SqlStateBolt(words_state(), n=Count())).fields_grouping("split", "word")
+    plan = compiled(builder.build())
+    order = work_order(attempt(1), metas, plan, codec, {}, width=width)
+    assert 1 <= order.width <= max(slots, split_slots)
+    assert len(order.assignments) == lay_out(plan, order.width).stages[0].width <= slots
+    assigned = [name for part in order.assignments for name in part]
+    assert sorted(assigned) == sorted(sizes)
+    for part in order.assignments:
+        assert all(part[name] == codec.encode_meta(metas.partitions[name]) for name in part)
 
 
 def test_the_largest_partitions_are_spread_first() -> None:
     metas = BatchMetas({name: Range(0, size) for name, size in {"a": 90, "b": 50, "c": 40, "d": 1}.items()})
-    order = work_order(attempt(1), metas, MetaCodec(Range), 2, width=2)
+    plan = compiled(word_count(LOG, parallelism=2))
+    order = work_order(attempt(1), metas, plan, MetaCodec(Range), {}, width=2)
     assert [sorted(part) for part in order.assignments] == [["a", "d"], ["b", "c"]]

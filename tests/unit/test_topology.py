@@ -16,13 +16,14 @@ from txstream.api.bolts import (
     OutputFieldsDeclarer,
     TransactionalBolt,
 )
+from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.errors import SchemaError, TopologyError
 from txstream.api.groupings import GroupingKind
 from txstream.api.reducers import Count
 from txstream.api.schema import format_schema
 from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, SourceSpout, TransactionalSpout
 from txstream.api.state import SqlState
-from txstream.api.topology import Topology, TransactionalTopologyBuilder
+from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
 from txstream.bolts.aggregate import CountBolt
 from txstream.bolts.sql import SqlStateBolt
@@ -92,8 +93,7 @@ def test_a_chain_is_ordered_from_the_spout_down_whatever_the_order_of_declaring(
     split, count, store = topology.bolts
     assert (split.parallelism, split.tasks, count.tasks) == (4, 6, 2)
     assert format_schema(count.streams["default"]) == "word string, n bigint"
-    assert split.grouping is not None
-    assert split.grouping.kind is GroupingKind.LOCAL_OR_SHUFFLE
+    assert [grouping.kind for grouping in split.inputs] == [GroupingKind.LOCAL_OR_SHUFFLE]
     assert store.is_committer
     assert store.streams == {}
     assert [(bolt.state.table, semantics) for bolt, semantics in topology.states] == [("words", "opaque")]
@@ -102,7 +102,7 @@ def test_a_chain_is_ordered_from_the_spout_down_whatever_the_order_of_declaring(
 def test_describe_tells_component_grouping_slots_tasks_and_phase() -> None:
     assert complete().describe().splitlines() == [
         "topology word-count (opaque, up to 2 batches at once)",
-        "  lines: OpaqueSpout, 2 slots, 2 tasks, process -> value string",
+        "  lines: OpaqueSpout(MemorySource), 2 slots, 2 tasks, process -> value string",
         "  split: Split <- shuffle(lines), 4 slots, 4 tasks, process -> word string",
         "  count: CountBolt <- fields(split, word), 2 slots, 2 tasks, process -> word string, n bigint",
         "  store: SqlStateBolt <- fields(count, word), 2 slots, 2 tasks, commit",
@@ -232,13 +232,8 @@ def itself(b: TransactionalTopologyBuilder) -> None:
     b.set_bolt("one", Split()).shuffle_grouping("one")
 
 
-def two_readers(b: TransactionalTopologyBuilder) -> None:
-    b.set_bolt("one", Split()).shuffle_grouping("lines")
-    b.set_bolt("two", Split()).shuffle_grouping("lines")
-
-
-def two_inputs(b: TransactionalTopologyBuilder) -> None:
-    b.set_bolt("split", Split()).shuffle_grouping("lines").global_grouping("other")
+def stream_twice_over(b: TransactionalTopologyBuilder) -> None:
+    b.set_bolt("split", Split()).shuffle_grouping("lines").global_grouping("lines")
 
 
 def same_id(b: TransactionalTopologyBuilder) -> None:
@@ -258,12 +253,8 @@ def no_bolt(b: TransactionalTopologyBuilder) -> None:
     b.set_bolt("split", "split")  # type: ignore[arg-type]
 
 
-def own_committer(b: TransactionalTopologyBuilder) -> None:
-    b.set_bolt("store", OwnCommitter())
-
-
-def own_bolt_as_committer(b: TransactionalTopologyBuilder) -> None:
-    b.set_committer_bolt("store", Own())
+def basic_committer(b: TransactionalTopologyBuilder) -> None:
+    b.set_committer_bolt("store", Split()).shuffle_grouping("lines")
 
 
 def no_committer(b: TransactionalTopologyBuilder) -> None:
@@ -349,25 +340,25 @@ def unknown_type(b: TransactionalTopologyBuilder) -> None:
             r"single value",
         ),
         (no_fields, r"component 'split': a fields grouping needs at least one field"),
-        (cycle, r"a cycle: 'one', 'two' cannot be reached from 'lines'"),
-        (itself, r"a cycle: 'one' cannot be reached from 'lines'"),
+        (cycle, r"a cycle: 'one' -> 'two' -> 'one'; a batch would never be finished"),
+        (itself, r"a cycle: 'one' -> 'one'; a batch would never be finished"),
         (
-            two_readers,
-            r"components 'one' and 'two' both subscribe to 'lines'; a topology is a chain for now",
-        ),
-        (
-            two_inputs,
-            r"component 'split' subscribes to shuffle\(lines\) and to global\(other\); a bolt has one input",
+            stream_twice_over,
+            r"component 'split' subscribes to the same stream twice, by shuffle\(lines\) and by "
+            r"global\(lines\)",
         ),
         (same_id, r"two components are called 'split'; every component needs its own id"),
         (id_of_the_spout, r"two components are called 'lines'"),
         (
             a_class,
-            r"component 'split': <class .*Split'> is not a BasicBolt .*\(pass an instance, not",
+            r"component 'split': <class .*Split'> is not a BasicBolt, .*\(pass an instance, not",
         ),
-        (no_bolt, r"component 'split': 'split' is not a BasicBolt or BatchBolt$"),
-        (own_committer, r"component 'store': OwnCommitter cannot be a committer yet; .* is SqlStateBolt"),
-        (own_bolt_as_committer, r"component 'store': Own cannot be a committer yet"),
+        (no_bolt, r"component 'split': 'split' is not a BasicBolt, BatchBolt or DataFrameBolt$"),
+        (
+            basic_committer,
+            r"component 'store': Split cannot be a committer, because it has no finish_batch to run in the "
+            r"commit phase; derive it from BatchBolt",
+        ),
         (
             no_committer,
             r"topology 'word-count' has no committer, so its results would be stored nowhere; add a "

@@ -16,7 +16,6 @@ from support.bolts import (
     chain,
     compiled,
     count_words,
-    failure,
     merged,
     run,
     word_count,
@@ -26,20 +25,21 @@ from support.inmemory import MemoryLog, MemorySource, attempt
 
 import txstream.engine.collector
 from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, OutputCollector, OutputFieldsDeclarer
+from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.errors import (
     ShortBatchError,
 )
 from txstream.api.groupings import task_of
 from txstream.api.reducers import Count
 from txstream.api.spouts import OpaqueSpout
-from txstream.api.topology import Topology, TransactionalTopologyBuilder
+from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
 from txstream.bolts.aggregate import CountBolt
 from txstream.bolts.sql import SqlStateBolt
+from txstream.engine.messages import Element
 from txstream.engine.wire import pack, unpack
 from txstream.metas import BatchMetas
 from txstream.testing import InProcessRunner
-from txstream.testing.inprocess import Answers
 
 # --- the same results ------------------------------------------------------------------------------
 
@@ -252,8 +252,8 @@ class Losing(InProcessRunner):
         super().__init__(compiled(topology), width=2)
         self.harm = harm
 
-    def exchange(self, answers: Answers, width: int) -> list[list[bytes]]:
-        inboxes = super().exchange(answers, width)
+    def exchange(self, elements: list[Element], width: int) -> list[list[bytes]]:
+        inboxes = super().exchange(elements, width)
         return [self.harm(inboxes[0]), *inboxes[1:]]
 
 
@@ -283,8 +283,8 @@ def double_a_tuple(messages: list[bytes]) -> list[bytes]:
         (drop_a_tuple, r"task \d of 'count' got \d+ tuples from task \d of 'split', which sent \d+"),
         (drop_a_table, r"task \d of 'count' got 0 tuples from task \d of 'split', which sent \d+"),
         (double_a_tuple, r"task \d of 'count' got \d+ tuples from task \d of 'split', which sent \d+"),
-        (lambda messages: messages[1:], "'count' heard from 1 of the 2 Spark tasks of 'split'"),
-        (lambda messages: [], "'count' heard from 0 of the 2 Spark tasks of 'split'"),
+        (lambda messages: messages[1:], "'count' heard from 1 of 2 Spark tasks before it"),
+        (lambda messages: [], "'count' heard from 0 of 2 Spark tasks before it"),
     ],
     ids=["a tuple", "a table", "a tuple twice", "a message", "all messages"],
 )
@@ -295,14 +295,3 @@ def test_what_is_lost_on_the_way_fails_the_attempt(
     runner = Losing(word_count(log, CountByHand(), parallelism=2), harm)
     with pytest.raises(ShortBatchError, match=message):
         runner.run(attempt(1), BatchMetas(log.everything()))
-
-
-def test_a_routing_that_forgets_tuples_fails_the_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    from txstream.engine import routing
-
-    spread = routing._evenly
-    monkeypatch.setattr(routing, "_evenly", lambda batch, *rest: spread(batch.slice(1), *rest))
-    log = MemoryLog(LINES)
-    error = failure(chain(log, Split()), log)
-    assert isinstance(error, ShortBatchError)
-    assert "tuples were routed to the tasks of 'b0'" in str(error)

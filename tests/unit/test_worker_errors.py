@@ -25,6 +25,7 @@ from support.bolts import (
 from support.inmemory import MemoryLog, MemorySource, attempt
 
 from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, OutputCollector, OutputFieldsDeclarer
+from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.errors import (
     BatchFailedError,
     BoltError,
@@ -34,7 +35,6 @@ from txstream.api.errors import (
     TupleError,
 )
 from txstream.api.spouts import OpaqueSpout
-from txstream.api.topology import TransactionalTopologyBuilder
 from txstream.api.tuples import Tuple
 from txstream.bolts.aggregate import CountBolt
 from txstream.bolts.sql import SqlStateBolt

@@ -2,7 +2,8 @@
 
 Bolts are pickled once when the topology starts, and unpickled on the executors: a fresh instance for each
 task of each attempt. So an instance may keep what it likes between `prepare` and `finish_batch`, and must
-not hope to find it in the next batch.
+not hope to find it in the next batch. What is dear to open is opened once per worker process: see
+`Bolt.prepare_worker`.
 """
 
 from __future__ import annotations
@@ -16,15 +17,32 @@ import pyarrow as pa
 
 from txstream.api.errors import TopologyError
 from txstream.api.reducers import Reducer
-from txstream.api.schema import format_schema, parse_schema
+from txstream.api.schema import format_schema, format_type, parse_schema
 from txstream.api.state import SqlState
 from txstream.api.tuples import DEFAULT_STREAM, Chunk, Tuple
 from txstream.transaction import TransactionAttempt
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """A worker process, as a bolt's `prepare_worker` sees it. `worker` names the executor on its `host`;
+    `settings` are the topology's, shipped once."""
+
+    topology_id: str
+    component: str
+    worker: str
+    host: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class TopologyContext:
-    """Where a bolt instance finds itself. Task indexes count from 0 within the component."""
+    """Where a bolt instance finds itself. Task indexes count from 0 within the component.
+
+    `slot` is the Spark task that this task runs in, `worker` the executor on its `host`. `task_counts`
+    has the number of tasks of every component, for a bolt that emits to chosen tasks. `resource` is what
+    the bolt's `prepare_worker` returned in this process. `settings` are the topology's.
+    """
 
     topology_id: str
     component: str
@@ -32,6 +50,11 @@ class TopologyContext:
     task_count: int
     attempt: TransactionAttempt
     settings: Mapping[str, Any] = field(default_factory=dict)
+    task_counts: Mapping[str, int] = field(default_factory=dict)
+    slot: int = 0
+    worker: str = ""
+    host: str = ""
+    resource: Any = None
 
 
 class OutputCollector(Protocol):
@@ -43,6 +66,10 @@ class OutputCollector(Protocol):
     def emit_batch(self, batch: pa.RecordBatch, stream: str = DEFAULT_STREAM) -> None:
         """Many tuples as one Arrow batch of the stream's schema. Raises TupleError."""
 
+    def emit_direct(self, task: int, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
+        """One tuple to task `task` of each bolt that subscribes to this stream, which must be declared
+        direct. Raises TupleError, also for a task that a subscriber does not have."""
+
 
 class OutputFieldsDeclarer:
     """Collects a component's output streams; `inputs` are the schemas of what it subscribes to."""
@@ -51,21 +78,36 @@ class OutputFieldsDeclarer:
         self.component = component
         self.inputs = tuple(inputs)
         self.streams: dict[str, pa.Schema] = {}
+        self.direct_streams: set[str] = set()
 
-    def declare(self, schema: str | pa.Schema, stream: str = DEFAULT_STREAM) -> None:
-        """Declare one stream, "word string, n bigint". Raises SchemaError, TopologyError."""
+    def declare(self, schema: str | pa.Schema, stream: str = DEFAULT_STREAM, *, direct: bool = False) -> None:
+        """Declare one stream, "word string, n bigint". The emitter of a direct stream chooses the task
+        that gets a tuple, with `emit_direct`. Raises SchemaError, TopologyError."""
+        if not isinstance(stream, str) or not stream:
+            raise TopologyError(f"component {self.component!r} declares a stream called {stream!r}")
         if stream in self.streams:
             raise TopologyError(f"component {self.component!r} declares stream {stream!r} twice")
         self.streams[stream] = parse_schema(schema)
+        if direct:
+            self.direct_streams.add(stream)
 
     def input_field(self, name: str) -> pa.Field:
-        """The field that this component will find in its tuples. Raises TopologyError where it is missing."""
+        """The field that this component will find in its tuples, whichever input they come from.
+
+        Raises TopologyError where it is missing, or not of one type in all inputs.
+        """
         for schema in self.inputs:
             if name not in schema.names:
                 raise TopologyError(
                     f"component {self.component!r} needs a field {name!r}, but its input has only "
                     f"{format_schema(schema)}"
                 )
+        found = {format_type(schema.field(name).type) for schema in self.inputs}
+        if len(found) > 1:
+            raise TopologyError(
+                f"component {self.component!r} needs a field {name!r} of one type, but its inputs have it as "
+                f"{' and as '.join(sorted(found))}"
+            )
         return self.inputs[0].field(name)
 
 
@@ -76,12 +118,31 @@ class Bolt(ABC):  # noqa: B024 - abstract by having no execute of its own
     output: ClassVar[str | pa.Schema | None] = None
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        """Called once, on the driver, when the topology is built."""
         if self.output is not None:
             declarer.declare(self.output)
+
+    def prepare_worker(self, context: WorkerContext) -> Any:
+        """Called once in each worker process that runs a task of this bolt, before the first of them: open a
+        connection here. What it returns is `context.resource` in every `prepare` in that process.
+
+        Called on an instance that gets no tuples. An error fails the attempt like one in `prepare`; the next
+        attempt tries again.
+        """
+        return None
+
+    def close_worker(self, resource: Any) -> None:  # noqa: B027 - most bolts open nothing
+        """Called with what `prepare_worker` returned when the worker process drops it: when a later run
+        takes the process over, or when it ends in good order. A killed process calls nothing."""
 
 
 class BasicBolt(Bolt):
     """A function or filter per tuple. What it emits is anchored to the tuple for you."""
+
+    def prepare(self, context: TopologyContext) -> None:
+        """Called once per task and attempt, before its first tuple. The default keeps the context as
+        `self.context`."""
+        self.context = context
 
     @abstractmethod
     def execute(self, tup: Tuple, collector: OutputCollector) -> None:
@@ -122,7 +183,43 @@ class TransactionalBolt(BatchBolt):
 
 
 class Committer:
-    """Mixin: `finish_batch` runs in the commit phase, in strict txid order."""
+    """Mixin: makes a BatchBolt a committer without `set_committer_bolt`.
+
+    A committer, and every bolt below it, runs in the commit phase: only for the oldest open txid, one txid
+    at a time, in strict order. All of it may run several times for one txid, under growing attempts, also
+    after it has run to its end; an attempt that is too slow may go on beside its successor. Change nothing
+    outside but state that knows the txid.
+    """
+
+
+class DataFrameBolt(Bolt):
+    """Spark SQL instead of Python per tuple.
+
+    `transform` is called on the driver, once per attempt, and answers lazily: Spark runs what it describes
+    as a part of the batch. Read nothing in it but its inputs, and nothing random: lost partitions are
+    computed again. The groupings of its inputs do not matter, since Spark decides where rows are; each
+    partition of what it returns counts as a task.
+    """
+
+    def transform(self, df: Any) -> Any:
+        """From the DataFrame of the bolt's only input to that of its only output stream."""
+        raise TopologyError(
+            f"{type(self).__name__} must override transform(df), or transform_streams(inputs) for several "
+            f"inputs or output streams"
+        )
+
+    def transform_streams(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """From DataFrames by input to DataFrames by output stream.
+
+        An input is called like the component that it comes from, with ".stream" appended for another stream
+        than the default one. Override it for several inputs or output streams.
+        """
+        if len(inputs) != 1:
+            raise TopologyError(
+                f"{type(self).__name__} has inputs {', '.join(map(repr, inputs))}; with several of them, "
+                f"override transform_streams(inputs)"
+            )
+        return {DEFAULT_STREAM: self.transform(next(iter(inputs.values())))}
 
 
 class StateCommitter(BatchBolt, Committer):

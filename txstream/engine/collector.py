@@ -17,15 +17,19 @@ from txstream.engine.plan import BoltSpec
 
 _FLUSH_ROWS = 50_000
 
+# Takes the emitting task, the tuples, their stream, and the task that the emitter has chosen, if any.
+Send = Callable[[int, pa.RecordBatch, str, int | None], None]
+
 
 class Collector:
     """Buffers what a task emits, checks it against the declared streams, and passes it on as Arrow."""
 
-    def __init__(self, spec: BoltSpec, task: int, send: Callable[[int, pa.RecordBatch, str], None]) -> None:
+    def __init__(self, spec: BoltSpec, task: int, send: Send) -> None:
         self._spec = spec
         self._task = task
         self._send = send
         self._rows: dict[str, list[Sequence[Any]]] = {stream: [] for stream in spec.streams}
+        self._direct: dict[tuple[str, int], list[Sequence[Any]]] = {}
         self._arity = {stream: len(schema) for stream, schema in spec.streams.items()}
 
     def emit(self, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
@@ -33,15 +37,25 @@ class Collector:
         rows = self._rows.get(stream)
         if rows is None:
             raise self._unknown_stream(stream)
-        if type(values) is not tuple:
-            if not isinstance(values, Iterable) or isinstance(values, (str, bytes, Mapping, Set)):
-                raise self._wrong_arity(values, stream)
-            values = tuple(values)  # a list may be changed by the bolt before it is sent
-        if len(values) != self._arity[stream]:
-            raise self._wrong_arity(values, stream)
-        rows.append(values)
+        rows.append(self._checked(values, stream))
         if len(rows) >= _FLUSH_ROWS:
             self._flush(stream)
+
+    def emit_direct(self, task: int, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
+        """See `OutputCollector`."""
+        if stream not in self._rows:
+            raise self._unknown_stream(stream)
+        if stream not in self._spec.direct_streams:
+            raise TupleError(
+                f"component {self._spec.id!r} emitted directly to stream {stream!r}, which is not declared "
+                f"with direct=True"
+            )
+        if not isinstance(task, int) or isinstance(task, bool):
+            raise TupleError(
+                f"component {self._spec.id!r} emitted to stream {stream!r} for task {task!r}; a task is a "
+                f"number from 0 on"
+            )
+        self._direct.setdefault((stream, task), []).append(self._checked(values, stream))
 
     def emit_batch(self, batch: pa.RecordBatch, stream: str = DEFAULT_STREAM) -> None:
         """See `OutputCollector`."""
@@ -55,18 +69,30 @@ class Collector:
             )
         self._flush(stream)
         if batch.num_rows:
-            self._send(self._task, batch, stream)
+            self._send(self._task, batch, stream, None)
 
     def flush(self) -> None:
         for stream in self._rows:
             self._flush(stream)
+        direct, self._direct = self._direct, {}
+        for (stream, task), rows in direct.items():
+            self._send(self._task, self._to_arrow(rows, stream), stream, task)
+
+    def _checked(self, values: Sequence[Any], stream: str) -> Sequence[Any]:
+        if type(values) is not tuple:
+            if not isinstance(values, Iterable) or isinstance(values, (str, bytes, Mapping, Set)):
+                raise self._wrong_arity(values, stream)
+            values = tuple(values)  # a list may be changed by the bolt before it is sent
+        if len(values) != self._arity[stream]:
+            raise self._wrong_arity(values, stream)
+        return values
 
     def _flush(self, stream: str) -> None:
         rows = self._rows[stream]
         if not rows:
             return
         self._rows[stream] = []
-        self._send(self._task, self._to_arrow(rows, stream), stream)
+        self._send(self._task, self._to_arrow(rows, stream), stream, None)
 
     def _to_arrow(self, rows: list[Sequence[Any]], stream: str) -> pa.RecordBatch:
         schema = self._spec.streams[stream]

@@ -25,10 +25,11 @@ from txstream.transaction import TransactionAttempt
 
 @dataclass(frozen=True)
 class StateTarget:
-    """One database and the tables of this topology in it."""
+    """One database and the tables of this topology in it; `components` fill them, in the same order."""
 
     database: StateDatabase
     tables: tuple[TableSpec, ...]
+    components: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,13 +45,21 @@ class ProcessedBatch:
 def state_targets(
     topology: Topology, default_url: str, open_database: Callable[[str], StateDatabase]
 ) -> list[StateTarget]:
-    """The topology's states by database; a state without a url lives in `default_url`."""
-    tables: dict[str, list[TableSpec]] = {}
-    for bolt, semantics in topology.states:
-        tables.setdefault(bolt.state.url or default_url, []).append(
-            TableSpec(bolt.state, semantics, bolt.reducers)
-        )
-    return [StateTarget(open_database(url), tuple(specs)) for url, specs in tables.items()]
+    """The topology's states by database; a state without a url lives in `default_url`.
+
+    A topology without any state has its fence and ledger in `default_url`.
+    """
+    found: dict[str, list[tuple[TableSpec, str]]] = {}
+    components = [c.id for c in topology.bolts if isinstance(c.instance, StateCommitter)]
+    for (bolt, semantics), component in zip(topology.states, components, strict=True):
+        spec = TableSpec(bolt.state, semantics, bolt.reducers)
+        found.setdefault(bolt.state.url or default_url, []).append((spec, component))
+    if not found:
+        found[default_url] = []
+    return [
+        StateTarget(open_database(url), tuple(t for t, _ in tables), tuple(c for _, c in tables))
+        for url, tables in found.items()
+    ]
 
 
 class Committer:
@@ -75,15 +84,16 @@ class Committer:
             if isinstance(component.instance, StateCommitter)
         }
 
-    def merge(self, result: BatchResult) -> dict[str, pa.Table]:
-        """Each table's deltas, every key once."""
+    def merge(self, *results: BatchResult) -> dict[str, pa.Table]:
+        """Each state's deltas by component, every key once: of what was processed, and what committed."""
         merged: dict[str, pa.Table] = {}
         for component, bolt in self._bolts.items():
             fold = new_fold(bolt)
-            for part in result.deltas.get(component, []):
-                if part.num_rows:
-                    fold.add_partial(part)
-            merged[bolt.state.table] = fold.finish()
+            for result in results:
+                for part in result.deltas.get(component, []):
+                    if part.num_rows:
+                        fold.add_partial(part)
+            merged[component] = fold.finish()
         return merged
 
     def commit(
@@ -99,16 +109,19 @@ class Committer:
         Raises BatchFailedError when a new attempt is due, FencedError when a newer leader has taken over,
         another TxstreamError when the data cannot be stored.
         """
-        commit = Commit(
-            attempt=attempt,
-            metas=metas,
-            deltas=deltas,
-            tuples=batch.result.records,
-            planned_at=batch.planned_at,
-            processed_at=batch.processed_at,
-            error=batch.error,
-        )
         for target in self._targets:
+            commit = Commit(
+                attempt=attempt,
+                metas=metas,
+                deltas={
+                    table.state.table: deltas[component]
+                    for table, component in zip(target.tables, target.components, strict=True)
+                },
+                tuples=batch.result.records,
+                planned_at=batch.planned_at,
+                processed_at=batch.processed_at,
+                error=batch.error,
+            )
             database = target.database
             try:
                 database.commit(

@@ -25,7 +25,7 @@ from txstream.api.errors import (
     StaleAttemptError,
     TxstreamError,
 )
-from txstream.api.spouts import PartitionCoordinator, Unavailable
+from txstream.api.spouts import PartitionCoordinator
 from txstream.coordinator import (
     Advance,
     Cancel,
@@ -39,6 +39,7 @@ from txstream.coordinator import (
 )
 from txstream.engine.commit import Committer, ProcessedBatch
 from txstream.engine.events import EventQueue
+from txstream.engine.planning import Planning
 from txstream.engine.points import Point, PointListener, nobody_listens
 from txstream.engine.report import BatchTiming, Statistics
 from txstream.engine.retries import (
@@ -56,11 +57,6 @@ from txstream.transaction import TransactionAttempt, Txid
 from txstream.zookeeper import ProgressStore
 
 log = logging.getLogger(__name__)
-
-_POLL_FIRST_SECONDS = 0.005
-_POLL_LONGEST_SECONDS = 0.15
-_PARTITION_CHECK_SECONDS = 0.5
-_SOURCE = "the source"
 
 
 class RunAbortedError(TxstreamError):
@@ -96,7 +92,6 @@ class EventLoop:
     def __post_init__(self) -> None:
         pending = self.coordinator.max_spout_pending
         self._events = EventQueue()
-        self._plans = ThreadPoolExecutor(1, "txstream-plan")
         self._writes = ThreadPoolExecutor(1, "txstream-zookeeper")
         self._commits = ThreadPoolExecutor(1, "txstream-commit")
         # A cancelled job may hold its thread for seconds, beside its successor.
@@ -105,19 +100,37 @@ class EventLoop:
         self._cancels = ThreadPoolExecutor(1, "txstream-cancel")
         self._abort = threading.Event()
         self._failure: BaseException | None = None
-        self._poll_seconds = _POLL_FIRST_SECONDS
         self._processed: dict[TransactionAttempt, ProcessedBatch] = {}
         self._timings: dict[Txid, BatchTiming] = {}
         self._planned_at: dict[Txid, datetime] = {}
         self._failures: dict[Txid, TxidFailures] = {}
         self._doomed: dict[TransactionAttempt, BaseException] = {}
         self._emitted: set[Txid] = set()
+        # Past the bolts of its commit phase, an attempt waits for databases as long as it takes.
+        self._bolts_committed: set[TransactionAttempt] = set()
         self._waiting = Waiting()
         self._recheck = set(self._stored_plans())
         self._recovered = set(self._recheck)
         self._semantics = self.coordinator.semantics
+        self._planning = Planning(
+            self.coordinator,
+            self.spout,
+            self.store,
+            self._events,
+            self._waiting,
+            self.options.max_batch_records,
+            self.options.targets,
+            do_all=self._do_all,
+            planned=self._planned,
+            fail_run=self._fail_run,
+            is_active=self._is_active,
+        )
 
     # --- for other threads --------------------------------------------------------------------------
+
+    def change_slots(self, slots: Mapping[str, int]) -> None:
+        """Give components other numbers of slots, from the next attempt on."""
+        self._events.post(lambda: setattr(self.runner, "slots", dict(slots)))
 
     def stop(self) -> None:
         """End on a txid boundary: open nothing more, finish what is open."""
@@ -192,7 +205,8 @@ class EventLoop:
             self._cancel(batch.attempt)
         # The jobs of superseded attempts may run on for a while; nobody waits for them.
         self._jobs.shutdown(wait=False, cancel_futures=True)
-        for pool in (self._plans, self._writes, self._commits, self._cancels):
+        self._planning.shut_down()
+        for pool in (self._writes, self._commits, self._cancels):
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _cancel(self, attempt: TransactionAttempt) -> None:
@@ -216,7 +230,7 @@ class EventLoop:
         for command in commands:
             match command:
                 case Plan():
-                    self._do_plan(command)
+                    self._planning.plan(command)
                 case Persist():
                     self._do_persist(command)
                 case EmitBatch():
@@ -226,64 +240,21 @@ class EventLoop:
                 case Advance():
                     self._do_advance(command)
                 case Cancel(attempt):
-                    self._processed.pop(attempt, None)
                     self._doomed.pop(attempt, None)
                     self._cancels.submit(self._cancel, attempt)
+                    dropped = self._processed.pop(attempt, None)
+                    if dropped is not None:
+                        self._cancels.submit(self.runner.release, dropped.result)
 
     def _timing(self, txid: Txid) -> BatchTiming:
         return self._timings.setdefault(txid, BatchTiming(txid))
 
+    def _planned(self, txid: Txid, seconds: float) -> None:
+        self._planned_at[txid] = datetime.now(UTC)
+        self._timing(txid).plan_seconds = seconds
+
     def _reach(self, point: Point, txid: Txid) -> None:
         self.options.listener(point, txid, self.open_batches())
-
-    # --- plan ---------------------------------------------------------------------------------------
-
-    def _do_plan(self, plan: Plan[Any]) -> None:
-        started = time.perf_counter()
-
-        def work() -> BatchMetas[Any] | None:
-            if not plan.replay:
-                targets = self.options.targets
-                if targets is not None and self.spout.reached(plan.last, targets):
-                    return None
-                if not self.spout.is_ready():
-                    return None
-            metas = BatchMetas.from_plan(
-                plan.last, self.spout.plan(plan.last, self.options.max_batch_records)
-            )
-            if not (metas.has_work or plan.replay):
-                return None
-            self.store.check_size(metas)
-            return metas
-
-        def done(metas: BatchMetas[Any] | None) -> None:
-            if not self.coordinator.is_planning(plan.ticket):
-                return
-            self._waiting.end(_SOURCE)
-            if metas is None:
-                self._poll_seconds = min(2 * self._poll_seconds, _POLL_LONGEST_SECONDS)
-                self._do_all(self.coordinator.nothing_to_plan(plan.ticket))
-                self._events.after(self._poll_seconds, lambda: self._do_all(self.coordinator.wake()))
-                return
-            self._poll_seconds = _POLL_FIRST_SECONDS
-            self._planned_at[plan.txid] = datetime.now(UTC)
-            self._timing(plan.txid).plan_seconds = time.perf_counter() - started
-            self._do_all(self.coordinator.planned(plan.ticket, metas))
-
-        def failed(error: BaseException) -> None:
-            if not self.coordinator.is_planning(plan.ticket):
-                return
-            if isinstance(error, (ServiceUnavailableError, BatchFailedError)):
-                self._waiting.begin(_SOURCE, _SOURCE, error)
-                self._events.after(_PARTITION_CHECK_SECONDS, lambda: self._plan_again(plan))
-            else:
-                self._fail_run(error)
-
-        self._events.submit(self._plans, work, done, failed)
-
-    def _plan_again(self, plan: Plan[Any]) -> None:
-        if self.coordinator.is_planning(plan.ticket):
-            self._do_plan(plan)
 
     # --- persist and advance ------------------------------------------------------------------------
 
@@ -324,6 +295,7 @@ class EventLoop:
             self._emitted.discard(advance.txid)
             self._planned_at.pop(advance.txid, None)
             self._do_all(self.coordinator.advanced(advance.txid))
+            self._planning.forget_before(advance.txid)
             self._end_if_doomed()
 
         self._events.submit(self._writes, work, done, self._fail_run)
@@ -336,44 +308,22 @@ class EventLoop:
         delay = failures.delay_seconds if failures is not None else 0.0
         self.statistics.replayed_attempts += txid in self._emitted
         self._emitted.add(txid)
-        start = self._await_partitions if emit.stored and txid in self._recheck else self._start_job
-        if delay:
-            self._events.after(delay, lambda: start(emit))
-        else:
-            start(emit)
 
-    def _await_partitions(self, emit: EmitBatch[Any]) -> None:
-        """A stored plan may not leave out a partition, so wait for all; this is not the attempt's time."""
-        key = f"txid {emit.attempt.txid}"
-        if not self._is_active(emit.attempt):
-            self._waiting.drop(key)
-            return
-
-        def again(what: str, reason: object) -> None:
-            self._waiting.begin(key, what, f"{emit.attempt} cannot start ({reason})")
-            self._events.after(_PARTITION_CHECK_SECONDS, lambda: self._await_partitions(emit))
-
-        def done(unreadable: Mapping[str, Unavailable]) -> None:
-            if unreadable:
-                names = sorted(unreadable)
-                again(f"partition {', '.join(names)}", "; ".join(unreadable[name].reason for name in names))
+        def start() -> None:
+            if emit.stored and txid in self._recheck:
+                self._planning.await_partitions(emit, self._start_job)
             else:
-                self._waiting.end(key)
                 self._start_job(emit)
 
-        def failed(error: BaseException) -> None:
-            if isinstance(error, (ServiceUnavailableError, BatchFailedError)):
-                again(f"the partitions of {key}", error)
-            else:
-                self._fail_run(error)
-
-        self._events.submit(self._plans, lambda: self.spout.unreadable(emit.metas.partitions), done, failed)
+        if delay:
+            self._events.after(delay, start)
+        else:
+            start()
 
     def _start_job(self, emit: EmitBatch[Any]) -> None:
         attempt = emit.attempt
         if not self._is_active(attempt):
             return
-        timeout = self.options.message_timeout_seconds
 
         def done(result: BatchResult) -> None:
             timing = self._timing(attempt.txid)
@@ -381,7 +331,9 @@ class EventLoop:
             timing.job_seconds = result.job_seconds
             timing.read_seconds = result.read_seconds
             timing.process_seconds = result.process_seconds
-            if self._is_active(attempt):
+            if not self._is_active(attempt):
+                self._cancels.submit(self.runner.release, result)
+            else:
                 failures = self._failures.get(attempt.txid)
                 self._processed[attempt] = ProcessedBatch(
                     result,
@@ -391,24 +343,27 @@ class EventLoop:
                 )
             self._do_all(self.coordinator.ack(attempt))
 
-        def overdue() -> None:
-            if attempt in self._doomed or not self._is_active(attempt):
-                return
-            if self.coordinator.active[attempt.txid].phase is Phase.PROCESSING:
-                self._attempt_failed(
-                    attempt,
-                    BatchTimeoutError(
-                        f"{attempt} was not processed within {timeout:g} s (message_timeout_seconds)"
-                    ),
-                )
-
-        self._events.after(timeout, overdue)
+        self._fail_when_overdue(attempt, Phase.PROCESSING, "processed")
         self._events.submit(
             self._jobs,
             lambda: self.runner.run(attempt, emit.metas),
             done,
             lambda error: self._attempt_failed(attempt, error),
         )
+
+    def _fail_when_overdue(self, attempt: TransactionAttempt, phase: Phase, done: str) -> None:
+        timeout = self.options.message_timeout_seconds
+
+        def overdue() -> None:
+            if attempt in self._doomed or not self._is_active(attempt) or attempt in self._bolts_committed:
+                return
+            if self.coordinator.active[attempt.txid].phase is phase:
+                error = BatchTimeoutError(
+                    f"{attempt} was not {done} within {timeout:g} s (message_timeout_seconds)"
+                )
+                self._attempt_failed(attempt, error)
+
+        self._events.after(timeout, overdue)
 
     def _is_active(self, attempt: TransactionAttempt) -> bool:
         batch = self.coordinator.active.get(attempt.txid)
@@ -417,15 +372,35 @@ class EventLoop:
     # --- commit -------------------------------------------------------------------------------------
 
     def _do_commit(self, emit: EmitCommit[Any]) -> None:
+        """The bolts of the commit phase first; then the states' transactions, which wait for databases."""
         attempt = emit.attempt
         batch = self._processed.pop(attempt)
+        started = time.perf_counter()
+
+        def work() -> BatchResult:
+            try:
+                self._reach(Point.BEFORE_COMMIT, attempt.txid)
+                return self.runner.commit(attempt, batch.result)
+            finally:
+                self.runner.release(batch.result)
+
+        def done(finished: BatchResult) -> None:
+            if self._is_active(attempt):
+                self._timing(attempt.txid).commit_bolts_seconds = time.perf_counter() - started
+                self._bolts_committed = {attempt}
+                self._commit_states(emit, batch, finished)
+
+        self._fail_when_overdue(attempt, Phase.COMMITTING, "through its commit phase")
+        self._events.submit(self._commits, work, done, lambda error: self._attempt_failed(attempt, error))
+
+    def _commit_states(self, emit: EmitCommit[Any], batch: ProcessedBatch, finished: BatchResult) -> None:
+        attempt = emit.attempt
         started = time.perf_counter()
         timing = self._timing(attempt.txid)
 
         def work() -> None:
-            deltas = self.committer.merge(batch.result)
+            deltas = self.committer.merge(batch.result, finished)
             timing.merge_seconds = time.perf_counter() - started
-            self._reach(Point.BEFORE_COMMIT, attempt.txid)
             self.committer.commit(
                 attempt,
                 self.codec.encode(emit.metas),
@@ -437,6 +412,7 @@ class EventLoop:
 
         def done(_: None) -> None:
             timing.commit_seconds = time.perf_counter() - started - timing.merge_seconds
+            self.statistics.saw(attempt, batch.result, finished)
             self._do_all(self.coordinator.ack(attempt))
 
         def failed(error: BaseException) -> None:

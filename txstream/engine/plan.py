@@ -1,8 +1,8 @@
-"""A topology compiled once into stages: what runs together in one Spark task, and where tuples change task.
+"""A topology compiled once: every bolt as bytes, and for every subscription whether its tuples stay or move.
 
-An edge is one of three. PASS: the tuples stay in their Spark task (local_or_shuffle, or a bolt whose rows
-are merged further down anyway). EXCHANGE: they go to the task that the grouping says, across Spark tasks.
-When a batch is worth a single Spark task, all bolt tasks live in it and exchanges are list appends.
+An edge is one of two. PASS: the tuples stay in their Spark task (local_or_shuffle, or a bolt whose rows are
+merged further down anyway). EXCHANGE: they go to the task that the grouping says, across Spark tasks. Which
+components share a Spark task follows from it, batch by batch: see `layout`.
 
 Invariant: a plan holds everything an executor needs, as bytes: bolts are unpickled from it afresh for each
 task of each attempt.
@@ -11,15 +11,15 @@ task of each attempt.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 import pyarrow as pa
 from pyspark import cloudpickle
 
-from txstream.api.bolts import Bolt, MergeableBolt, StateCommitter
+from txstream.api.bolts import Bolt, DataFrameBolt, MergeableBolt, StateCommitter
 from txstream.api.errors import TopologyError
 from txstream.api.groupings import Grouping, GroupingKind
 from txstream.api.reducers import Reducer
@@ -36,6 +36,22 @@ class Edge(Enum):
 
 
 @dataclass(frozen=True)
+class Input:
+    """One subscription of a bolt."""
+
+    grouping: Grouping
+    edge: Edge
+
+    @property
+    def source(self) -> str:
+        return self.grouping.component
+
+    @property
+    def stream(self) -> str:
+        return self.grouping.stream
+
+
+@dataclass(frozen=True)
 class BoltSpec:
     """One bolt as an executor needs it."""
 
@@ -43,17 +59,16 @@ class BoltSpec:
     pickled: bytes
     tasks: int
     slots: int
-    grouping: Grouping
-    edge: Edge
+    inputs: tuple[Input, ...]
     streams: Mapping[str, pa.Schema]
+    direct_streams: frozenset[str] = frozenset()
+    # A committer of the user's, or below one: it runs when the batch commits.
+    in_commit: bool = False
     # A state's deltas are folded where its tuples are, in every Spark task, and merged on the driver.
     folds_anywhere: bool = False
-
-    def hosted(self, spark_task: int, width: int) -> Sequence[int]:
-        """The tasks of this bolt that live in one of `width` Spark tasks."""
-        if self.folds_anywhere:
-            return [spark_task % self.tasks]
-        return range(spark_task, self.tasks, width)
+    # Rows of one key may be made in several tasks, so all tuples of a Spark task go to one of them.
+    merges: bool = False
+    is_dataframe: bool = False
 
     def create(self) -> Bolt:
         """A fresh instance."""
@@ -65,7 +80,10 @@ class BoltSpec:
 
 @dataclass(frozen=True)
 class ExecutionPlan:
-    """What is shipped to executors, once per run. `run_id` tells the caches of worker processes apart."""
+    """What is shipped to executors, once per run. `run_id` tells the caches of worker processes apart.
+
+    With `capture`, what every component emits comes back with the batch's result: for tests.
+    """
 
     run_id: str
     topology_id: str
@@ -75,7 +93,8 @@ class ExecutionPlan:
     spout_schema: pa.Schema
     context: SpoutContext
     bolts: tuple[BoltSpec, ...]
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    capture: bool = False
 
     def create_source(self) -> PartitionedSpout[Any]:
         source = pickle.loads(self.source)  # noqa: S301 - pickled by the driver of this very run
@@ -86,103 +105,86 @@ class ExecutionPlan:
     def codec(self) -> MetaCodec[Any]:
         return MetaCodec(self.create_source().meta_type)
 
-    def stages(self, width: int) -> list[Stage]:
-        """The stages of a batch that is worth `width` Spark tasks; one stage when that is 1."""
-        groups: list[list[BoltSpec]] = [[]]
-        for bolt in self.bolts:
-            if bolt.edge is Edge.EXCHANGE and width > 1:
-                groups.append([])
-            groups[-1].append(bolt)
-        stages: list[Stage] = []
-        for position, group in enumerate(groups):
-            slots = [bolt.slots for bolt in group if not bolt.folds_anywhere]
-            if position == 0:
-                slots.append(self.spout_slots)
-            stages.append(Stage(position, tuple(group), min(width, *slots) if slots else width))
-        return stages
+    def bolt(self, component: str) -> BoltSpec:
+        return next(bolt for bolt in self.bolts if bolt.id == component)
 
     @property
-    def max_width(self) -> int:
-        return max([self.spout_slots, *(bolt.slots for bolt in self.bolts)])
+    def has_commit_bolts(self) -> bool:
+        """Does anything run in the commit phase but the states' transactions?"""
+        return any(bolt.in_commit for bolt in self.bolts)
+
+    def slots(self, changed: Mapping[str, int]) -> dict[str, int]:
+        """Slots by component, as declared or as `changed` since."""
+        declared = {self.spout_id: self.spout_slots, **{bolt.id: bolt.slots for bolt in self.bolts}}
+        return {component: changed.get(component, slots) for component, slots in declared.items()}
+
+    @property
+    def task_counts(self) -> dict[str, int]:
+        return {bolt.id: bolt.tasks for bolt in self.bolts}
 
 
-@dataclass(frozen=True)
-class Stage:
-    """Bolts that run in the same Spark tasks; `width` is how many Spark tasks."""
-
-    position: int
-    bolts: tuple[BoltSpec, ...]
-    width: int
-
-
-def compile_topology(topology: Topology, context: SpoutContext, run_id: str) -> ExecutionPlan:
-    """The plan of a topology. Raises TopologyError when a bolt or the source cannot be pickled."""
-    bolts = []
-    for position, component in enumerate(topology.bolts):
-        if component.grouping is None:
-            raise TopologyError(f"component {component.id!r} has no input")
-        bolts.append(
-            BoltSpec(
-                id=component.id,
-                pickled=_pickle(component.id, component.instance),
-                tasks=component.tasks,
-                slots=component.parallelism,
-                grouping=component.grouping,
-                edge=_edge(topology.bolts, position),
-                streams=component.streams,
-                folds_anywhere=isinstance(component.instance, StateCommitter),
-            )
-        )
+def compile_topology(
+    topology: Topology, context: SpoutContext, run_id: str, *, capture: bool = False
+) -> ExecutionPlan:
+    """The plan of a topology. Raises TopologyError when a bolt, the source or a setting cannot be pickled."""
     spout = topology.components[0]
+    if topology.settings:
+        _pickle("settings", dict(topology.settings), "pass plain values")
     return ExecutionPlan(
         run_id=run_id,
         topology_id=topology.id,
         spout_id=spout.id,
         spout_slots=spout.parallelism,
-        source=_pickle(spout.id, topology.spout.source),
+        source=_pickle(f"component {spout.id!r}", topology.spout.source),
         spout_schema=topology.spout.output,
         context=context,
-        bolts=tuple(bolts),
-        settings={},
+        bolts=tuple(_compile_bolt(topology, component) for component in topology.bolts),
+        settings=dict(topology.settings),
+        capture=capture,
     )
 
 
-def batch_width(records: int | None, partitions: int, max_width: int) -> int:
-    """How many Spark tasks a batch is worth: a task costs more than 1,000 records (measured, 2 cores)."""
-    if partitions <= 1 or records is None:
-        wanted = 1 if partitions <= 1 else max_width
-    elif records <= _ONE_TASK_RECORDS:
-        wanted = 1
-    elif records <= _TWO_TASK_RECORDS:
-        wanted = 2
-    else:
-        wanted = max_width
-    return max(1, min(wanted, partitions, max_width))
+def _compile_bolt(topology: Topology, component: Component) -> BoltSpec:
+    bolt = component.instance
+    is_state = isinstance(bolt, StateCommitter)
+    return BoltSpec(
+        id=component.id,
+        pickled=_pickle(f"component {component.id!r}", bolt),
+        tasks=component.tasks,
+        slots=component.parallelism,
+        inputs=tuple(Input(grouping, _edge(topology, component, grouping)) for grouping in component.inputs),
+        streams=component.streams,
+        direct_streams=component.direct_streams,
+        in_commit=component.below_committer or (component.is_committer and not is_state),
+        folds_anywhere=is_state,
+        merges=isinstance(bolt, (StateCommitter, MergeableBolt)),
+        is_dataframe=isinstance(bolt, DataFrameBolt),
+    )
 
 
-_ONE_TASK_RECORDS = 4_000
-_TWO_TASK_RECORDS = 40_000
-
-
-def _edge(bolts: tuple[Component, ...], position: int) -> Edge:
-    component = bolts[position]
-    grouping = component.grouping
-    if grouping is not None and grouping.kind is GroupingKind.LOCAL_OR_SHUFFLE:
+def _edge(topology: Topology, component: Component, grouping: Grouping) -> Edge:
+    if grouping.kind is GroupingKind.LOCAL_OR_SHUFFLE:
         return Edge.PASS
     bolt = component.instance
     if isinstance(bolt, StateCommitter):
         return Edge.PASS  # its deltas are merged on the driver, before the one write per key
-    if isinstance(bolt, MergeableBolt) and _is_merged_below(bolt, bolts[position + 1 :]):
+    # With `all` a tuple counts once in every task, with `direct` where it was sent.
+    if grouping.kind in (GroupingKind.ALL, GroupingKind.DIRECT):
+        return Edge.EXCHANGE
+    if isinstance(bolt, MergeableBolt) and _is_merged_below(topology, component, bolt):
         return Edge.PASS
     return Edge.EXCHANGE
 
 
-def _is_merged_below(bolt: MergeableBolt, below: tuple[Component, ...]) -> bool:
-    """Does this bolt feed only a state that merges its rows as it would have merged them itself?"""
-    if len(below) != 1 or not isinstance(below[0].instance, StateCommitter):
-        return False
-    committer = below[0].instance
-    if tuple(committer.state.key_names) != tuple(bolt.keys):
+def _is_merged_below(topology: Topology, component: Component, bolt: MergeableBolt) -> bool:
+    """Does this bolt feed only states that merge its rows as it would have merged them itself?"""
+    readers = [reader for stream in component.streams for reader in topology.readers(component.id, stream)]
+    return bool(readers) and all(_merges_rows(reader, bolt) for reader in readers)
+
+
+def _merges_rows(reader: Component, bolt: MergeableBolt) -> bool:
+    committer = reader.instance
+    if not isinstance(committer, StateCommitter) or tuple(committer.state.key_names) != tuple(bolt.keys):
         return False
     return all(_merges_alike(reducer, bolt) for reducer in committer.reducers.values())
 
@@ -192,11 +194,11 @@ def _merges_alike(reducer: Reducer, bolt: MergeableBolt) -> bool:
     return above is not None and reducer.partial == reducer.merge == above.merge
 
 
-def _pickle(component: str, instance: Any) -> bytes:
+def _pickle(what: str, instance: Any, remedy: str | None = None) -> bytes:
     try:
         return bytes(cloudpickle.dumps(instance))  # type: ignore[no-untyped-call]  # pyspark's copy
     except Exception as error:
-        raise TopologyError(
-            f"component {component!r} cannot be shipped to executors: {error}; keep connections, "
-            f"locks and open files out of its constructor and open them in prepare()"
-        ) from error
+        remedy = remedy or (
+            "keep connections, locks and open files out of its constructor and open them in prepare()"
+        )
+        raise TopologyError(f"{what} cannot be shipped to executors: {error}; {remedy}") from error

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
-from txstream.transaction import Txid
+from txstream.assignment import Assignment
+from txstream.transaction import TransactionAttempt, Txid
+
+if TYPE_CHECKING:
+    from txstream.engine.runner import BatchResult
 
 _KEPT_TIMINGS = 100_000
 
@@ -23,6 +28,7 @@ class BatchTiming:
     job_seconds: float = 0.0
     read_seconds: float = 0.0
     process_seconds: float = 0.0
+    commit_bolts_seconds: float = 0.0
     merge_seconds: float = 0.0
     commit_seconds: float = 0.0
     advance_seconds: float = 0.0
@@ -81,4 +87,10 @@ class Statistics:
     replayed_attempts: int = 0
     recovered_batches: int = 0
     first_txid: Txid | None = None
+    assignment: Assignment | None = None
     timings: deque[BatchTiming] = field(default_factory=lambda: deque(maxlen=_KEPT_TIMINGS))
+
+    def saw(self, attempt: TransactionAttempt, *results: BatchResult) -> None:
+        """Remember where the tasks of a committed attempt ran."""
+        places = tuple(place for result in results for place in result.places)
+        self.assignment = Assignment(attempt.txid, attempt.attempt, datetime.now(UTC), places)

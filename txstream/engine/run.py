@@ -338,8 +338,8 @@ class RunningTopology:
         if self._runner_factory is not None:
             runner = self._runner_factory(plan)
         else:
-            from txstream.engine.runner import SparkRunner
             from txstream.engine.session import create_context, warn_of_missing_settings
+            from txstream.engine.spark_runner import SparkRunner
 
             if self._spark is None:
                 context = create_context(
@@ -355,7 +355,7 @@ class RunningTopology:
                 warn_of_missing_settings(context)
             for path in self.settings.py_files:
                 context.addPyFile(str(Path(path).resolve()))
-            runner = SparkRunner(context, plan)
+            runner = SparkRunner(context, plan, self._spark)
         stack.callback(runner.close)
         return runner
 

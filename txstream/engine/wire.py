@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -24,11 +24,16 @@ _ALIGNMENT_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class WorkOrder:
-    """One attempt of one batch: `assignments[i]` are the partitions of Spark task i, as JSON metas."""
+    """One attempt of one batch: `assignments[i]` are the partitions of Spark task i, as JSON metas.
+
+    `slots` are those that an operator has changed since the topology was started: with them in the order,
+    every Spark task of an attempt, recomputed ones too, sees the same layout.
+    """
 
     attempt: TransactionAttempt
     width: int
     assignments: Sequence[Mapping[str, Any]]
+    slots: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> str:
         return json.dumps(
@@ -37,6 +42,7 @@ class WorkOrder:
                 "attempt": self.attempt.attempt,
                 "width": self.width,
                 "assignments": self.assignments,
+                "slots": dict(self.slots),
             },
             separators=(",", ":"),
         )
@@ -45,7 +51,7 @@ class WorkOrder:
     def from_json(cls, text: str) -> WorkOrder:
         document = json.loads(text)
         attempt = TransactionAttempt(Txid(document["txid"]), AttemptId(document["attempt"]))
-        return cls(attempt, document["width"], document["assignments"])
+        return cls(attempt, document["width"], document["assignments"], document["slots"])
 
 
 def pack(header: Mapping[str, Any], tables: Mapping[str, pa.Table] | None = None) -> bytes:

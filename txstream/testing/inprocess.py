@@ -3,61 +3,105 @@
 For tests of topologies and of the event loop. What an executor would do is done by the same functions,
 through the same messages; only the processes between them are missing.
 
-Invariant: an emitter serves one batch at a time, as in a worker process, however many threads call `run`.
+Invariant: a `WorkerProcess` serves one stage at a time, as in a worker process, however many threads call.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-from txstream.api.spouts import PartitionEmitter
+from txstream.api.errors import TopologyError
+from txstream.engine.layout import Layout, Stage, lay_out
+from txstream.engine.messages import ANSWER, PYTHON, Element
 from txstream.engine.plan import ExecutionPlan
-from txstream.engine.runner import BatchResult, collect_result, fit_order, work_order
+from txstream.engine.process import WorkerProcess
+from txstream.engine.runner import NOTHING, BatchResult, collect_result, open_answers, work_order
 from txstream.engine.wire import WorkOrder
 from txstream.engine.worker import run_first_stage, run_later_stage
-from txstream.metas import BatchMetas, MetaCodec
+from txstream.metas import BatchMetas
 from txstream.transaction import TransactionAttempt
 
-# A Spark task's answers: for which Spark task of the next stage, and the message.
-Answers = list[tuple[int, bytes]]
+
+@dataclass(frozen=True)
+class _Kept:
+    """What the commit phase of an attempt needs."""
+
+    order: WorkOrder
+    layout: Layout
+    elements: list[Element]
 
 
 class InProcessRunner:
     """A `BatchRunner` for one plan. `width` is the number of Spark tasks that every batch gets, as far as
-    its partitions and slots go; None leaves it to the size of the batch, as on Spark."""
+    slots go; None leaves it to the size of the batch, as on Spark. DataFrame bolts need Spark itself."""
 
     def __init__(self, plan: ExecutionPlan, *, width: int | None = None) -> None:
+        dataframes = [bolt.id for bolt in plan.bolts if bolt.is_dataframe]
+        if dataframes:
+            raise TopologyError(
+                f"component {dataframes[0]!r} is a DataFrameBolt, which Spark computes; run this topology "
+                f"on Spark"
+            )
         self.plan = plan
+        self.slots: Mapping[str, int] = {}
         self._width = width
         self._codec = plan.codec()
         self._lock = threading.Lock()
-        self._emitters: list[PartitionEmitter[Any]] = []
+        self._idle: list[WorkerProcess] = []
         self._cancelled: set[TransactionAttempt] = set()
 
     def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
         """Process one attempt. Raises the TxstreamError that a stage reported."""
         started = time.perf_counter()
-        order = work_order(attempt, metas, self._codec, self.plan.max_width, width=self._width)
-        stages = self.plan.stages(order.width)
-        order = fit_order(order, stages[0].width)
-        answers: Answers = []
-        for spark_task in range(stages[0].width):
-            answers += self._first_stage(spark_task, order)
-        for stage in stages[1:]:
-            inboxes = self.exchange(answers, stage.width)
-            answers = []
-            for spark_task, messages in enumerate(inboxes):
-                answers += run_later_stage(self.plan, stage.position, spark_task, order, messages)
-        seconds = time.perf_counter() - started
-        return collect_result(attempt, (message for _, message in answers), seconds, order.width)
+        order = work_order(attempt, metas, self.plan, self._codec, self.slots, width=self._width)
+        layout = lay_out(self.plan, order.width, order.slots)
+        elements: list[Element] = []
+        for spark_task in range(layout.stages[0].width):
+            with self._process() as process:
+                elements += run_first_stage(self.plan, spark_task, order, process)
+        for stage in layout.process[1:]:
+            elements = self._later_stage(order, layout, stage, elements)
+        return collect_result(
+            self.plan,
+            attempt,
+            open_answers(attempt, (message for target, message in elements if target == ANSWER)),
+            time.perf_counter() - started,
+            order.width,
+            kept=_Kept(order, layout, [element for element in elements if element[0] != ANSWER]),
+        )
 
-    def exchange(self, answers: Answers, width: int) -> list[list[bytes]]:
+    def commit(self, attempt: TransactionAttempt, processed: BatchResult) -> BatchResult:
+        """Run the bolts of the commit phase. Raises the TxstreamError that a stage reported."""
+        kept: _Kept = processed.kept
+        if not kept.layout.commit:
+            return NOTHING
+        started = time.perf_counter()
+        elements = kept.elements
+        for stage in kept.layout.commit:
+            elements = self._later_stage(kept.order, kept.layout, stage, elements)
+        return collect_result(
+            self.plan,
+            attempt,
+            open_answers(attempt, (message for target, message in elements if target == ANSWER)),
+            time.perf_counter() - started,
+            kept.order.width,
+            crossing=processed.crossing,
+        )
+
+    def release(self, processed: BatchResult) -> None:
+        """Nothing is kept but in the result itself."""
+
+    def exchange(self, elements: list[Element], width: int) -> list[list[bytes]]:
         """The messages for each Spark task of the next stage. Override it to lose some."""
         inboxes: list[list[bytes]] = [[] for _ in range(width)]
-        for target, message in answers:
-            inboxes[target].append(message)
+        for target, message in elements:
+            if target != ANSWER:
+                inboxes[target].append(message)
         return inboxes
 
     def cancel(self, attempt: TransactionAttempt) -> None:
@@ -72,24 +116,31 @@ class InProcessRunner:
             return frozenset(self._cancelled)
 
     def close(self) -> None:
-        """Close the emitters that serve no batch now."""
+        """Close the emitters and what bolts have opened, as far as they serve no batch now."""
         with self._lock:
-            emitters, self._emitters = self._emitters, []
-        for emitter in emitters:
-            emitter.close()
+            idle, self._idle = self._idle, []
+        for process in idle:
+            process.close()
 
-    def _first_stage(self, spark_task: int, order: WorkOrder) -> Answers:
-        opened: list[PartitionEmitter[Any]] = []
-
-        def open_spout(plan: ExecutionPlan) -> tuple[PartitionEmitter[Any], MetaCodec[Any]]:
-            with self._lock:
-                opened.append(
-                    self._emitters.pop() if self._emitters else plan.create_source().emitter(plan.context)
+    def _later_stage(
+        self, order: WorkOrder, layout: Layout, stage: Stage, elements: list[Element]
+    ) -> list[Element]:
+        senders = {PYTHON: layout.stages[stage.position - 1].width}
+        inboxes = self.exchange(elements, stage.width)
+        following = [element for element in elements if element[0] == ANSWER]
+        for spark_task, messages in enumerate(inboxes):
+            with self._process() as process:
+                following += run_later_stage(
+                    self.plan, stage.position, spark_task, order, messages, senders, process
                 )
-            return opened[-1], self._codec
+        return following
 
+    @contextmanager
+    def _process(self) -> Iterator[WorkerProcess]:
+        with self._lock:
+            process = self._idle.pop() if self._idle else WorkerProcess(self.plan)
         try:
-            return run_first_stage(self.plan, spark_task, order, open_spout)
+            yield process
         finally:
             with self._lock:
-                self._emitters += opened
+                self._idle.append(process)

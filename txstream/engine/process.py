@@ -1,0 +1,84 @@
+"""What a worker process keeps between batches: the plan's emitter, and what bolts have opened.
+
+Invariant: one run at a time. When a process gets the plan of another run, what the run before had opened is
+closed first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from typing import Any
+
+from txstream.api.bolts import Bolt, WorkerContext
+from txstream.api.spouts import PartitionEmitter
+from txstream.engine.plan import BoltSpec, ExecutionPlan
+from txstream.metas import MetaCodec
+
+log = logging.getLogger(__name__)
+
+
+class WorkerProcess:
+    """A worker process of one run. Serves one Spark task at a time."""
+
+    def __init__(self, plan: ExecutionPlan) -> None:
+        self.plan = plan
+        self.host = socket.gethostname()
+        # Spark keeps one Python daemon per executor, so its number tells executors on a host apart.
+        self.worker = f"{self.host}:{os.getppid()}"
+        self._spout: tuple[PartitionEmitter[Any], MetaCodec[Any]] | None = None
+        self._resources: dict[str, tuple[Bolt, Any]] = {}
+
+    def spout(self) -> tuple[PartitionEmitter[Any], MetaCodec[Any]]:
+        """The emitter, opened when first needed, and the codec of its metas."""
+        if self._spout is None:
+            source = self.plan.create_source()
+            self._spout = (source.emitter(self.plan.context), MetaCodec(source.meta_type))
+        return self._spout
+
+    def resource(self, spec: BoltSpec, bolt: Bolt) -> Any:
+        """What the bolt's `prepare_worker` has opened in this process; `bolt` does it if need be."""
+        if type(bolt).prepare_worker is Bolt.prepare_worker:
+            return None
+        if spec.id not in self._resources:
+            plan = self.plan
+            context = WorkerContext(plan.topology_id, spec.id, self.worker, self.host, plan.settings)
+            opener = spec.create()
+            self._resources[spec.id] = (opener, opener.prepare_worker(context))
+        return self._resources[spec.id][1]
+
+    def close(self) -> None:
+        """Close everything. What fails to close is logged, so that the rest is closed all the same."""
+        opened, self._resources = self._resources, {}
+        for component, (bolt, resource) in reversed(opened.items()):
+            try:
+                bolt.close_worker(resource)
+            except Exception:
+                log.warning("close_worker of component %r failed", component, exc_info=True)
+        spout, self._spout = self._spout, None
+        if spout is not None:
+            try:
+                spout[0].close()
+            except Exception:
+                log.warning("the emitter of %r failed to close", self.plan.spout_id, exc_info=True)
+
+
+_current: WorkerProcess | None = None
+
+
+def worker_process(plan: ExecutionPlan) -> WorkerProcess:
+    """This process's `WorkerProcess` for the run of `plan`."""
+    global _current
+    if _current is None or _current.plan.run_id != plan.run_id:
+        close_worker_process()
+        _current = WorkerProcess(plan)
+    return _current
+
+
+def close_worker_process() -> None:
+    """Close what is open, when the process ends in good order."""
+    global _current
+    if _current is not None:
+        _current.close()
+    _current = None
