@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import pickle
+import platform
 import signal
 import stat
 import subprocess
@@ -30,7 +31,7 @@ from txstream.api.errors import (
 )
 from txstream.api.spouts import OpaqueSpout, Unavailable
 from txstream.metas import MetaCodec
-from txstream.spouts import memory, memory_spool
+from txstream.spouts import memory
 from txstream.spouts.memory import MemoryEmitter, MemoryRange, MemorySpout
 from txstream.testing.failures import Crash, CrashError, Fail
 
@@ -52,7 +53,8 @@ def elsewhere(spout: MemorySpout) -> MemorySpout:
     token = spout._token
     log = memory._logs.pop(token)
     try:
-        return pickle.loads(pickle.dumps(spout))
+        copy: MemorySpout = pickle.loads(pickle.dumps(spout))
+        return copy
     finally:
         memory._logs[token] = log
 
@@ -313,23 +315,24 @@ def test_a_child_process_reads_what_is_appended_while_it_runs(spout: MemorySpout
     child = subprocess.Popen(
         [sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
     )
-    assert child.stdin is not None
-    assert child.stdout is not None
+    questions, answers = child.stdin, child.stdout
+    assert questions is not None
+    assert answers is not None
+
+    def ask(*question: Any) -> Any:
+        questions.write(json.dumps(question).encode() + b"\n")
+        questions.flush()
+        return json.loads(answers.readline())
+
     try:
-
-        def ask(*question: Any) -> Any:
-            child.stdin.write(json.dumps(question).encode() + b"\n")
-            child.stdin.flush()
-            return json.loads(child.stdout.readline())
-
-        child.stdin.write(pickle.dumps(spout))
+        questions.write(pickle.dumps(spout))
         assert ask("a", 0, 5) == LINES
         spout.append("a", "später", "🙂")
         spout.append("new", "n", Crash(), "m")
         assert ask("a", 4, 7) == ["five", "später", "🙂"]
         assert ask("new", 0, 1) == ["n"]
-        child.stdin.write(b'["new", 0, 3]\n')
-        child.stdin.flush()
+        questions.write(b'["new", 0, 3]\n')
+        questions.flush()
         assert child.wait(30) == -signal.SIGKILL
         assert rows(spout, "new", 0, 3) == ["n", "m"], "the crash was counted"
     finally:
@@ -409,7 +412,7 @@ def test_on_another_host_the_error_says_where_the_rows_are(
 ) -> None:
     copy = elsewhere(spout)
     copy._spool = str(spool_of(spout).with_name("not-here"))
-    monkeypatch.setattr(memory_spool.platform, "node", lambda: "worker-7")
+    monkeypatch.setattr(platform, "node", lambda: "worker-7")
     with pytest.raises(UsageError, match=rf"on the host {copy._host}.* cannot be read on worker-7"):
         copy.emitter(CONTEXT)
 
@@ -439,10 +442,10 @@ def test_a_full_disk_adds_nothing(spout: MemorySpout, monkeypatch: pytest.Monkey
             raise OSError(28, "No space left on device")
         return real(handle, bytes(data)[: len(data) // 2])
 
-    monkeypatch.setattr(memory_spool.os, "write", full)
+    monkeypatch.setattr(os, "write", full)
     with pytest.raises(ServiceUnavailableError, match=r"No space left.*none was added"):
         spout.append("a", "more")
-    monkeypatch.setattr(memory_spool.os, "write", real)
+    monkeypatch.setattr(os, "write", real)
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
     spout.append("a", "six")
     assert read(elsewhere(spout).emitter(CONTEXT), "a", 4, 6) == ["five", "six"]

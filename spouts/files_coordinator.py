@@ -1,0 +1,212 @@
+"""The driver's side of `FileSpout`: what the next batch takes, from the last places and the files alone.
+
+Invariants:
+
+- A plan goes on where the last one ended, in a file that is still the one it was, or it says why it cannot.
+- Counting lines ends after a second or at the bounds of a batch, and what was counted by then is planned.
+- What is remembered between plans can be looked up again: which files were found unchanged, by their
+  signature, how long they were seen to be, and how long a look at the directory took.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from txstream.api.errors import PartitionUnavailableError, UsageError
+from txstream.api.spouts import PartitionCoordinator, Unavailable
+from txstream.spouts.files import FileRange, FileSpout
+from txstream.spouts.files_directory import Directory
+from txstream.spouts.files_format import Backlog, File, Incomplete
+
+log = logging.getLogger(__name__)
+
+_PLANNING_SECONDS = 1.0
+# Between two looks that find nothing: fifty times what one takes, so that waiting costs 2% of a core.
+_IDLE_FACTOR = 50
+_IDLE_LONGEST_SECONDS = 10.0
+_IDLE_ANYWAY_SECONDS = 0.1
+
+
+class FileCoordinator(PartitionCoordinator[FileRange]):
+    """Plans ranges. Raises UsageError when the directory does not exist or is none,
+    PartitionUnavailableError when it cannot be read now."""
+
+    def __init__(self, source: FileSpout, clock: Callable[[], float] = time.monotonic) -> None:
+        if not source.directory.exists():
+            raise UsageError(f"FileSpout's directory {source.directory} does not exist; create it first")
+        if not source.directory.is_dir():
+            raise UsageError(f"FileSpout reads a directory, and {source.directory} is a file")
+        self._source = source
+        self._directory = Directory(source.directory, source.pattern, recursive=source.recursive)
+        self._format = source.reader()
+        self._clock = clock
+        self._ready_at = 0.0
+        self._checked: dict[str, tuple[object, ...]] = {}
+        self._seen: dict[str, int] = {}
+        self._warned: set[str] = set()
+
+    def is_ready(self) -> bool:
+        return self._clock() >= self._ready_at
+
+    def plan(self, last: Mapping[str, FileRange], limit: int) -> Mapping[str, FileRange | Unavailable]:
+        """Raises PartitionUnavailableError when the directory cannot be read, DataLostError when what is to
+        be read is gone, DecodeError when a line is too long or a Parquet file has other columns."""
+        started = self._clock()
+        files, unreadable = self._directory.look()
+        answer: dict[str, FileRange | Unavailable] = {}
+        for name in last.keys() - files.keys():
+            reason = self._directory.reason(unreadable, name) or self._missing(name, last[name])
+            if reason is not None:
+                answer[name] = Unavailable(reason)
+        backlogs: dict[str, Backlog] = {}
+        for name, file in files.items():
+            try:
+                backlog = self._backlog(file, last.get(name))
+                if backlog is not None:
+                    backlogs[name] = backlog
+            except FileNotFoundError:
+                continue  # deleted a moment ago: the next plan sees it so
+            except (OSError, Incomplete) as error:
+                answer[name] = self._unavailable(name, error)
+        failures = self._share(backlogs, limit, sum(meta.end for meta in last.values()))
+        answer.update({name: self._unavailable(name, failure) for name, failure in failures.items()})
+        for name, backlog in backlogs.items():
+            found = backlog.range()
+            if not found.is_empty and name not in answer:
+                answer[name] = found
+        self._rest(started, idle=all(isinstance(meta, Unavailable) for meta in answer.values()))
+        return answer
+
+    def unreadable(self, metas: Mapping[str, FileRange]) -> Mapping[str, Unavailable]:
+        """Raises DataLostError when a planned range can never be read again."""
+        try:
+            self._directory.check()
+        except PartitionUnavailableError as error:
+            return {name: Unavailable(str(error)) for name in metas}
+        answer: dict[str, Unavailable] = {}
+        for name, meta in metas.items():
+            try:
+                file = File.look(self._source.directory, name)
+                self._format.check(file, meta)
+            except FileNotFoundError as error:
+                gone = File.missing(self._source.directory, name)
+                raise gone.lost(meta, "it was deleted before its batch was committed") from error
+            except (OSError, Incomplete) as error:
+                answer[name] = Unavailable(str(error))
+        return answer
+
+    def targets(self) -> Mapping[str, int]:
+        """Where each file ends now, as far as it is complete. Raises PartitionUnavailableError."""
+        files, unreadable = self._directory.look()
+        for name, reason in unreadable.items():
+            raise PartitionUnavailableError(f"cannot tell where the files end now: {name}: {reason}")
+        ends: dict[str, int] = {}
+        for name, file in files.items():
+            try:
+                ends[name] = self._format.end(file)
+            except Incomplete as error:
+                self._unavailable(name, error)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise PartitionUnavailableError(f"cannot tell where {file.path} ends now: {error}") from error
+        return ends
+
+    def reached(self, last: Mapping[str, FileRange], targets: Mapping[str, Any]) -> bool:
+        return all(_place(last, name) >= end for name, end in targets.items())
+
+    def lag_records(self, last: Mapping[str, FileRange], targets: Mapping[str, Any]) -> int | None:
+        """None while there are lines to read, since only reading would tell how many."""
+        total = 0
+        for name, end in targets.items():
+            lag = self._format.lag_records(_place(last, name), end)
+            if lag is None:
+                return None
+            total += lag
+        return total
+
+    # --- one file -----------------------------------------------------------------------------------------
+
+    def _backlog(self, file: File, meta: FileRange | None) -> Backlog | None:
+        if meta is not None:
+            found = (file.signature, meta.end, meta.mark)
+            if self._checked.get(file.name) != found:
+                self._format.check(file, meta)
+                self._checked[file.name] = found
+        self._seen[file.name] = max(self._format.length(file), self._seen.get(file.name, 0))
+        return self._format.backlog(file, 0 if meta is None else meta.end)
+
+    def _missing(self, name: str, meta: FileRange) -> str | None:
+        """A file that was read and is no longer listed: why it cannot be read now; None when it was deleted
+        after it had been read to its end, or when the pattern no longer has it. Raises DataLostError."""
+        try:
+            File.look(self._source.directory, name)
+        except FileNotFoundError as error:
+            seen = max(meta.seen, self._seen.get(name, 0))
+            if seen > meta.end:
+                gone = File.missing(self._source.directory, name)
+                raise gone.lost(meta, f"it was deleted, and went on to {seen}") from error
+        except OSError as error:
+            return str(error)
+        return None
+
+    def _unavailable(self, name: str, error: Exception) -> Unavailable:
+        if isinstance(error, Incomplete) and name not in self._warned:
+            self._warned.add(name)
+            log.warning("%s: it is left out until it is complete", error)
+        return Unavailable(str(error))
+
+    # --- the batch ----------------------------------------------------------------------------------------
+
+    def _share(
+        self, backlogs: Mapping[str, Backlog], limit: int, progress: int
+    ) -> Mapping[str, OSError | Incomplete]:
+        """Take from the backlogs what one batch may hold, in rounds: each file gets an equal part of what is
+        left, until nothing is. Answers the files that could not be read.
+
+        `progress` changes as batches are read; it decides whose turn it is when there are more files than
+        records.
+        """
+        names = sorted(backlogs)
+        turn = progress % len(names) if names else 0
+        names = names[turn:] + names[:turn]
+        cap = self._source.max_records_per_partition or limit
+        taken = dict.fromkeys(names, 0)
+        failures: dict[str, OSError | Incomplete] = {}
+        records, size = limit, self._source.max_batch_bytes
+        deadline = self._clock() + _PLANNING_SECONDS
+        while names:
+            records_each, bytes_each = max(1, records // len(names)), max(1, size // len(names))
+            waiting: list[str] = []
+            before = records
+            for name in names:
+                if records <= 0 or size <= 0 or (records < limit and self._clock() > deadline):
+                    return failures
+                backlog = backlogs[name]
+                had = backlog.taken_bytes
+                try:
+                    count = backlog.take(min(records_each, records, cap - taken[name]), bytes_each)
+                except (OSError, Incomplete) as error:
+                    failures[name] = error
+                    continue
+                taken[name] += count
+                records -= count
+                size -= backlog.taken_bytes - had
+                if not backlog.exhausted and taken[name] < cap:
+                    waiting.append(name)
+            if records == before:
+                return failures
+            names = waiting
+        return failures
+
+    def _rest(self, started: float, *, idle: bool) -> None:
+        now = self._clock()
+        pause = min(_IDLE_FACTOR * (now - started), _IDLE_LONGEST_SECONDS)
+        self._ready_at = now + pause if idle and pause > _IDLE_ANYWAY_SECONDS else now
+
+
+def _place(last: Mapping[str, FileRange], name: str) -> int:
+    return last[name].end if name in last else 0
