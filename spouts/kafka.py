@@ -13,7 +13,6 @@ The driver's side is `kafka_coordinator`, the executors' `kafka_emitter`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -22,19 +21,21 @@ import pyarrow as pa
 
 from txstream.api.errors import TopologyError, UsageError
 from txstream.api.spouts import PartitionedSpout, SpoutContext
+from txstream.spouts.kafka_arguments import (
+    Start,
+    StartingOffset,
+    kafka_schema,
+    one_of,
+    output_columns,
+    starting_offsets as checked_starting_offsets,
+    value_schema,
+)
 from txstream.spouts.kafka_options import check_client_options
+from txstream.spouts.kafka_selection import TopicSelection
 
 if TYPE_CHECKING:
     from txstream.spouts.kafka_coordinator import KafkaPartitionCoordinator
     from txstream.spouts.kafka_emitter import KafkaPartitionEmitter
-
-Format = Literal["string", "binary"]
-StartingOffset = int | Literal["earliest", "latest"]
-ALL_OTHERS = "*"
-
-_TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
-_HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
-_FORMATS: dict[str, pa.DataType] = {"string": pa.string(), "binary": pa.binary()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,57 +76,74 @@ class KafkaRange:
 
 
 class KafkaSource(PartitionedSpout[KafkaRange]):
-    """Kafka topics, emitted as Spark's own Kafka columns.
+    """Kafka topics, emitted as Spark's own Kafka columns or, with `value_format="json"`, as the fields of
+    JSON objects.
 
-    topics: one name or several; a change of them is a change of the topology's identity.
+    topics: one name or several.
     bootstrap: "host:port,..."; by default the run's Kafka address.
+    topic_pattern: instead of topics, a regular expression (Python's) that matches whole topic names, such as
+        "orders-.*"; names that begin with "__" are never matched. New topics are in the next new batch, from
+        their beginning; a topic that goes after it has a place in the topology is lost data. Kafka hides
+        topics that the user may not describe, so nothing of them is read. Topics and pattern are part of the
+        topology's identity.
     starting_offsets: where partitions begin that have no place yet: "earliest", "latest" (what is there when
-        the first run opens the source is passed over), or a mapping from "topic/number" to an offset,
-        "earliest" or "latest", with "*" for all others (default "earliest"). Partitions that appear later
-        always begin at their beginning.
+        the first run opens the source is passed over), a datetime with a time zone (the first record with
+        that timestamp or a later one, the end when there is none), or a mapping from "topic/number" to an
+        offset, "earliest", "latest" or a datetime, with "*" for all others (default "earliest"). Partitions
+        that appear after the first run has opened the source begin at their beginning.
     max_records_per_partition: upper bound, per batch, on the offsets taken from one partition.
     isolation_level: "read_committed" (the default: never counts what a producer has aborted) or
         "read_uncommitted".
-    key_format, value_format: "string" (UTF-8) or "binary".
+    key_format: "binary" or "string" (UTF-8).
+    value_format: "string", "binary", or "json": UTF-8 JSON objects, read into the fields of `schema`. What
+        fits which type is in `kafka_json`; what does not fit is a DecodeError with topic, partition, offset,
+        field, reason and the beginning of the value. Missing fields are null, unknown ones are ignored. A
+        record without a value (a tombstone) is a row of nulls.
+    schema: the fields of JSON values: "user string, amount decimal(10,2)" or an Arrow schema.
+    kafka_columns: which of Kafka's columns are emitted, in that order; behind the fields of a schema. By
+        default all of them, with "json" none. "value" does not go with "json".
     errors: for invalid UTF-8: "strict" is a DecodeError that names topic, partition and offset; "replace"
         puts U+FFFD.
     on_data_loss: "fail" raises DataLostError when records are gone before they were planned; "skip" goes on
         behind the gap and records it in `KafkaRange.skipped_from`. A stored transactional plan is never
         skipped.
     client_options: kafka-python's connection options (security_protocol, sasl_*, ssl_*, ...).
-    partition_discovery_seconds: how often new partitions and re-created topics are looked for.
+    partition_discovery_seconds: how often new topics, new partitions and re-created topics are looked for.
 
-    Raises TopologyError for anything that cannot be meant.
+    Raises TopologyError for anything that cannot be meant, SchemaError where it is about columns.
     """
 
     meta_type: ClassVar[type[KafkaRange]] = KafkaRange
 
     def __init__(
         self,
-        topics: str | Sequence[str],
+        topics: str | Sequence[str] | None = None,
         bootstrap: str | None = None,
         *,
-        starting_offsets: Literal["earliest", "latest"] | Mapping[str, StartingOffset] = "earliest",
+        topic_pattern: str | None = None,
+        starting_offsets: Start | Mapping[str, StartingOffset] = "earliest",
         max_records_per_partition: int | None = None,
         isolation_level: Literal["read_committed", "read_uncommitted"] = "read_committed",
-        key_format: Format = "binary",
-        value_format: Format = "string",
+        key_format: Literal["string", "binary"] = "binary",
+        value_format: Literal["string", "binary", "json"] = "string",
+        schema: str | pa.Schema | None = None,
+        kafka_columns: Sequence[str] | None = None,
         errors: Literal["strict", "replace"] = "strict",
         on_data_loss: Literal["fail", "skip"] = "fail",
         client_options: Mapping[str, Any] | None = None,
         partition_discovery_seconds: float = 5.0,
     ) -> None:
-        self.topics = _topic_names(topics)
+        self.selection = TopicSelection.of(topics, topic_pattern)
         self.bootstrap = bootstrap
-        self.starting_offsets = _starting_offsets(starting_offsets, self.topics)
+        self.starting_offsets = checked_starting_offsets(starting_offsets, self.selection)
         self.max_records_per_partition = max_records_per_partition
-        self.isolation_level = _one_of(
+        self.isolation_level = one_of(
             "isolation_level", isolation_level, "read_committed", "read_uncommitted"
         )
-        self.key_format = _one_of("key_format", key_format, "string", "binary")
-        self.value_format = _one_of("value_format", value_format, "string", "binary")
-        self.errors = _one_of("errors", errors, "strict", "replace")
-        self.on_data_loss = _one_of("on_data_loss", on_data_loss, "fail", "skip")
+        self.key_format = one_of("key_format", key_format, "string", "binary")
+        self.value_format = one_of("value_format", value_format, "string", "binary", "json")
+        self.errors = one_of("errors", errors, "strict", "replace")
+        self.on_data_loss = one_of("on_data_loss", on_data_loss, "fail", "skip")
         self.client_options = check_client_options(client_options or {})
         self.partition_discovery_seconds = partition_discovery_seconds
         if max_records_per_partition is not None and max_records_per_partition < 1:
@@ -136,10 +154,15 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
             raise TopologyError(
                 f"partition_discovery_seconds is {partition_discovery_seconds}; it must be more than 0"
             )
-        self.output: pa.Schema = record_schema(key_format, value_format)
+        self.schema = value_schema(value_format, schema)
+        kafka = kafka_schema(key_format, value_format)
+        self.kafka_columns = output_columns(kafka_columns, kafka, self.schema)
+        self.output: pa.Schema = pa.schema(
+            [*(self.schema or ()), *(kafka.field(name) for name in self.kafka_columns)]
+        )
 
     def __repr__(self) -> str:
-        shown = [repr(self.topics[0] if len(self.topics) == 1 else list(self.topics))]
+        shown = [self.selection.argument]
         if self.bootstrap is not None:
             shown.append(f"bootstrap={self.bootstrap!r}")
         if self.client_options:
@@ -147,7 +170,7 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
         return f"KafkaSource({', '.join(shown)})"
 
     def coordinator(self, context: SpoutContext) -> KafkaPartitionCoordinator:
-        """Connects; raises ServiceUnavailableError when no broker answers or a topic does not exist."""
+        """Connects; raises ServiceUnavailableError when no broker answers or a named topic does not exist."""
         from txstream.spouts.kafka_coordinator import KafkaPartitionCoordinator
 
         return KafkaPartitionCoordinator(self, context)
@@ -159,78 +182,17 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
         return KafkaPartitionEmitter(self, context)
 
     def identity(self) -> Mapping[str, Any]:
-        return {"topics": sorted(self.topics)}
+        selection = self.selection
+        if selection.pattern is not None:
+            return {"topic_pattern": selection.pattern}
+        return {"topics": sorted(selection.names)}
 
     def address(self, context: SpoutContext) -> str:
         """The bootstrap servers to use. Raises UsageError when neither source nor run names any."""
         address = self.bootstrap or context.addresses.get("kafka")
         if not address:
             raise UsageError(
-                f"no Kafka address for the topic {self.topics[0]!r}; give --kafka HOST:PORT, set "
-                f"TXSTREAM_KAFKA, or write KafkaSource(..., bootstrap='HOST:PORT')"
+                f"no Kafka address for {self.selection}; give --kafka HOST:PORT, set TXSTREAM_KAFKA, or "
+                f"write KafkaSource(..., bootstrap='HOST:PORT')"
             )
         return address
-
-
-def record_schema(key_format: Format, value_format: Format) -> pa.Schema:
-    """The columns of Spark's Kafka source, key and value typed by their formats."""
-    return pa.schema(
-        [
-            pa.field("key", _FORMATS[key_format]),
-            pa.field("value", _FORMATS[value_format]),
-            pa.field("topic", pa.string()),
-            pa.field("partition", pa.int32()),
-            pa.field("offset", pa.int64()),
-            pa.field("timestamp", pa.timestamp("us", tz="UTC")),
-            pa.field("timestampType", pa.int32()),
-            pa.field("headers", _HEADERS),
-        ]
-    )
-
-
-def _topic_names(topics: str | Sequence[str]) -> tuple[str, ...]:
-    names = (topics,) if isinstance(topics, str) else tuple(topics)
-    if not names:
-        raise TopologyError("KafkaSource needs at least one topic")
-    for name in names:
-        if not isinstance(name, str) or not _TOPIC_NAME.fullmatch(name) or name in (".", ".."):
-            raise TopologyError(
-                f"{name!r} is not a Kafka topic name; it takes 1 to 249 letters, digits, '.', '_' and '-'"
-            )
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise TopologyError(f"KafkaSource got the topic {twice[0]!r} twice; name each topic once")
-    return names
-
-
-def _starting_offsets(
-    given: str | Mapping[str, StartingOffset], topics: tuple[str, ...]
-) -> dict[str, StartingOffset]:
-    """As a mapping that always has an entry for all others."""
-    entries: dict[str, Any] = {ALL_OTHERS: given} if isinstance(given, str) else dict(given)
-    entries.setdefault(ALL_OTHERS, "earliest")
-    for partition, offset in entries.items():
-        if partition != ALL_OTHERS:
-            topic, slash, number = partition.rpartition("/")
-            if not slash or topic not in topics or not number.isdecimal():
-                raise TopologyError(
-                    f"starting_offsets has {partition!r}; its keys are 'topic/number' of the topics "
-                    f"{', '.join(topics)}, or '*' for all others"
-                )
-        elif isinstance(offset, int):
-            raise TopologyError(
-                f"starting_offsets has {offset} for '*'; all others take 'earliest' or 'latest'"
-            )
-        numeric = isinstance(offset, int) and not isinstance(offset, bool) and offset >= 0
-        if not numeric and offset not in ("earliest", "latest"):
-            raise TopologyError(
-                f"starting_offsets has {offset!r} for {partition!r}; it takes an offset of 0 or more, "
-                f"'earliest' or 'latest'"
-            )
-    return entries
-
-
-def _one_of(name: str, value: str, *allowed: str) -> str:
-    if value not in allowed:
-        raise TopologyError(f"{name} is {value!r}; it must be {' or '.join(map(repr, allowed))}")
-    return value

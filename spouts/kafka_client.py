@@ -121,9 +121,10 @@ class KafkaClient:
             )
         return reason
 
-    def topics(self, names: Iterable[str], timeout_seconds: float) -> dict[str, TopicInfo]:
-        """Those of the topics that exist. Raises KafkaError when no broker answers."""
-        request = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
+    def topics(self, names: Iterable[str] | None, timeout_seconds: float) -> dict[str, TopicInfo]:
+        """Those of the topics that exist, None for all that the user may describe. Raises KafkaError when no
+        broker answers."""
+        request = names if names is None else [MetadataRequest.MetadataRequestTopic(name=n) for n in names]
         deadline = time.monotonic() + timeout_seconds
         nodes = [broker.node_id for broker in self._manager.cluster.brokers()]
         error: Exception = kafka_errors.NodeNotReadyError("no broker is known")
@@ -148,7 +149,8 @@ class KafkaClient:
             if error in (kafka_errors.UnknownTopicOrPartitionError, kafka_errors.UnknownTopicIdError):
                 continue
             if error is not kafka_errors.NoError and error is not kafka_errors.LeaderNotAvailableError:
-                raise error(f"topic {topic.name!r}")
+                found[topic.name] = TopicInfo(topic.name, "", refused=error.__name__.removesuffix("Error"))
+                continue
             topic_id = "" if topic.topic_id in (None, _NO_ID) else str(topic.topic_id)
             leaders = {
                 partition.partition_index: Leader(

@@ -6,14 +6,15 @@ Invariants:
   `DataLostError`, or a range with `skipped_from` when the source was told to go on behind a gap.
 - All questions of one plan share one deadline. A broker that misses it is left to `ClusterWatch`, so later
   plans do not wait for it again.
-- The only thing remembered between plans is what "latest" meant when this run began: without it a topology
-  without a first batch would pass over whatever arrives between two plans.
+- A topic with a place that is gone is lost data, however the topics were chosen. Which topics of a pattern
+  have a place is learned from `last` alone.
+- The only thing remembered between plans is where partitions begin that have no place: see `kafka_starts`.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,7 @@ from txstream.api.errors import (
     UsageError,
 )
 from txstream.api.spouts import PartitionCoordinator, SpoutContext, Unavailable
-from txstream.spouts.kafka import ALL_OTHERS, KafkaRange, KafkaSource, StartingOffset
+from txstream.spouts.kafka import KafkaRange, KafkaSource
 from txstream.spouts.kafka_client import KafkaClient
 from txstream.spouts.kafka_logs import LogReader, PartitionLog
 from txstream.spouts.kafka_planning import share_limit
@@ -38,6 +39,7 @@ from txstream.spouts.kafka_protocol import (
     TopicInfo,
     reason_of,
 )
+from txstream.spouts.kafka_starts import StartingPlaces
 from txstream.spouts.kafka_watch import ClusterView, ClusterWatch
 
 PLANNING_SECONDS = 2.0
@@ -54,21 +56,25 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A log as seen once: where a partition without a place begins, and where it ends."""
+    """A log as seen once: its first offset, where a run that begins without any place starts reading it, and
+    its end."""
 
+    first: int
     start: int
     end: int
 
 
 class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
-    """Plans ranges. Raises ServiceUnavailableError when no broker answers or a topic does not exist."""
+    """Plans ranges. Raises ServiceUnavailableError when no broker answers or a named topic does not exist."""
 
     def __init__(self, source: KafkaSource, context: SpoutContext) -> None:
         self._source = source
         self._context = context
         self._address = source.address(context)
-        self._latest = LATEST_STABLE if source.isolation_level == "read_committed" else LATEST_WRITTEN
-        self._pins: dict[str, int] = {}
+        self._selection = source.selection
+        read_committed = source.isolation_level == "read_committed"
+        self._latest = LATEST_STABLE if read_committed else LATEST_WRITTEN
+        self._knows_places = False
         self._client = self._make_client("plan")
         try:
             self._client.connect(context.connect_timeout_seconds)
@@ -77,13 +83,23 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
             self._client.close()
             raise
         self._watch = ClusterWatch(
-            lambda: self._make_client("watch"), source.topics, source.partition_discovery_seconds
+            lambda: self._make_client("watch"), self._selection, source.partition_discovery_seconds
         )
         self._watch.start(found)
-        self._logs = LogReader(self._client, self._watch, source.topics)
+        self._logs = LogReader(self._client, self._watch)
+        self._starts = StartingPlaces(
+            source.starting_offsets,
+            self._logs.names(self._watch.view()),
+            self._logs,
+            read_committed=read_committed,
+        )
 
     def is_ready(self) -> bool:
         view = self._watch.view()
+        if self._selection.pattern is not None and not self._knows_places:
+            return True  # only the places tell that a topic is gone
+        if self._source.on_data_loss == "fail" and self._vanished(view):
+            return True  # for `plan` to say so
         return any(
             leader.node != NO_NODE and leader.node not in view.down
             for topic in view.topics.values()
@@ -93,18 +109,25 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
 
     def plan(self, last: Mapping[str, KafkaRange], limit: int) -> Mapping[str, KafkaRange | Unavailable]:
         deadline = time.monotonic() + PLANNING_SECONDS
+        self._expect(last)
         view = self._watch.view()
-        self._refuse_vanished(view)
+        if self._source.on_data_loss == "fail":
+            self._refuse_vanished(self._vanished(view))
         names = {
             *self._logs.names(view),
-            *(n for n in last if Partition.parse(n).topic in self._source.topics),
+            *(n for n in last if self._selection.reads(Partition.parse(n).topic)),
         }
         logs, unavailable = self._logs.look(names, view, self._latest, deadline)
-        if not last and self._must_wait_to_start(logs, unavailable):
+        first_start = self._starts.begin(last)
+        begun = {name: log for name, log in logs.items() if name not in last}
+        for name, reason in self._starts.look_up(begun, view, deadline, first_start=first_start).items():
+            unavailable[name] = reason
+            del logs[name]
+        if not last and self._starts.must_wait_for(unavailable):
             return dict(unavailable)
         answer: dict[str, KafkaRange | Unavailable] = dict(unavailable)
         places: dict[str, _Place] = {}
-        for name, place in self._places(logs, last, view, deadline).items():
+        for name, place in self._places(logs, last, view, deadline, first_start=first_start).items():
             if isinstance(place, Unavailable):
                 answer[name] = place
             else:
@@ -126,8 +149,9 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
     def unreadable(self, metas: Mapping[str, KafkaRange]) -> Mapping[str, Unavailable]:
         """Raises DataLostError when a planned range can never be read again, whatever `on_data_loss` says."""
         planned = {name: meta for name, meta in metas.items() if not meta.is_empty}
+        topics = self._expect(planned)
         view = self._watch.view()
-        self._refuse_vanished(view, always=bool(planned))
+        self._refuse_vanished(topics.intersection(self._vanished(view)))
         logs, unavailable = self._logs.look(
             planned, view, LATEST_WRITTEN, time.monotonic() + PLANNING_SECONDS
         )
@@ -150,28 +174,39 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         while True:
             view = self._watch.view()
             logs, unavailable = self._logs.look(self._logs.names(view), view, self._latest, deadline)
-            missing = [name for name, topic in view.topics.items() if topic.info is None]
-            if not unavailable and not missing:
-                return {
-                    name: Target(self._start_of(name, log, first_start=True), log.end)
-                    for name, log in logs.items()
-                }
+            unavailable |= self._starts.look_up(logs, view, deadline, first_start=True)
+            for name, topic in view.topics.items():
+                if topic.info is None:
+                    unavailable[name] = Unavailable("the topic does not exist")
+                elif topic.info.refused:
+                    unavailable[name] = Unavailable(topic.info.refused)
+            if not unavailable:
+                starts = {n: self._starts.start_of(n, log, first_start=True) for n, log in logs.items()}
+                return {name: Target(log.first, starts[name], log.end) for name, log in logs.items()}
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                reasons = {**{t: Unavailable("the topic does not exist") for t in missing}, **unavailable}
-                listed = "; ".join(f"{name}: {reasons[name].reason}" for name in sorted(reasons))
+                listed = "; ".join(f"{name}: {unavailable[name].reason}" for name in sorted(unavailable))
                 raise PartitionUnavailableError(f"cannot tell where the log ends now: {listed}")
             self._watch.wait_for_look(view.looks, remaining)
 
     def reached(self, last: Mapping[str, KafkaRange], targets: Mapping[str, Any]) -> bool:
-        return self.lag_records(last, targets) == 0
+        if self.lag_records(last, targets) > 0:
+            return False
+        if self._selection.pattern is None or self._source.on_data_loss == "skip":
+            return True
+        # Targets are of topics that are there; one with a place that is not is for `plan` to judge.
+        topics = self._expect(last)
+        known = self._watch.view().topics
+        return all(name in known and known[name].info is not None for name in topics)
 
     def lag_records(self, last: Mapping[str, KafkaRange], targets: Mapping[str, Any]) -> int:
         """In offsets: what compaction or markers left empty counts too."""
+        first_start = self._starts.is_first_start(last)
         lag = 0
         for name, target in targets.items():
             meta = last.get(name)
-            lag += max(0, target.end - (target.start if meta is None else meta.end))
+            start = target.start if first_start else target.first
+            lag += max(0, target.end - (start if meta is None else meta.end))
         return lag
 
     def close(self) -> None:
@@ -194,13 +229,15 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         deadline = time.monotonic() + min(_MISSING_TOPIC_SECONDS, self._context.connect_timeout_seconds)
         while True:
             try:
-                found = self._client.topics(self._source.topics, self._context.connect_timeout_seconds)
+                found = self._selection.look(self._client, (), self._context.connect_timeout_seconds)
             except (kafka_errors.KafkaError, OSError) as error:
-                raise ServiceUnavailableError(
-                    f"Kafka at {self._address} does not describe the topics "
-                    f"{', '.join(self._source.topics)}: {reason_of(error)}"
-                ) from error
-            missing = [name for name in self._source.topics if name not in found or not found[name].leaders]
+                raise self._not_described(self._selection, reason_of(error)) from error
+            if self._selection.pattern is not None:
+                return found
+            for name, topic in found.items():
+                if topic.refused:
+                    raise self._not_described(f"the topic {name!r}", topic.refused)
+            missing = [name for name in self._selection.names if name not in found or not found[name].leaders]
             if not missing:
                 return found
             if time.monotonic() >= deadline:
@@ -211,6 +248,16 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
                 )
             self._client.pause(0.2)
 
+    def _not_described(self, what: object, reason: str) -> ServiceUnavailableError:
+        return ServiceUnavailableError(f"Kafka at {self._address} does not describe {what}: {reason}")
+
+    def _expect(self, places: Iterable[str]) -> set[str]:
+        """The source's topics that these partitions belong to; from now on the watch tells when one goes."""
+        topics = {topic for topic in map(_topic_of, places) if self._selection.reads(topic)}
+        self._watch.expect(topics)
+        self._knows_places = True
+        return topics
+
     # --- places ----------------------------------------------------------------------------------------
 
     def _places(
@@ -219,12 +266,14 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         last: Mapping[str, KafkaRange],
         view: ClusterView,
         deadline: float,
+        *,
+        first_start: bool,
     ) -> dict[str, _Place | Unavailable]:
         places: dict[str, _Place | Unavailable] = {}
         beyond: dict[str, _Place] = {}
         for name, log in logs.items():
             meta = last.get(name)
-            position = self._start_of(name, log, first_start=not last) if meta is None else meta.end
+            position = self._starts.start_of(name, log, first_start=first_start) if meta is None else meta.end
             if meta is not None and self._is_another_topic(meta, log):
                 places[name] = self._place_in_another_topic(name, position, log, view)
             elif position < log.first:
@@ -238,30 +287,6 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         if beyond:
             places.update(self._places_beyond(beyond, logs, last, view, deadline))
         return places
-
-    def _start_of(self, name: str, log: PartitionLog, *, first_start: bool) -> int:
-        """Where a partition begins that has no place yet."""
-        asked: StartingOffset | None = self._source.starting_offsets.get(name)
-        if asked is None:
-            # A partition that appears later begins at its beginning: nobody could have read it before.
-            known = first_start or name in self._pins
-            asked = self._source.starting_offsets[ALL_OTHERS] if known else "earliest"
-        if asked == "earliest":
-            return log.first
-        if asked == "latest":
-            return self._pins.setdefault(name, log.end)
-        return int(asked)
-
-    def _must_wait_to_start(
-        self, logs: Mapping[str, PartitionLog], unavailable: Mapping[str, Unavailable]
-    ) -> bool:
-        """With "latest", no batch before every partition has its place: one that is found later would begin
-        at its beginning."""
-        if self._source.starting_offsets[ALL_OTHERS] != "latest":
-            return False
-        for name, log in logs.items():
-            self._start_of(name, log, first_start=True)
-        return any(name not in self._pins for name in unavailable)
 
     def _is_another_topic(self, meta: KafkaRange, log: PartitionLog) -> bool:
         return bool(meta.topic_id and log.topic_id and meta.topic_id != log.topic_id)
@@ -321,13 +346,17 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
             f"topology id"
         )
 
-    def _refuse_vanished(self, view: ClusterView, *, always: bool = False) -> None:
-        """All topics were there when this coordinator was opened."""
-        if self._source.on_data_loss == "skip" and not always:
-            return
-        for name, topic in view.topics.items():
-            if topic.info is None and topic.confirmed:
-                raise DataLostError(
-                    f"the topic {name!r} no longer exists on {self._address}, so what this topology has not "
-                    f"read of it is lost; create it and start under a new topology id"
-                )
+    def _vanished(self, view: ClusterView) -> list[str]:
+        """Named topics were there when this coordinator was opened, those of a pattern have a place."""
+        return [name for name, topic in view.topics.items() if topic.info is None and topic.confirmed]
+
+    def _refuse_vanished(self, topics: Iterable[str]) -> None:
+        for name in topics:
+            raise DataLostError(
+                f"the topic {name!r} no longer exists on {self._address}, so what this topology has not "
+                f"read of it is lost; create it and start under a new topology id"
+            )
+
+
+def _topic_of(partition: str) -> str:
+    return Partition.parse(partition).topic

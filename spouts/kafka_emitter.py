@@ -11,23 +11,23 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import pyarrow as pa
 
-from txstream.api.errors import DecodeError, PartitionUnavailableError, ServiceUnavailableError
+from txstream.api.errors import PartitionUnavailableError, ServiceUnavailableError
 from txstream.api.spouts import PartitionEmitter, SpoutContext
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 from txstream.spouts.kafka_client import KafkaClient
+from txstream.spouts.kafka_columns import json_columns, kafka_column
 from txstream.spouts.kafka_fetch import CHUNK_OFFSETS, RangeFetcher, RangeRead
+from txstream.spouts.kafka_json import JsonReader
 from txstream.spouts.kafka_protocol import Partition
-from txstream.spouts.kafka_records import Headers, RecordColumns, first_invalid
+from txstream.spouts.kafka_records import RecordColumns
 from txstream.transaction import TransactionAttempt
 
 _CHUNK_BYTES = 16 * 1024 * 1024
 _MAX_PARTITION_BYTES = 8 * 1024 * 1024
 _MAX_BYTES = 64 * 1024 * 1024
-_MILLISECONDS = pa.timestamp("ms", tz="UTC")
 
 
 class KafkaPartitionEmitter(PartitionEmitter[KafkaRange]):
@@ -38,9 +38,13 @@ class KafkaPartitionEmitter(PartitionEmitter[KafkaRange]):
         self._context = context
         self._client: KafkaClient | None = None
         self._fetcher: RangeFetcher | None = None
+        self._replace = source.errors == "replace"
+        self._json: JsonReader | None = None
+        if source.schema is not None:
+            self._json = JsonReader(source.schema, replace_invalid_utf8=self._replace)
 
     def emit(self, attempt: TransactionAttempt, partition: str, meta: KafkaRange) -> Iterator[pa.RecordBatch]:
-        """The rows of one range. Errors as in the contract, and DecodeError for invalid UTF-8."""
+        """The rows of one range. Errors as in the contract, and DecodeError for invalid UTF-8 or JSON."""
         for _, batch in self.emit_many(attempt, {partition: meta}):
             yield batch
 
@@ -90,74 +94,8 @@ class KafkaPartitionEmitter(PartitionEmitter[KafkaRange]):
         return self._fetcher
 
     def _batch(self, partition: Partition, columns: RecordColumns) -> pa.RecordBatch:
-        rows = len(columns)
         schema = self._source.output
-        replace = self._source.errors == "replace"
-        return pa.RecordBatch.from_arrays(
-            [
-                _payload("key", columns.keys, schema.field("key").type, partition, columns, replace),
-                _payload("value", columns.values, schema.field("value").type, partition, columns, replace),
-                pa.repeat(pa.scalar(partition.topic), rows),
-                pa.repeat(pa.scalar(partition.number, pa.int32()), rows),
-                pa.array(columns.offsets, pa.int64()),
-                pa.array(columns.timestamps, pa.int64())
-                .cast(_MILLISECONDS)
-                .cast(schema.field("timestamp").type),
-                pa.Array.from_buffers(pa.int32(), rows, [None, pa.py_buffer(columns.timestamp_types)]),
-                _headers(columns, schema.field("headers").type, partition, replace),
-            ],
-            schema=schema,
-        )
-
-
-def _payload(
-    what: str,
-    column: list[bytes | None],
-    data_type: pa.DataType,
-    partition: Partition,
-    columns: RecordColumns,
-    replace: bool,
-) -> pa.Array:
-    """Keys or values. Arrow checks UTF-8 for the whole column; the culprit is looked for only if there is
-    one."""
-    if column.count(None) == len(column):
-        return pa.nulls(len(column), data_type)
-    raw = pa.array(column, pa.binary())
-    if data_type == pa.binary():
-        return raw
-    try:
-        return raw.cast(data_type)
-    except pa.ArrowInvalid:
-        invalid = first_invalid(column)
-        if invalid is None:
-            raise
-        if replace:
-            return pa.array([v if v is None else v.decode(errors="replace") for v in column], data_type)
-        row, error = invalid
-        raise _not_utf8(what, partition, columns.offsets[row], error) from error
-
-
-def _headers(columns: RecordColumns, data_type: pa.DataType, partition: Partition, replace: bool) -> pa.Array:
-    """Null where a record has none, as Spark has it."""
-    rows = len(columns)
-    if not columns.headers:
-        return pa.nulls(rows, data_type)
-    shown: list[list[dict[str, Any]] | None] = [None] * rows
-    for row, headers in columns.headers.items():
-        try:
-            shown[row] = _decoded(headers, "replace" if replace else "strict")
-        except UnicodeDecodeError as error:
-            raise _not_utf8("name of a header", partition, columns.offsets[row], error) from error
-    return pa.array(shown, data_type)
-
-
-def _decoded(headers: Headers, errors: str) -> list[dict[str, Any]]:
-    return [{"key": key.decode(errors=errors), "value": value} for key, value in headers]
-
-
-def _not_utf8(what: str, partition: Partition, offset: int, error: UnicodeDecodeError) -> DecodeError:
-    return DecodeError(
-        f"the {what} of the record at offset {offset} of topic {partition.topic!r}, partition "
-        f"{partition.number}, is not UTF-8 ({error.reason} at byte {error.start}); read it with "
-        f"errors='replace' or as 'binary'"
-    )
+        arrays = [] if self._json is None else json_columns(self._json, partition, columns)
+        for name in self._source.kafka_columns:
+            arrays.append(kafka_column(name, schema.field(name).type, partition, columns, self._replace))
+        return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -203,7 +203,7 @@ class RangeFetcher:
         leader = topic.leaders.get(read.partition.number)
         if leader is None or leader.node == NO_NODE:
             self._stale = True
-            read.put_off("it has no leader")
+            read.put_off(topic.refused or "it has no leader")
             return None
         return leader
 

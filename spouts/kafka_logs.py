@@ -10,7 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import kafka.errors as kafka_errors
@@ -41,10 +41,9 @@ class PartitionLog:
 class LogReader:
     """Asks leaders for the bounds of their logs."""
 
-    def __init__(self, client: KafkaClient, watch: ClusterWatch, topics: tuple[str, ...]) -> None:
+    def __init__(self, client: KafkaClient, watch: ClusterWatch) -> None:
         self._client = client
         self._watch = watch
-        self._topics = topics
         self._seen_down: Mapping[int, str] = {}
 
     def names(self, view: ClusterView) -> list[str]:
@@ -60,6 +59,24 @@ class LogReader:
         self, names: Iterable[str], view: ClusterView, latest: OffsetQuery, deadline: float
     ) -> tuple[dict[str, PartitionLog], dict[str, Unavailable]]:
         """The logs of these partitions, and why others cannot be looked at. `deadline` is monotonic."""
+        found, unavailable = self._ask(names, view, [EARLIEST, latest], deadline)
+        logs: dict[str, PartitionLog] = {}
+        for partition, (first, end) in found.items():
+            info = view.topics[partition.topic].info
+            logs[partition.name] = PartitionLog(first, end, info.id if info is not None else "")
+        return logs, unavailable
+
+    def find(
+        self, names: Iterable[str], view: ClusterView, place: OffsetQuery, deadline: float
+    ) -> tuple[dict[str, int], dict[str, Unavailable]]:
+        """The offset of one place in these partitions, -1 where the log does not have it, and why others
+        cannot be asked."""
+        found, unavailable = self._ask(names, view, [place], deadline)
+        return {partition.name: offsets[0] for partition, offsets in found.items()}, unavailable
+
+    def _ask(
+        self, names: Iterable[str], view: ClusterView, queries: Sequence[OffsetQuery], deadline: float
+    ) -> tuple[dict[Partition, tuple[int, ...]], dict[str, Unavailable]]:
         unavailable: dict[str, Unavailable] = {}
         leaders: dict[Partition, Leader] = {}
         for name in sorted(names):
@@ -70,29 +87,25 @@ class LogReader:
             else:
                 leaders[partition] = leader
         self._learn_addresses(leaders, view, deadline)
-        found, unanswered = self._client.offsets(
-            leaders, [EARLIEST, latest], max(0.05, deadline - time.monotonic())
-        )
+        answers, unanswered = self._client.offsets(leaders, queries, max(0.05, deadline - time.monotonic()))
         reasons = {
             node: f"broker {node} does not answer ({reason_of(error)})" for node, error in unanswered.items()
         }
         for node, reason in reasons.items():
             self._watch.broker_failed(node, reason)
-        logs: dict[str, PartitionLog] = {}
+        found: dict[Partition, tuple[int, ...]] = {}
         for partition, leader in leaders.items():
-            bounds = found.get(partition)
-            if bounds is None:
+            offsets = answers.get(partition)
+            if offsets is None:
                 reason = reasons.get(leader.node, f"broker {leader.node} left it out of its answer")
                 unavailable[partition.name] = Unavailable(reason)
-            elif isinstance(bounds, PartitionError):
-                unavailable[partition.name] = Unavailable(str(bounds))
-                if bounds.stale:
+            elif isinstance(offsets, PartitionError):
+                unavailable[partition.name] = Unavailable(str(offsets))
+                if offsets.stale:
                     self._watch.look_again()
             else:
-                info = view.topics[partition.topic].info
-                first, end = bounds
-                logs[partition.name] = PartitionLog(first, end, info.id if info is not None else "")
-        return logs, unavailable
+                found[partition] = offsets
+        return found, unavailable
 
     def _leader(self, partition: Partition, view: ClusterView) -> Leader | Unavailable:
         topic = view.topics.get(partition.topic)
@@ -100,7 +113,7 @@ class LogReader:
             return Unavailable(f"topic {partition.topic!r} does not exist")
         leader = topic.info.leaders.get(partition.number)
         if leader is None or leader.node == NO_NODE:
-            return Unavailable("it has no leader")
+            return Unavailable(topic.info.refused or "it has no leader")
         if leader.node in view.down:
             return Unavailable(view.down[leader.node])
         return leader
@@ -113,6 +126,6 @@ class LogReader:
         self._seen_down = view.down
         if came_back or not all(self._client.knows(leader.node) for leader in leaders.values()):
             try:
-                self._client.topics(self._topics, max(0.05, deadline - time.monotonic()))
+                self._client.topics((), max(0.05, deadline - time.monotonic()))
             except (kafka_errors.KafkaError, OSError):
                 self._watch.look_again()

@@ -45,11 +45,13 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """What the cluster says about a topic; `id` is "" with brokers that have none."""
+    """What the cluster says about a topic; `id` is "" with brokers that have none. `refused` is why it says
+    nothing more than that, as for a user who may not describe the topic."""
 
     name: str
     id: str
     leaders: Mapping[int, Leader] = field(default_factory=dict)
+    refused: str = ""
 
 
 class PartitionError(Exception):
@@ -68,7 +70,8 @@ def reason_of(error: BaseException) -> str:
 
 
 class OffsetQuery(NamedTuple):
-    """Which end of a log: kafka-python's OffsetSpec, and whether only what is committed counts."""
+    """Which place in a log: kafka-python's OffsetSpec, or milliseconds since 1970 for the first record with
+    that timestamp or a later one (-1 when there is none); and whether only what is committed counts."""
 
     spec: int
     read_committed: bool
@@ -101,7 +104,8 @@ def partition_error(code: int) -> PartitionError | None:
     return PartitionError(error.__name__.removesuffix("Error"), stale=issubclass(error, _STALE))
 
 
-def metadata_request(topics: list[Any]) -> Any:
+def metadata_request(topics: list[Any] | None) -> Any:
+    """None asks for all topics, an empty list for none: then the answer has the brokers alone."""
     return MetadataRequest(
         topics=topics,
         allow_auto_topic_creation=False,

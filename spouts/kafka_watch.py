@@ -8,14 +8,17 @@ Invariants:
   partitions out meanwhile, so that an outage costs them one deadline altogether.
 - A topic's disappearance, or another id under its name, is `confirmed` only when it was seen in two answers
   `CONFIRM_SECONDS` apart: one broker may learn of it later than the others.
+- A topic that is expected is in the view whether the cluster has it or not; others only while it has them.
+  Named topics are expected from the start, those of a pattern once they have a place.
 - The thread owns its client; nobody else touches it.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 import kafka.errors as kafka_errors
@@ -23,6 +26,9 @@ import kafka.errors as kafka_errors
 from txstream.api.errors import ServiceUnavailableError
 from txstream.spouts.kafka_client import KafkaClient
 from txstream.spouts.kafka_protocol import NO_NODE, TopicInfo, reason_of
+from txstream.spouts.kafka_selection import TopicSelection
+
+log = logging.getLogger(__name__)
 
 CONFIRM_SECONDS = 0.5
 _ANSWER_SECONDS = 2.0
@@ -61,10 +67,11 @@ class ClusterWatch:
     """A thread that looks at the cluster every `interval_seconds`, and sooner when something is amiss."""
 
     def __init__(
-        self, make_client: Callable[[], KafkaClient], topics: tuple[str, ...], interval_seconds: float
+        self, make_client: Callable[[], KafkaClient], selection: TopicSelection, interval_seconds: float
     ) -> None:
         self._make_client = make_client
-        self._names = topics
+        self._selection = selection
+        self._expected: frozenset[str] = frozenset(selection.names)
         self._interval = interval_seconds
         self._changed = threading.Condition()
         self._view = ClusterView()
@@ -75,12 +82,23 @@ class ClusterWatch:
 
     def start(self, first_look: Mapping[str, TopicInfo]) -> None:
         """Begin with what a client has seen already."""
-        self._publish(first_look)
+        if self._selection.pattern is not None and not first_look:
+            log.warning("no topic matches %r yet", self._selection.pattern)
+        self._publish(first_look, self._expected)
         self._thread.start()
 
     def view(self) -> ClusterView:
         with self._changed:
             return self._view
+
+    def expect(self, topics: Iterable[str]) -> None:
+        """These topics have a place: from the next look on they are in the view, also when they are gone."""
+        with self._changed:
+            if not self._expected.issuperset(topics):
+                self._expected = self._expected.union(topics)
+                if not self._view.topics.keys() >= self._expected:
+                    self._look_wanted = True
+                    self._changed.notify_all()
 
     def broker_failed(self, node: int, reason: str) -> None:
         """A planner got no answer: leave the broker out until it answers a probe."""
@@ -121,7 +139,8 @@ class ClusterWatch:
                     if client is None:
                         client = self._make_client()
                         client.connect(_ANSWER_SECONDS)
-                    self._publish(client.topics(self._names, _ANSWER_SECONDS))
+                    expected = self._expected
+                    self._publish(self._selection.look(client, expected, _ANSWER_SECONDS), expected)
                     self._probe(client)
                 except (kafka_errors.KafkaError, OSError, ServiceUnavailableError) as error:
                     if client is not None and isinstance(error, ServiceUnavailableError):
@@ -157,17 +176,31 @@ class ClusterWatch:
             for topic in self._view.topics.values()
         )
 
-    def _publish(self, found: Mapping[str, TopicInfo]) -> None:
+    def _publish(self, found: Mapping[str, TopicInfo], expected: Set[str]) -> None:
+        """`expected` are those that the look has asked for."""
         now = time.monotonic()
         with self._changed:
             topics = {}
-            for name in self._names:
+            for name in sorted(expected | found.keys()):
                 info, before = found.get(name), self._view.topics.get(name)
+                self._tell(name, info, before)
                 same = before is not None and (before.info and before.info.id) == (info and info.id)
                 since = before.since if before is not None and same else now
                 topics[name] = TopicView(info, since, same and now - since >= CONFIRM_SECONDS)
+            for name in self._view.topics.keys() - topics.keys():
+                log.warning(
+                    "the topic %r, which matched %r, is no longer there", name, self._selection.pattern
+                )
             self._view = ClusterView(topics, self._down(), None, self._view.looks + 1)
             self._changed.notify_all()
+
+    def _tell(self, name: str, info: TopicInfo | None, before: TopicView | None) -> None:
+        """Say in the log what a look has brought, once."""
+        known = before.info if before is not None else None
+        if info is not None and info.refused and (known is None or known.refused != info.refused):
+            log.warning("Kafka does not describe the topic %r: %s", name, info.refused)
+        elif info is not None and before is None and self._selection.pattern is not None and self._view.looks:
+            log.info("the topic %r matches %r and is read from now on", name, self._selection.pattern)
 
     def _failed(self, reason: str) -> None:
         with self._changed:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-from typing import Any, Literal
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -16,8 +17,10 @@ from txstream.api.schema import parse_schema
 from txstream.api.spouts import OpaqueSpout, SpoutContext
 from txstream.metas import BatchMetas, MetaCodec
 from txstream.spouts.kafka import KafkaRange, KafkaSource
+from txstream.spouts.kafka_arguments import StartingOffset, epoch_milliseconds
 from txstream.spouts.kafka_options import OWNED, PASSED_THROUGH
 
+OBJECTS = {"topics": "lines", "value_format": "json", "schema": "offset bigint"}
 CONTEXT = SpoutContext("counts", "lines", {"kafka": "broker:9092"})
 
 
@@ -35,6 +38,11 @@ def test_the_output_is_sparks_kafka_columns() -> None:
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
+        ({}, "either topics"),
+        ({"topics": "lines", "topic_pattern": "lines.*"}, "either topics"),
+        ({"topic_pattern": "orders-("}, "'orders-\\(' is not a regular expression: missing \\)"),
+        ({"topic_pattern": ""}, "topic_pattern is ''"),
+        ({"topics": "orders-*"}, "as topic_pattern="),
         ({"topics": []}, "at least one topic"),
         ({"topics": "no spaces"}, "'no spaces'"),
         ({"topics": "a/b"}, "'a/b'"),
@@ -42,7 +50,17 @@ def test_the_output_is_sparks_kafka_columns() -> None:
         ({"topics": ["lines", "lines"]}, "'lines' twice"),
         ({"topics": "lines", "max_records_per_partition": 0}, "max_records_per_partition is 0"),
         ({"topics": "lines", "isolation_level": "dirty"}, "isolation_level is 'dirty'"),
-        ({"topics": "lines", "value_format": "json"}, "value_format is 'json'"),
+        ({"topics": "lines", "value_format": "xml"}, "value_format is 'xml'"),
+        ({"topics": "lines", "value_format": "json"}, "needs the fields"),
+        ({"topics": "lines", "schema": "a int"}, "value_format is 'string'"),
+        ({"topics": "lines", "value_format": "json", "schema": "a nothing"}, "unknown type 'nothing'"),
+        ({"topics": "lines", "value_format": "json", "schema": "a map<int,int>"}, "'a' is map<int,int>"),
+        ({"topics": "lines", "kafka_columns": ["valu"]}, "'valu'; known are key, value"),
+        ({"topics": "lines", "kafka_columns": "value"}, "is the string 'value'"),
+        ({"topics": "lines", "kafka_columns": ["key", "key"]}, "'key' twice"),
+        ({"topics": "lines", "kafka_columns": []}, "kafka_columns is empty"),
+        ({**OBJECTS, "kafka_columns": ["value"]}, "'value', which value_format='json' reads"),
+        ({**OBJECTS, "kafka_columns": ["offset"]}, "'offset', which is a field of the schema too"),
         ({"topics": "lines", "key_format": "text"}, "key_format is 'text'"),
         ({"topics": "lines", "errors": "ignore"}, "errors is 'ignore'"),
         ({"topics": "lines", "on_data_loss": "shrug"}, "on_data_loss is 'shrug'"),
@@ -53,18 +71,66 @@ def test_the_output_is_sparks_kafka_columns() -> None:
         ({"topics": "lines", "starting_offsets": {"lines/x": 3}}, "'lines/x'"),
         ({"topics": "lines", "starting_offsets": {"lines/0": -2}}, "-2"),
         ({"topics": "lines", "starting_offsets": {"lines/0": True}}, "True"),
-        ({"topics": "lines", "starting_offsets": {"*": 7}}, "7 for '*'"),
+        ({"topics": "lines", "starting_offsets": {"*": 7}}, r"7 for '\*'"),
+        ({"topics": "lines", "starting_offsets": 1_700_000_000_000}, "1700000000000; it takes"),
+        ({"topics": "lines", "starting_offsets": datetime(2026, 11, 1)}, "no time zone; .*tzinfo=UTC"),
+        (
+            {"topics": "lines", "starting_offsets": {"lines/0": datetime(2026, 11, 1)}},
+            "'lines/0', which has no",
+        ),
+        ({"topics": "lines", "starting_offsets": datetime(1969, 12, 31, tzinfo=UTC)}, "begin in 1970"),
+        ({"topic_pattern": "l.*", "starting_offsets": {"other/0": 3}}, "topics that match 'l\\.\\*'"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(arguments: dict[str, Any], named: str) -> None:
-    with pytest.raises(TopologyError, match=named.replace("*", r"\*")):
+    with pytest.raises(TopologyError, match=named):
         KafkaSource(**arguments)
+
+
+def test_a_pattern_matches_whole_names_and_nothing_internal() -> None:
+    source = KafkaSource(topic_pattern="orders-[a-z]+|.*offsets")
+    reads = source.selection.reads
+    assert reads("orders-eu")
+    assert not reads("orders-eu2")
+    assert not reads("my-orders-eu")
+    assert reads("offsets")
+    assert not reads("__consumer_offsets")
+    assert repr(source) == "KafkaSource(topic_pattern='orders-[a-z]+|.*offsets')"
+    assert source.identity() == {"topic_pattern": "orders-[a-z]+|.*offsets"}
+
+
+def test_a_moment_is_the_first_millisecond_not_before_it() -> None:
+    begin = datetime(2026, 11, 21, 10, tzinfo=UTC)
+    milliseconds = int(begin.timestamp()) * 1000
+    assert epoch_milliseconds(begin) == milliseconds
+    assert epoch_milliseconds(begin + timedelta(microseconds=1)) == milliseconds + 1
+    assert epoch_milliseconds(begin + timedelta(microseconds=999)) == milliseconds + 1
+    assert epoch_milliseconds(begin.astimezone(timezone(timedelta(hours=5, minutes=30)))) == milliseconds
+    assert epoch_milliseconds(datetime(1970, 1, 1, tzinfo=UTC)) == 0
+
+
+def test_the_output_of_json_values_is_the_schemas_and_the_columns_asked_for() -> None:
+    alone = KafkaSource("lines", value_format="json", schema="user string, n int")
+    assert pa.schema(alone.output).equals(parse_schema("user string, n int"))
+    beside = KafkaSource(
+        "lines", value_format="json", schema="user string, n int", kafka_columns=("offset", "key", "topic")
+    )
+    assert pa.schema(beside.output).equals(
+        parse_schema("user string, n int, offset bigint, key binary, topic string")
+    )
+    some = KafkaSource("lines", kafka_columns=["value", "partition"])
+    assert pa.schema(some.output).equals(parse_schema("value string, partition int"))
 
 
 def test_starting_offsets_always_have_an_entry_for_all_others() -> None:
     assert KafkaSource("lines").starting_offsets == {"*": "earliest"}
     assert KafkaSource("lines", starting_offsets="latest").starting_offsets == {"*": "latest"}
-    mixed: dict[str, Literal["earliest", "latest"] | int] = {"lines/0": 5, "lines/1": "latest"}
+    moment = datetime(2026, 11, 1, tzinfo=UTC)
+    assert KafkaSource("lines", starting_offsets=moment).starting_offsets == {"*": moment}
+    per_partition: dict[str, StartingOffset] = {"lines/0": moment, "*": "latest"}
+    assert KafkaSource("lines", starting_offsets=per_partition).starting_offsets == per_partition
+    assert KafkaSource(topic_pattern="l.*", starting_offsets={"lines/0": 3}).starting_offsets["lines/0"] == 3
+    mixed: dict[str, StartingOffset] = {"lines/0": 5, "lines/1": "latest"}
     assert KafkaSource("lines", starting_offsets=mixed).starting_offsets == {**mixed, "*": "earliest"}
 
 
@@ -99,6 +165,8 @@ def test_it_can_be_shipped() -> None:
     source = KafkaSource(["a", "b"], "x:1", client_options={"client_id": "me"}, starting_offsets={"a/1": 4})
     again = pickle.loads(pickle.dumps(source))
     assert vars(again) == vars(source)
+    objects = KafkaSource(topic_pattern="a.*", value_format="json", schema="a int")
+    assert vars(pickle.loads(pickle.dumps(objects))) == vars(objects)
     assert again.identity() == {"topics": ["a", "b"]}
 
 

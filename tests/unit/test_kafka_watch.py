@@ -11,6 +11,7 @@ import kafka.errors as kafka_errors
 import pytest
 
 from txstream.spouts.kafka_protocol import Leader, TopicInfo
+from txstream.spouts.kafka_selection import TopicSelection
 from txstream.spouts.kafka_watch import CONFIRM_SECONDS, ClusterView, ClusterWatch
 
 
@@ -22,16 +23,21 @@ class FakeClient:
         self.dead: set[int] = set()
         self.reachable = True
         self.looks = 0
+        self.listings = 0
         self.probes: list[float] = []
         self.closed = threading.Event()
 
     def connect(self, timeout_seconds: float) -> None:
         pass
 
-    def topics(self, names: Iterable[str], timeout_seconds: float) -> dict[str, TopicInfo]:
+    def topics(self, names: Iterable[str] | None, timeout_seconds: float) -> dict[str, TopicInfo]:
+        """As brokers do: who asks for all topics is shown those that he may describe."""
         self.looks += 1
         if not self.reachable:
             raise kafka_errors.KafkaTimeoutError("nobody answers")
+        if names is None:
+            self.listings += 1
+            return {name: info for name, info in self.found.items() if not info.refused}
         return {name: self.found[name] for name in names if name in self.found}
 
     def alive(self, node: int, timeout_seconds: float) -> Exception | None:
@@ -42,8 +48,8 @@ class FakeClient:
         self.closed.set()
 
 
-def topic(topic_id: str, partitions: int = 1) -> TopicInfo:
-    return TopicInfo("lines", topic_id, {number: Leader(1, 0) for number in range(partitions)})
+def topic(topic_id: str, partitions: int = 1, name: str = "lines") -> TopicInfo:
+    return TopicInfo(name, topic_id, {number: Leader(1, 0) for number in range(partitions)})
 
 
 @pytest.fixture
@@ -54,7 +60,7 @@ def client() -> FakeClient:
 @pytest.fixture
 def watch(client: FakeClient) -> Iterator[ClusterWatch]:
     make: Any = lambda: client  # noqa: E731
-    running = ClusterWatch(make, ("lines",), 0.1)
+    running = ClusterWatch(make, TopicSelection(("lines",)), 0.1)
     running.start({"lines": topic("first")})
     yield running
     running.close()
@@ -120,3 +126,81 @@ def test_looks_are_not_made_as_often_as_they_are_asked_for(watch: ClusterWatch, 
     while time.monotonic() - began < 0.3:
         watch.look_again()
     assert client.looks - before <= 8
+
+
+# --- topics by a pattern ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pattern_watch(client: FakeClient) -> Iterator[ClusterWatch]:
+    """Of the topics that match "l.*", as long as none does."""
+    client.found = {"other": topic("o", name="other"), "__l": topic("i", name="__l")}
+    make: Any = lambda: client  # noqa: E731
+    running = ClusterWatch(make, TopicSelection(pattern="__l|l.*"), 0.1)
+    running.start({})
+    yield running
+    running.close()
+    assert client.closed.wait(5)
+
+
+def test_nothing_that_matches_is_said_once(
+    pattern_watch: ClusterWatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    view = until(pattern_watch, lambda view: view.looks >= 4)
+    assert view.topics == {}
+    said = [*caplog.get_records("setup"), *caplog.records]
+    assert [record.getMessage() for record in said] == ["no topic matches '__l|l.*' yet"]
+
+
+def test_topics_come_by_one_listing_each_look(pattern_watch: ClusterWatch, client: FakeClient) -> None:
+    client.found |= {"lines": topic("first"), "lanes": topic("second", name="lanes")}
+    view = until(pattern_watch, lambda view: bool(view.topics))
+    assert {name: known.info for name, known in view.topics.items()} == {
+        "lines": topic("first"),
+        "lanes": topic("second", name="lanes"),
+    }
+    pattern_watch.expect(["lines", "lanes"])
+    until(pattern_watch, lambda later: later.looks > view.looks + 2)
+    assert client.looks == client.listings
+
+
+def test_a_topic_without_a_place_may_go(
+    pattern_watch: ClusterWatch, client: FakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.found["lines"] = topic("first")
+    until(pattern_watch, lambda view: "lines" in view.topics)
+    del client.found["lines"]
+    until(pattern_watch, lambda view: not view.topics)
+    assert "the topic 'lines', which matched '__l|l.*', is no longer there" in caplog.messages
+
+
+def test_a_topic_with_a_place_is_missed(pattern_watch: ClusterWatch, client: FakeClient) -> None:
+    client.found["lines"] = topic("first")
+    until(pattern_watch, lambda view: "lines" in view.topics)
+    pattern_watch.expect(["lines", "lanes"])  # "lanes" went while no watch was there
+    view = until(pattern_watch, lambda view: "lanes" in view.topics)
+    assert view.topics["lanes"].info is None
+    assert not view.topics["lanes"].confirmed
+    del client.found["lines"]
+    view = until(pattern_watch, lambda view: all(known.confirmed for known in view.topics.values()))
+    assert {name: known.info for name, known in view.topics.items()} == {"lines": None, "lanes": None}
+
+
+def test_a_topic_that_may_no_longer_be_described_is_not_taken_for_gone(
+    pattern_watch: ClusterWatch, client: FakeClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.found["lines"] = topic("first")
+    until(pattern_watch, lambda view: "lines" in view.topics)
+    pattern_watch.expect(["lines"])
+    client.found["lines"] = TopicInfo("lines", "", refused="TopicAuthorizationFailed")
+
+    def refused(view: ClusterView) -> bool:
+        info = view.topics["lines"].info
+        return info is not None and info.refused == "TopicAuthorizationFailed"
+
+    until(pattern_watch, refused)
+    until(pattern_watch, lambda view: view.topics["lines"].confirmed)
+    said = [text for text in caplog.messages if "does not describe" in text]
+    assert said == ["Kafka does not describe the topic 'lines': TopicAuthorizationFailed"]
+    client.found["lines"] = topic("first")
+    until(pattern_watch, lambda view: view.topics["lines"].info == topic("first"))

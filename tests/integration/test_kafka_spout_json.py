@@ -1,0 +1,80 @@
+"""JSON values read from a real broker: the schema's columns, or an error that names the record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from support.kafka_topics import Topics, attempt
+
+from txstream.api.errors import DecodeError
+from txstream.api.spouts import SpoutContext
+from txstream.embedded import Services
+from txstream.spouts.kafka import KafkaRange, KafkaSource
+
+SCHEMA = "user string, amount decimal(10,2), at timestamp"
+
+
+@pytest.fixture(scope="module")
+def topics(services: Services) -> Iterator[Topics]:
+    with Topics(services.kafka) as opened:
+        yield opened
+
+
+def read(topics: Topics, name: str, *ranges: tuple[int, int], **options: Any) -> pa.Table:
+    """The rows of these ranges of partitions 0, 1, ..."""
+    source = KafkaSource(name, topics.address, **{"value_format": "json", "schema": SCHEMA, **options})
+    emitter = source.emitter(SpoutContext("json", "lines", {}))
+    try:
+        metas = {f"{name}/{number}": KafkaRange(*span) for number, span in enumerate(ranges)}
+        return pa.Table.from_batches(
+            [batch for _, batch in emitter.emit_many(attempt(), metas)], source.output
+        )
+    finally:
+        emitter.close()
+
+
+def test_the_fields_of_the_schema_and_kafkas_columns(topics: Topics, unique: str) -> None:
+    topics.create(unique)
+    topics.send(
+        unique,
+        [b'{"user": "ann", "amount": 12.5, "at": "2026-11-21T10:00:00Z", "more": [1]}', b"{}", None],
+        key=b"k",
+    )
+    ann = {"user": "ann", "amount": Decimal("12.50"), "at": datetime(2026, 11, 21, 10, tzinfo=UTC)}
+    nothing = {"user": None, "amount": None, "at": None}
+    assert read(topics, unique, (0, 3)).to_pylist() == [ann, nothing, nothing]
+    beside = read(topics, unique, (1, 3), kafka_columns=["offset", "key"])
+    assert beside.to_pylist() == [{**nothing, "offset": n, "key": b"k"} for n in (1, 2)]
+    columns = {"value_format": "string", "schema": None, "kafka_columns": ["offset", "value"]}
+    assert read(topics, unique, (1, 2), **columns).to_pylist() == [{"offset": 1, "value": "{}"}]
+
+
+def test_a_record_that_does_not_fit_is_named(topics: Topics, unique: str) -> None:
+    topics.create(unique, 2)
+    topics.send(unique, [b'{"user": "ann"}'] * 5, 0)
+    topics.send(unique, [b'{"user": "bob"}', b'{"amount": 1.005}', b'{"user": "caf\xe9"}'], 1)
+    topics.send(unique, [b'{"user": "' + b"x" * 100_000], 1)
+    assert read(topics, unique, (0, 5), (0, 1)).num_rows == 6
+    where = (
+        f"the value of the record at offset %d of topic '{unique}', partition 1, does not fit the schema: "
+    )
+    for offset, reason in (
+        (1, "field 'amount': 1.005 has more than 2 digits after the point, which decimal(10,2) cannot hold"),
+        (2, "it is not UTF-8: invalid continuation byte at byte 13"),
+        (3, "it is not JSON: Unterminated string starting at at character 9"),
+    ):
+        with pytest.raises(DecodeError) as caught:
+            read(topics, unique, (0, 5), (offset, 4))
+        message = str(caught.value)
+        assert message.startswith(where % offset + reason)
+        assert len(message) < 700
+    assert "100,010 bytes" in message
+    with pytest.raises(DecodeError, match=r"""the value is '\{"amount": 1\.005\}'; correct the schema"""):
+        read(topics, unique, (0, 0), (0, 4))
+    replaced = read(topics, unique, (0, 0), (2, 3), errors="replace")
+    assert replaced.column("user").to_pylist() == ["caf\ufffd"]
