@@ -1,9 +1,10 @@
 """How fast one process reads planned ranges of a topic: records/s through `KafkaPartitionEmitter`.
 
-    python benchmarks/kafka_reader.py [--kafka HOST:PORT] [--records N] [--range N] [--profile]
+    python benchmarks/kafka_reader.py [--kafka HOST:PORT] [--records N] [--range N] [--json] [--profile]
 
-Without --kafka an embedded broker is started in a temporary directory. Every range is checked for its first
-and last offset and its number of rows. The plain kafka-python consumer reads the same records for comparison.
+With --json the values are objects of four fields and about 100 bytes, which are read by a schema. Without
+--kafka an embedded broker is started in a temporary directory. Every range is checked for its first and last
+offset and its number of rows. The plain kafka-python consumer reads the same records for comparison.
 """
 
 from __future__ import annotations
@@ -14,15 +15,22 @@ import pstats
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 
 from txstream.api.spouts import SpoutContext
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
+
+JSON: dict[str, Any] = {
+    "value_format": "json",
+    "schema": "user string, amount decimal(10,2), n bigint, at timestamp",
+    "kafka_columns": ["offset"],
+}
 
 
 def main() -> None:
@@ -33,6 +41,7 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=300_000)
     parser.add_argument("--range", type=int, default=25_000, dest="size")
     parser.add_argument("--value-bytes", type=int, default=60)
+    parser.add_argument("--json", action="store_true", help="JSON objects instead of --value-bytes digits")
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args()
     with ExitStack() as stack:
@@ -47,8 +56,10 @@ def main() -> None:
         stack.callback(admin.close)
         admin.create_topics({topic: {"num_partitions": 1, "replication_factor": 1}}, wait_for_metadata=True)
         stack.callback(admin.delete_topics, [topic])
-        produce(address, topic, options.records, options.value_bytes)
-        reading = emitter(address, topic, options.records, options.size)
+        values = objects(options.records) if options.json else digits(options.records, options.value_bytes)
+        produce(address, topic, values)
+        source = KafkaSource(topic, address, **(JSON if options.json else {}))
+        reading = emitter(source, topic, options.records, options.size)
         report("emitter, first pass", options.records, reading)
         if options.profile:
             with cProfile.Profile() as profile:
@@ -59,16 +70,28 @@ def main() -> None:
         report("KafkaConsumer, values only", options.records, consumer(address, topic, options.records))
 
 
-def produce(address: str, topic: str, records: int, value_bytes: int) -> None:
-    producer = KafkaProducer(bootstrap_servers=address, linger_ms=20, batch_size=64 * 1024)
+def digits(records: int, value_bytes: int) -> Iterator[bytes]:
+    return (b"%0*d" % (value_bytes, number) for number in range(records))
+
+
+def objects(records: int) -> Iterator[bytes]:
     for number in range(records):
-        producer.send(topic, b"%0*d" % (value_bytes, number), partition=0)
+        user, cents, second = number % 9973, number * 7919 % 10_000_000, number % 60
+        yield (
+            b'{"user": "user-%06d", "amount": %d.%02d, "n": %d, "at": "2026-11-21T10:00:%02d.%06dZ"}'
+            % (user, cents // 100, cents % 100, number + 10**9, second, number % 10**6)
+        )
+
+
+def produce(address: str, topic: str, values: Iterable[bytes]) -> None:
+    producer = KafkaProducer(bootstrap_servers=address, linger_ms=20, batch_size=64 * 1024)
+    for value in values:
+        producer.send(topic, value, partition=0)
     producer.flush()
     producer.close()
 
 
-def emitter(address: str, topic: str, records: int, size: int) -> Callable[[], None]:
-    source = KafkaSource(topic, address)
+def emitter(source: KafkaSource, topic: str, records: int, size: int) -> Callable[[], None]:
     reader = source.emitter(SpoutContext("benchmark", "lines", {}))
     attempt = TransactionAttempt(Txid(1), AttemptId(1))
 
