@@ -99,16 +99,6 @@ def test_a_chain_is_ordered_from_the_spout_down_whatever_the_order_of_declaring(
     assert [(bolt.state.table, semantics) for bolt, semantics in topology.states] == [("words", "opaque")]
 
 
-def test_describe_tells_component_grouping_slots_tasks_and_phase() -> None:
-    assert complete().describe().splitlines() == [
-        "topology word-count (opaque, up to 2 batches at once)",
-        "  lines: OpaqueSpout(MemorySource), 2 slots, 2 tasks, process -> value string",
-        "  split: Split <- shuffle(lines), 4 slots, 4 tasks, process -> word string",
-        "  count: CountBolt <- fields(split, word), 2 slots, 2 tasks, process -> word string, n bigint",
-        "  store: SqlStateBolt <- fields(count, word), 2 slots, 2 tasks, commit",
-    ]
-
-
 def test_a_topology_under_another_id_is_otherwise_the_same() -> None:
     topology = complete()
     other = topology.with_id("other")

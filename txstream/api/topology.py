@@ -15,10 +15,10 @@ from typing import Any
 import pyarrow as pa
 
 from txstream.api.bolts import Bolt, StateCommitter
+from txstream.api.description import describe_topology, topology_document
 from txstream.api.errors import TopologyError
 from txstream.api.groupings import Grouping
 from txstream.api.names import validate_topology_id
-from txstream.api.schema import format_schema
 from txstream.api.spouts import SourceSpout
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.semantics import Semantics
@@ -105,35 +105,10 @@ class Topology:
         return other
 
     def describe(self) -> str:
-        """Components, streams with types, groupings, slots, tasks and phase, one line each."""
-        lines = [f"topology {self.id} ({self.semantics}, up to {self.max_spout_pending} batches at once)"]
-        for component in self.components:
-            inputs = " and ".join(map(str, component.inputs))
-            lines.append(
-                f"  {component.id}: {describe_instance(component.instance)}"
-                f"{f' <- {inputs}' if inputs else ''}"
-                f", {_count(component.parallelism, 'slot')}, {_count(component.tasks, 'task')}"
-                f", {component.phase}"
-                f"{f' -> {describe_streams(component)}' if component.streams else ''}"
-            )
-        return "\n".join(lines)
+        """A text for people: components from the spout down, each with class, slots, tasks and phase, what it
+        reads by which grouping, the streams that it emits with their types, and the table that it stores."""
+        return describe_topology(self)
 
-
-def describe_instance(instance: SourceSpout[Any] | Bolt) -> str:
-    """What a component is: its class, or the function or source behind it."""
-    if isinstance(instance, SourceSpout):
-        return f"{type(instance).__name__}({type(instance.source).__name__})"
-    return getattr(instance, "__name__", type(instance).__name__)
-
-
-def describe_streams(component: Component) -> str:
-    """A component's output: the default stream's fields, and other streams with their names."""
-    shown = []
-    for name, schema in component.streams.items():
-        text = format_schema(schema) if name == DEFAULT_STREAM else f"{name}: {format_schema(schema)}"
-        shown.append(f"{text} (direct)" if name in component.direct_streams else text)
-    return "; ".join(shown)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    def to_document(self) -> dict[str, Any]:
+        """What `describe` tells, as JSON values: for `--json` and for scripts."""
+        return topology_document(self)
