@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from support.kafka_topics import Topics, attempt
+from support.tables import read_rows
 
-from txstream.api.errors import DecodeError
+import txstream
+from txstream.api.errors import DataLostError, DecodeError
 from txstream.api.spouts import SpoutContext
 from txstream.embedded import Services
 from txstream.spouts.kafka import KafkaRange, KafkaSource
+from txstream.testing.inprocess import InProcessRunner
 
 SCHEMA = "user string, amount decimal(10,2), at timestamp"
 
@@ -78,3 +82,49 @@ def test_a_record_that_does_not_fit_is_named(topics: Topics, unique: str) -> Non
         read(topics, unique, (0, 0), (0, 4))
     replaced = read(topics, unique, (0, 0), (2, 3), errors="replace")
     assert replaced.column("user").to_pylist() == ["caf\ufffd"]
+
+
+def test_sums_over_the_topics_of_a_pattern(
+    topics: Topics, services: Services, sqlite_url: str, tmp_path: Path, unique: str
+) -> None:
+    """From run to run: new topics are read; a value that does not fit, or a topic that is gone, ends one."""
+    source = KafkaSource(
+        topic_pattern=f"{unique}-.*", value_format="json", schema="user string, cents bigint"
+    )
+    builder = txstream.TransactionalTopologyBuilder(unique, "orders", txstream.OpaqueSpout(source))
+    state = txstream.SqlState(unique, key="user string", value="cents bigint")
+    store = txstream.SqlStateBolt(state, cents=txstream.Sum("cents"))
+    builder.set_committer_bolt("store", store).fields_grouping("orders", "user")
+    topology = builder.build()
+    settings = txstream.Settings(
+        zookeeper=services.zookeeper, kafka=services.kafka, database=sqlite_url, data_dir=tmp_path
+    )
+
+    def run() -> dict[str, int]:
+        running = txstream.start(
+            topology, settings=settings, until="caught-up", runner_factory=InProcessRunner
+        )
+        assert running.wait(60).caught_up
+        return sums()
+
+    def sums() -> dict[str, int]:
+        return {row["user"]: row["cents"] for row in read_rows(sqlite_url, unique)}
+
+    assert run() == {}, "no topic yet"
+    first = topics.create(f"{unique}-first")
+    topics.send(first, [b'{"user": "ann", "cents": 10}'] * 3 + [b'{"user": "bob", "cents": 100}'])
+    assert run() == {"ann": 30, "bob": 100}
+    second = topics.create(f"{unique}-second")
+    topics.send(second, [b'{"user": "ann", "cents": 500}'])
+    before = run()
+    assert before == {"ann": 530, "bob": 100}
+    topics.send(second, [b'{"user": "bob", "cents": 7}', b'{"user": "bob", "cents": 0.5}'])
+    with pytest.raises(
+        DecodeError, match=f"offset 2 of topic '{second}', partition 0, .*'cents': expected bigint"
+    ):
+        run()
+    assert sums() == before
+    topics.delete(second)
+    with pytest.raises(DataLostError, match=f"the topic '{second}' no longer exists"):
+        run()
+    assert sums() == before
