@@ -1,0 +1,328 @@
+"""`BatchSpout`: the general contract, for a source that has no partitions: Storm's transactional spout.
+
+It is a `PartitionedSpout` with a single partition, "batch", so there is one path through the engine. What the
+partition's meta carries is the txid and the user's own meta.
+
+Storm has a coordinator and an emitter here. `BatchSpout` has the methods of both on one class, because most
+sources open the same connection for both: txstream copies the instance, once on the driver and once in each
+worker process, and each copy is used for one side only.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar, final
+
+import pyarrow as pa
+
+from txstream.api.bolts import OutputCollector
+from txstream.api.errors import CorruptStateError, TopologyError, TupleError
+from txstream.api.rows import UnfitValueError, to_record_batch
+from txstream.api.schema import format_schema, format_type, parse_schema
+from txstream.api.spouts import PartitionCoordinator, PartitionedSpout, PartitionEmitter, SpoutContext
+from txstream.api.tuples import DEFAULT_STREAM
+from txstream.metas import MetaCodec
+from txstream.transaction import FIRST_TXID, TransactionAttempt, Txid
+
+Meta = TypeVar("Meta")
+
+BATCH_PARTITION = "batch"
+
+_FLUSH_ROWS = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTransaction:
+    """The stored meta of a `BatchSpout`: the txid, and the user's meta as JSON.
+
+    With `is_empty` the transaction holds nothing, and `meta` is that of the last one that held something.
+    """
+
+    txid: int
+    meta: dict[str, Any] | None = None
+    is_empty: bool = False
+
+    def __post_init__(self) -> None:
+        if self.txid < 1 or (self.meta is None and not self.is_empty):
+            raise ValueError(f"txid {self.txid} with meta {self.meta} is no transaction")
+
+
+class BatchSpout(PartitionedSpout[BatchTransaction], Generic[Meta]):
+    """A source that decides by itself what each transaction holds.
+
+        class Orders(BatchSpout[OrderIds]):
+            output = "city string, amount bigint"
+            batch_meta_type = OrderIds          # a frozen dataclass of JSON values
+
+            def initialize_transaction(self, txid, previous_meta): ...
+            def emit_batch(self, attempt, meta, collector): ...
+
+        OpaqueSpout(Orders(...))
+
+    Instances are shipped by pickle: keep addresses in them, and open connections in `open`, which is called
+    on copies. Attributes set on one copy are not seen by the others.
+
+    `max_batch_records` does not apply: `initialize_transaction` decides how much a transaction holds. One
+    Spark task emits the whole of it, so a source that can be read in parts is better a `PartitionedSpout`.
+    """
+
+    meta_type: ClassVar[type[Any]] = BatchTransaction
+    batch_meta_type: ClassVar[type[Any]]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "meta_type" in cls.__dict__:
+            raise TopologyError(
+                f"{cls.__name__} sets meta_type; for a BatchSpout it is called batch_meta_type"
+            )
+        if "batch_meta_type" in cls.__dict__:
+            MetaCodec(cls.batch_meta_type)
+
+    # --- what a user implements ---------------------------------------------------------------------------
+
+    def open(self, context: SpoutContext) -> None:
+        """Called once on each copy before anything else: on the driver, and in each worker process."""
+
+    def is_ready(self) -> bool:
+        """Driver. Is it worth opening a new transaction now? Called before each; must not block."""
+        return True
+
+    @abstractmethod
+    def initialize_transaction(self, txid: Txid, previous_meta: Meta | None) -> Meta | None:
+        """Driver. What transaction `txid` holds; None when there is nothing to open one for.
+
+        `previous_meta` is the answer for the transaction before, committed or not; None for the first. Called
+        in strict txid order, each time from one thread; again for the same txid after a failed attempt of an
+        opaque topology, with the same `previous_meta`. A transactional topology stores the answer and uses it
+        for every replay. Decide by `previous_meta` and by the source alone, never by what was answered
+        before. May take up to two seconds. Raise PartitionUnavailableError in an outage: it is waited for.
+        """
+
+    @abstractmethod
+    def emit_batch(self, attempt: TransactionAttempt, meta: Meta, collector: OutputCollector) -> None:
+        """Executor. Emit the tuples of a transaction, exactly those that `meta` stands for.
+
+        Called again for a replay, and perhaps twice for one attempt (speculation, lineage): the same meta
+        must give the same tuples in the same order. Raise PartitionUnavailableError when they cannot be read
+        now, DataLostError when they no longer exist. They are held in memory, as Arrow, until this returns.
+        """
+
+    def cleanup_before(self, txid: Txid) -> None:
+        """Driver. Everything before `txid` is committed and is never emitted again. May be called again for
+        the same txid, and not at all for some."""
+
+    def targets(self) -> Mapping[str, Any]:
+        """Driver. Where the source ends now, for until="caught-up". Raises TopologyError: it has no end."""
+        raise TopologyError(
+            f"{type(self).__name__} has no end, so until='caught-up' never comes; override targets() and "
+            f"reached(), or use until_txid"
+        )
+
+    def reached(self, previous_meta: Meta | None, targets: Mapping[str, Any]) -> bool:
+        """Driver. Is all that `targets` stands for in the transactions up to `previous_meta`?"""
+        raise TopologyError(
+            f"{type(self).__name__} cannot tell whether it has caught up; override reached(), or use "
+            f"until_txid"
+        )
+
+    def lag_records(self, previous_meta: Meta | None, targets: Mapping[str, Any]) -> int | None:
+        """Driver. How many records are still to come before `targets`; None where unknown."""
+        return None
+
+    def close(self) -> None:
+        """Called once on each copy that was opened, at its end."""
+
+    # --- how the engine sees it -----------------------------------------------------------------------------
+
+    @final
+    def coordinator(self, context: SpoutContext) -> PartitionCoordinator[BatchTransaction]:
+        return _BatchCoordinator(self._opened(context), self._codec())
+
+    @final
+    def emitter(self, context: SpoutContext) -> PartitionEmitter[BatchTransaction]:
+        schema = parse_schema(self.output)
+        return _BatchEmitter(self._opened(context), self._codec(), context.component, schema)
+
+    def _opened(self, context: SpoutContext) -> BatchSpout[Meta]:
+        """A copy, so that what it opens is not in what is shipped."""
+        opened = copy.copy(self)
+        opened.open(context)
+        return opened
+
+    def _codec(self) -> MetaCodec[Meta]:
+        kind = getattr(self, "batch_meta_type", None)
+        if kind is None:
+            raise TopologyError(
+                f"{type(self).__name__} has no batch_meta_type; set it to the frozen dataclass that "
+                f"initialize_transaction answers"
+            )
+        return MetaCodec(kind)
+
+
+class _BatchCoordinator(PartitionCoordinator[BatchTransaction], Generic[Meta]):
+    """The driver's side. Txids are counted by the metas, which come back in strict txid order: a replay that
+    finds nothing is counted too, by an empty one."""
+
+    def __init__(self, spout: BatchSpout[Meta], codec: MetaCodec[Meta]) -> None:
+        self._spout = spout
+        self._codec = codec
+
+    def is_ready(self) -> bool:
+        return self._spout.is_ready()
+
+    def plan(self, last: Mapping[str, BatchTransaction], limit: int) -> Mapping[str, BatchTransaction]:
+        before = last.get(BATCH_PARTITION)
+        txid = FIRST_TXID if before is None else Txid(before.txid + 1)
+        meta = self._spout.initialize_transaction(txid, self._previous(before))
+        if meta is None:
+            carried = None if before is None else before.meta
+            return {BATCH_PARTITION: BatchTransaction(txid, carried, is_empty=True)}
+        return {BATCH_PARTITION: BatchTransaction(txid, self._encode(meta))}
+
+    def cleanup_before(self, txid: Txid) -> None:
+        self._spout.cleanup_before(txid)
+
+    def targets(self) -> Mapping[str, Any]:
+        return self._spout.targets()
+
+    def reached(self, last: Mapping[str, BatchTransaction], targets: Mapping[str, Any]) -> bool:
+        return self._spout.reached(self._previous(last.get(BATCH_PARTITION)), targets)
+
+    def lag_records(self, last: Mapping[str, BatchTransaction], targets: Mapping[str, Any]) -> int | None:
+        return self._spout.lag_records(self._previous(last.get(BATCH_PARTITION)), targets)
+
+    def close(self) -> None:
+        self._spout.close()
+
+    def _previous(self, before: BatchTransaction | None) -> Meta | None:
+        return None if before is None or before.meta is None else _decode(self._codec, before)
+
+    def _encode(self, meta: Meta) -> dict[str, Any]:
+        kind, name = self._codec.meta_type, type(self._spout).__name__
+        if type(meta) is not kind:
+            raise TopologyError(
+                f"{name}.initialize_transaction answered {meta!r:.200}; it must be a {kind.__name__} or None"
+            )
+        document = self._codec.encode_meta(meta)
+        try:
+            back = self._codec.decode_meta(json.loads(json.dumps(document)), f"{name}'s meta")
+        except (TypeError, ValueError, CorruptStateError) as error:
+            raise TopologyError(
+                f"{name}.initialize_transaction answered {meta!r:.200}, which cannot be stored as JSON: "
+                f"{error}"
+            ) from error
+        if back != meta:
+            raise TopologyError(
+                f"{name}.initialize_transaction answered {meta!r:.200}, which comes back from JSON as "
+                f"{back!r:.200}; its fields must be JSON values"
+            )
+        return document
+
+
+class _BatchEmitter(PartitionEmitter[BatchTransaction], Generic[Meta]):
+    """The executors' side."""
+
+    def __init__(
+        self, spout: BatchSpout[Meta], codec: MetaCodec[Meta], component: str, schema: pa.Schema
+    ) -> None:
+        self._spout = spout
+        self._codec = codec
+        self._component = component
+        self._schema = schema
+
+    def emit(
+        self, attempt: TransactionAttempt, partition: str, meta: BatchTransaction
+    ) -> Iterator[pa.RecordBatch]:
+        if meta.is_empty:
+            return
+        collector = BatchCollector(self._component, self._schema)
+        # Typed as Any: a generator, which a user may write by mistake, would emit nothing without a word.
+        emit_batch: Any = self._spout.emit_batch
+        answer = emit_batch(attempt, _decode(self._codec, meta), collector)
+        if answer is not None:
+            raise TopologyError(
+                f"{type(self._spout).__name__}.emit_batch returned a {type(answer).__name__}; it must emit "
+                f"by its collector and return nothing"
+            )
+        yield from collector.finish()
+
+    def close(self) -> None:
+        self._spout.close()
+
+
+class BatchCollector:
+    """An `OutputCollector` for one stream, "default". Holds what was emitted, as Arrow."""
+
+    def __init__(self, component: str, schema: pa.Schema) -> None:
+        self._component = component
+        self._schema = schema
+        self._rows: list[Sequence[Any]] = []
+        self._batches: list[pa.RecordBatch] = []
+
+    def emit(self, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
+        self._check_stream(stream)
+        if type(values) is not tuple:
+            if not isinstance(values, Iterable) or isinstance(values, (str, bytes, Mapping, Set)):
+                raise self._wrong_arity(values)
+            values = tuple(values)  # a list may be changed before it is turned into Arrow
+        if len(values) != len(self._schema):
+            raise self._wrong_arity(values)
+        self._rows.append(values)
+        if len(self._rows) >= _FLUSH_ROWS:
+            self._flush()
+
+    def emit_batch(self, batch: pa.RecordBatch, stream: str = DEFAULT_STREAM) -> None:
+        self._check_stream(stream)
+        if not batch.schema.equals(self._schema):
+            raise TupleError(
+                f"component {self._component!r} emitted a batch of {format_schema(batch.schema)} to stream "
+                f"{stream!r}, which is declared as {format_schema(self._schema)}"
+            )
+        self._flush()
+        if batch.num_rows:
+            self._batches.append(batch)
+
+    def emit_direct(self, task: int, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
+        self._check_stream(stream)
+        raise TupleError(
+            f"component {self._component!r} emitted directly to stream {stream!r}, which is not declared "
+            f"with direct=True; a spout has no such streams"
+        )
+
+    def finish(self) -> list[pa.RecordBatch]:
+        """All that was emitted, in order."""
+        self._flush()
+        return self._batches
+
+    def _flush(self) -> None:
+        if not self._rows:
+            return
+        rows, self._rows = self._rows, []
+        try:
+            self._batches.append(to_record_batch(rows, self._schema))
+        except UnfitValueError as error:
+            raise TupleError(
+                f"component {self._component!r} emitted {error.value!r:.200} ({type(error.value).__name__}) "
+                f"in field {error.field.name!r} of stream {DEFAULT_STREAM!r}, which is declared as "
+                f"{format_type(error.field.type)}"
+            ) from error
+
+    def _check_stream(self, stream: str) -> None:
+        if stream != DEFAULT_STREAM:
+            raise TupleError(
+                f"component {self._component!r} emitted to stream {stream!r}, but declares {DEFAULT_STREAM!r}"
+            )
+
+    def _wrong_arity(self, values: object) -> TupleError:
+        return TupleError(
+            f"component {self._component!r} emitted {values!r:.200} to stream {DEFAULT_STREAM!r}, which "
+            f"takes a tuple of {len(self._schema)} field(s): {format_schema(self._schema)}"
+        )
+
+
+def _decode(codec: MetaCodec[Meta], transaction: BatchTransaction) -> Meta:
+    return codec.decode_meta(transaction.meta, f"the meta of txid {transaction.txid}")
