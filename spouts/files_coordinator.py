@@ -56,7 +56,10 @@ class FileCoordinator(PartitionCoordinator[FileRange]):
         be read is gone, DecodeError when a line is too long or a Parquet file has other columns."""
         started = self._clock()
         files, unreadable = self._directory.look()
-        answer: dict[str, FileRange | Unavailable] = {}
+        # Folders among them: what they hold that is new cannot even be named.
+        answer: dict[str, FileRange | Unavailable] = {
+            name: Unavailable(reason) for name, reason in unreadable.items()
+        }
         for name in last.keys() - files.keys():
             reason = self._directory.reason(unreadable, name) or self._missing(name, last[name])
             if reason is not None:

@@ -447,6 +447,15 @@ def test_an_unreadable_file_is_left_out(folder: Path, failing: Callable[[Path], 
         rows(source, "a", metas["a"])
 
 
+def test_a_file_that_cannot_be_looked_at_is_recorded(folder: Path) -> None:
+    fill(folder, a=1)
+    (folder / "loop").symlink_to("loop")
+    planned = FileSpout(folder).coordinator(CONTEXT).plan({}, 10)
+    assert isinstance(planned["a"], FileRange)
+    assert isinstance(planned["loop"], Unavailable)
+    assert "symbolic links" in planned["loop"].reason
+
+
 def test_an_unreadable_folder_takes_only_its_files_along(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -467,7 +476,7 @@ def test_an_unreadable_folder_takes_only_its_files_along(
     coordinator = source.coordinator(CONTEXT)
     planned = coordinator.plan(last, 100)
     assert isinstance(planned["top"], FileRange)
-    assert planned["down/below"] == Unavailable("[Errno 116] Stale file handle")
+    assert planned["down/below"] == planned["down"] == Unavailable("[Errno 116] Stale file handle")
     with pytest.raises(PartitionUnavailableError, match=r"down: .*Stale file handle"):
         coordinator.targets()
 

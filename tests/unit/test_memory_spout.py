@@ -273,6 +273,11 @@ def test_strikes_are_counted_over_processes(spout: MemorySpout) -> None:
         assert read(emitter, "m", 0, 2) == ["after"]
 
 
+def test_a_marker_that_never_strikes(spout: MemorySpout, emitter: MemoryEmitter) -> None:
+    spout.append("m", Fail(times=0), "x", Crash(times=0))
+    assert read(emitter, "m", 0, 3) == ["x"]
+
+
 def test_a_marker_counts_in_plans_and_targets(spout: MemorySpout) -> None:
     spout.append("m", Fail(), "x", Crash())
     coordinator = spout.coordinator(CONTEXT)
@@ -290,9 +295,9 @@ def test_a_crash_in_this_process_is_no_exception(spout: MemorySpout) -> None:
 
 
 @pytest.mark.parametrize("marker", [Fail, Crash])
-@pytest.mark.parametrize("times", [0, -1, True, 1.5])
+@pytest.mark.parametrize("times", [-1, True, 1.5, None])
 def test_markers_strike_a_number_of_times(marker: Any, times: Any) -> None:
-    with pytest.raises(UsageError, match="must be a whole number from 1 on"):
+    with pytest.raises(UsageError, match="must be a whole number from 0 on"):
         marker(times=times)
 
 

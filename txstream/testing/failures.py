@@ -4,7 +4,7 @@
 
 A marker takes an offset of its partition and is no row. A source that meets one while it emits a batch asks
 whether it is still due: it is for the first `times` times, counted over all attempts, processes and runs.
-Then it is passed over in silence.
+Then it is passed over in silence; with `times=0` it always is, a position without a row.
 """
 
 from __future__ import annotations
@@ -93,5 +93,5 @@ def from_document(document: Mapping[str, Any], where: str) -> Marker:
 
 def _check_times(marker: Fail | Crash) -> None:
     times = marker.times
-    if isinstance(times, bool) or not isinstance(times, int) or times < 1:
-        raise UsageError(f"{type(marker).__name__}(times={times!r}): it must be a whole number from 1 on")
+    if isinstance(times, bool) or not isinstance(times, int) or times < 0:
+        raise UsageError(f"{type(marker).__name__}(times={times!r}): it must be a whole number from 0 on")
