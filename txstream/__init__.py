@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from txstream.api.batch_spouts import (
+        BatchCollector as BatchCollector,
+        BatchSpout as BatchSpout,
+    )
     from txstream.api.bolts import (
         BasicBolt as BasicBolt,
         BatchBolt as BatchBolt,
@@ -91,10 +95,14 @@ if TYPE_CHECKING:
     )
     from txstream.semantics import Semantics as Semantics
     from txstream.settings import Settings as Settings
+    from txstream.spouts.files import FileSpout as FileSpout
     from txstream.spouts.kafka import KafkaSource as KafkaSource
+    from txstream.spouts.memory import MemorySpout as MemorySpout
+    from txstream.spouts.rate import RateSpout as RateSpout
     from txstream.transaction import TransactionAttempt as TransactionAttempt
 
 _HOMES = {
+    "txstream.api.batch_spouts": ("BatchCollector", "BatchSpout"),
     "txstream.api.bolts": (
         "BasicBolt",
         "BatchBolt",
@@ -155,7 +163,10 @@ _HOMES = {
     "txstream.engine.run": ("RunningTopology", "run", "start"),
     "txstream.semantics": ("Semantics",),
     "txstream.settings": ("Settings",),
+    "txstream.spouts.files": ("FileSpout",),
     "txstream.spouts.kafka": ("KafkaSource",),
+    "txstream.spouts.memory": ("MemorySpout",),
+    "txstream.spouts.rate": ("RateSpout",),
     "txstream.transaction": ("TransactionAttempt",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from txstream.api.errors import TupleError
+from txstream.api.rows import UnfitValueError, to_record_batch
 from txstream.api.schema import format_schema, format_type
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.engine.plan import BoltSpec
@@ -95,27 +96,14 @@ class Collector:
         self._send(self._task, self._to_arrow(rows, stream), stream, None)
 
     def _to_arrow(self, rows: list[Sequence[Any]], stream: str) -> pa.RecordBatch:
-        schema = self._spec.streams[stream]
-        arrays = []
-        for column, values in zip(schema, zip(*rows, strict=True), strict=True):
-            try:
-                arrays.append(_to_array(values, column.type))
-            except (pa.ArrowException, TypeError, ValueError, OverflowError):
-                raise self._wrong_type(column, values, stream) from None
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-    def _wrong_type(self, column: pa.Field, values: Iterable[Any], stream: str) -> TupleError:
-        for value in values:
-            try:
-                _to_array([value], column.type)
-            except (pa.ArrowException, TypeError, ValueError, OverflowError):
-                return TupleError(
-                    f"component {self._spec.id!r} emitted {value!r:.200} ({type(value).__name__}) in field "
-                    f"{column.name!r} of stream {stream!r}, which is declared as {format_type(column.type)}"
-                )
-        return TupleError(
-            f"component {self._spec.id!r}: field {column.name!r} of stream {stream!r} cannot be encoded"
-        )
+        try:
+            return to_record_batch(rows, self._spec.streams[stream])
+        except UnfitValueError as error:
+            found, field = error.value, error.field
+            raise TupleError(
+                f"component {self._spec.id!r} emitted {found!r:.200} ({type(found).__name__}) in field "
+                f"{field.name!r} of stream {stream!r}, which is declared as {format_type(field.type)}"
+            ) from None
 
     def _wrong_arity(self, values: object, stream: str) -> TupleError:
         return TupleError(
@@ -128,14 +116,3 @@ class Collector:
             f"component {self._spec.id!r} emitted to stream {stream!r}, but declares "
             f"{', '.join(map(repr, self._spec.streams)) or 'no output'}"
         )
-
-
-def _to_array(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
-    """The values as an Arrow array. Raises one of Arrow's errors, TypeError, ValueError or OverflowError."""
-    if not pa.types.is_integer(data_type):
-        return pa.array(values, type=data_type)
-    # Asked for integers, Arrow cuts fractions off without an error.
-    found = pa.array(values)
-    if not (pa.types.is_integer(found.type) or pa.types.is_null(found.type)):
-        raise TypeError(f"expected whole numbers, found {found.type}")
-    return found.cast(data_type)
