@@ -17,7 +17,7 @@ from hypothesis import example, given, settings, strategies as st
 
 from txstream.api.errors import SchemaError
 from txstream.api.schema import parse_schema
-from txstream.spouts.kafka_json import BadValueError, JsonReader, json_schema
+from txstream.spouts.kafka_json import _SLICE_ROWS, BadValueError, JsonReader, json_schema
 
 
 def read(declaration: str | pa.Schema, *values: bytes | None, replace: bool = False) -> list[dict[str, Any]]:
@@ -207,6 +207,16 @@ def test_the_first_bad_value_is_named_whatever_is_wrong_with_it() -> None:
     )
     assert refusal("a int, b int", b'{"b": []}', b'{"a": []}')[0] == 0
     assert refusal("a int", b"{}", b"{", b'{"a": "x"}')[0] == 1
+
+
+def test_many_values() -> None:
+    count = 3 * _SLICE_ROWS + 1
+    values: list[bytes | None] = [b'{"n": %d, "l": [%d]}' % (n, n) for n in range(count)]
+    assert read("n int, l array<int>", *values) == [{"n": n, "l": [n]} for n in range(count)]
+    values[2 * _SLICE_ROWS + 5] = b'{"n": ""}'
+    assert refusal("n int", *values)[0] == 2 * _SLICE_ROWS + 5
+    values[2 * _SLICE_ROWS] = b""
+    assert refusal("n int", *values)[0] == 2 * _SLICE_ROWS
 
 
 def test_decimals_keep_their_value_and_take_zeros() -> None:
