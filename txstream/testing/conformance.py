@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from txstream.api.errors import UsageError
-from txstream.testing import spout_outages, spout_plans, spout_reads, spout_sources
+from txstream.testing import spout_batches, spout_outages, spout_plans, spout_reads, spout_sources
 from txstream.testing.spout_harness import NotApplicableError, Row, Rows, SpoutHarness
 from txstream.testing.spout_promises import BrokenPromise, SpoutConformanceError
 from txstream.testing.spout_trial import SpoutCheck
@@ -53,7 +53,13 @@ class SpoutReport:
 
 def spout_checks() -> tuple[SpoutCheck, ...]:
     """All checks; `str()` of one is the name of its promise."""
-    return (*spout_plans.CHECKS, *spout_reads.CHECKS, *spout_outages.CHECKS, *spout_sources.CHECKS)
+    return (
+        *spout_batches.CHECKS,
+        *spout_plans.CHECKS,
+        *spout_reads.CHECKS,
+        *spout_outages.CHECKS,
+        *spout_sources.CHECKS,
+    )
 
 
 def check_spout(

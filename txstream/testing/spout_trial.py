@@ -99,6 +99,7 @@ class Trial:
         self.check = check
         self.harness = harness
         self.log: dict[str, list[Row]] = {}
+        self.filled: set[str] = set()  # the partitions that the last rows went to
         self.foreseen = True
         self._opened: list[PartitionCoordinator[Any] | PartitionEmitter[Any]] = []
 
@@ -117,6 +118,7 @@ class Trial:
     def _note(self, rows: Rows | None) -> None:
         if rows is None:
             self.foreseen = False
+        self.filled = set(rows or ())
         for partition, added in (rows or {}).items():
             self.log.setdefault(partition, []).extend(added)
 
@@ -189,8 +191,8 @@ class Trial:
         self, coordinator: PartitionCoordinator[Any], last: Metas, limit: int = MANY, *, whole: bool = False
     ) -> tuple[dict[str, Any | Unavailable], BatchMetas[Any]]:
         """The plan of a batch that there must be, because rows wait; with `whole` one that has every
-        partition that the harness filled."""
-        wanted = set(self.log) if whole else set()
+        partition that the last rows went to."""
+        wanted = self.filled if whole else set()
 
         def answer() -> tuple[dict[str, Any | Unavailable], BatchMetas[Any]]:
             plan = self.plan(coordinator, last, limit)
@@ -240,7 +242,7 @@ class Trial:
                 done.append(Batch(txid + len(done), places, metas, rows))
                 places = dict(metas.positions())
                 continue
-            places = dict(metas.positions())
+            # As in a topology: places that a plan without work moves are moved by none.
             read = sum(len(part) for batch in done for part in batch.rows.values())
             if read >= wanted or time.monotonic() >= deadline:
                 break
@@ -361,6 +363,11 @@ def attempt(txid: int = 1, sequence: int = 1) -> TransactionAttempt:
 
 def tell(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+def places_after(batches: Sequence[Batch]) -> Metas:
+    """Where the log stands behind them."""
+    return batches[-1].metas.positions() if batches else {}
 
 
 def joined(batches: Sequence[Batch]) -> Reading:

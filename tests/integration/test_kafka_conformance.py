@@ -1,0 +1,155 @@
+"""`KafkaSource` keeps every promise of the conformance suite, over real brokers."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.kafka_topics import Topics
+
+from txstream.embedded import EmbeddedKafka, Services
+from txstream.spouts.kafka import KafkaSource
+from txstream.testing.conformance import Row, Rows, SpoutCheck, SpoutHarness, check_spout, spout_checks
+
+STEADY = {"broker.session.timeout.ms": "20000"}  # a frozen broker stays the leader for that long
+OUTAGES = [
+    "plans-around-an-outage",
+    "an-outage-keeps-the-place",
+    "a-read-in-an-outage-raises",
+    "reads-again-after-an-outage",
+    "unreadable-names-what-cannot-be-read",
+]
+
+
+# Where offsets without rows could be taken for rows.
+COUNTING = [
+    *("nothing-skipped", "nothing-twice", "limit-respected", "a-small-limit-goes-on", "no-busy-batches"),
+    *("resumes", "seeks-back", "records-is-not-too-small", "caught-up-in-the-end", "lag-goes-to-zero"),
+]
+
+
+class TopicHarness(SpoutHarness):
+    """A topic of its own with two partitions."""
+
+    settle_seconds = 20.0
+
+    def __init__(self, topics: Topics, topic: str) -> None:
+        self.topics = topics
+        self.topic = self.create_topic(topic)
+        self.partitions = 2
+        self.written = itertools.count()
+
+    def create_topic(self, topic: str) -> str:
+        return self.topics.create(topic, 2)
+
+    def create(self) -> KafkaSource:
+        return KafkaSource(self.topic, self.topics.address, partition_discovery_seconds=0.2)
+
+    def append(self, count: int) -> Rows:
+        return dict(self.write(number, count) for number in range(self.partitions))
+
+    def add_partition(self, count: int) -> Rows:
+        self.partitions += 1
+        self.topics.add_partitions(self.topic, self.partitions)
+        return dict([self.write(self.partitions - 1, count)])
+
+    def lose(self, partition: str) -> None:
+        number = int(partition.rpartition("/")[2])
+        self.topics.delete_before(self.topic, number, -1)
+
+    def write(self, partition: int, count: int) -> tuple[str, list[Row]]:
+        values = [f"value {next(self.written)}" for _ in range(count)]
+        self.send(partition, values)
+        columns = {"topic": self.topic, "partition": partition}
+        return f"{self.topic}/{partition}", [{"value": value, **columns} for value in values]
+
+    def send(self, partition: int, values: list[str]) -> None:
+        self.topics.send(self.topic, [value.encode() for value in values], partition)
+
+
+class TransactionsHarness(TopicHarness):
+    """Offsets without rows: after each append an aborted record, and a marker for either transaction."""
+
+    def __init__(self, topics: Topics, topic: str) -> None:
+        super().__init__(topics, topic)
+        self.producer = topics.transactional_producer(topic)
+
+    def send(self, partition: int, values: list[str]) -> None:
+        records = [value.encode() for value in values]
+        for commit, part in ((True, records), (False, [b"aborted"])):
+            self.topics.transaction(self.producer, self.topic, part, commit=commit, partition=partition)
+
+    def close(self) -> None:
+        self.producer.close()
+
+
+class FreezingHarness(TopicHarness):
+    """Each partition on a broker of its own; hidden is the one whose broker is frozen."""
+
+    brokers = (2, 1)
+
+    def __init__(self, kafka: EmbeddedKafka, topics: Topics, topic: str) -> None:
+        super().__init__(topics, topic)
+        self.kafka = kafka
+        self.frozen: set[str] = set()
+
+    def create(self) -> KafkaSource:
+        # Only the broker that stays: a client may spend its connect timeout on a frozen one.
+        bootstrap = f"127.0.0.1:{self.kafka.port_of(self.brokers[1])}"
+        return KafkaSource(self.topic, bootstrap, partition_discovery_seconds=0.2)
+
+    def create_topic(self, topic: str) -> str:
+        return self.topics.create(topic, replicas={n: [broker] for n, broker in enumerate(self.brokers)})
+
+    def hide(self, partition: str) -> None:
+        self.frozen.add(partition)
+        self.signal(partition, signal.SIGSTOP)
+
+    def show(self, partition: str) -> None:
+        self.frozen.discard(partition)
+        self.signal(partition, signal.SIGCONT)
+
+    def close(self) -> None:
+        for partition in list(self.frozen):
+            self.show(partition)
+
+    def signal(self, partition: str, number: int) -> None:
+        broker = self.brokers[int(partition.rpartition("/")[2])]
+        os.kill(self.kafka.identities[broker].pid, number)
+
+
+@pytest.fixture(scope="module")
+def topics(services: Services) -> Iterator[Topics]:
+    with Topics(services.kafka) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def two_brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    folder: Path = tmp_path_factory.mktemp("two-brokers")
+    with EmbeddedKafka(folder, brokers=2, overrides=STEADY) as running:
+        yield running
+
+
+@pytest.mark.parametrize("check", [c for c in spout_checks() if c.name not in OUTAGES], ids=str)
+def test_a_topic_keeps_every_promise(check: SpoutCheck, topics: Topics, unique: str) -> None:
+    assert check.run(lambda: TopicHarness(topics, unique)) is None
+
+
+def test_a_topic_with_transactions_keeps_the_promises_that_count(topics: Topics, unique: str) -> None:
+    numbers = itertools.count()
+    report = check_spout(lambda: TransactionsHarness(topics, f"{unique}-{next(numbers)}"), only=COUNTING)
+    assert set(report.kept) == set(COUNTING)
+
+
+def test_a_frozen_broker_is_an_outage_as_promised(two_brokers: EmbeddedKafka, unique: str) -> None:
+    numbers = itertools.count()
+    with Topics(two_brokers.address) as opened:
+        report = check_spout(
+            lambda: FreezingHarness(two_brokers, opened, f"{unique}-{next(numbers)}"), only=OUTAGES
+        )
+    assert set(report.kept) == set(OUTAGES)

@@ -1,0 +1,177 @@
+"""Sources that are wrong when a partition is away or its rows are lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from support.line_source import LineCoordinator, LineEmitter, LineLog, LineRange, LineSource
+from support.wrong_spouts.registry import Plan, breaks
+from txstream.api.errors import DataLostError, PartitionUnavailableError
+from txstream.api.spouts import Unavailable
+from txstream.transaction import TransactionAttempt
+
+
+def hidden(log: LineLog) -> list[str]:
+    return sorted(path.stem for path in log.folder.glob("*.hidden"))
+
+
+def wait_for_the_end(log: LineLog) -> None:
+    """Hangs for as long as the outage, or until the test is long over."""
+    ended = threading.Event()
+    for _ in range(200):
+        if not hidden(log) or ended.wait(0.01):
+            return
+
+
+@breaks("plans-around-an-outage")
+class Silent(LineCoordinator):
+    """Leaves a partition out without a word."""
+
+    def plan(self, last: Mapping[str, LineRange], limit: int) -> Plan:
+        plan = super().plan(last, limit)
+        return {name: meta for name, meta in plan.items() if isinstance(meta, LineRange)}
+
+
+@breaks("plans-around-an-outage")
+class AllOrNothing(LineCoordinator):
+    """One outage leaves out all partitions."""
+
+    def plan(self, last: Mapping[str, LineRange], limit: int) -> Plan:
+        plan = super().plan(last, limit)
+        away = {name: meta for name, meta in plan.items() if isinstance(meta, Unavailable)}
+        return away or plan
+
+
+@breaks("plans-around-an-outage")
+class Raising(LineCoordinator):
+    def plan(self, last: Mapping[str, LineRange], limit: int) -> Plan:
+        for name in hidden(self.log):
+            raise PartitionUnavailableError(f"{name} does not answer")
+        return super().plan(last, limit)
+
+
+@breaks("plans-around-an-outage")
+class Hanging(LineCoordinator):
+    def plan(self, last: Mapping[str, LineRange], limit: int) -> Plan:
+        wait_for_the_end(self.log)
+        return super().plan(last, limit)
+
+
+@breaks("plans-around-an-outage")
+class Blind(LineCoordinator):
+    """Does not notice the outage when it plans."""
+
+    def plan(self, last: Mapping[str, LineRange], limit: int) -> Plan:
+        self.log = SeeingLog(self.log.folder)
+        return super().plan(last, limit)
+
+
+class SeeingLog(LineLog):
+    def lines(self, partition: str) -> list[str]:
+        return (self.folder / f"{partition}.lines").read_text().splitlines()
+
+
+@breaks("an-outage-keeps-the-place")
+class StartingOver(LineCoordinator):
+    """Forgets the place of a partition that was away."""
+
+    def __init__(self, source: LineSource) -> None:
+        super().__init__(source)
+        self.away: set[str] = set()
+
+    def plan(self, last: Mapping[str, LineRange], limit: int) -> Plan:
+        self.away |= set(hidden(self.log))
+        return super().plan(last, limit)
+
+    def start(self, partition: str, last: Mapping[str, LineRange]) -> int:
+        return 0 if partition in self.away else super().start(partition, last)
+
+
+@breaks("an-outage-keeps-the-place")
+class GoingOnAtTheEnd(StartingOver):
+    def start(self, partition: str, last: Mapping[str, LineRange]) -> int:
+        length = len(self.log.lines(partition))
+        return length if partition in self.away else LineCoordinator.start(self, partition, last)
+
+
+@breaks("a-read-in-an-outage-raises")
+class Shortened(LineEmitter):
+    """Takes an outage for the end of the file."""
+
+    def read(self, attempt: TransactionAttempt, partition: str, meta: LineRange) -> list[str]:
+        try:
+            return super().read(attempt, partition, meta)
+        except PartitionUnavailableError:
+            return []
+
+
+@breaks("a-read-in-an-outage-raises")
+class RawErrors(LineEmitter):
+    def read(self, attempt: TransactionAttempt, partition: str, meta: LineRange) -> list[str]:
+        self.log.lines(partition)
+        return super().read(attempt, partition, meta)
+
+
+@breaks("a-read-in-an-outage-raises")
+class HangingReads(LineEmitter):
+    def read(self, attempt: TransactionAttempt, partition: str, meta: LineRange) -> list[str]:
+        wait_for_the_end(self.log)
+        return super().read(attempt, partition, meta)
+
+
+@breaks("reads-again-after-an-outage")
+class Resentful(LineEmitter):
+    """Never tries again what has failed once."""
+
+    failed = False
+
+    def read(self, attempt: TransactionAttempt, partition: str, meta: LineRange) -> list[str]:
+        if self.failed:
+            raise PartitionUnavailableError(f"{partition}: the connection is broken")
+        try:
+            return super().read(attempt, partition, meta)
+        except PartitionUnavailableError:
+            self.failed = True
+            raise
+
+
+@breaks("unreadable-names-what-cannot-be-read")
+class Optimistic(LineCoordinator):
+    def unreadable(self, metas: Mapping[str, LineRange]) -> Mapping[str, Unavailable]:
+        return {}
+
+
+@breaks("unreadable-names-what-cannot-be-read")
+class Pessimistic(LineCoordinator):
+    def unreadable(self, metas: Mapping[str, LineRange]) -> Mapping[str, Unavailable]:
+        found = super().unreadable(metas)
+        return {name: Unavailable("one is away") for name in metas} if found else {}
+
+
+@breaks("lost-rows-are-told")
+class WhatIsLeft(LineEmitter):
+    def read(self, attempt: TransactionAttempt, partition: str, meta: LineRange) -> list[str]:
+        try:
+            return super().read(attempt, partition, meta)
+        except DataLostError:
+            return self.log.lines(partition)[self.log.first(partition) : meta.end]
+
+
+@breaks("lost-rows-are-told")
+class HopefulEmitter(LineEmitter):
+    """Takes a loss for an outage, which would be waited for without end."""
+
+    def read(self, attempt: TransactionAttempt, partition: str, meta: LineRange) -> list[str]:
+        try:
+            return super().read(attempt, partition, meta)
+        except DataLostError as error:
+            raise PartitionUnavailableError(str(error)) from error
+
+
+@breaks("a-lost-place-is-told")
+class Jumping(LineCoordinator):
+    """Goes on where the log begins now."""
+
+    def start(self, partition: str, last: Mapping[str, LineRange]) -> int:
+        return max(super().start(partition, last), self.log.first(partition))

@@ -1,0 +1,109 @@
+"""Sources that are wrong as a whole."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from support.line_source import LineCoordinator, LineEmitter, LineRange, LineSource
+from support.wrong_spouts.registry import breaks
+from txstream.api.errors import PartitionUnavailableError
+from txstream.transaction import TransactionAttempt
+
+
+@breaks("identity-is-stable")
+class Renamed(LineSource):
+    numbers = itertools.count()
+
+    def __init__(self, folder: Any) -> None:
+        super().__init__(folder)
+        self.number = next(self.numbers)
+
+    def identity(self) -> Mapping[str, Any]:
+        return {"folder": str(self.folder), "number": self.number}
+
+
+@breaks("identity-is-stable")
+class NotJson(LineSource):
+    def identity(self) -> Mapping[str, Any]:
+        return {"folder": self.folder}
+
+
+@breaks("ready-when-rows-wait")
+class NeverReady(LineCoordinator):
+    def is_ready(self) -> bool:
+        return False
+
+
+@breaks("caught-up-in-the-end")
+class FollowingTheEnd(LineCoordinator):
+    """Compares with where the log ends now."""
+
+    def reached(self, last: Mapping[str, LineRange], targets: Mapping[str, Any]) -> bool:
+        return super().reached(last, self.targets())
+
+
+@breaks("caught-up-in-the-end")
+class Impatient(LineCoordinator):
+    def reached(self, last: Mapping[str, LineRange], targets: Mapping[str, Any]) -> bool:
+        return bool(last)
+
+
+@breaks("caught-up-in-the-end")
+class Unsatisfied(LineCoordinator):
+    """Off by one."""
+
+    def reached(self, last: Mapping[str, LineRange], targets: Mapping[str, Any]) -> bool:
+        return all(self.start(partition, last) > end for partition, end in targets.items())
+
+
+@breaks("lag-goes-to-zero")
+class ConstantLag(LineCoordinator):
+    def lag_records(self, last: Mapping[str, LineRange], targets: Mapping[str, int]) -> int | None:
+        return sum(targets.values())
+
+
+@breaks("lag-goes-to-zero")
+class BatchLag(LineCoordinator):
+    """Counts partitions instead of records."""
+
+    def lag_records(self, last: Mapping[str, LineRange], targets: Mapping[str, int]) -> int | None:
+        return sum(self.start(partition, last) < end for partition, end in targets.items())
+
+
+@breaks("closing-is-private")
+class SharedConnection(LineEmitter):
+    """One connection for all emitters, closed by the first."""
+
+    connected: ClassVar[set[Any]] = set()
+
+    def __init__(self, source: LineSource) -> None:
+        super().__init__(source)
+        self.connected.add(source.folder)
+
+    def read(self, attempt: TransactionAttempt, partition: str, meta: LineRange) -> list[str]:
+        if self.source.folder not in self.connected:
+            raise PartitionUnavailableError("the connection is closed")
+        return super().read(attempt, partition, meta)
+
+    def close(self) -> None:
+        self.connected.discard(self.source.folder)
+
+
+@breaks("closes")
+class ClosedOnce(LineCoordinator):
+    def close(self) -> None:
+        del self.log
+
+
+@breaks("closes")
+class ClosedOnlyIfUsed(LineEmitter):
+    file: Any = None
+
+    def read(self, attempt: TransactionAttempt, partition: str, meta: LineRange) -> list[str]:
+        self.file = self.log
+        return super().read(attempt, partition, meta)
+
+    def close(self) -> None:
+        self.file.first("a")
