@@ -35,6 +35,18 @@ def test_what_cannot_be_had_is_refused_with_a_remedy(slots: dict[str, int], word
     assert all(word in str(refusal.value) for word in words), refusal.value
 
 
+def test_a_spout_has_at_most_its_parallelism() -> None:
+    assert check_scale({"lines": 1}, COMPONENTS, spout="lines") == {"lines": 1}
+    with pytest.raises(UsageError) as refusal:
+        check_scale({"lines": 3}, COMPONENTS, spout="lines")
+    assert "at most its parallelism of 2" in str(refusal.value)
+    assert "parallelism=3" in str(refusal.value)
+    assert "set_num_tasks" not in str(refusal.value), "a spout has no such method"
+    fitting, sentences = fitting_scale({"lines": 3}, COMPONENTS, spout="lines")
+    assert fitting == {}
+    assert "parallelism=3" in sentences[0]
+
+
 def test_one_task_is_one() -> None:
     with pytest.raises(UsageError, match="it has 1 task;"):
         check_scale({"count": 2}, {"count": (1, 1)})
