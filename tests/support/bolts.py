@@ -102,8 +102,8 @@ def chain(log: MemoryLog, *bolts: Bolt, parallelism: int = 2, output: str = "val
     return builder.build()
 
 
-def compiled(topology: Topology, run_id: str = "run-1") -> ExecutionPlan:
-    return compile_topology(topology, CONTEXT, run_id)
+def compiled(topology: Topology, run_id: str = "run-1", *, capture: bool = False) -> ExecutionPlan:
+    return compile_topology(topology, CONTEXT, run_id, capture=capture)
 
 
 def merged(topology: Topology, result: BatchResult) -> dict[Any, Any]:

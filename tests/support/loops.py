@@ -20,6 +20,7 @@ from txstream.api.topology import Topology
 from txstream.coordinator import Coordinator
 from txstream.engine.commit import Committer, ProcessedBatch
 from txstream.engine.loop import EventLoop, LoopOptions
+from txstream.engine.operators import Slots
 from txstream.engine.points import Point, PointListener, nobody_listens
 from txstream.metas import BatchMetas, MetaCodec
 from txstream.testing import InProcessRunner
@@ -78,8 +79,8 @@ class RecordingCommitter(Committer):
 class CountingRunner(InProcessRunner):
     """Writes down every attempt that it is given."""
 
-    def __init__(self, topology: Topology) -> None:
-        super().__init__(compiled(topology))
+    def __init__(self, topology: Topology, *, width: int | None = None, capture: bool = False) -> None:
+        super().__init__(compiled(topology, capture=capture), width=width)
         self.attempts: list[TransactionAttempt] = []
 
     def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> Any:
@@ -99,13 +100,15 @@ class World:
 
 @dataclass
 class Run:
-    """One driver's turn. `until` is "caught-up", a txid or None; `options` go to the topology."""
+    """One driver's turn. `until` is "caught-up", a txid or None; `options` go to the topology, `runner_type`
+    makes the runner."""
 
     world: World
     until: str | int | None = "caught-up"
     max_batch_records: int = 2
     listener: PointListener = nobody_listens
     committer: Any = None
+    runner_type: Callable[[Topology], CountingRunner] = CountingRunner
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -117,6 +120,8 @@ class Run:
         self.store.create_identity(Identity(UUID, FORMAT, self.topology.semantics, "spout"))
         epoch = self.store.claim_epoch(Epoch(0))
         progress = self.store.load()
+        slots = Slots(self.topology)
+        slots.restore(self.store.read_scale())
         self.coordinator: Coordinator[Any] = Coordinator(
             self.topology.semantics,
             current=progress.current,
@@ -126,7 +131,7 @@ class Run:
             last_txid=Txid(self.until) if isinstance(self.until, int) else None,
         )
         self.spout = self.topology.spout.source.coordinator(compiled(self.topology).context)
-        self.runner = CountingRunner(self.topology)
+        self.runner = self.runner_type(self.topology)
         self.committer = self.committer or RecordingCommitter(self.topology, world.table)
         self.loop = EventLoop(
             self.coordinator,
@@ -142,6 +147,7 @@ class Run:
                 targets=self.spout.targets() if self.until == "caught-up" else None,
                 listener=self.listener,
             ),
+            slots=slots,
         )
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._main, daemon=True)

@@ -28,6 +28,7 @@ REPORT = RunReport(
     last_txid=9,
     batches=7,
     records=7000,
+    failed_attempts=0,
     replayed_attempts=0,
     recovered_batches=0,
     seconds=2.0,
@@ -151,9 +152,15 @@ def test_status_of_a_run_that_was_stopped(
 
 def test_summary_in_one_line() -> None:
     assert summary(REPORT) == "words: txids 3 to 9, 7,000 records in 2.0 s (3,500 records/s)"
-    eventful = replace(REPORT, replayed_attempts=2, recovered_batches=1)
-    assert summary(eventful).endswith(", 2 attempts replayed, 1 batches recovered")
-    assert "nothing to do" in summary(replace(REPORT, batches=0, first_txid=None))
+    eventful = replace(REPORT, failed_attempts=1, replayed_attempts=2, recovered_batches=1)
+    assert summary(eventful).endswith(", 1 attempts failed, 2 attempts replayed, 1 batches recovered")
+    idle = replace(REPORT, batches=0, first_txid=None)
+    assert "nothing to do" in summary(idle)
+    assert summary(replace(idle, failed_attempts=4)).startswith("words: nothing committed, 4 attempts failed")
+
+
+def test_failed_attempts_are_in_the_document() -> None:
+    assert replace(REPORT, failed_attempts=4).to_document()["failed_attempts"] == 4
 
 
 # --- progress ----------------------------------------------------------------------------------------------

@@ -272,13 +272,20 @@ def _tell(
 
 def summary(report: RunReport) -> str:
     """A run in one line."""
+    if not report.batches and report.failed_attempts:
+        return (
+            f"{report.topology}: nothing committed, {report.failed_attempts:,} attempts failed; "
+            f"txid {report.last_txid} stays the last"
+        )
     if not report.batches:
         return f"{report.topology}: nothing to do, txid {report.last_txid} stays the last"
+    failed = f", {report.failed_attempts:,} attempts failed" if report.failed_attempts else ""
     replayed = f", {report.replayed_attempts:,} attempts replayed" if report.replayed_attempts else ""
     recovered = f", {report.recovered_batches:,} batches recovered" if report.recovered_batches else ""
     return (
         f"{report.topology}: txids {report.first_txid} to {report.last_txid}, {report.records:,} records in "
-        f"{report.seconds:.1f} s ({report.records_per_second:,.0f} records/s){replayed}{recovered}"
+        f"{report.seconds:.1f} s ({report.records_per_second:,.0f} records/s)"
+        f"{failed}{replayed}{recovered}"
     )
 
 

@@ -39,6 +39,7 @@ from txstream.coordinator import (
 )
 from txstream.engine.commit import Committer, ProcessedBatch
 from txstream.engine.events import EventQueue
+from txstream.engine.operators import Operators, Slots
 from txstream.engine.planning import Planning
 from txstream.engine.points import Point, PointListener, nobody_listens
 from txstream.engine.report import BatchTiming, Statistics
@@ -77,7 +78,10 @@ class LoopOptions:
 
 @dataclass
 class EventLoop:
-    """See the module. `run` returns when the run has ended; it raises what ended it."""
+    """See the module. `run` returns when the run has ended; it raises what ended it.
+
+    `slots` are those to begin with, which operators may change; without it they may not.
+    """
 
     coordinator: Coordinator[Any]
     spout: PartitionCoordinator[Any]
@@ -88,6 +92,7 @@ class EventLoop:
     options: LoopOptions
     statistics: Statistics = field(default_factory=Statistics)
     caught_up: bool = False
+    slots: Slots | None = None
 
     def __post_init__(self) -> None:
         pending = self.coordinator.max_spout_pending
@@ -125,12 +130,11 @@ class EventLoop:
             fail_run=self._fail_run,
             is_active=self._is_active,
         )
+        self._operators = Operators(
+            self.store, self.runner, self.slots, self._events, self._writes, self._fail_run
+        )
 
     # --- for other threads --------------------------------------------------------------------------
-
-    def change_slots(self, slots: Mapping[str, int]) -> None:
-        """Give components other numbers of slots, from the next attempt on."""
-        self._events.post(lambda: setattr(self.runner, "slots", dict(slots)))
 
     def stop(self) -> None:
         """End on a txid boundary: open nothing more, finish what is open."""
@@ -175,9 +179,12 @@ class EventLoop:
     def run(self) -> None:
         """Carry out commands until the run ends. Raises the error that ended it, FencedError among others."""
         try:
+            self._operators.begin()
             self._do_all(self.coordinator.sync())
             while not self._finished():
                 self._events.next()()
+            if self._failure is None:
+                self._operators.finish()
         except BaseException as error:
             self._failure = self._failure or error
             raise
@@ -201,6 +208,7 @@ class EventLoop:
 
     def _shut_down(self) -> None:
         self._abort.set()
+        self._operators.shut_down()
         for batch in self.coordinator.active.values():
             self._cancel(batch.attempt)
         # The jobs of superseded attempts may run on for a while; nobody waits for them.
@@ -296,6 +304,7 @@ class EventLoop:
             self._planned_at.pop(advance.txid, None)
             self._do_all(self.coordinator.advanced(advance.txid))
             self._planning.forget_before(advance.txid)
+            self._operators.advanced(statistics.assignment)
             self._end_if_doomed()
 
         self._events.submit(self._writes, work, done, self._fail_run)

@@ -53,8 +53,9 @@ class RunProgress:
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """What one run did. `replayed_attempts` counts attempts beyond each txid's first, `recovered_batches`
-    the batches that an earlier run had open or half committed."""
+    """What one run did. `failed_attempts` failed themselves: an outage, a `BatchFailedError`, an error in a
+    bolt. `replayed_attempts` counts attempts beyond each txid's first, those of later txids that had to go
+    again among them; `recovered_batches` the batches that an earlier run had open or half committed."""
 
     topology: str
     uuid: str
@@ -64,6 +65,7 @@ class RunReport:
     last_txid: int
     batches: int
     records: int
+    failed_attempts: int
     replayed_attempts: int
     recovered_batches: int
     seconds: float

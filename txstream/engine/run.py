@@ -28,6 +28,7 @@ from txstream.coordinator import Coordinator
 from txstream.engine.claim import claim_identity
 from txstream.engine.commit import Committer, StateTarget, state_targets
 from txstream.engine.loop import EventLoop, LoopOptions, RunAbortedError
+from txstream.engine.operators import Slots
 from txstream.engine.plan import ExecutionPlan, compile_topology
 from txstream.engine.points import PointListener, nobody_listens
 from txstream.engine.recovery import recover, take_over
@@ -221,6 +222,8 @@ class RunningTopology:
         databases = [target.database for target in targets]
         epoch = take_over(topology.id, identity.uuid, store, databases, locked=self._wait_for_fence)
         resume = recover(topology.id, topology.semantics, store, databases, codec)
+        slots = Slots(topology)
+        slots.restore(store.read_scale())
 
         coordinator: Coordinator[Any] = Coordinator(
             topology.semantics,
@@ -251,6 +254,7 @@ class RunningTopology:
                 targets=goal,
                 listener=self._listener,
             ),
+            slots=slots,
         )
         self._loop = loop
         self.state = "running"
@@ -277,6 +281,7 @@ class RunningTopology:
             last_txid=coordinator.current - 1,
             batches=statistics.batches,
             records=statistics.records,
+            failed_attempts=statistics.failed_attempts,
             replayed_attempts=statistics.replayed_attempts,
             recovered_batches=statistics.recovered_batches,
             seconds=round(time.monotonic() - started, 3),

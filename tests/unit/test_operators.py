@@ -1,0 +1,447 @@
+"""What operators ask of a running topology and are shown of it: slots that change, and where tasks ran."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.bolts import CountByHand
+from support.inmemory import MemoryLog
+from support.loops import DEADLINE_SECONDS, CountingRunner, Run, World, wait, words
+
+import txstream.engine.operators
+from txstream.api.errors import CorruptStateError, FencedError, ServiceUnavailableError
+from txstream.api.spouts import OpaqueSpout, TransactionalSpout
+from txstream.api.topology import Topology
+from txstream.assignment import Assignment
+from txstream.embedded.process import wait_until
+from txstream.engine.runner import BatchResult
+from txstream.metas import BatchMetas
+from txstream.transaction import Epoch, TransactionAttempt
+from txstream.zookeeper import (
+    ROOT,
+    OperatorRequests,
+    Paths,
+    ScaleAnswer,
+    WaitStoppedError,
+    read_assignment,
+)
+
+pytestmark = pytest.mark.usefixtures("impatient")
+BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
+PATHS = Paths(ROOT, "t")
+LINES = [f"w{n} w{n * n % 17} end" for n in range(24)]
+
+
+class KeepingRunner(CountingRunner):
+    """Four Spark tasks for every batch, as far as slots go; keeps what each attempt left."""
+
+    def __init__(self, topology: Topology) -> None:
+        super().__init__(topology, width=4, capture=True)
+        self.results: dict[TransactionAttempt, BatchResult] = {}
+
+    def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
+        result: BatchResult = super().run(attempt, metas)
+        self.results[attempt] = result
+        return result
+
+
+def driver(world: World, until: str | int | None = None, *, tasks: int = 4, **options: Any) -> Run:
+    """lines (2 slots), split (2), count (2 slots and so many tasks, for it is not merged), store (2)."""
+    return Run(
+        world,
+        until,
+        max_batch_records=8,
+        runner_type=KeepingRunner,
+        options={"count": CountByHand(), "tasks": tasks, **options},
+    )
+
+
+def empty_world(spout: Any = OpaqueSpout) -> World:
+    return World(MemoryLog({"a": [], "b": []}), spout)
+
+
+def feed(run: Run, lines: list[str] = LINES) -> None:
+    """Append the lines, and wait until they are committed."""
+    log = run.world.log
+    for number, line in enumerate(lines):
+        log.partitions["ab"[number % 2]].append(line)
+    until_committed(run)
+
+
+def until_committed(run: Run) -> None:
+    expected = sum(len(rows) for rows in run.world.log.partitions.values())
+    committed = wait_until(lambda: run.loop.statistics.records >= expected, DEADLINE_SECONDS)
+    assert committed, f"{run.error}, {run.loop.statistics}"
+
+
+def stop(run: Run) -> None:
+    run.loop.stop()
+    run.finish()
+    assert run.world.table.totals() == words(run.world.log), "something was lost or doubled"
+
+
+def operator(world: World) -> OperatorRequests:
+    return OperatorRequests(world.tree, PATHS)
+
+
+def ask(world: World, **slots: int) -> ScaleAnswer:
+    """What the leader answers."""
+    requests = operator(world)
+    answer = requests.wait_scale_answer(requests.ask_scale(slots), DEADLINE_SECONDS)
+    assert answer is not None, "no answer"
+    return answer
+
+
+def answer_to(world: World, request_id: str) -> ScaleAnswer | None:
+    return operator(world).wait_scale_answer(request_id, 0)
+
+
+def slots_used(result: BatchResult, component: str = "count") -> set[int]:
+    return {place.slot for place in result.places if place.component == component}
+
+
+def tasks_of_words(result: BatchResult) -> dict[str, int]:
+    """Which task of `count` got which word."""
+    return {
+        word: emitted.task
+        for emitted in result.emitted
+        if emitted.component == "count"
+        for word in emitted.tuples["word"].to_pylist()
+    }
+
+
+def written(world: World) -> Assignment | None:
+    return read_assignment(world.tree, PATHS)
+
+
+# --- slots change between two batches --------------------------------------------------------------------
+
+
+@BOTH
+def test_a_running_topology_is_scaled_up_and_down_and_every_word_keeps_its_task(spout: Any) -> None:
+    world = empty_world(spout)
+    run = driver(world).start()
+    feed(run)
+    slots = 2
+    homes: dict[str, int] = {}
+    for count in (4, 1, 3):
+        assert ask(world, count=count).before == {"count": slots}
+        slots = count
+        earlier = set(run.runner.results)
+        feed(run)
+        later = [result for attempt, result in run.runner.results.items() if attempt not in earlier]
+        assert later
+        assert all(slots_used(result) == set(range(count)) for result in later)
+    for result in run.runner.results.values():
+        for word, task in tasks_of_words(result).items():
+            assert homes.setdefault(word, task) == task, f"{word} has moved"
+    assert set(homes.values()) == {0, 1, 2, 3}, "words enough for every task"
+    assert homes.keys() == words(world.log).keys()
+    stop(run)
+    assert sorted(world.table.batches) == list(range(1, run.loop.statistics.batches + 1))
+
+
+def test_an_attempt_in_flight_ends_with_the_slots_that_it_began_with() -> None:
+    world = empty_world()
+    reading, go_on = threading.Event(), threading.Event()
+
+    def on_emit(attempt: TransactionAttempt, partition: str) -> None:
+        if attempt.txid == 1:
+            reading.set()
+            wait(go_on, "the topology being scaled")
+
+    world.log.on_emit = on_emit
+    world.log.partitions["a"] += LINES
+    run = driver(world, max_spout_pending=1).start()
+    wait(reading, "the first batch being read")
+    assert ask(world, count=4).refused is None
+    go_on.set()
+    until_committed(run)
+    stop(run)
+    used = {attempt.txid: slots_used(result) for attempt, result in run.runner.results.items()}
+    assert used == {1: {0, 1}, 2: {0, 1, 2, 3}, 3: {0, 1, 2, 3}}
+
+
+def test_a_spout_may_have_fewer_slots_and_then_as_many_as_its_parallelism() -> None:
+    world = empty_world()
+    run = driver(world).start()
+    for slots in (1, 2):
+        assert ask(world, lines=slots).refused is None
+        feed(run)
+        newest = list(run.runner.results.values())[-1]
+        assert slots_used(newest, "lines") == set(range(slots))
+    stop(run)
+
+
+@pytest.mark.parametrize(
+    ("slots", "words_of_refusal"),
+    [
+        ({"cuont": 2}, ["no component 'cuont'", "count, lines, split, store"]),
+        ({"count": 5}, ["5 slots", "4 tasks", ".set_num_tasks(5)"]),
+        ({"lines": 3}, ["'lines'", "at most its parallelism of 2", "parallelism=3"]),
+        ({"count": 4, "split": 9}, ["'split'", "9 slots"]),
+    ],
+)
+def test_what_cannot_be_had_is_refused_and_changes_nothing(
+    slots: dict[str, int], words_of_refusal: list[str]
+) -> None:
+    world = empty_world()
+    run = driver(world).start()
+    refused = ask(world, **slots).refused
+    assert refused is not None
+    assert all(word in refused for word in words_of_refusal), refused
+    feed(run)
+    assert all(slots_used(result) == {0, 1} for result in run.runner.results.values())
+    assert operator(world).read_scale().slots == {}
+    assert ask(world, count=4).before == {"count": 2}, "the next request is served"
+    stop(run)
+
+
+# --- over restarts ---------------------------------------------------------------------------------------
+
+
+def test_a_restart_has_the_slots_that_were_in_force_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    world = empty_world()
+    first = driver(world).start()
+    ask(world, count=4, split=1, lines=2)
+    feed(first)
+    stop(first)
+    world.log.partitions["a"] += LINES
+    caplog.clear()
+    second = driver(world, "caught-up").complete()
+    assert all(slots_used(result) == {0, 1, 2, 3} for result in second.runner.results.values())
+    assert all(slots_used(result, "split") == {0} for result in second.runner.results.values())
+    assert world.table.totals() == words(world.log)
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(said) == 2, "lines has what it was declared with"
+    assert said[0].startswith("component 'count' has 4 slots")
+    assert "parallelism of 2" in said[0]
+    assert said[1].startswith("component 'split' has 1 slots")
+
+
+def test_slots_that_the_code_no_longer_has_are_told_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    world = empty_world()
+    first = driver(world).start()
+    ask(world, count=4)
+    stop(first)
+    world.log.partitions["a"] += LINES
+    second = driver(world, "caught-up", tasks=3).complete()
+    assert all(slots_used(result) == {0, 1} for result in second.runner.results.values())
+    assert "count=4 is ignored" in caplog.text
+
+
+def hear_nothing(path: str, changed: Callable[[], None]) -> Callable[[], None]:
+    """A watch that is slow: the run ends before it has told anything."""
+    return lambda: None
+
+
+@pytest.mark.parametrize("watch", [None, hear_nothing], ids=["heard-at-once", "heard-late"])
+def test_what_was_asked_while_nothing_ran_is_in_force_from_the_first_batch_on(
+    watch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = empty_world()
+    if watch is not None:
+        monkeypatch.setattr(world.tree, "watch", watch)
+    driver(world, "caught-up").complete()
+    asked = [operator(world).ask_scale(slots) for slots in ({"count": 3}, {"count": 9}, {"count": 4})]
+    world.log.partitions["a"] += LINES
+    run = driver(world, "caught-up").complete()
+    assert all(slots_used(result) == {0, 1, 2, 3} for result in run.runner.results.values())
+    answers = [answer_to(world, request_id) for request_id in asked]
+    assert [a is not None and a.refused is None for a in answers] == [True, False, True]
+    assert [a.before for a in answers if a is not None] == [{"count": 2}, {}, {"count": 3}]
+    assert operator(world).read_scale().waiting == ()
+
+
+def test_a_run_with_nothing_to_do_answers_too() -> None:
+    world = empty_world()
+    driver(world, "caught-up").complete()
+    request_id = operator(world).ask_scale({"count": 3})
+    run = driver(world, "caught-up").complete()
+    assert run.loop.statistics.batches == 0
+    answer = answer_to(world, request_id)
+    assert answer is not None
+    assert answer.before == {"count": 2}
+
+
+def test_unreadable_slots_end_a_start() -> None:
+    world = empty_world()
+    driver(world, "caught-up").complete()
+    world.tree.write(PATHS.scaled, b"three")
+    with pytest.raises(CorruptStateError, match="requests/scaled"):
+        driver(world, "caught-up")
+
+
+# --- faults ----------------------------------------------------------------------------------------------
+
+
+def test_an_unreadable_request_is_told_and_batches_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    world = empty_world()
+    run = driver(world).start()
+    request_id = operator(world).ask_scale({"split": 1})
+    assert operator(world).wait_scale_answer(request_id, DEADLINE_SECONDS) is not None
+    world.tree.write(PATHS.scale, b"three")
+    assert wait_until(lambda: "requests/scale" in caplog.text, DEADLINE_SECONDS)
+    assert [record.levelno for record in caplog.records if PATHS.scale in record.getMessage()][-1] == (
+        logging.ERROR
+    )
+    feed(run)
+    world.tree.remove(PATHS.scale)
+    assert ask(world, count=4).refused is None, "mended, it is served"
+    stop(run)
+
+
+def test_an_answer_that_could_not_be_stored_is_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(txstream.engine.operators, "_RETRY_SECONDS", 0.01)
+    world = empty_world()
+    run = driver(world)
+    away = iter(range(2))
+
+    def hook(when: str, write: str) -> None:
+        if (when, write) == ("before", "answer_scale") and next(away, None) is not None:
+            raise ServiceUnavailableError("ZooKeeper is away")
+
+    run.hook = hook
+    run.start()
+    assert ask(world, count=4).before == {"count": 2}, "judged once, however often it is answered"
+    assert next(away, None) is None
+    feed(run)
+    stop(run)
+
+
+def test_a_leader_that_was_succeeded_ends_when_it_is_asked() -> None:
+    world = empty_world()
+    run = driver(world).start()
+    feed(run)
+    Run(world).store.claim_epoch(Epoch(0))
+    request_id = operator(world).ask_scale({"count": 4})
+    with pytest.raises(FencedError):
+        run.finish()
+    assert answer_to(world, request_id) is None, "the new leader answers"
+
+
+# --- where tasks ran -------------------------------------------------------------------------------------
+
+
+def count_writes(run: Run) -> list[str]:
+    """The assignments that are written from now on."""
+    writes: list[str] = []
+
+    def hook(when: str, write: str) -> None:
+        if (when, write) == ("after", "write_assignment"):
+            writes.append(write)
+
+    run.hook = hook
+    return writes
+
+
+@pytest.mark.parametrize(("pause_seconds", "writes"), [(1_000, 2), (0, 3)])
+def test_places_are_stored_now_and_then_and_those_of_the_last_batch_at_the_end(
+    log: MemoryLog, monkeypatch: pytest.MonkeyPatch, pause_seconds: float, writes: int
+) -> None:
+    monkeypatch.setattr(txstream.engine.operators, "_ASSIGNMENT_SECONDS", pause_seconds)
+    run = Run(World(log))
+    stored = count_writes(run)
+    run.complete()
+    assert run.loop.statistics.batches == 3
+    assert len(stored) == writes, "the first and the last; or all, when there is time between them"
+    assignment = written(run.world)
+    assert assignment is not None
+    assert assignment == run.loop.statistics.assignment
+    assert assignment.txid == 3
+    assert {place.component for place in assignment.tasks} == {"lines", "split", "count", "store"}
+
+
+def test_the_last_batch_before_a_pause_is_shown_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    pause_seconds = 1_000.0
+    monkeypatch.setattr(txstream.engine.operators, "_ASSIGNMENT_SECONDS", pause_seconds)
+    world = empty_world()
+    run = driver(world)
+    events = run.loop._events
+    after, pauses = events.after, []
+
+    def keep_pauses(seconds: float, event: Callable[[], None]) -> None:
+        if seconds == pause_seconds:
+            pauses.append(event)
+        else:
+            after(seconds, event)
+
+    monkeypatch.setattr(events, "after", keep_pauses)
+    stored = count_writes(run)
+    run.start()
+    feed(run, ["one"])
+    feed(run, ["two"])
+    assert wait_until(lambda: len(stored) == 1, DEADLINE_SECONDS), "the second came too soon"
+    newest = run.loop.statistics.assignment
+    assert newest is not None
+    assert len(pauses) == 1
+    events.post(pauses.pop())
+    assert wait_until(lambda: len(stored) == 2, DEADLINE_SECONDS)
+    assert written(world) == newest
+    stop(run)
+    assert len(stored) == 2, "it was stored already"
+
+
+def test_places_that_cannot_be_stored_do_not_disturb_batches(
+    log: MemoryLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(World(log))
+
+    def hook(when: str, write: str) -> None:
+        if write == "write_assignment":
+            raise ServiceUnavailableError("no room")
+
+    run.hook = hook
+    with caplog.at_level(logging.INFO):
+        run.complete()
+    assert run.world.table.totals() == words(log)
+    assert "where tasks ran was not stored: no room" in caplog.text
+    assert "will not show the last batch: no room" in caplog.text
+    assert written(run.world) is None
+
+
+def test_a_store_that_hangs_at_the_end_does_not_keep_a_run(
+    log: MemoryLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(txstream.engine.operators, "_END_SECONDS", 0.05)
+    monkeypatch.setattr(txstream.engine.operators, "_ASSIGNMENT_SECONDS", 1_000)
+    run = Run(World(log))
+    stored: list[str] = []
+
+    def hook(when: str, write: str) -> None:
+        if (when, write) == ("before", "write_assignment"):
+            stored.append(write)
+            if len(stored) == 2:
+                assert wait_until(lambda: run.loop.aborted, DEADLINE_SECONDS)
+                raise WaitStoppedError("stopped while waiting for ZooKeeper")
+
+    run.hook = hook
+    run.complete()
+    assert run.loop.caught_up
+    assert "will not show the last batch" in caplog.text
+
+
+@pytest.mark.parametrize("write", ["write_assignment", "end"])
+def test_a_leader_that_was_succeeded_ends_at_its_next_write(
+    log: MemoryLog, monkeypatch: pytest.MonkeyPatch, write: str
+) -> None:
+    """After an advance, or with the last places when all is done."""
+    monkeypatch.setattr(txstream.engine.operators, "_ASSIGNMENT_SECONDS", 1_000)
+    world = World(log)
+    run = Run(world)
+    at = {"write_assignment": 1, "end": 3}[write]
+    advanced: list[str] = []
+
+    def hook(when: str, name: str) -> None:
+        if (when, name) == ("after", "advance"):
+            advanced.append(name)
+            if len(advanced) == at:
+                Run(world).store.claim_epoch(Epoch(0))
+
+    run.hook = hook
+    with pytest.raises(FencedError):
+        run.complete()
