@@ -14,7 +14,13 @@ from support.inmemory import CONTEXT, attempt
 
 from txstream.api.batch_spouts import BATCH_PARTITION, BatchCollector, BatchSpout, BatchTransaction
 from txstream.api.bolts import OutputCollector
-from txstream.api.errors import CorruptStateError, PartitionUnavailableError, TopologyError, TupleError
+from txstream.api.errors import (
+    CorruptStateError,
+    PartitionUnavailableError,
+    ServiceUnavailableError,
+    TopologyError,
+    TupleError,
+)
 from txstream.api.schema import parse_schema
 from txstream.api.spouts import OpaqueSpout, PartitionCoordinator, SpoutContext, TransactionalSpout
 from txstream.metas import BatchMetas, MetaCodec
@@ -163,6 +169,30 @@ def test_driver_calls_are_passed_on_and_each_copy_is_closed() -> None:
     assert not hasattr(spout, "connection"), "opened on a copy: what is shipped has no connection"
 
 
+@pytest.mark.parametrize("error", [PartitionUnavailableError("away"), ServiceUnavailableError("away")])
+def test_an_outage_puts_cleaning_up_off(error: Exception) -> None:
+    class Away(Numbers):
+        def cleanup_before(self, txid: Txid) -> None:
+            self.calls.append(("cleanup", txid))
+            if txid == 2:
+                raise error
+
+    spout = Away()
+    coordinator = spout.coordinator(CONTEXT)
+    coordinator.cleanup_before(Txid(2))
+    coordinator.cleanup_before(Txid(3))
+    assert spout.calls[1:] == [("cleanup", 2), ("cleanup", 3)]
+
+
+def test_a_bug_in_cleaning_up_is_told() -> None:
+    class Wrong(Numbers):
+        def cleanup_before(self, txid: Txid) -> None:
+            raise KeyError(txid)
+
+    with pytest.raises(KeyError):
+        Wrong().coordinator(CONTEXT).cleanup_before(Txid(2))
+
+
 def test_without_an_end_there_is_no_catching_up() -> None:
     coordinator = Numbers().coordinator(CONTEXT)
     with pytest.raises(TopologyError, match=r"Numbers has no end.*override targets\(\)"):
@@ -211,7 +241,7 @@ def test_the_meta_type_must_be_a_frozen_dataclass() -> None:
     with pytest.raises(TopologyError, match="must be a frozen dataclass"):
 
         class Wrong(Numbers):
-            batch_meta_type = dict
+            batch_meta_type = dict  # type: ignore[assignment]
 
 
 def test_the_meta_type_has_its_own_name() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -20,13 +21,21 @@ from typing import Any, ClassVar, Generic, TypeVar, final
 import pyarrow as pa
 
 from txstream.api.bolts import OutputCollector
-from txstream.api.errors import CorruptStateError, TopologyError, TupleError
+from txstream.api.errors import (
+    BatchFailedError,
+    CorruptStateError,
+    ServiceUnavailableError,
+    TopologyError,
+    TupleError,
+)
 from txstream.api.rows import UnfitValueError, to_record_batch
 from txstream.api.schema import format_schema, format_type, parse_schema
 from txstream.api.spouts import PartitionCoordinator, PartitionedSpout, PartitionEmitter, SpoutContext
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.metas import MetaCodec
 from txstream.transaction import FIRST_TXID, TransactionAttempt, Txid
+
+log = logging.getLogger(__name__)
 
 Meta = TypeVar("Meta")
 
@@ -113,7 +122,8 @@ class BatchSpout(PartitionedSpout[BatchTransaction], Generic[Meta]):
 
     def cleanup_before(self, txid: Txid) -> None:
         """Driver. Everything before `txid` is committed and is never emitted again. May be called again for
-        the same txid, and not at all for some."""
+        the same txid, and not at all for some. In an outage (PartitionUnavailableError) it is left to a later
+        call; any other error ends the run."""
 
     def targets(self) -> Mapping[str, Any]:
         """Driver. Where the source ends now, for until="caught-up". Raises TopologyError: it has no end."""
@@ -184,7 +194,10 @@ class _BatchCoordinator(PartitionCoordinator[BatchTransaction], Generic[Meta]):
         return {BATCH_PARTITION: BatchTransaction(txid, self._encode(meta))}
 
     def cleanup_before(self, txid: Txid) -> None:
-        self._spout.cleanup_before(txid)
+        try:
+            self._spout.cleanup_before(txid)
+        except (BatchFailedError, ServiceUnavailableError) as error:
+            log.info("%s could not clean up before txid %d: %s", type(self._spout).__name__, txid, error)
 
     def targets(self) -> Mapping[str, Any]:
         return self._spout.targets()

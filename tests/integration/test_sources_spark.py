@@ -1,0 +1,72 @@
+"""Sources that live on this machine, read by Spark's Python workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.source_runs import SourceRun, Store, counting
+
+from txstream.api.spouts import OpaqueSpout, TransactionalSpout
+from txstream.engine.session import create_context
+from txstream.engine.spark_runner import SparkRunner
+from txstream.examples import batch_spout
+from txstream.spouts.files import FileSpout
+from txstream.spouts.memory import MemorySpout
+from txstream.spouts.rate import RateSpout
+from txstream.testing.failures import Crash, Fail
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkContext]:
+    from pyspark import SparkContext
+
+    shared = SparkContext._active_spark_context is not None
+    made = create_context(
+        master="local[2]",
+        conf={"spark.driver.memory": "512m"},
+        log_file=tmp_path_factory.mktemp("spark") / "spark.log",
+    )
+    yield made
+    if not shared:
+        made.stop()
+
+
+@pytest.mark.parametrize("semantics", [OpaqueSpout, TransactionalSpout])
+def test_workers_read_what_is_appended_fail_where_told_and_die_where_told(
+    context: SparkContext, semantics: Any
+) -> None:
+    store = Store()
+    with MemorySpout(partitions={"p": ["a", Fail(), "b", "c", Crash(), "d"], "q": ["x"] * 5}) as spout:
+        topology = counting(semantics(spout, max_batch_records=3))
+        first = SourceRun(topology, store, make_runner=partial(SparkRunner, context)).complete()
+        assert store.totals("value", "times") == {"a": 1, "b": 1, "c": 1, "d": 1, "x": 5}
+        assert first.loop.statistics.failed_attempts >= 2
+        spout.append("p", "late")
+        spout.append("new", "new")
+        SourceRun(topology, store, make_runner=partial(SparkRunner, context)).complete()
+        assert store.totals("value", "times") == {"a": 1, "b": 1, "c": 1, "d": 1, "x": 5, "late": 1, "new": 1}
+
+
+def test_files_rates_and_batches(context: SparkContext, tmp_path: Path) -> None:
+    make_runner = partial(SparkRunner, context)
+    (tmp_path / "logs").mkdir()
+    for name in "ab":
+        (tmp_path / "logs" / name).write_text("one\ntwo\n" * 50)
+    files = SourceRun(
+        counting(OpaqueSpout(FileSpout(tmp_path / "logs"), max_batch_records=60)), make_runner=make_runner
+    ).complete()
+    assert files.store.totals("value", "times") == {"one": 100, "two": 100}
+    rate = SourceRun(
+        counting(OpaqueSpout(RateSpout(1e9, 2, limit_rows=50)), "n"), make_runner=make_runner
+    ).complete()
+    assert rate.store.totals("n", "times") == dict.fromkeys(range(50), 1)
+    batch_spout.add_orders(tmp_path / "orders.db", 200)
+    orders = SourceRun(batch_spout.topology(str(tmp_path / "orders.db")), make_runner=make_runner).complete()
+    assert orders.store.totals("city", "n") == dict.fromkeys(batch_spout.CITIES, 50)
