@@ -1,4 +1,8 @@
-"""SIGKILL of the driver at every named point and at random moments: the next run ends with exact totals."""
+"""SIGKILL of the driver at every named point and at random moments: the next run ends with exact totals.
+
+What is killed is the driver's protocol, so most drivers do without Spark; one for each semantics has it. A
+sequence of kills mostly waits, for a driver to start and for a session to end: all go on side by side.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,12 @@ import os
 import random
 import signal
 import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
+from support.ahead import Ahead
 from support.runs import Launcher
 from support.tables import read_counts
 from support.texts import fill_topic, make_lines
@@ -15,7 +23,7 @@ from support.texts import fill_topic, make_lines
 from txstream.embedded import Services
 
 # Each run is killed at the next point and the run after it goes on from there, so that one sequence
-# crosses every point: a run costs Spark's start, whatever it does.
+# crosses every point.
 COMMIT_POINTS = [
     "before-commit:3",
     "inside-commit:4",
@@ -25,82 +33,57 @@ COMMIT_POINTS = [
 ]
 PERSIST_POINTS = ["before-persist:1", "after-persist:2"]
 LINES = 8_000
-PER_PARTITION = "200"  # 4 partitions: ten batches
+SMALL_BATCHES = "max_records_per_partition=200"  # 4 partitions: ten batches of 8,000 lines
+SEED = int(os.environ.get("TXSTREAM_KILL_SEED", random.SystemRandom().randrange(1 << 32)))
 
 
-@pytest.mark.parametrize(
-    ("semantics", "points"),
-    [("transactional", PERSIST_POINTS + COMMIT_POINTS), ("opaque", COMMIT_POINTS)],
-    ids=["transactional", "opaque"],
-)
-@pytest.mark.timeout(400)
-def test_killed_at_every_named_point(
-    launcher: Launcher, services: Services, unique: str, semantics: str, points: list[str]
-) -> None:
-    truth = fill_topic(services.kafka, unique, make_lines(LINES))
-    options = ["-p", f"semantics={semantics}", "-p", f"max_records_per_partition={PER_PARTITION}"]
-    for point in points:
-        killed = launcher.word_count(unique, unique, unique, *options, TXSTREAM_FAULT=f"kill@{point}")
-        assert killed.status == -signal.SIGKILL, f"not killed at {point}: {killed.stderr}"
-    finished = launcher.word_count(unique, unique, unique, *options)
-    assert finished.status == 0, finished.stderr
-    assert read_counts(launcher.database, unique) == truth
-    batches = launcher.run("batches", unique, "--json").json()
-    assert [batch["txid"] for batch in batches] == list(range(1, len(batches) + 1))
-    assert {batch["status"] for batch in batches} == {"committed"}
-    assert sum(batch["tuples"] for batch in batches) == LINES
+@dataclass(frozen=True)
+class Killed:
+    """What is there after some kills and a run to the end of the log."""
+
+    truth: Mapping[str, int]
+    counts: Mapping[str, int]
+    batches: Sequence[Mapping[str, Any]]
+
+    def assert_exact(self, lines: int) -> None:
+        """The table is right, and the ledger has every txid once and every line once, all committed."""
+        assert self.counts == self.truth
+        assert [batch["txid"] for batch in self.batches] == list(range(1, len(self.batches) + 1))
+        assert {batch["status"] for batch in self.batches} == {"committed"}
+        assert sum(batch["tuples"] for batch in self.batches) == lines
 
 
-def test_non_transactional_miscounts_when_killed_alike(
-    launcher: Launcher, services: Services, unique: str
-) -> None:
-    truth = fill_topic(services.kafka, unique, make_lines(4_000))
-    options = ["-p", "semantics=non-transactional", "-p", f"max_records_per_partition={PER_PARTITION}"]
-    killed = launcher.word_count(unique, unique, unique, *options, TXSTREAM_FAULT="kill@after-commit:2")
-    assert killed.status == -signal.SIGKILL, killed.stderr
-    finished = launcher.word_count(unique, unique, unique, *options)
-    assert finished.status == 0, finished.stderr
-    counts = read_counts(launcher.database, unique)
-    assert counts != truth
-    assert sum(counts.values()) > sum(truth.values()), "a batch that was committed twice counts twice"
-
-
-@pytest.mark.parametrize("semantics", ["transactional", "opaque"])
-@pytest.mark.timeout(600)
-def test_killed_at_random_moments(
-    launcher: Launcher, services: Services, unique: str, semantics: str
-) -> None:
-    seed = int(os.environ.get("TXSTREAM_KILL_SEED", random.SystemRandom().randrange(1 << 32)))
-    print(f"TXSTREAM_KILL_SEED={seed}")
-    _kill_at_random_moments(launcher, services, unique, semantics, kills=3, rng=random.Random(seed))
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("semantics", ["transactional", "opaque"])
-@pytest.mark.timeout(1800)
-def test_killed_at_many_random_moments(
-    launcher: Launcher, services: Services, unique: str, semantics: str
-) -> None:
-    seed = int(os.environ.get("TXSTREAM_KILL_SEED", random.SystemRandom().randrange(1 << 32)))
-    print(f"TXSTREAM_KILL_SEED={seed}")
-    _kill_at_random_moments(launcher, services, unique, semantics, kills=10, rng=random.Random(seed))
-
-
-def _kill_at_random_moments(
-    launcher: Launcher, services: Services, unique: str, semantics: str, *, kills: int, rng: random.Random
-) -> None:
-    truth = fill_topic(services.kafka, unique, make_lines(60_000))
+def kill_at_points(
+    launcher: Launcher, name: str, semantics: str, points: Sequence[str], *, lines: int = LINES
+) -> Killed:
+    """Runs that are killed at one point after the other, then one that is not."""
+    truth = fill_topic(launcher.services.kafka, name, make_lines(lines))
     arguments = launcher.word_count_arguments(
-        unique, unique, unique, "-p", f"semantics={semantics}", "-p", "max_records_per_partition=100"
+        name, name, name, "-p", f"semantics={semantics}", "-p", SMALL_BATCHES
     )
+    for point in points:
+        killed = launcher.run(*arguments, TXSTREAM_FAULT=f"kill@{point}")
+        assert killed.status == -signal.SIGKILL, f"not killed at {point}: {killed.stderr}"
+    return finished(launcher, name, arguments, truth)
+
+
+def kill_at_random_moments(
+    launcher: Launcher, name: str, semantics: str, *, kills: int, rng: random.Random
+) -> Killed:
+    """Runs that have much to do, killed while they do it, then one that is not."""
+    truth = fill_topic(launcher.services.kafka, name, make_lines(20_000))
+    options = ["-p", f"semantics={semantics}"]
+    arguments = launcher.word_count_arguments(  # 4 partitions: 250 batches
+        name, name, name, *options, "-p", "max_records_per_partition=20"
+    )
+    seconds = 2.0 if launcher.on_spark else 0.8  # of a run's work, the rest is for the next
     hit = 0
     while hit < kills:
         command = launcher.start(*arguments)
         try:
             command.wait_for_line("running")
-            moment = rng.uniform(0.0, 2.0)
             try:
-                command.process.wait(moment)  # ending before the moment has come is a miss
+                command.process.wait(rng.uniform(0.0, seconds))  # ending before that is a miss
             except subprocess.TimeoutExpired:
                 hit += 1
         finally:
@@ -108,6 +91,89 @@ def _kill_at_random_moments(
         if command.process.returncode == 0:
             break
     assert hit, "the run was never hit while it ran; give it more to do"
-    finished = launcher.word_count(unique, unique, unique, "-p", f"semantics={semantics}")
-    assert finished.status == 0, finished.stderr
-    assert read_counts(launcher.database, unique) == truth
+    return finished(launcher, name, launcher.word_count_arguments(name, name, name, *options), truth)
+
+
+def finished(launcher: Launcher, name: str, arguments: Sequence[str], truth: Mapping[str, int]) -> Killed:
+    outcome = launcher.run(*arguments)
+    assert outcome.status == 0, outcome.stderr
+    batches = launcher.run("batches", name, "-n", "1000", "--json").json()
+    return Killed(truth, read_counts(launcher.database, name), batches)
+
+
+@pytest.fixture(scope="module")
+def sequences(
+    request: pytest.FixtureRequest, services: Services, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Ahead[Killed]]:
+    """Each with a topic, a topology and a database of its own."""
+
+    def work(
+        kill: Callable[..., Killed], semantics: str, *, on_spark: bool = False, **how: Any
+    ) -> Callable[[], Killed]:
+        folder = tmp_path_factory.mktemp("killed")
+        launcher = Launcher(services, folder, f"sqlite:///{folder / 'state.db'}", on_spark=on_spark)
+        return lambda: kill(launcher, f"k{folder.name}", semantics, **how)
+
+    def moments(semantics: str, kills: int, **how: Any) -> Callable[[], Killed]:
+        rng = random.Random(f"{SEED} {semantics}")
+        return work(kill_at_random_moments, semantics, kills=kills, rng=rng, **how)
+
+    works = {
+        "test_killed_on_spark_at_a_named_point": work(
+            kill_at_points, "transactional", points=["after-commit:5"], on_spark=True
+        ),
+        "test_killed_on_spark_at_a_random_moment": moments("opaque", 1, on_spark=True),
+        "test_killed_at_every_named_point[transactional]": work(
+            kill_at_points, "transactional", points=PERSIST_POINTS + COMMIT_POINTS
+        ),
+        "test_killed_at_every_named_point[opaque]": work(kill_at_points, "opaque", points=COMMIT_POINTS),
+        "test_non_transactional_miscounts_when_killed_alike": work(
+            kill_at_points, "non-transactional", points=["after-commit:2"], lines=4_000
+        ),
+        "test_killed_at_random_moments[transactional]": moments("transactional", 4),
+        "test_killed_at_random_moments[opaque]": moments("opaque", 4),
+    }
+    with Ahead(request, works, at_once=4) as begun:
+        yield begun
+
+
+@pytest.fixture
+def killed(request: pytest.FixtureRequest, sequences: Ahead[Killed]) -> Killed:
+    """What this test's sequence left."""
+    print(f"TXSTREAM_KILL_SEED={SEED}")
+    return sequences[request.node.name]
+
+
+@pytest.mark.parametrize("semantics", ["transactional", "opaque"])
+def test_killed_at_every_named_point(killed: Killed, semantics: str) -> None:
+    killed.assert_exact(LINES)
+
+
+def test_non_transactional_miscounts_when_killed_alike(killed: Killed) -> None:
+    assert killed.counts != killed.truth
+    assert sum(killed.counts.values()) > sum(killed.truth.values()), (
+        "a batch that was committed twice counts twice"
+    )
+
+
+@pytest.mark.parametrize("semantics", ["transactional", "opaque"])
+def test_killed_at_random_moments(killed: Killed, semantics: str) -> None:
+    killed.assert_exact(20_000)
+
+
+def test_killed_on_spark_at_a_named_point(killed: Killed) -> None:
+    """The driver leaves Spark's processes behind for a while; its successor starts its own."""
+    killed.assert_exact(LINES)
+
+
+def test_killed_on_spark_at_a_random_moment(killed: Killed) -> None:
+    killed.assert_exact(20_000)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("semantics", ["transactional", "opaque"])
+@pytest.mark.timeout(1800)
+def test_killed_at_many_random_moments(launcher: Launcher, unique: str, semantics: str) -> None:
+    print(f"TXSTREAM_KILL_SEED={SEED}")
+    rng = random.Random(f"{SEED} {semantics}")
+    kill_at_random_moments(launcher, unique, semantics, kills=10, rng=rng).assert_exact(20_000)

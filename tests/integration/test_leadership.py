@@ -1,4 +1,8 @@
-"""Two drivers with one topology id: a standby waits and takes over; a frozen leader that wakes is fenced."""
+"""Two drivers with one topology id: a standby waits and takes over; a frozen leader that wakes is fenced.
+
+All this is between the drivers, ZooKeeper and the database: one pair of drivers has Spark, the others do
+without. Every test waits for a session to end: they do so side by side.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,21 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.runs import Launcher, RunningCommand
+from postgres import PostgresServer
+from support.ahead import Ahead
+from support.runs import WORD_COUNT, Launcher, Outcome, RunningCommand
 from support.tables import read_counts
-from support.texts import fill_topic, make_lines
+from support.texts import count_words, create_topic, fill_topic, make_lines, produce
 
 from txstream.embedded import Services
 
-LINES = 4_000
-OPTIONS = ["-p", "max_records_per_partition=200", "--session-timeout", "3"]
+LINES = make_lines(4_000)
+SMALL_BATCHES = ["-p", "max_records_per_partition=200"]
 
 # The message timeout bounds how long a frozen driver's open transaction can keep its locks.
 IMPATIENT = """
@@ -27,11 +34,25 @@ from txstream.examples import word_count
 
 def topology(topic: str, table: str, semantics: str = "opaque"):
     built = word_count.topology(topic, semantics, table, max_records_per_partition=200)
-    return dataclasses.replace(built, message_timeout_seconds=6.0)
+    return dataclasses.replace(built, message_timeout_seconds=4.0)
 """
 
 
-def wait_for_file(path: Path, command: RunningCommand, deadline_seconds: float = 60) -> dict[str, object]:
+@dataclass(frozen=True)
+class Succession:
+    """How the first driver and the one that stood by ended, and what the table holds then."""
+
+    first: Outcome
+    standby: Outcome
+    truth: Mapping[str, int]
+    counts: Mapping[str, int]
+
+    def assert_taken_over(self) -> None:
+        assert self.standby.status == 0, self.standby.stderr
+        assert self.counts == self.truth
+
+
+def wait_for_file(path: Path, command: RunningCommand, deadline_seconds: float = 120) -> dict[str, object]:
     """What the fault wrote before it froze the process."""
     tick = threading.Event()
     for _ in range(int(deadline_seconds / 0.05)):
@@ -45,99 +66,156 @@ def wait_for_file(path: Path, command: RunningCommand, deadline_seconds: float =
     raise AssertionError(f"the driver was never frozen: {command.wait().stderr}")
 
 
-def freeze_succeed_wake(
-    launcher: Launcher, tmp_path: Path, start: Callable[..., RunningCommand], point: str
-) -> tuple[RunningCommand, RunningCommand]:
-    """Freeze one driver at a point, let a standby finish, wake the first. Gives both, ended."""
-    told = tmp_path / "frozen.json"
-    first = start(TXSTREAM_FAULT=f"stop@{point}", TXSTREAM_FAULT_LOG=str(told))
+def freeze(launcher: Launcher, arguments: list[str], point: str) -> tuple[RunningCommand, int]:
+    """A driver that has stopped at the point, and the process that has."""
+    told = launcher.directory / "frozen.json"
+    driver = launcher.start(*arguments, TXSTREAM_FAULT=f"stop@{point}", TXSTREAM_FAULT_LOG=str(told))
+    return driver, int(str(wait_for_file(told, driver)["pid"]))
+
+
+def freeze_succeed_wake(launcher: Launcher, name: str, arguments: list[str], point: str) -> Succession:
+    """Freeze one driver at a point, let a standby finish, wake the first."""
+    truth = fill_topic(launcher.services.kafka, name, LINES)
+    first, frozen = freeze(launcher, arguments, point)
     standby = None
     try:
-        frozen = wait_for_file(told, first)
-        standby = start()
+        standby = launcher.start(*arguments)
         standby.wait(90)
-        os.kill(int(str(frozen["pid"])), signal.SIGCONT)
+        os.kill(frozen, signal.SIGCONT)
         first.wait(60)
     finally:
         first.kill()
         if standby is not None:
             standby.kill()
-    return first, standby
+    return Succession(first.wait(), standby.wait(), truth, read_counts(launcher.database, name))
 
 
-@pytest.mark.parametrize("point", ["before-commit:3", "before-advance:3"])
-def test_frozen_driver_is_succeeded_and_fenced(
-    launcher: Launcher, services: Services, unique: str, tmp_path: Path, point: str
-) -> None:
-    truth = fill_topic(services.kafka, unique, make_lines(LINES))
-    arguments = launcher.word_count_arguments(unique, unique, unique, *OPTIONS)
-    first, standby = freeze_succeed_wake(
-        launcher, tmp_path, lambda **variables: launcher.start(*arguments, **variables), point
-    )
-    finished, fenced = standby.wait(), first.wait()
-    assert finished.status == 0, finished.stderr
-    assert fenced.status == 3, fenced.stderr
-    assert read_counts(launcher.database, unique) == truth
+def freeze_at(launcher: Launcher, name: str, point: str) -> Succession:
+    arguments = launcher.word_count_arguments(name, name, name, *SMALL_BATCHES)
+    return freeze_succeed_wake(launcher, name, arguments, point)
 
 
-@pytest.mark.parametrize("semantics", ["transactional", "opaque"])
-def test_driver_frozen_inside_its_sql_transaction(
-    launcher: Launcher, services: Services, postgres_url: str, unique: str, tmp_path: Path, semantics: str
-) -> None:
-    """PostgreSQL ends a transaction that idles; SQLite has no such thing, its lock ends with the process."""
-    truth = fill_topic(services.kafka, unique, make_lines(LINES))
-    (tmp_path / "impatient.py").write_text(IMPATIENT)
-    launcher.database = postgres_url
+def freeze_inside_its_transaction(launcher: Launcher, name: str, semantics: str) -> Succession:
+    (launcher.directory / "impatient.py").write_text(IMPATIENT)
     arguments = [
-        *("run", "impatient:topology", "--id", unique, "-p", f"topic={unique}", "-p", f"table={unique}"),
-        *("-p", f"semantics={semantics}", "--until", "caught-up", "--json", "--session-timeout", "3"),
+        *("run", "impatient:topology", "--id", name, "-p", f"topic={name}", "-p", f"table={name}"),
+        *("-p", f"semantics={semantics}", "--until", "caught-up", "--json", "--session-timeout", "1"),
     ]
-    first, standby = freeze_succeed_wake(
-        launcher, tmp_path, lambda **variables: launcher.start(*arguments, **variables), "inside-commit:3"
-    )
-    finished, fenced = standby.wait(), first.wait()
-    assert finished.status == 0, finished.stderr
-    assert fenced.status == 3, fenced.stderr
-    assert read_counts(postgres_url, unique) == truth
+    return freeze_succeed_wake(launcher, name, arguments, "inside-commit:3")
 
 
-@pytest.mark.parametrize(
-    ("point", "session_seconds", "line"),
-    [("before-commit:3", "12", "standing by"), ("inside-commit:3", "3", "lock")],
-    ids=["standing by", "waiting for its lock"],
-)
-def test_standby_takes_over_when_the_leader_is_killed(
-    launcher: Launcher,
-    services: Services,
-    unique: str,
-    tmp_path: Path,
-    point: str,
-    session_seconds: str,
-    line: str,
-) -> None:
-    """While the leader's session lives, the standby waits in the election and `--no-wait` is refused. Inside
-    its transaction a frozen driver keeps SQLite's lock beyond its session: the standby waits for that too."""
-    truth = fill_topic(services.kafka, unique, make_lines(LINES))
-    arguments = launcher.word_count_arguments(
-        unique, unique, unique, "-p", "max_records_per_partition=200", "--session-timeout", session_seconds
-    )
-    told = tmp_path / "frozen.json"
-    leader = launcher.start(*arguments, TXSTREAM_FAULT=f"stop@{point}", TXSTREAM_FAULT_LOG=str(told))
+def kill_while_one_stands_by(launcher: Launcher, name: str) -> Succession:
+    """The leader waits for data until the standby is there; it dies in its third batch."""
+    create_topic(launcher.services.kafka, name)
+    arguments = launcher.word_count_arguments(name, name, name, *SMALL_BATCHES, "--session-timeout", "4")
+    endless = [
+        *("run", WORD_COUNT, "--id", name, "-p", f"topic={name}", "-p", f"table={name}", *SMALL_BATCHES),
+        *("--session-timeout", "4"),
+    ]
+    leader = launcher.start(*endless, TXSTREAM_FAULT="kill@before-commit:3")
     standby = None
     try:
-        wait_for_file(told, leader)
+        leader.wait_for_line("is running")
         standby = launcher.start(*arguments)
-        standby.wait_for_line(line)
-        if line == "standing by":
-            refused = launcher.run(*arguments, "--no-wait")
-            assert refused.status == 1
-            assert "Traceback" not in refused.stderr
-            assert str(leader.process.pid) in refused.stderr, "the message names the present leader"
-        leader.kill()
-        finished = standby.wait()
+        standby.wait_for_line("standing by")
+        refused = launcher.run(*arguments, "--no-wait")
+        assert refused.status == 1
+        assert "Traceback" not in refused.stderr
+        assert str(leader.process.pid) in refused.stderr, "the message names the present leader"
+        produce(launcher.services.kafka, name, LINES)
+        first, second = leader.wait(), standby.wait()
     finally:
         leader.kill()
         if standby is not None:
             standby.kill()
-    assert finished.status == 0, finished.stderr
-    assert read_counts(launcher.database, unique) == truth
+    return Succession(first, second, count_words(LINES), read_counts(launcher.database, name))
+
+
+def kill_while_one_waits_for_its_lock(launcher: Launcher, name: str) -> Succession:
+    """Inside its transaction a frozen driver keeps SQLite's lock beyond its session."""
+    truth = fill_topic(launcher.services.kafka, name, LINES)
+    arguments = launcher.word_count_arguments(name, name, name, *SMALL_BATCHES)
+    leader, _ = freeze(launcher, arguments, "inside-commit:3")
+    standby = None
+    try:
+        standby = launcher.start(*arguments)
+        standby.wait_for_line("lock")
+        leader.kill()
+        second = standby.wait()
+    finally:
+        leader.kill()
+        if standby is not None:
+            standby.kill()
+    return Succession(leader.wait(), second, truth, read_counts(launcher.database, name))
+
+
+@pytest.fixture(scope="module")
+def successions(
+    request: pytest.FixtureRequest,
+    services: Services,
+    postgres: PostgresServer,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Ahead[Succession]]:
+    """Each with a topic, a topology and a database of its own."""
+
+    def work(
+        play: Callable[..., Succession],
+        *arguments: str,
+        on_spark: bool = False,
+        on_postgres: bool = False,
+    ) -> Callable[[], Succession]:
+        folder = tmp_path_factory.mktemp("leadership")
+        name = f"l{folder.name}"
+        url = postgres.create_database(name) if on_postgres else f"sqlite:///{folder / 'state.db'}"
+        return lambda: play(Launcher(services, folder, url, on_spark=on_spark), name, *arguments)
+
+    frozen, inside = "test_frozen_driver_is_succeeded_and_fenced", freeze_inside_its_transaction
+    works = {
+        f"{frozen}_on_spark": work(freeze_at, "before-commit:3", on_spark=True),
+        f"{frozen}[before-commit:3]": work(freeze_at, "before-commit:3"),
+        f"{frozen}[before-advance:3]": work(freeze_at, "before-advance:3"),
+        "test_driver_frozen_inside_its_sql_transaction[transactional]": work(
+            inside, "transactional", on_postgres=True
+        ),
+        "test_driver_frozen_inside_its_sql_transaction[opaque]": work(inside, "opaque", on_postgres=True),
+        "test_standby_takes_over_when_the_leader_is_killed": work(kill_while_one_stands_by),
+        "test_standby_waits_for_the_lock_of_a_frozen_leader": work(kill_while_one_waits_for_its_lock),
+    }
+    with Ahead(request, works, at_once=4) as begun:
+        yield begun
+
+
+@pytest.fixture
+def succession(request: pytest.FixtureRequest, successions: Ahead[Succession]) -> Succession:
+    """How this test's two drivers ended."""
+    return successions[request.node.name]
+
+
+@pytest.mark.parametrize("point", ["before-commit:3", "before-advance:3"])
+def test_frozen_driver_is_succeeded_and_fenced(succession: Succession, point: str) -> None:
+    succession.assert_taken_over()
+    assert succession.first.status == 3, succession.first.stderr
+
+
+def test_frozen_driver_is_succeeded_and_fenced_on_spark(succession: Succession) -> None:
+    """Its Spark is not frozen with it, and ends with it."""
+    succession.assert_taken_over()
+    assert succession.first.status == 3, succession.first.stderr
+
+
+@pytest.mark.parametrize("semantics", ["transactional", "opaque"])
+def test_driver_frozen_inside_its_sql_transaction(succession: Succession, semantics: str) -> None:
+    """PostgreSQL ends a transaction that idles; SQLite has no such thing, its lock ends with the process."""
+    succession.assert_taken_over()
+    assert succession.first.status == 3, succession.first.stderr
+
+
+def test_standby_takes_over_when_the_leader_is_killed(succession: Succession) -> None:
+    """While the leader's session lives, the standby waits in the election and `--no-wait` is refused."""
+    succession.assert_taken_over()
+    assert succession.first.status == -signal.SIGKILL
+
+
+def test_standby_waits_for_the_lock_of_a_frozen_leader(succession: Succession) -> None:
+    succession.assert_taken_over()
+    assert succession.first.status == -signal.SIGKILL

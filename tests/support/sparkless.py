@@ -1,0 +1,25 @@
+"""`txstream` as `python -m txstream` is, but `run` processes its batches on the driver's own threads.
+
+Everything else is a run's own: the command line, its signals, its faults, its sessions and its exit status.
+Run as a script, in a process that tests freeze and kill.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import NoReturn
+
+from txstream.cli.main import main
+from txstream.engine import run, session
+from txstream.testing import InProcessRunner
+
+
+def _no_spark(**options: object) -> NoReturn:
+    raise AssertionError("a run without Spark has come to start Spark")
+
+
+if __name__ == "__main__":
+    run.start = partial(run.start, runner_factory=InProcessRunner)
+    session.create_context = _no_spark
+    sys.exit(main())
