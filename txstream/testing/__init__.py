@@ -1,19 +1,67 @@
-"""Tools for testing topologies: `InProcessRunner` runs batches without Spark; `faults` stops a driver."""
+"""Tools for testing topologies, bolts and sources; `docs/testing.md` is the guide.
+
+`TopologyTest` runs a topology batch by batch under control of the test.
+`Fail` and `Crash` stand among a source's rows. `check_spout` tells whether a source keeps its promises. None
+of it needs pytest, and only what is used is loaded.
+"""
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from txstream.testing.inprocess import InProcessRunner
+    from txstream.coordinator import Phase as Phase
+    from txstream.engine.points import Point as Point
+    from txstream.engine.recording import (
+        Call as Call,
+        CallKind as CallKind,
+    )
+    from txstream.testing.attempts import (
+        Attempt as Attempt,
+        AttemptState as AttemptState,
+    )
+    from txstream.testing.clock import ManualClock as ManualClock
+    from txstream.testing.conformance import (
+        SpoutConformanceError as SpoutConformanceError,
+        SpoutHarness as SpoutHarness,
+        check_spout as check_spout,
+        spout_checks as spout_checks,
+    )
+    from txstream.testing.failures import (
+        Crash as Crash,
+        CrashError as CrashError,
+        Fail as Fail,
+    )
+    from txstream.testing.inprocess import InProcessRunner as InProcessRunner
+    from txstream.testing.topology import (
+        NotReachedError as NotReachedError,
+        TopologyTest as TopologyTest,
+    )
 
-__all__ = ["InProcessRunner"]
+# The command line imports `txstream.testing.faults` and must not load an engine with it.
+_HOMES = {
+    "txstream.coordinator": ("Phase",),
+    "txstream.engine.points": ("Point",),
+    "txstream.engine.recording": ("Call", "CallKind"),
+    "txstream.testing.attempts": ("Attempt", "AttemptState"),
+    "txstream.testing.clock": ("ManualClock",),
+    "txstream.testing.conformance": ("SpoutConformanceError", "SpoutHarness", "check_spout", "spout_checks"),
+    "txstream.testing.failures": ("Crash", "CrashError", "Fail"),
+    "txstream.testing.inprocess": ("InProcessRunner",),
+    "txstream.testing.topology": ("NotReachedError", "TopologyTest"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME_OF)
 
 
 def __getattr__(name: str) -> Any:
-    # The command line imports `txstream.testing.faults` and must not load an engine with it.
-    if name == "InProcessRunner":
-        from txstream.testing.inprocess import InProcessRunner
+    module = _HOME_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'txstream.testing' has no attribute {name!r}")
+    return getattr(importlib.import_module(module), name)
 
-        return InProcessRunner
-    raise AttributeError(f"module 'txstream.testing' has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return list(__all__)

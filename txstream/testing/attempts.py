@@ -1,0 +1,188 @@
+"""What a test can see of each attempt: what its batch held, what its components emitted, how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import pyarrow as pa
+
+from txstream.api.errors import UsageError
+from txstream.api.tuples import DEFAULT_STREAM
+from txstream.engine.runner import BatchResult
+from txstream.metas import BatchMetas
+from txstream.transaction import TransactionAttempt, Txid
+
+Row = tuple[Any, ...]
+
+
+class AttemptState(StrEnum):
+    """How far an attempt has come, or how it ended.
+
+    FAILED: it failed itself. DROPPED: an attempt of an earlier txid failed. LOST: the driver died.
+    """
+
+    PROCESSING = "processing"
+    PROCESSED = "processed"
+    COMMITTING = "committing"
+    COMMITTED = "committed"
+    FAILED = "failed"
+    DROPPED = "dropped"
+    LOST = "lost"
+
+
+_ENDED = (AttemptState.COMMITTED, AttemptState.FAILED, AttemptState.DROPPED, AttemptState.LOST)
+
+
+@dataclass
+class Attempt:
+    """One attempt of one txid, as the test saw it; `number` counts those of its txid from 1.
+
+    `metas` are the ranges that it holds. `error` is what it failed with. `processed` and `finished` are what
+    the two phases answered; None when a phase was not finished.
+    """
+
+    id: TransactionAttempt
+    number: int
+    metas: BatchMetas[Any]
+    streams: Mapping[str, Mapping[str, pa.Schema]]
+    in_commit: frozenset[str]
+    merge: Callable[..., Mapping[str, pa.Table]]
+    state: AttemptState = AttemptState.PROCESSING
+    error: BaseException | None = None
+    processed: BatchResult | None = None
+    finished: BatchResult | None = None
+
+    @property
+    def txid(self) -> Txid:
+        return self.id.txid
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in _ENDED
+
+    def has_been_through(self, component: str) -> bool:
+        """Is the component's phase finished?"""
+        return (self.finished if component in self.in_commit else self.processed) is not None
+
+    @property
+    def partitions(self) -> Mapping[str, Any]:
+        """What was read: a meta for each partition."""
+        return self.metas.partitions
+
+    @property
+    def records(self) -> int:
+        """How many rows the source emitted. Raises UsageError before they are processed."""
+        return self._result(None).records
+
+    def emitted(self, component: str, stream: str = DEFAULT_STREAM, *, task: int | None = None) -> list[Row]:
+        """The tuples that a component emitted to a stream, by task and in the order in which it emitted them;
+        with `task`, those of one task.
+
+        Raises UsageError for an unknown component or stream, and before the component's phase is finished.
+        """
+        schema = self._schema(component, stream)
+        found = [
+            emitted
+            for emitted in self._result(component).emitted
+            if (emitted.component, emitted.stream) == (component, stream) and task in (None, emitted.task)
+        ]
+        tables = [emitted.tuples for emitted in sorted(found, key=lambda emitted: emitted.task)]
+        return rows_of(pa.concat_tables([schema.empty_table(), *tables]))
+
+    def emitted_by_task(self, component: str, stream: str = DEFAULT_STREAM) -> dict[int, list[Row]]:
+        """As `emitted`, for each task that emitted anything."""
+        tasks = {
+            emitted.task
+            for emitted in self._result(component).emitted
+            if (emitted.component, emitted.stream) == (component, stream)
+        }
+        return {task: self.emitted(component, stream, task=task) for task in sorted(tasks)}
+
+    def received(self, component: str) -> dict[int, int]:
+        """How many tuples each task of a component got. Raises UsageError as `emitted` does."""
+        places = self._result(component).places
+        return {place.task: place.tuples for place in places if place.component == component}
+
+    def deltas(self, component: str) -> list[Row]:
+        """What a state's bolt is to add to its table: its key columns, then one delta per value column."""
+        if self.finished is None:
+            table = self.merge(self._result(component))
+        else:
+            table = self.merge(self._result(None), self.finished)
+        if component not in table:
+            raise UsageError(
+                f"component {component!r} fills no table; {', '.join(map(repr, table)) or 'none'} do"
+            )
+        return rows_of(table[component])
+
+    def _result(self, component: str | None) -> BatchResult:
+        commits = component in self.in_commit
+        result = self.finished if commits else self.processed
+        if result is None:
+            why = f"it {self.state}: {self.error}" if self.error is not None else f"it is {self.state}"
+            raise UsageError(
+                f"{self.id} has not been through {'the commit of its bolts' if commits else 'processing'} "
+                f"({why}), so what it emitted there is not known"
+            )
+        return result
+
+    def _schema(self, component: str, stream: str) -> pa.Schema:
+        streams = self.streams.get(component)
+        if streams is None:
+            raise UsageError(f"there is no component {component!r}; there are {', '.join(self.streams)}")
+        if stream not in streams:
+            raise UsageError(
+                f"component {component!r} has no stream {stream!r}; it declares "
+                f"{', '.join(map(repr, streams)) or 'no output'}"
+            )
+        return streams[stream]
+
+    def __repr__(self) -> str:
+        shown = f"{self.id}, number {self.number}: {self.state}"
+        return f"<{shown} ({self.error})>" if self.error is not None else f"<{shown}>"
+
+
+def rows_of(table: pa.Table | pa.RecordBatch) -> list[Row]:
+    """Arrow rows as tuples, in column order."""
+    return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+
+
+class History:
+    """All attempts, over all of the topology's drivers. `begin` says what is the same for those to come."""
+
+    def __init__(self) -> None:
+        self._attempts: dict[TransactionAttempt, Attempt] = {}
+
+    def of(self, txid: int) -> list[Attempt]:
+        """In the order in which they began."""
+        return [attempt for attempt in self._attempts.values() if attempt.txid == txid]
+
+    def txids(self) -> Sequence[Txid]:
+        return sorted({attempt.txid for attempt in self._attempts})
+
+    def add(self, attempt: Attempt) -> None:
+        self._attempts[attempt.id] = attempt
+
+    def find(self, attempt: TransactionAttempt) -> Attempt | None:
+        return self._attempts.get(attempt)
+
+    def move(self, attempt: TransactionAttempt, state: AttemptState) -> None:
+        """An attempt got somewhere; one that has ended stays as it is."""
+        found = self._attempts.get(attempt)
+        if found is not None and not found.has_ended:
+            found.state = state
+
+    def committed(self, attempt_id: int | None) -> None:
+        """A new driver found that this attempt was committed, whatever its own driver lived to see."""
+        for attempt in self._attempts.values():
+            if attempt.id.attempt == attempt_id:
+                attempt.state = AttemptState.COMMITTED
+
+    def lose_open(self) -> None:
+        """The driver is gone: what was open is lost."""
+        for attempt in self._attempts.values():
+            if not attempt.has_ended:
+                attempt.state = AttemptState.LOST

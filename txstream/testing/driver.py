@@ -1,0 +1,232 @@
+"""One driver's turn in a test: what `txstream.start` puts together, with ZooKeeper in memory.
+
+Invariant: what outlives a driver is in the tree and in the databases; a new `Driver` finds everything there,
+by the same recovery as a run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from txstream.api.errors import UsageError
+from txstream.api.spouts import SpoutContext
+from txstream.api.topology import Topology
+from txstream.coordinator import Coordinator, EmitBatch
+from txstream.engine.claim import claim_identity
+from txstream.engine.commit import Committer, state_targets
+from txstream.engine.loop import LoopOptions
+from txstream.engine.plan import ExecutionPlan, compile_topology
+from txstream.engine.points import PointListener
+from txstream.engine.recording import CallSink, recorded
+from txstream.engine.recovery import recover, take_over
+from txstream.engine.runner import BatchRunner
+from txstream.metas import MetaCodec
+from txstream.settings import Settings
+from txstream.state import FenceLockedError, StateDatabase, open_database
+from txstream.testing.attempts import Attempt, AttemptState, History
+from txstream.testing.clock import ManualClock
+from txstream.testing.gate import GatedRunner
+from txstream.testing.inprocess import InProcessRunner
+from txstream.testing.stepping import SteppedLoop
+from txstream.transaction import AttemptSequence, TransactionAttempt, Txid
+from txstream.zookeeper import MemoryProgress, MemoryTree
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True)
+class World:
+    """What all drivers of a test share. `spark` is None for batches without Spark, of `width` Spark tasks."""
+
+    tree: MemoryTree
+    database_url: str
+    settings: Settings
+    clock: ManualClock
+    history: History
+    calls: CallSink
+    listener: PointListener
+    failed: Callable[[TransactionAttempt, BaseException], None]
+    spark: SparkSession | None
+    width: int | None
+
+
+class Driver:
+    """Recovers when it is made, stands still until it is stepped. Raises what a run's start would."""
+
+    def __init__(self, world: World, topology: Topology) -> None:
+        self.topology = topology
+        self.error: BaseException | None = None
+        self._world = world
+        self._stack = contextlib.ExitStack()
+        try:
+            self._assemble()
+        except BaseException:
+            self._stack.close()
+            raise
+        self._thread = threading.Thread(target=self._main, name=f"txstream-{topology.id}", daemon=True)
+        self._thread.start()
+
+    def _assemble(self) -> None:
+        world, topology = self._world, self.topology
+        self.targets = state_targets(topology, world.database_url, self._open_database)
+        codec: MetaCodec[Any] = MetaCodec(topology.spout.source.meta_type)
+        store = MemoryProgress(world.tree, topology.id, codec)
+        context = self._context()
+        self.spout = topology.spout.source.coordinator(context)
+        self._stack.callback(self.spout.close)
+        identity = claim_identity(topology, store, self.targets, locked=_never_locked)
+        databases = [target.database for target in self.targets]
+        epoch = take_over(topology.id, identity.uuid, store, databases, locked=_never_locked)
+        resume = recover(topology.id, topology.semantics, store, databases, codec)
+        plan = compile_topology(topology, context, uuid.uuid4().hex, capture=True)
+        plan = replace(plan, bolts=tuple(recorded(spec, world.calls) for spec in plan.bolts))
+        self.gate = GatedRunner(self._create_runner(plan), world.history)
+        self._stack.callback(self.gate.close)
+        committer = Committer(topology, identity.uuid, self.targets, wait_for=self._wait_for)
+        self._merge = committer.merge
+        self._in_commit = frozenset(spec.id for spec in plan.bolts if spec.in_commit)
+        current = resume.progress.current
+        world.history.committed(resume.progress.committed_by)
+        self.loop = SteppedLoop(
+            Coordinator(
+                topology.semantics,
+                current=current,
+                stored={txid: batch.metas for txid, batch in resume.progress.batches.items()},
+                next_attempt=AttemptSequence(epoch).next,
+                max_spout_pending=topology.max_spout_pending,
+                replays=resume.replays,
+                last_txid=Txid(current - 1),
+            ),
+            self.spout,
+            store,
+            self.gate,
+            committer,
+            codec,
+            LoopOptions(
+                max_batch_records=topology.spout.max_batch_records,
+                message_timeout_seconds=topology.message_timeout_seconds,
+                max_attempts=topology.max_attempts,
+                listener=world.listener,
+            ),
+            gate=self.gate,
+            clock=world.clock,
+            emitting=self._emitting,
+            moved=world.history.move,
+            failed=self._failed,
+        )
+        self.gate.allow(process=current - 1, commit=current - 1)
+        self._stack.callback(world.clock.listen(self.loop.events.wake))
+
+    # --- for the test -------------------------------------------------------------------------------
+
+    @property
+    def coordinator(self) -> Coordinator[Any]:
+        return self.loop.coordinator
+
+    @property
+    def has_ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def settle(self, deadline: float) -> bool:
+        """Let it do all that it may do now; False when the deadline came first."""
+        quiet = self.loop.wait_until_quiet(lambda: self.has_ended, deadline)
+        for batch in list(self.coordinator.active.values()):
+            if batch.phase.value == AttemptState.PROCESSED:
+                self._world.history.move(batch.attempt, AttemptState.PROCESSED)
+        return quiet
+
+    def end(self, deadline_seconds: float) -> bool:
+        """End it as a crash would, and close everything; False when something still runs at the deadline. May
+        be called again."""
+        self.gate.let_all_go()
+        self.loop.abort()
+        self.loop.events.release()
+        self._thread.join(deadline_seconds)
+        self._stack.close()
+        self._world.history.lose_open()
+        return self.has_ended
+
+    def target_of(self, table: str) -> tuple[StateDatabase, Any]:
+        """The database of a state table, and what the table is declared as. Raises UsageError."""
+        for target in self.targets:
+            for spec in target.tables:
+                if spec.state.table == table:
+                    return target.database, spec.state
+        names = [spec.state.table for target in self.targets for spec in target.tables]
+        raise UsageError(
+            f"topology {self.topology.id!r} fills no table {table!r}; it fills {', '.join(names) or 'none'}"
+        )
+
+    # --- inside -------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            self.loop.run()
+        except BaseException as error:  # noqa: BLE001 - raised in the test, by the step that meets it
+            self.error = error
+        finally:
+            with self.loop.events.changed:
+                self.loop.events.changed.notify_all()
+
+    def _emitting(self, emit: EmitBatch[Any]) -> None:
+        history = self._world.history
+        txid = emit.attempt.txid
+        streams: dict[str, Mapping[str, Any]] = {c.id: c.streams for c in self.topology.components}
+        history.add(
+            Attempt(
+                emit.attempt,
+                len(history.of(txid)) + 1,
+                emit.metas,
+                streams,
+                self._in_commit,
+                self._merge,
+            )
+        )
+
+    def _failed(self, attempt: TransactionAttempt, error: BaseException) -> None:
+        found = self._world.history.find(attempt)
+        if found is not None:
+            found.error = error
+            self._world.history.move(attempt, AttemptState.FAILED)
+        self._world.failed(attempt, error)
+
+    def _open_database(self, url: str) -> StateDatabase:
+        database = open_database(
+            url,
+            connect_timeout_seconds=self._world.settings.connect_timeout_seconds,
+            message_timeout_seconds=self.topology.message_timeout_seconds,
+        )
+        self._stack.callback(database.close)
+        database.check()
+        return database
+
+    def _context(self) -> SpoutContext:
+        settings = self._world.settings
+        return SpoutContext(
+            topology_id=self.topology.id,
+            component=self.topology.components[0].id,
+            addresses=settings.addresses(),
+            fetch_timeout_seconds=settings.fetch_timeout_seconds,
+            connect_timeout_seconds=settings.connect_timeout_seconds,
+        )
+
+    def _create_runner(self, plan: ExecutionPlan) -> BatchRunner:
+        spark = self._world.spark
+        if spark is None:
+            return InProcessRunner(plan, width=self._world.width)
+        from txstream.engine.spark_runner import SparkRunner
+
+        return SparkRunner(spark.sparkContext, plan, spark)
+
+    def _wait_for(self, what: str, check: Callable[[], None]) -> None:
+        self.loop.wait_for(what, check)
+
+
+def _never_locked(error: FenceLockedError) -> None:
+    raise error
