@@ -24,7 +24,7 @@ import pyarrow as pa
 from txstream.api.errors import TopologyError
 from txstream.api.schema import format_schema, parse_schema
 from txstream.api.spouts import PartitionedSpout, SpoutContext
-from txstream.spouts.kafka_json import json_schema
+from txstream.spouts.json_values import json_schema
 
 if TYPE_CHECKING:
     from txstream.spouts.files_coordinator import FileCoordinator
@@ -69,7 +69,7 @@ class FileSpout(PartitionedSpout[FileRange]):
     format: "text" (UTF-8; the output is `value string`, one row per line), "json" (one JSON object per line)
         or "parquet".
     schema: the columns, as Spark DDL or as an Arrow schema, for "json" and "parquet". JSON fields that it
-        does not name are ignored and those that a line lacks are null; `kafka_json` says what fits which
+        does not name are ignored and those that a line lacks are null; `json_values` says what fits which
         type. The columns of a Parquet file are found by name; a wider type of the same family may be
         declared.
     pattern: which files are read, by their name without folders ("*.log").

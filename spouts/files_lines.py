@@ -23,7 +23,7 @@ import pyarrow as pa
 from txstream.api.errors import DecodeError
 from txstream.spouts.files import FileRange
 from txstream.spouts.files_format import Backlog, File, FileFormat
-from txstream.spouts.kafka_json import BadValueError, JsonReader
+from txstream.spouts.json_values import BadValueError, JsonReader
 
 if TYPE_CHECKING:
     from txstream.spouts.files import FileSpout

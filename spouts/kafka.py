@@ -96,7 +96,7 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
         "read_uncommitted".
     key_format: "binary" or "string" (UTF-8).
     value_format: "string", "binary", or "json": UTF-8 JSON objects, read into the fields of `schema`. What
-        fits which type is in `kafka_json`; what does not fit is a DecodeError with topic, partition, offset,
+        fits which type is in `json_values`; what does not fit is a DecodeError with topic, partition, offset,
         field, reason and the beginning of the value. Missing fields are null, unknown ones are ignored. A
         record without a value (a tombstone) is a row of nulls.
     schema: the fields of JSON values: "user string, amount decimal(10,2)" or an Arrow schema.

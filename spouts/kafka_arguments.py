@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from txstream.api.errors import SchemaError, TopologyError
-from txstream.spouts.kafka_json import json_schema
+from txstream.spouts.json_values import json_schema
 from txstream.spouts.kafka_selection import TopicSelection
 
 Start = Literal["earliest", "latest"] | datetime

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from txstream.api.errors import DecodeError
-from txstream.spouts.kafka_json import BadValueError, JsonReader
+from txstream.spouts.json_values import BadValueError, JsonReader
 from txstream.spouts.kafka_protocol import Partition
 from txstream.spouts.kafka_records import Headers, RecordColumns, first_invalid
 

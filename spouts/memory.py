@@ -27,9 +27,9 @@ from txstream.api.spouts import (
     SpoutContext,
     Unavailable,
 )
-from txstream.spouts.kafka_planning import share_limit
 from txstream.spouts.memory_log import LogView, MemoryLog
 from txstream.spouts.memory_spool import SpoolReader
+from txstream.spouts.sharing import share_limit
 from txstream.transaction import TransactionAttempt
 
 _CHUNK_ROWS = 10_000

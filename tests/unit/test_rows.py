@@ -55,6 +55,8 @@ def test_values_come_back_as_they_were(declared: str, values: list[Any]) -> None
         ("date", NOON),
         ("timestamp", 1.5),
         ("decimal(10,2)", Decimal("1.255")),
+        ("decimal(10,2)", Decimal("1.5" + 60 * "0")),
+        ("array<decimal(10,2)>", [Decimal("1.5" + 60 * "0")]),
         ("array<bigint>", [1, 2.5]),
         ("array<string>", "abc"),
         ("array<bigint>", {1, 2}),

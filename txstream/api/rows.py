@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+
+# Arrow takes longer ones for overflow and gives another number, without an error.
+_ARROW_DIGITS = 38
 
 # What Arrow and the checks below raise for a value that a type cannot hold.
 _REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError)
@@ -68,6 +72,8 @@ def _check(values: Iterable[Any], data_type: pa.DataType) -> None:
     """Refuse what Arrow would change; what it would refuse itself may pass."""
     if pa.types.is_date(data_type):
         _refuse(values, _has_time, "a date has no time of day")
+    elif pa.types.is_decimal(data_type):
+        _refuse(values, _is_too_long, f"a decimal has at most {_ARROW_DIGITS} digits, zeros behind it too")
     elif pa.types.is_timestamp(data_type):
         _refuse(values, _is_fraction, "a timestamp is no float")
     elif pa.types.is_list(data_type) or pa.types.is_large_list(data_type):
@@ -100,6 +106,10 @@ def _refuse(values: Iterable[Any], is_wrong: Callable[[Any], bool], why: str) ->
 
 def _has_time(value: Any) -> bool:
     return isinstance(value, datetime.datetime)
+
+
+def _is_too_long(value: Any) -> bool:
+    return isinstance(value, Decimal) and len(value.as_tuple().digits) > _ARROW_DIGITS
 
 
 def _is_fraction(value: Any) -> bool:

@@ -165,9 +165,9 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
 def _lag(settings: Settings, identity: Identity, progress: Progress) -> int | None:
     """Records between the last committed batch and Kafka's end; None where that cannot be told quickly (no
     Kafka, another source, a cluster that wants credentials that only the topology's code has)."""
-    topics = identity.source.get("topics")
-    if identity.spout != _KAFKA_SOURCE or not isinstance(topics, list) or not settings.kafka:
+    if identity.spout != _KAFKA_SOURCE or not settings.kafka:
         return None
+    topics, pattern = identity.source.get("topics"), identity.source.get("topic_pattern")
     from txstream.api.spouts import SpoutContext
     from txstream.metas import MetaCodec
     from txstream.spouts.kafka import KafkaRange, KafkaSource
@@ -179,7 +179,7 @@ def _lag(settings: Settings, identity: Identity, progress: Progress) -> int | No
     try:
         metas = {} if committed is None else committed.metas.positions()
         places = {name: codec.decode_meta(meta, name) for name, meta in metas.items()}
-        coordinator = KafkaSource(topics).coordinator(context)
+        coordinator = KafkaSource(topics, topic_pattern=pattern).coordinator(context)
         try:
             return coordinator.lag_records(places, coordinator.targets())
         finally:

@@ -5,6 +5,7 @@ Invariant: the source is asked from one thread, one question at a time, in the o
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,8 @@ from txstream.engine.waiting import Waiting
 from txstream.metas import BatchMetas
 from txstream.transaction import TransactionAttempt, Txid
 from txstream.zookeeper import ProgressStore
+
+log = logging.getLogger(__name__)
 
 _POLL_FIRST_SECONDS = 0.005
 _POLL_LONGEST_SECONDS = 0.15
@@ -127,4 +130,11 @@ class Planning:
 
     def forget_before(self, txid: Txid) -> None:
         """Everything before `txid` is committed, and so is `txid` itself."""
-        self.events.submit(self._pool, lambda: self.spout.cleanup_before(txid), lambda _: None, self.fail_run)
+
+        def failed(error: BaseException) -> None:
+            if isinstance(error, (ServiceUnavailableError, BatchFailedError)):
+                log.info("the source cannot forget what is before txid %d now: %s", txid, error)
+            else:
+                self.fail_run(error)
+
+        self.events.submit(self._pool, lambda: self.spout.cleanup_before(txid), lambda _: None, failed)

@@ -41,7 +41,7 @@ import pyarrow as pa
 
 from txstream.api.errors import SchemaError
 from txstream.api.schema import format_type, parse_schema
-from txstream.spouts.kafka_json_columns import SIMPLE_TYPES, MisfitError, kind_of, read_fields, shown
+from txstream.spouts.json_columns import SIMPLE_TYPES, MisfitError, kind_of, read_fields, shown
 
 _SLICE_ROWS = 4096  # a fifth faster than 50,000 rows at once, whose dicts fill the processor's cache
 

@@ -17,7 +17,7 @@ from hypothesis import example, given, settings, strategies as st
 
 from txstream.api.errors import SchemaError
 from txstream.api.schema import parse_schema
-from txstream.spouts.kafka_json import _SLICE_ROWS, BadValueError, JsonReader, json_schema
+from txstream.spouts.json_values import _SLICE_ROWS, BadValueError, JsonReader, json_schema
 
 
 def read(declaration: str | pa.Schema, *values: bytes | None, replace: bool = False) -> list[dict[str, Any]]:
