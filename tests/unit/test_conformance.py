@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 from support.inmemory import MemoryLog, MemorySource
-from support.line_source import LineHarness, LineSource
+from support.line_source import LineEmitter, LineHarness, LineRange, LineSource
 from support.wrong_spouts import WRONG
 
 from txstream.api.errors import UsageError
@@ -23,8 +24,11 @@ from txstream.testing.conformance import (
     check_spout,
     spout_checks,
 )
+from txstream.transaction import TransactionAttempt
 
 CHECKS = {check.name: check for check in spout_checks()}
+# A process for each source would cost more than all the rest.
+IN_THIS_PROCESS = [name for name in CHECKS if name != "same-rows-in-another-process"]
 PAIRS = [(promise, source) for promise, sources in WRONG.items() for source in sources]
 Create = Callable[[type[LineSource]], Callable[[], LineHarness]]
 
@@ -33,6 +37,38 @@ class HastyHarness(LineHarness):
     """A source that hangs is given up soon."""
 
     deadline_seconds = 0.3
+
+
+class UnforeseenHarness(HastyHarness):
+    """Knows that rows come, not which."""
+
+    def append(self, count: int) -> Rows | None:
+        super().append(count)
+        return None
+
+    def add_partition(self, count: int) -> Rows | None:
+        super().add_partition(count)
+        return None
+
+
+class ThreadBoundEmitter(LineEmitter):
+    """Like a connection of sqlite3, which serves only the thread that opened it."""
+
+    def __init__(self, source: LineSource) -> None:
+        super().__init__(source)
+        self.home = threading.get_ident()
+
+    def read(self, attempt: TransactionAttempt, partition: str, meta: LineRange) -> list[str]:
+        self.close()
+        return super().read(attempt, partition, meta)
+
+    def close(self) -> None:
+        if threading.get_ident() != self.home:
+            raise RuntimeError("this connection belongs to another thread")
+
+
+class ThreadBoundSource(LineSource):
+    emitter_type = ThreadBoundEmitter
 
 
 class MemoryHarness(SpoutHarness):
@@ -97,9 +133,7 @@ def test_every_check_has_a_source_that_breaks_its_promise() -> None:
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_source_breaks_exactly_its_promise(name: str, harness_of: Create) -> None:
-    # A process for each of them would cost more than all the rest.
-    others = [other for other in CHECKS if other == name or other != "same-rows-in-another-process"]
-    assert broken_promises(harness_of(WRONG[name][0]), only=others) == [name]
+    assert broken_promises(harness_of(WRONG[name][0]), only={*IN_THIS_PROCESS, name}) == [name]
 
 
 @pytest.mark.parametrize(("name", "source"), PAIRS, ids=[f"{n}-{s.__name__}" for n, s in PAIRS])
@@ -107,6 +141,22 @@ def test_every_way_to_break_a_promise_is_told(
     name: str, source: type[LineSource], harness_of: Create
 ) -> None:
     assert broken_promises(harness_of(source), only=[name]) == [name]
+
+
+@pytest.mark.parametrize("name", IN_THIS_PROCESS)
+def test_rows_that_cannot_be_foreseen_are_compared_with_one_large_batch(name: str, tmp_path: Path) -> None:
+    assert CHECKS[name].run(lambda: UnforeseenHarness(tmp_path / "log")) is None
+
+
+@pytest.mark.parametrize("name", ["nothing-skipped", "nothing-twice"])
+def test_unforeseen_rows_tell_a_wrong_source_too(name: str, tmp_path: Path) -> None:
+    with pytest.raises(SpoutConformanceError, match=f"promise '{name}' is broken"):
+        CHECKS[name].run(lambda: UnforeseenHarness(tmp_path / "log", WRONG[name][0]))
+
+
+@pytest.mark.parametrize("name", IN_THIS_PROCESS)
+def test_an_emitter_may_belong_to_the_thread_that_opened_it(name: str, harness_of: Create) -> None:
+    assert CHECKS[name].run(harness_of(ThreadBoundSource)) is None
 
 
 # --- what is told ------------------------------------------------------------------------------------------
@@ -153,10 +203,28 @@ def test_a_column_that_the_source_lacks_is_an_error_of_the_harness(tmp_path: Pat
     class Misnaming(LineHarness):
         def append(self, count: int) -> Rows | None:
             super().append(count)
-            return {"a": [{"lines": f"line {number}"} for number in range(count)]}
+            return {"a": [{"lines": f"line {self.written + number}"} for number in range(count)]}
 
     with pytest.raises(UsageError, match=r"partition 'a' has a column 'lines', .* columns are line"):
         CHECKS["in-order"].run(lambda: Misnaming(tmp_path / "log"))
+
+
+def test_rows_that_cannot_be_told_apart_are_an_error_of_the_harness(tmp_path: Path) -> None:
+    class Repeating(LineHarness):
+        def append(self, count: int) -> Rows | None:
+            super().append(count)
+            return {"a": [{"line": "the same"}] * count}
+
+    with pytest.raises(UsageError, match="the harness wrote equal rows to partition 'a'"):
+        CHECKS["in-order"].run(lambda: Repeating(tmp_path / "log"))
+
+
+def test_a_source_that_hangs_is_given_up(harness_of: Create) -> None:
+    (wrong,) = (source for source in WRONG["plans-around-an-outage"] if source.__name__ == "HangingSource")
+    with pytest.raises(
+        SpoutConformanceError, match=r"neither within 0\.3 s \(the harness's deadline_seconds\)"
+    ):
+        CHECKS["plans-around-an-outage"].run(harness_of(wrong))
 
 
 def test_what_does_not_apply_is_reported_with_the_reason() -> None:

@@ -196,13 +196,34 @@ class RateHarness(Harness):
     def create(self) -> RateSpout:
         return RateSpout(self.rate, 2, start=self.start, clock=self.now)
 
-    def append(self, count: int) -> Rows:
+    def append(self, count: int) -> Rows | None:
         first, self.due = self.due, self.due + 2 * count
         rows = [
             {"n": n, "timestamp": self.start + timedelta(seconds=n / self.rate)}
             for n in range(first, self.due)
         ]
         return {"0": rows[0::2], "1": rows[1::2]}
+
+
+class EndlessHarness(RateHarness):
+    """By the real clock: rows come faster than they are read, and nobody foresees how many."""
+
+    endless = True
+    not_applicable: ClassVar[set[str]] = {
+        *RateHarness.not_applicable,
+        "a-small-limit-goes-on",
+        "no-busy-batches",
+    }
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.began = datetime.now(UTC) - timedelta(seconds=1)
+
+    def create(self) -> RateSpout:
+        return RateSpout(1000, 2, start=self.began)
+
+    def append(self, count: int) -> None:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +311,7 @@ class BatchHarness(Harness):
 HARNESSES: list[type[Harness]] = [
     *(MemoryHarness, MarkedMemoryHarness),
     *(FilesHarness, JsonFilesHarness, ParquetFilesHarness),
-    *(RateHarness, BatchHarness),
+    *(RateHarness, EndlessHarness, BatchHarness),
 ]
 
 

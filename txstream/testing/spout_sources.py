@@ -8,7 +8,7 @@ from typing import Any
 
 from txstream.api.errors import TopologyError
 from txstream.api.spouts import PartitionCoordinator, PartitionedSpout, PartitionEmitter
-from txstream.metas import to_json
+from txstream.metas import BatchMetas, to_json
 from txstream.testing.spout_harness import NotApplicableError
 from txstream.testing.spout_process import pickled
 from txstream.testing.spout_trial import Trial, attempt, promise
@@ -59,12 +59,40 @@ def ready_when_rows_wait(trial: Trial) -> None:
 
 
 def _targets(trial: Trial, coordinator: Any) -> Mapping[str, Any]:
-    try:
-        return trial.until(coordinator.targets, bool)
-    except TopologyError as error:
-        raise NotApplicableError(f"the source has no end: {error}") from error
-    except Exception as error:  # noqa: BLE001 - every failure of the source is told, with its cause
-        trial.fail("where each partition ends now", f"{type(error).__name__}: {error}", cause=error)
+    def ask() -> Mapping[str, Any]:
+        try:
+            targets: Mapping[str, Any] = coordinator.targets()
+        except TopologyError as error:
+            raise NotApplicableError(f"the source has no end: {error}") from error
+        return targets
+
+    return trial.ask("targets() is asked", ask)
+
+
+@promise(
+    "any-thread-may-ask",
+    "A coordinator answers on any thread, as long as one at a time asks it.",
+    "it is opened and closed on the thread of the topology and asked on another: no client that belongs to "
+    "the thread that opened it",
+)
+def any_thread_may_ask(trial: Trial) -> None:
+    trial.fill()
+    coordinator = trial.coordinator()
+
+    def plan() -> BatchMetas[Any]:
+        return BatchMetas.from_plan({}, coordinator.plan({}, 3))
+
+    def ask() -> BatchMetas[Any]:
+        trial.elsewhere("is_ready() is called on another thread", coordinator.is_ready)
+        return trial.elsewhere("a batch is planned on another thread", plan)
+
+    metas = trial.until(ask, lambda found: found.has_work)
+    if not metas.has_work:
+        trial.fail("a plan that takes from a partition, since rows wait", "nothing, on another thread")
+    trial.elsewhere(
+        "it is asked on another thread what is unreadable", lambda: coordinator.unreadable(metas.partitions)
+    )
+    trial.shut(coordinator)
 
 
 @promise(
@@ -76,6 +104,11 @@ def _targets(trial: Trial, coordinator: Any) -> Mapping[str, Any]:
 def caught_up_in_the_end(trial: Trial) -> None:
     if trial.harness.endless:
         raise NotApplicableError("the source is endless")
+    early = trial.coordinator()
+    if not BatchMetas.from_plan({}, trial.plan(early, {})).has_work:
+        nothing = _targets(trial, early)
+        if trial.ask("reached() is asked", early.reached, {}, nothing) is not True:
+            trial.fail("reached is True while the log is empty", f"it is not; targets {nothing!r:.300}")
     trial.fill()
     coordinator = trial.coordinator()
     batches = trial.walk(coordinator)
@@ -183,6 +216,7 @@ def closes(trial: Trial) -> None:
 CHECKS = (
     identity_is_stable,
     ready_when_rows_wait,
+    any_thread_may_ask,
     caught_up_in_the_end,
     lag_goes_to_zero,
     closing_is_private,

@@ -4,6 +4,7 @@ Invariants:
 
 - What the source raises is the source's fault and names the promise being checked; what the harness raises is
   passed on as it is.
+- The source is used on one thread, the harness on the caller's.
 - Every coordinator and emitter is opened from a source of its own, as worker processes have it, unless the
   check says otherwise. All are closed at the end.
 """
@@ -30,7 +31,8 @@ from txstream.api.spouts import (
 from txstream.metas import BatchMetas
 from txstream.testing.spout_harness import NotApplicableError, Row, Rows, SpoutHarness
 from txstream.testing.spout_promises import BrokenPromise, SpoutConformanceError
-from txstream.testing.spout_rows import first_difference, project, same, show
+from txstream.testing.spout_rows import first_difference, freeze, project, same, show
+from txstream.testing.spout_thread import NoAnswerError, SourceThread
 from txstream.transaction import TransactionAttempt, Txid, attempt_id
 
 MANY = 1_000_000
@@ -102,6 +104,7 @@ class Trial:
         self.filled: set[str] = set()  # the partitions that the last rows went to
         self.foreseen = True
         self._opened: list[PartitionCoordinator[Any] | PartitionEmitter[Any]] = []
+        self._thread = SourceThread()
 
     # --- the log -----------------------------------------------------------------------------------------
 
@@ -120,7 +123,13 @@ class Trial:
             self.foreseen = False
         self.filled = set(rows or ())
         for partition, added in (rows or {}).items():
-            self.log.setdefault(partition, []).extend(added)
+            known = self.log.setdefault(partition, [])
+            known.extend(added)
+            if len({freeze(row) for row in known}) < len(known):
+                raise UsageError(
+                    f"the harness wrote equal rows to partition {partition!r}, or leaves out what tells them "
+                    f"apart; a row that is skipped or comes twice could not be told"
+                )
 
     def expected(self, found: Reading) -> Reading:
         """What the log holds, as far as `found` can be compared with it."""
@@ -177,7 +186,8 @@ class Trial:
     def close(self) -> None:
         for opened in self._opened:
             with contextlib.suppress(Exception):  # that closing works is a promise with a check of its own
-                opened.close()
+                self._thread.call(opened.close, self.harness.deadline_seconds)
+        self._thread.close()
 
     # --- planning ----------------------------------------------------------------------------------------
 
@@ -283,35 +293,34 @@ class Trial:
     def ask(self, what: str, call: Callable[..., Answer], *arguments: Any) -> Answer:
         """What the source answers; whatever it raises breaks the promise."""
         try:
-            return call(*arguments)
+            return self._thread.call(lambda: call(*arguments))
         except (SpoutConformanceError, NotApplicableError):
             raise
         except Exception as error:  # noqa: BLE001 - every failure of the source is told, with its cause
             self.fail(f"an answer when {what}", tell(error), cause=error)
 
     def outcome(self, what: str, call: Callable[[], Answer]) -> Answer | Exception:
-        """What the source answers or raises, within the harness's deadline.
-
-        On a thread of its own, so that a source that hangs does not hang the suite.
-        """
-        answers: list[Any] = []
-
-        def work() -> None:
-            try:
-                answers.append(call())
-            except Exception as error:  # noqa: BLE001 - handed to the caller
-                answers.append(error)
-
-        thread = threading.Thread(target=work, name="spout-conformance", daemon=True)
-        thread.start()
-        thread.join(self.harness.deadline_seconds)
-        if thread.is_alive():
+        """What the source answers or raises, within the harness's deadline."""
+        try:
+            return self._thread.call(call, self.harness.deadline_seconds)
+        except SpoutConformanceError:
+            raise
+        except NoAnswerError:
             self.fail(
                 f"an answer or an error when {what}",
                 f"neither within {self.harness.deadline_seconds:g} s (the harness's deadline_seconds)",
             )
-        answer: Answer | Exception = answers[0]
-        return answer
+        except Exception as error:  # noqa: BLE001 - handed to the caller
+            return error
+
+    def elsewhere(self, what: str, call: Callable[[], Answer]) -> Answer:
+        """As `ask`, on another thread."""
+        own, self._thread = self._thread, SourceThread()
+        try:
+            return self.ask(what, call)
+        finally:
+            self._thread.close()
+            self._thread = own
 
     def until(self, call: Callable[[], Answer], condition: Callable[[Answer], object]) -> Answer:
         """The answer that meets the condition, or the last one when `settle_seconds` are over."""

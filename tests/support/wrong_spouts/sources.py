@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from support.line_source import LineCoordinator, LineEmitter, LineRange, LineSource
-from support.wrong_spouts.registry import breaks
+from support.wrong_spouts.registry import Plan, breaks
 from txstream.api.errors import PartitionUnavailableError
 from txstream.transaction import TransactionAttempt
 
@@ -34,6 +35,28 @@ class NotJson(LineSource):
 class NeverReady(LineCoordinator):
     def is_ready(self) -> bool:
         return False
+
+
+@breaks("any-thread-may-ask")
+class Homebound(LineCoordinator):
+    """Like a connection of sqlite3, which serves only the thread that opened it."""
+
+    def __init__(self, source: LineSource) -> None:
+        super().__init__(source)
+        self.home = threading.get_ident()
+
+    def plan(self, last: Mapping[str, LineRange], limit: int) -> Plan:
+        if threading.get_ident() != self.home:
+            raise RuntimeError("this connection belongs to another thread")
+        return super().plan(last, limit)
+
+
+@breaks("caught-up-in-the-end")
+class NeverEmpty(LineCoordinator):
+    """An empty log is waited for."""
+
+    def reached(self, last: Mapping[str, LineRange], targets: Mapping[str, Any]) -> bool:
+        return bool(last) and super().reached(last, targets)
 
 
 @breaks("caught-up-in-the-end")

@@ -1,0 +1,58 @@
+"""The thread that a check uses its source on.
+
+A source that hangs must not hang the suite, so its calls need a thread of their own. A client that belongs to
+the thread that opened it must not be taken for a broken one, so it is the same thread for all.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from txstream.api.errors import TxstreamError
+
+Answer = TypeVar("Answer")
+Call = tuple[Future[Any], Callable[[], Any]]
+
+
+class NoAnswerError(TxstreamError):
+    """The call has not come back in time. The thread is lost to it."""
+
+
+class SourceThread:
+    """Calls functions one after the other on a daemon thread. After a call that did not come back there are
+    no more answers."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Call | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="spout-conformance", daemon=True)
+        self._thread.start()
+        self.lost = False
+
+    def call(self, function: Callable[[], Answer], timeout_seconds: float | None = None) -> Answer:
+        """What the function returns or raises. Raises NoAnswerError after the timeout, and ever after."""
+        if threading.current_thread() is self._thread:
+            return function()
+        if self.lost:
+            raise NoAnswerError("an earlier call has not come back")
+        future: Future[Answer] = Future()
+        self._calls.put((future, function))
+        if not wait([future], timeout_seconds).done:
+            self.lost = True
+            raise NoAnswerError(f"no answer within {timeout_seconds:g} s")
+        return future.result()
+
+    def close(self) -> None:
+        """Ends the thread when it is done with what it was given."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            future, function = call
+            try:
+                future.set_result(function())
+            except BaseException as error:  # noqa: BLE001 - raised where the answer is waited for
+                future.set_exception(error)
