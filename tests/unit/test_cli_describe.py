@@ -1,0 +1,397 @@
+"""`txstream describe`: text, JSON, stages, the drawing, and what is told when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from support.bolts import Passing, words_state
+from support.topologies import Filter, branching, declared, eight_bolts, eight_components, storm_example
+
+from txstream.api.reducers import Count
+from txstream.api.topology import Topology
+from txstream.bolts.sql import SqlStateBolt
+from txstream.cli.main import main
+from txstream.cli.stages import plan_batch, plan_document, plan_text
+from txstream.examples.word_count import topology as word_count
+
+WORD_COUNT = "txstream.examples.word_count:topology"
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """No address anywhere, and nothing is made in the working directory."""
+    for name in ("ZOOKEEPER", "KAFKA", "DATABASE", "MASTER"):
+        monkeypatch.delenv(f"TXSTREAM_{name}", raising=False)
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield
+    assert sorted(path.name for path in here.iterdir() if path.suffix != ".svg") == []
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What a command prints that has nothing to complain of."""
+    assert main(["describe", *arguments]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return out
+
+
+# --- text and JSON -------------------------------------------------------------------------------------
+
+
+def test_the_text_is_that_of_the_topology_with_the_parameters(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = told(capsys, WORD_COUNT, "-p", "parallelism=7", "-p", "semantics=transactional")
+    assert shown == f"{word_count(parallelism=7, semantics='transactional').describe()}\n"
+    assert shown.startswith("topology word-count (transactional)\n")
+
+
+def test_json_is_the_document(capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads(told(capsys, "support.topologies:branching", "--json"))
+    assert document == branching().to_document()
+    with_plan = json.loads(told(capsys, "support.topologies:branching", "--json", "--stages"))
+    assert with_plan == {**document, "plan": plan_document(plan_batch(branching()))}
+
+
+def test_the_stages_come_below_the_text(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = told(capsys, "support.topologies:storm_example", "--stages", "--width", "1")
+    assert shown == f"{storm_example().describe()}\n\n{plan_text(plan_batch(storm_example(), 1))}\n"
+
+
+# --- stages --------------------------------------------------------------------------------------------
+
+
+def test_eight_python_bolts_in_a_chain_are_one_python_stage() -> None:
+    for width in (1, 2, 3, 4):
+        plan = plan_batch(eight_bolts(), width)
+        assert plan.python_stages == 1
+        (stage,) = plan.stages
+        assert stage.python == ("lines", *(f"b{number}" for number in range(1, 9)), "store")
+        assert stage.spark_tasks == width
+    assert plan_text(plan_batch(eight_bolts())) == EIGHT_BOLTS
+
+
+EIGHT_BOLTS = """\
+a batch worth 4 Spark tasks (the most for this topology): 1 Python stage
+
+stage  phase    Spark tasks  runs
+1      process  4            Python: lines, b1, b2, b3, b4, b5, b6, b7, b8, store
+
+from   to     grouping          tuples
+lines  b1     local_or_shuffle  stay in place
+b1     b2     local_or_shuffle  stay in place
+b2     b3     local_or_shuffle  stay in place
+b3     b4     local_or_shuffle  stay in place
+b4     b5     local_or_shuffle  stay in place
+b5     b6     local_or_shuffle  stay in place
+b6     b7     local_or_shuffle  stay in place
+b7     b8     local_or_shuffle  stay in place
+b8     store  global            stay in place: the driver merges its deltas
+
+when the batch commits, in the order of txids, the driver writes deltas: store to table words"""
+
+
+def test_the_same_chain_by_shuffle_is_a_stage_for_each_bolt() -> None:
+    builder = declared("chain", 4)
+    above = "lines"
+    for number in range(1, 9):
+        builder.set_bolt(f"b{number}", Passing(), 4).shuffle_grouping(above)
+        above = f"b{number}"
+    builder.set_bolt("store", SqlStateBolt(words_state(), n=Count())).global_grouping(above)
+    topology = builder.build()
+    assert plan_batch(topology).python_stages == 9
+    assert plan_batch(topology, 1).python_stages == 1
+
+
+def test_the_stages_of_storms_example() -> None:
+    assert (
+        plan_text(plan_batch(storm_example()))
+        == """\
+a batch worth 2 Spark tasks (the most for this topology): 4 Python stages
+
+stage  phase    Spark tasks  runs
+1      process  2            Python: lines
+2      process  2            Python: A
+3      commit   2            Python: B, C
+4      commit   1            Python: D
+
+from   to  grouping          tuples
+lines  A   shuffle           are exchanged, stage 1 to 2
+A      B   fields(word)      are kept for the commit, stage 2 to 3
+B      C   local_or_shuffle  stay in place
+A      C   shuffle           are kept for the commit, stage 2 to 3
+C      D   global            are exchanged, stage 3 to 4
+
+stages 3 to 4 run when the batch commits, in the order of txids"""
+    )
+
+
+def test_the_stages_of_a_small_batch_of_storms_example() -> None:
+    assert plan_text(plan_batch(storm_example(), 1)).splitlines()[:11] == [
+        "a batch worth 1 Spark task: 2 Python stages",
+        "",
+        "stage  phase    Spark tasks  runs",
+        "1      process  1            Python: lines, A",
+        "2      commit   1            Python: B, C, D",
+        "",
+        "from   to  grouping          tuples",
+        "lines  A   shuffle           stay in place: there is one Spark task",
+        "A      B   fields(word)      are kept for the commit, stage 1 to 2",
+        "B      C   local_or_shuffle  stay in place",
+        "A      C   shuffle           are kept for the commit, stage 1 to 2",
+    ]
+
+
+def test_dataframes_and_tuples_that_pass_a_stage() -> None:
+    document = plan_document(plan_batch(branching()))
+    assert {name: document[name] for name in ("width", "largest_width", "python_stages")} == {
+        "width": 3,
+        "largest_width": 3,
+        "python_stages": 4,
+    }
+    assert document["stages"][2] == {
+        "stage": 3,
+        "phase": "process",
+        "spark_tasks": 1,
+        "python": ["shout"],
+        "spark_sql": ["filter"],
+    }
+    ways = {
+        (edge["from"], edge["to"]): (edge["tuples"], edge["from_stage"], edge["to_stage"])
+        for edge in document["edges"]
+    }
+    assert ways == {
+        ("lines", "sort"): ("exchange", 1, 2),
+        ("sort", "shout"): ("exchange", 2, 3),
+        ("sort", "filter"): ("dataframe", 2, 3),
+        ("shout", "lengths"): ("exchange", 3, 4),
+        ("sort", "lengths"): ("exchange", 2, 4),
+        ("filter", "lengths"): ("dataframe", 3, 4),
+        ("lengths", "longest"): ("in place", 4, 4),
+        ("lengths", "total"): ("in place", 4, 4),
+    }
+    assert document["states"] == [
+        {"component": "longest", "table": "longest"},
+        {"component": "total", "table": "total"},
+    ]
+
+
+def test_a_stage_that_only_hands_tuples_on_says_so() -> None:
+    builder = declared("t", 2)
+    builder.set_bolt("filter", Filter()).shuffle_grouping("lines")
+    builder.set_bolt("join", Passing(), 2).shuffle_grouping("filter").shuffle_grouping("lines")
+    builder.set_bolt("store", SqlStateBolt(words_state(), n=Count())).global_grouping("join")
+    shown = plan_text(plan_batch(builder.build())).splitlines()
+    assert "2      process  2            Spark SQL: filter; tuples for later stages" in shown
+    assert "3      process  2            Python: join, store" in shown
+
+
+def test_spark_chooses_the_tasks_of_a_stage_without_python() -> None:
+    builder = declared("t", 2)
+    builder.set_bolt("filter", Filter()).shuffle_grouping("lines")
+    builder.set_bolt("store", SqlStateBolt(words_state(), n=Count())).global_grouping("filter")
+    plan = plan_batch(builder.build())
+    assert [stage.spark_tasks for stage in plan.stages] == [2, None, 2]
+    assert plan.python_stages == 2
+    assert "2      process  Spark's      Spark SQL: filter" in plan_text(plan).splitlines()
+
+
+# --- the drawing ---------------------------------------------------------------------------------------
+
+
+def drawn(capsys: pytest.CaptureFixture[str], factory: str) -> ElementTree.Element:
+    """The drawing that the command makes, parsed."""
+    out = Path("graph.svg")
+    assert main(["describe", f"support.topologies:{factory}", "--svg", str(out)]) == 0
+    assert capsys.readouterr().err == "wrote graph.svg\n"
+    return ElementTree.fromstring(out.read_bytes())
+
+
+def texts(svg: ElementTree.Element) -> list[str]:
+    return ["".join(text.itertext()) for text in svg.iter(f"{SVG}text")]
+
+
+@pytest.mark.parametrize(
+    ("factory", "topology"),
+    [
+        ("branching", branching()),
+        ("storm_example", storm_example()),
+        ("eight_components", eight_components()),
+    ],
+)
+def test_the_drawing_has_every_component_and_grouping(
+    factory: str, topology: Topology, capsys: pytest.CaptureFixture[str]
+) -> None:
+    svg = drawn(capsys, factory)
+    shown = texts(svg)
+    document = topology.to_document()
+    for component in document["components"]:
+        slots, tasks = component["slots"], component["tasks"]
+        assert component["id"] in shown
+        assert component["class"] in shown
+        assert f"{slots} slot{'' if slots == 1 else 's'}, {tasks} task{'' if tasks == 1 else 's'}" in shown
+    inputs = [given for component in document["components"] for given in component["inputs"]]
+    for given in inputs:
+        label = f"{given['grouping']}({', '.join(given['fields'])})" if given["fields"] else given["grouping"]
+        assert shown.count(label) >= 1
+        if given["stream"] != "default":
+            assert f"stream {given['stream']}" in shown
+    committers = sum(component["committer"] for component in document["components"])
+    assert shown.count("committer") == committers
+    assert {"process phase", "commit phase", topology.id} <= set(shown)
+    styles = [path.get("style", "") for path in svg.iter(f"{SVG}path")]
+    assert sum("fill: #ffdca0" in style for style in styles) == committers
+    assert sum("stroke-linecap: round" in style and "fill: none" in style for style in styles) == len(inputs)
+
+
+def test_a_drawing_is_the_same_bytes_in_another_process_with_other_settings_of_matplotlib(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    svg = drawn(capsys, "branching")
+    assert svg.find(".//{http://purl.org/dc/elements/1.1/}date") is None
+    settings = tmp_path / "matplotlibrc"
+    settings.write_text("svg.fonttype: path\nfont.family: serif\npath.simplify: True\nsavefig.dpi: 300\n")
+    script = "from txstream.cli.main import main; main()"
+    arguments = ["describe", "support.topologies:branching", "--svg", str(tmp_path / "other.svg")]
+    subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        env={
+            **os.environ,
+            "PYTHONHASHSEED": "77",
+            "MATPLOTLIBRC": str(settings),
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "TZ": "Asia/Tokyo",
+        },
+        check=True,
+        timeout=60,
+        capture_output=True,
+    )
+    assert (tmp_path / "other.svg").read_bytes() == Path("graph.svg").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["$x_1$ & <b>", 'a"--]]>', "größe 語", "esc\x1b\x00\ufffe\ud800", "x" * 300])
+def test_any_name_makes_a_readable_document(name: str) -> None:
+    from txstream.cli.drawing import draw_topology
+
+    builder = declared("odd")
+    builder.set_bolt(name, Passing()).shuffle_grouping("lines")
+    builder.set_bolt("store", SqlStateBolt(words_state(), n=Count())).global_grouping(name)
+    shown = texts(ElementTree.fromstring(draw_topology(builder.build())))
+    expected = {
+        "esc\x1b\x00\ufffe\ud800": r"esc\x1b\x00\ufffe\ud800",
+        "x" * 300: f"{'x' * 47}…",
+    }
+    assert expected.get(name, name) in shown
+
+
+def test_the_commit_phase_is_below_the_processing() -> None:
+    from txstream.cli.drawing import draw_topology
+
+    svg = ElementTree.fromstring(draw_topology(eight_components()))
+    height = {}
+    for text in svg.iter(f"{SVG}text"):
+        place = re.search(r"translate\(\S+ (\S+)\)", text.get("transform", ""))
+        height["".join(text.itertext())] = float(place[1]) if place else float(text.get("y", "nan"))
+    phases = {component.id: str(component.phase) for component in eight_components().components}
+    lowest = max(height[name] for name, phase in phases.items() if phase == "process")
+    assert all(height[name] > lowest for name, phase in phases.items() if phase == "commit")
+
+
+# --- errors --------------------------------------------------------------------------------------------
+
+
+def refused(capsys: pytest.CaptureFixture[str], status: int, *arguments: str) -> str:
+    """The one line that a refused command prints."""
+    assert main(["describe", *arguments]) == status
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    return err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["MODULE:FACTORY"]),
+        (["word_count"], ["'word_count'", "MODULE:FACTORY"]),
+        (["no_such_module:topology"], ["no module 'no_such_module'"]),
+        (["support.topologies:no_such"], ["no 'no_such'", "word_count", "storm_example"]),
+        ([WORD_COUNT, "-p", "paralelism=2"], ["'paralelism'", "parallelism"]),
+        ([WORD_COUNT, "-p", "parallelism=two"], ["an int", "'two'"]),
+        ([WORD_COUNT, "--width", "2"], ["--width", "--stages"]),
+        ([WORD_COUNT, "--stages", "--width", "0"], ["--width 0", "1 to 2 Spark tasks"]),
+        ([WORD_COUNT, "--stages", "--width", "3"], ["--width 3", "no component has more than 2 slots"]),
+        ([WORD_COUNT, "--svg", "."], ["--svg .", "folder", "topology.svg"]),
+        ([WORD_COUNT, "--svg", "missing/graph.svg"], ["missing/graph.svg", "No such file or directory"]),
+    ],
+)
+def test_usage_errors(arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    message = refused(capsys, 2, *arguments)
+    assert all(word in message for word in words), message
+
+
+def failing() -> None:
+    raise LookupError("the file of stop words is missing")
+
+
+def nothing() -> None:
+    pass
+
+
+class Holding(Passing):
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+def unpicklable() -> Topology:
+    builder = declared("holding")
+    builder.set_bolt("hold", Holding()).shuffle_grouping("lines")
+    builder.set_bolt("store", SqlStateBolt(words_state(), n=Count())).global_grouping("hold")
+    return builder.build()
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        ("failing", ["raised LookupError: the file of stop words is missing"]),
+        ("nothing", ["returned None, not a Topology", "builder.build()"]),
+    ],
+)
+def test_a_factory_that_fails_ends_with_status_1(
+    factory: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = refused(capsys, 1, f"{__name__}:{factory}")
+    assert all(word in message for word in words), message
+
+
+def test_stages_refuse_a_bolt_that_cannot_be_shipped_which_the_text_alone_does_not(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told(capsys, f"{__name__}:unpicklable")
+    message = refused(capsys, 1, f"{__name__}:unpicklable", "--stages")
+    assert "component 'hold' cannot be shipped to executors" in message
+    assert "prepare()" in message
+
+
+def test_without_matplotlib_the_extra_is_named_before_the_factory_is_called(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    message = refused(capsys, 2, f"{__name__}:failing", "--svg", "graph.svg")
+    assert "pip install 'txstream[svg]'" in message
+    assert "matplotlib" in message
+    assert not Path("graph.svg").exists()
+    told(capsys, WORD_COUNT, "--stages")
