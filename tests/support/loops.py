@@ -22,6 +22,7 @@ from txstream.engine.commit import Committer, ProcessedBatch
 from txstream.engine.loop import EventLoop, LoopOptions
 from txstream.engine.operators import Slots
 from txstream.engine.points import Point, PointListener, nobody_listens
+from txstream.engine.runner import BatchResult
 from txstream.metas import BatchMetas, MetaCodec
 from txstream.testing import InProcessRunner
 from txstream.transaction import AttemptSequence, Epoch, TransactionAttempt, Txid
@@ -77,15 +78,17 @@ class RecordingCommitter(Committer):
 
 
 class CountingRunner(InProcessRunner):
-    """Writes down every attempt that it is given."""
+    """Writes down every attempt that it is given, and keeps what it left."""
 
     def __init__(self, topology: Topology, *, width: int | None = None, capture: bool = False) -> None:
         super().__init__(compiled(topology, capture=capture), width=width)
         self.attempts: list[TransactionAttempt] = []
+        self.results: dict[TransactionAttempt, BatchResult] = {}
 
-    def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> Any:
+    def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
         self.attempts.append(attempt)
-        return super().run(attempt, metas)
+        result = self.results[attempt] = super().run(attempt, metas)
+        return result
 
 
 @dataclass

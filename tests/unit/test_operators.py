@@ -19,7 +19,6 @@ from txstream.api.topology import Topology
 from txstream.assignment import Assignment
 from txstream.embedded.process import wait_until
 from txstream.engine.runner import BatchResult
-from txstream.metas import BatchMetas
 from txstream.transaction import Epoch, TransactionAttempt
 from txstream.zookeeper import (
     ROOT,
@@ -36,17 +35,9 @@ PATHS = Paths(ROOT, "t")
 LINES = [f"w{n} w{n * n % 17} end" for n in range(24)]
 
 
-class KeepingRunner(CountingRunner):
-    """Four Spark tasks for every batch, as far as slots go; keeps what each attempt left."""
-
-    def __init__(self, topology: Topology) -> None:
-        super().__init__(topology, width=4, capture=True)
-        self.results: dict[TransactionAttempt, BatchResult] = {}
-
-    def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
-        result: BatchResult = super().run(attempt, metas)
-        self.results[attempt] = result
-        return result
+def wide(topology: Topology) -> CountingRunner:
+    """Four Spark tasks for every batch, as far as slots go; what every component emits is kept."""
+    return CountingRunner(topology, width=4, capture=True)
 
 
 def driver(world: World, until: str | int | None = None, *, tasks: int = 4, **options: Any) -> Run:
@@ -55,7 +46,7 @@ def driver(world: World, until: str | int | None = None, *, tasks: int = 4, **op
         world,
         until,
         max_batch_records=8,
-        runner_type=KeepingRunner,
+        runner_type=wide,
         options={"count": CountByHand(), "tasks": tasks, **options},
     )
 
