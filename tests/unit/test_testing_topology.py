@@ -39,7 +39,7 @@ def states(test: TopologyTest, txid: int) -> list[AttemptState]:
 def test_nothing_happens_before_the_first_step(test: TopologyTest) -> None:
     assert test.current == 1
     assert test.phases == {}
-    assert test.calls == []
+    assert test.calls() == []
 
 
 def test_a_txid_is_opened_and_held_before_its_source_is_read(test: TopologyTest) -> None:
@@ -47,7 +47,7 @@ def test_a_txid_is_opened_and_held_before_its_source_is_read(test: TopologyTest)
     assert test.phases == {1: Phase.PROCESSING}
     assert attempt.state is AttemptState.PROCESSING
     assert attempt.partitions["p"].records == 2
-    assert test.calls == []
+    assert test.calls() == []
 
 
 def test_a_txid_is_processed_and_held_before_its_commit(test: TopologyTest) -> None:
@@ -189,7 +189,10 @@ def test_a_crash_at_any_point_of_a_commit_is_recovered(test: TopologyTest, point
 
 def test_a_step_for_which_the_source_has_nothing_is_told(test: TopologyTest, source: MemorySpout) -> None:
     test.run()
-    with pytest.raises(NotReachedError, match=r"waited for txid 4 to be processed.*the source had nothing"):
+    with pytest.raises(
+        NotReachedError,
+        match=r"waited for txid 4 to be processed.*txid 4 is not open: the source has nothing for it",
+    ):
         test.process()
     source.append("p", "more")
     assert test.process().emitted("split") == [("more",)]

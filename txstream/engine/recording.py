@@ -37,6 +37,10 @@ class Call:
     kind: CallKind
     tuples: int = 0
 
+    def __str__(self) -> str:
+        count = f" x{self.tuples}" if self.kind is CallKind.EXECUTE else ""
+        return f"{self.phase} {self.component}[{self.task}] {self.kind}{count}"
+
 
 # Called before each call of a bolt, in the process that makes it. It is shipped with the bolt's spec.
 CallSink = Callable[[Call], None]

@@ -1,6 +1,6 @@
 """Tools for testing topologies, bolts and sources; `docs/testing.md` is the guide.
 
-`TopologyTest` runs a topology batch by batch under control of the test.
+`run_bolt` runs one bolt on rows. `TopologyTest` runs a topology batch by batch under control of the test.
 `Fail` and `Crash` stand among a source's rows. `check_spout` tells whether a source keeps its promises. None
 of it needs pytest, and only what is used is loaded.
 """
@@ -11,7 +11,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from txstream.coordinator import Phase as Phase
     from txstream.engine.points import Point as Point
     from txstream.engine.recording import (
         Call as Call,
@@ -21,6 +20,10 @@ if TYPE_CHECKING:
         Attempt as Attempt,
         AttemptState as AttemptState,
     )
+    from txstream.testing.bolts import (
+        BoltRun as BoltRun,
+        run_bolt as run_bolt,
+    )
     from txstream.testing.clock import ManualClock as ManualClock
     from txstream.testing.conformance import (
         SpoutConformanceError as SpoutConformanceError,
@@ -28,28 +31,27 @@ if TYPE_CHECKING:
         check_spout as check_spout,
         spout_checks as spout_checks,
     )
+    from txstream.testing.control import NotReachedError as NotReachedError
     from txstream.testing.failures import (
         Crash as Crash,
         CrashError as CrashError,
         Fail as Fail,
     )
     from txstream.testing.inprocess import InProcessRunner as InProcessRunner
-    from txstream.testing.topology import (
-        NotReachedError as NotReachedError,
-        TopologyTest as TopologyTest,
-    )
+    from txstream.testing.topology import TopologyTest as TopologyTest
 
 # The command line imports `txstream.testing.faults` and must not load an engine with it.
 _HOMES = {
-    "txstream.coordinator": ("Phase",),
     "txstream.engine.points": ("Point",),
     "txstream.engine.recording": ("Call", "CallKind"),
     "txstream.testing.attempts": ("Attempt", "AttemptState"),
     "txstream.testing.clock": ("ManualClock",),
+    "txstream.testing.bolts": ("BoltRun", "run_bolt"),
+    "txstream.testing.control": ("NotReachedError",),
     "txstream.testing.conformance": ("SpoutConformanceError", "SpoutHarness", "check_spout", "spout_checks"),
     "txstream.testing.failures": ("Crash", "CrashError", "Fail"),
     "txstream.testing.inprocess": ("InProcessRunner",),
-    "txstream.testing.topology": ("NotReachedError", "TopologyTest"),
+    "txstream.testing.topology": ("TopologyTest",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

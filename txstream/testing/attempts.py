@@ -163,6 +163,11 @@ class History:
     def txids(self) -> Sequence[Txid]:
         return sorted({attempt.txid for attempt in self._attempts})
 
+    def last_error(self) -> BaseException | None:
+        """What the youngest of the attempts that failed has failed with."""
+        errors = [attempt.error for attempt in self._attempts.values() if attempt.error is not None]
+        return errors[-1] if errors else None
+
     def add(self, attempt: Attempt) -> None:
         self._attempts[attempt.id] = attempt
 

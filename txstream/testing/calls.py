@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
 
+from txstream.api.topology import Phase
 from txstream.engine.recording import Call, CallKind
+from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 
-class CallLog:
-    """Takes calls from any thread of this process; tuples that one task gets in a row are one call."""
+class CallLog(Protocol):
+    """Takes calls, from any thread, and gives them out."""
+
+    def __call__(self, call: Call) -> None: ...
+
+    def calls(self) -> list[Call]:
+        """All so far; tuples that one task got in a row are one call."""
+
+
+class CallList:
+    """The calls of this process."""
 
     def __init__(self) -> None:
         self._calls: list[Call] = []
@@ -17,24 +33,54 @@ class CallLog:
 
     def __call__(self, call: Call) -> None:
         with self._lock:
-            if self._calls and call.kind is CallKind.EXECUTE:
-                last = self._calls[-1]
-                if _who(last) == _who(call):
-                    self._calls[-1] = Call(
-                        call.attempt,
-                        call.phase,
-                        call.component,
-                        call.task,
-                        call.kind,
-                        last.tuples + call.tuples,
-                    )
-                    return
             self._calls.append(call)
 
-    def __iter__(self) -> Iterator[Call]:
+    def calls(self) -> list[Call]:
         with self._lock:
-            return iter(list(self._calls))
+            return _folded(self._calls)
 
 
-def _who(call: Call) -> tuple[object, ...]:
-    return call.attempt, call.component, call.task, call.kind
+class CallFile:
+    """The calls of several processes on this machine, one line each; what the kernel appends whole has one
+    order for all of them. It is shipped to executors by pickle."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __call__(self, call: Call) -> None:
+        document = [
+            *(call.attempt.txid, call.attempt.attempt),
+            *(call.phase, call.component, call.task, call.kind, call.tuples),
+        ]
+        file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(file, json.dumps(document).encode() + b"\n")
+        finally:
+            os.close(file)
+
+    def calls(self) -> list[Call]:
+        if not self.path.exists():
+            return []
+        return _folded(_parse(line) for line in self.path.read_text(encoding="utf-8").splitlines())
+
+
+def _parse(line: str) -> Call:
+    txid, attempt, phase, component, task, kind, tuples = json.loads(line)
+    return Call(
+        TransactionAttempt(Txid(txid), AttemptId(attempt)),
+        Phase(phase),
+        component,
+        task,
+        CallKind(kind),
+        tuples,
+    )
+
+
+def _folded(calls: Iterable[Call]) -> list[Call]:
+    folded: list[Call] = []
+    for call in calls:
+        if folded and call.kind is CallKind.EXECUTE and replace(folded[-1], tuples=call.tuples) == call:
+            folded[-1] = replace(call, tuples=folded[-1].tuples + call.tuples)
+        else:
+            folded.append(call)
+    return folded

@@ -21,7 +21,7 @@ from txstream.engine.claim import claim_identity
 from txstream.engine.commit import Committer, state_targets
 from txstream.engine.loop import LoopOptions
 from txstream.engine.plan import ExecutionPlan, compile_topology
-from txstream.engine.points import PointListener
+from txstream.engine.points import Point, PointListener, nobody_listens
 from txstream.engine.recording import CallSink, recorded
 from txstream.engine.recovery import recover, take_over
 from txstream.engine.runner import BatchRunner
@@ -50,10 +50,12 @@ class World:
     clock: ManualClock
     history: History
     calls: CallSink
-    listener: PointListener
-    failed: Callable[[TransactionAttempt, BaseException], None]
-    spark: SparkSession | None
-    width: int | None
+    spark: SparkSession | None = None
+    width: int | None = None
+    # Called at each point of a batch, but BEFORE_COMMIT once the test lets the commit begin.
+    listener: PointListener = nobody_listens
+    # Called when an attempt fails, before it is replayed.
+    failed: Callable[[TransactionAttempt, BaseException], None] | None = None
 
 
 class Driver:
@@ -62,6 +64,7 @@ class Driver:
     def __init__(self, world: World, topology: Topology) -> None:
         self.topology = topology
         self.error: BaseException | None = None
+        self._killed = False
         self._world = world
         self._stack = contextlib.ExitStack()
         try:
@@ -86,7 +89,7 @@ class Driver:
         resume = recover(topology.id, topology.semantics, store, databases, codec)
         plan = compile_topology(topology, context, uuid.uuid4().hex, capture=True)
         plan = replace(plan, bolts=tuple(recorded(spec, world.calls) for spec in plan.bolts))
-        self.gate = GatedRunner(self._create_runner(plan), world.history)
+        self.gate = GatedRunner(self._create_runner(plan), world.history, self._beginning_commit)
         self._stack.callback(self.gate.close)
         committer = Committer(topology, identity.uuid, self.targets, wait_for=self._wait_for)
         self._merge = committer.merge
@@ -112,7 +115,7 @@ class Driver:
                 max_batch_records=topology.spout.max_batch_records,
                 message_timeout_seconds=topology.message_timeout_seconds,
                 max_attempts=topology.max_attempts,
-                listener=world.listener,
+                listener=self._reached,
             ),
             gate=self.gate,
             clock=world.clock,
@@ -133,6 +136,10 @@ class Driver:
     def has_ended(self) -> bool:
         return not self._thread.is_alive()
 
+    @property
+    def why_ended(self) -> str:
+        return "it was killed" if self._killed else f"it ended with {self.error!r}"
+
     def settle(self, deadline: float) -> bool:
         """Let it do all that it may do now; False when the deadline came first."""
         quiet = self.loop.wait_until_quiet(lambda: self.has_ended, deadline)
@@ -144,6 +151,7 @@ class Driver:
     def end(self, deadline_seconds: float) -> bool:
         """End it as a crash would, and close everything; False when something still runs at the deadline. May
         be called again."""
+        self._killed = self._killed or not self.has_ended
         self.gate.let_all_go()
         self.loop.abort()
         self.loop.events.release()
@@ -174,6 +182,13 @@ class Driver:
             with self.loop.events.changed:
                 self.loop.events.changed.notify_all()
 
+    def _reached(self, point: Point, txid: Txid, open_batches: dict[Txid, str]) -> None:
+        if point is not Point.BEFORE_COMMIT:
+            self._world.listener(point, txid, open_batches)
+
+    def _beginning_commit(self, attempt: TransactionAttempt) -> None:
+        self._world.listener(Point.BEFORE_COMMIT, attempt.txid, self.loop.open_batches())
+
     def _emitting(self, emit: EmitBatch[Any]) -> None:
         history = self._world.history
         txid = emit.attempt.txid
@@ -194,7 +209,8 @@ class Driver:
         if found is not None:
             found.error = error
             self._world.history.move(attempt, AttemptState.FAILED)
-        self._world.failed(attempt, error)
+        if self._world.failed is not None:
+            self._world.failed(attempt, error)
 
     def _open_database(self, url: str) -> StateDatabase:
         database = open_database(

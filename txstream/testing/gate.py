@@ -7,7 +7,7 @@ the driver, so no thread waits there for ever.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from txstream.api.errors import BatchFailedError
@@ -21,14 +21,21 @@ from txstream.transaction import TransactionAttempt
 
 class GatedRunner:
     """A `BatchRunner` around another. `process_up_to` and `commit_up_to` are the greatest txids that may be
-    processed and committed; what each attempt answered goes into the history."""
+    processed and committed; what each attempt answered goes into the history. `beginning_commit` is called
+    when an attempt's commit is let through, and may raise."""
 
-    def __init__(self, inner: BatchRunner, history: History) -> None:
+    def __init__(
+        self,
+        inner: BatchRunner,
+        history: History,
+        beginning_commit: Callable[[TransactionAttempt], None],
+    ) -> None:
         self.process_up_to: float = 0
         self.commit_up_to: float = 0
         self._alone: set[int] = set()
         self._inner = inner
         self._history = history
+        self._beginning_commit = beginning_commit
         self._changed = threading.Condition()
         self._waiting: dict[TransactionAttempt, AttemptState] = {}
         self._cancelled: set[TransactionAttempt] = set()
@@ -83,6 +90,7 @@ class GatedRunner:
     def commit(self, attempt: TransactionAttempt, processed: BatchResult) -> BatchResult:
         """Run the bolts of an attempt's commit phase once it is let through."""
         self._pass(attempt, AttemptState.COMMITTING)
+        self._beginning_commit(attempt)
         result = self._inner.commit(attempt, processed)
         found = self._history.find(attempt)
         if found is not None:

@@ -1,0 +1,338 @@
+"""`run_bolt`: one task of one bolt on rows that the test gives, with the checks of a run."""
+
+from __future__ import annotations
+
+import copy
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+import pyarrow as pa
+
+from txstream.api.bolts import (
+    BasicBolt,
+    BatchBolt,
+    Bolt,
+    Committer,
+    DataFrameBolt,
+    OutputFieldsDeclarer,
+    StateCommitter,
+)
+from txstream.api.errors import TopologyError, TupleError, UsageError
+from txstream.api.groupings import Grouping, GroupingKind
+from txstream.api.rows import UnfitValueError, to_record_batch
+from txstream.api.schema import format_schema, format_type, parse_schema
+from txstream.api.spouts import (
+    OpaqueSpout,
+    PartitionCoordinator,
+    PartitionedSpout,
+    PartitionEmitter,
+    SpoutContext,
+)
+from txstream.api.topology import Component, Topology
+from txstream.api.tuples import DEFAULT_STREAM, Chunk
+from txstream.engine.plan import BoltSpec, ExecutionPlan, compile_topology
+from txstream.engine.process import WorkerProcess
+from txstream.engine.tasks import Stopwatch, TaskFailedError, TaskRuntime
+from txstream.metas import BatchMetas
+from txstream.spouts.memory import MemoryRange
+from txstream.testing.attempts import Row, rows_of
+from txstream.transaction import TransactionAttempt, Txid, attempt_id
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# A row is a tuple with a value for each field; with one field, anything but a tuple is that field's value.
+Rows: TypeAlias = Sequence[Any]
+Schema: TypeAlias = str | pa.Schema
+
+_NO_ROWS = "test-rows"
+
+
+@dataclass(frozen=True)
+class BoltRun:
+    """What a bolt did. `streams` has what it emitted, by stream, in the order in which it was emitted; of
+    `direct` tuples the task that was chosen as well. `deltas` is what a state's bolt has folded: the key
+    columns, then one delta per value column.
+
+    `instance` is the bolt as it was at the end; None for a DataFrameBolt.
+    """
+
+    streams: Mapping[str, list[Row]]
+    direct: Mapping[str, list[tuple[int, Row]]] = field(default_factory=dict)
+    deltas: list[Row] = field(default_factory=list)
+    instance: Bolt | None = None
+
+    @property
+    def emitted(self) -> list[Row]:
+        """What it emitted to the default stream. Raises UsageError for a bolt that declares none."""
+        if DEFAULT_STREAM not in self.streams:
+            raise UsageError(
+                f"this bolt declares no default stream; it declares "
+                f"{', '.join(map(repr, self.streams)) or 'no output'}"
+            )
+        return self.streams[DEFAULT_STREAM]
+
+
+def run_bolt(
+    bolt: Bolt,
+    rows: Rows | Mapping[str, Rows],
+    schema: Schema | Mapping[str, Schema],
+    *,
+    component: str = "bolt",
+    attempt: TransactionAttempt | None = None,
+    task: int = 0,
+    task_count: int = 1,
+    task_counts: Mapping[str, int] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    chunk_rows: int | None = None,
+    finish: bool = True,
+    spark: SparkSession | None = None,
+) -> BoltRun:
+    """Run one task of a bolt for one attempt: `prepare_worker`, `prepare`, all rows, `finish_batch`,
+    `close_worker`, on a fresh copy of the bolt that went through pickle as it would in a run.
+
+    rows, schema: the input and its fields, "word string, n bigint". For several inputs both are mappings by
+        component, with ".stream" appended for another stream than the default one; the inputs come in the
+        order of `rows`, all rows of one after those of the other.
+    component, attempt, task, task_count, settings: what the bolt finds in its context; `task_counts` are
+        those of other components.
+    chunk_rows: how many rows come at once, for bolts that override `execute_chunk`; None is all of an input.
+    finish: without it the batch is left as it is after its last tuple.
+    spark: what a DataFrameBolt is run on; other bolts need none.
+
+    Raises what an attempt in a run fails with: the bolt's own TxstreamError, or BoltError for anything else,
+    with component, task and tuple, and the error itself as its cause. TopologyError and SchemaError as
+    `build` does; UsageError and TupleError for rows that are not what `schema` says.
+    """
+    _check_bolt(bolt, component)
+    if not 0 <= task < task_count:
+        raise UsageError(f"task {task} is none of {task_count} tasks, which count from 0")
+    inputs = [_Input(name, *parsed) for name, parsed in _inputs(rows, schema).items()]
+    instance = copy.copy(bolt)
+    declarer = OutputFieldsDeclarer(component, [given.schema for given in inputs])
+    instance.declare_output_fields(declarer)
+    attempt = attempt or TransactionAttempt(Txid(1), attempt_id(1, 1))
+    declared = Component(
+        id=component,
+        instance=instance,
+        parallelism=1,
+        tasks=task_count,
+        streams=declarer.streams,
+        inputs=tuple(Grouping(GroupingKind.GLOBAL, given.source, given.stream) for given in inputs),
+        is_committer=isinstance(bolt, Committer),
+        direct_streams=frozenset(declarer.direct_streams),
+    )
+    if isinstance(bolt, DataFrameBolt):
+        if spark is None:
+            raise UsageError(
+                f"{type(bolt).__name__} is a DataFrameBolt, which Spark computes; pass spark=, a SparkSession"
+            )
+        return _run_on_spark(declared, inputs, attempt, settings or {}, spark)
+    plan = _compile([declared], settings or {})
+    plan = replace(plan, bolts=(*plan.bolts, *_others(task_counts or {}, component)))
+    return _run_task(plan, plan.bolts[0], inputs, attempt, task, chunk_rows, finish=finish)
+
+
+def _check_bolt(bolt: object, component: str) -> None:
+    if not isinstance(bolt, (BasicBolt, BatchBolt, DataFrameBolt)):
+        hint = " (pass an instance, not the class)" if isinstance(bolt, type) else ""
+        raise TopologyError(
+            f"component {component!r}: {bolt!r} is not a BasicBolt, BatchBolt or DataFrameBolt{hint}"
+        )
+
+
+# --- the input ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Input:
+    """The rows of one subscription; `name` is a component, with ".stream" for another than the default."""
+
+    name: str
+    schema: pa.Schema
+    batch: pa.RecordBatch
+
+    @property
+    def source(self) -> str:
+        return self.name.partition(".")[0]
+
+    @property
+    def stream(self) -> str:
+        return self.name.partition(".")[2] or DEFAULT_STREAM
+
+
+def _inputs(
+    rows: Rows | Mapping[str, Rows], schema: Schema | Mapping[str, Schema]
+) -> dict[str, tuple[pa.Schema, pa.RecordBatch]]:
+    if isinstance(rows, Mapping) != isinstance(schema, Mapping):
+        raise UsageError("give rows and schema both for one input, or both as mappings by input")
+    by_input = dict(rows) if isinstance(rows, Mapping) else {"input": rows}
+    schemas = dict(schema) if isinstance(schema, Mapping) else {"input": schema}
+    if set(by_input) != set(schemas):
+        raise UsageError(
+            f"rows are given for {', '.join(sorted(by_input))}, schemas for {', '.join(sorted(schemas))}"
+        )
+    found: dict[str, tuple[pa.Schema, pa.RecordBatch]] = {}
+    for name, given in by_input.items():
+        parsed = parse_schema(schemas[name])
+        found[name] = (parsed, _batch(name, given, parsed))
+    return found
+
+
+def _batch(name: str, rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
+    if isinstance(rows, (str, bytes)) or not isinstance(rows, Iterable):
+        raise UsageError(f"the rows of {name!r} must be a list of rows, not {rows!r:.100}")
+    values = [row if isinstance(row, tuple) or len(schema) != 1 else (row,) for row in rows]
+    for number, row in enumerate(values):
+        if not isinstance(row, (tuple, list)) or len(row) != len(schema):
+            raise TupleError(
+                f"row {number} of {name!r} is {row!r:.200}; its schema takes {len(schema)} field(s): "
+                f"{format_schema(schema)}"
+            )
+    try:
+        return to_record_batch(values, schema)
+    except UnfitValueError as error:
+        raise TupleError(
+            f"row {error.row} of {name!r} has {error.value!r:.200} in field {error.field.name!r}, which is "
+            f"{format_type(error.field.type)}"
+        ) from error
+
+
+# --- in this process ---------------------------------------------------------------------------------------
+
+
+def _run_task(
+    plan: ExecutionPlan,
+    spec: BoltSpec,
+    inputs: Sequence[_Input],
+    attempt: TransactionAttempt,
+    task: int,
+    chunk_rows: int | None,
+    *,
+    finish: bool,
+) -> BoltRun:
+    streams: dict[str, list[Row]] = {stream: [] for stream in spec.streams}
+    direct: dict[str, list[tuple[int, Row]]] = {stream: [] for stream in spec.direct_streams}
+
+    def send(_: int, batch: pa.RecordBatch, stream: str, chosen: int | None) -> None:
+        streams[stream] += rows_of(batch)
+        if chosen is not None:
+            direct[stream] += [(chosen, row) for row in rows_of(batch)]
+
+    process = WorkerProcess(plan)
+    try:
+        runtime = TaskRuntime(spec, task, 0, attempt, process, send, Stopwatch())
+        for given in inputs:
+            for batch in _chunks(given.batch, chunk_rows):
+                runtime.receive(Chunk(batch, given.source, given.stream))
+        deltas: list[Row] = []
+        if finish:
+            runtime.finish()
+            if isinstance(runtime.bolt, StateCommitter):
+                with runtime.working():
+                    deltas = rows_of(runtime.bolt.deltas())
+        return BoltRun(streams, direct, deltas, runtime.bolt)
+    except TaskFailedError as error:
+        raise error.failure.to_error(attempt) from error.__cause__
+    finally:
+        process.close()
+
+
+def _chunks(batch: pa.RecordBatch, rows: int | None) -> Iterator[pa.RecordBatch]:
+    size = rows or max(1, batch.num_rows)
+    for start in range(0, batch.num_rows, size):
+        yield batch.slice(start, size)
+
+
+def _others(task_counts: Mapping[str, int], component: str) -> Iterator[BoltSpec]:
+    """Components that are there to be counted."""
+    for name, tasks in task_counts.items():
+        if name != component:
+            yield BoltSpec(id=name, pickled=b"", tasks=tasks, slots=1, inputs=(), streams={})
+
+
+# --- on Spark ----------------------------------------------------------------------------------------------
+
+
+class _Feed(BatchBolt):
+    """Stands for a component above the one that is tested: emits the given rows."""
+
+    def __init__(self, batches: Mapping[str, pa.RecordBatch]) -> None:
+        self.batches = batches
+
+    def execute(self, tup: Any) -> None:
+        raise NotImplementedError("nothing is read above the rows of a test")
+
+    def finish_batch(self) -> None:
+        for stream, batch in self.batches.items():
+            self.collector.emit_batch(batch, stream)
+
+
+def _run_on_spark(
+    declared: Component,
+    inputs: Sequence[_Input],
+    attempt: TransactionAttempt,
+    settings: Mapping[str, Any],
+    spark: SparkSession,
+) -> BoltRun:
+    from txstream.engine.spark_runner import SparkRunner
+
+    components = []
+    for source in dict.fromkeys(given.source for given in inputs):
+        given_here = {given.stream: given for given in inputs if given.source == source}
+        components.append(
+            Component(
+                id=source,
+                instance=_Feed({stream: given.batch for stream, given in given_here.items()}),
+                parallelism=1,
+                tasks=1,
+                streams={stream: given.schema for stream, given in given_here.items()},
+                inputs=(Grouping(GroupingKind.GLOBAL, _NO_ROWS),),
+            )
+        )
+    runner = SparkRunner(spark.sparkContext, _compile([*components, declared], settings, capture=True), spark)
+    try:
+        result = runner.run(attempt, BatchMetas())
+        runner.release(result)
+    finally:
+        runner.close()
+    streams: dict[str, list[Row]] = {stream: [] for stream in declared.streams}
+    for emitted in sorted(result.emitted, key=lambda emitted: emitted.task):
+        if emitted.component == declared.id:
+            streams[emitted.stream] += rows_of(emitted.tuples)
+    return BoltRun(streams)
+
+
+# --- the plan ----------------------------------------------------------------------------------------------
+
+
+def _compile(
+    components: Sequence[Component], settings: Mapping[str, Any], *, capture: bool = False
+) -> ExecutionPlan:
+    """A plan of these components below a spout that has nothing."""
+    spout = OpaqueSpout(_NoRows())
+    topology = Topology(
+        id="test",
+        components=(Component(_NO_ROWS, spout, 1, 1, {DEFAULT_STREAM: spout.output}), *components),
+        max_spout_pending=1,
+        message_timeout_seconds=1.0,
+        max_attempts=1,
+        settings=settings,
+    )
+    context = SpoutContext(topology.id, _NO_ROWS, {})
+    return compile_topology(topology, context, uuid.uuid4().hex, capture=capture)
+
+
+class _NoRows(PartitionedSpout[MemoryRange]):
+    """A source that nothing is ever read from."""
+
+    output = "nothing string"
+    meta_type: ClassVar[type[MemoryRange]] = MemoryRange
+
+    def coordinator(self, context: SpoutContext) -> PartitionCoordinator[MemoryRange]:
+        raise UsageError("the bolt's input are the rows of the test")
+
+    def emitter(self, context: SpoutContext) -> PartitionEmitter[MemoryRange]:
+        raise UsageError("the bolt's input are the rows of the test")

@@ -1,0 +1,219 @@
+"""How a test moves a topology: marks say how far each txid may go, steps wait until it has got there.
+
+Invariants.
+- Between two steps the topology stands still: a step ends when all that is allowed is done.
+- After a failure that the test asked for, nothing of that txid or a later one goes on without a new step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from txstream.api.errors import TxstreamError, UsageError
+from txstream.api.topology import Topology
+from txstream.coordinator import Phase
+from txstream.engine.points import Point
+from txstream.testing.driver import Driver, World
+from txstream.transaction import TransactionAttempt, Txid
+
+MOST_FAILURES = 100
+_PATIENCE_STEP_SECONDS = 0.01
+_PROCESSED = (Phase.PROCESSED, Phase.COMMITTING, Phase.ADVANCING)
+
+
+class NotReachedError(TxstreamError):
+    """A step of a test cannot get where it should; says what was waited for and how the topology stands."""
+
+
+class Control:
+    """One topology's drivers, one after the other. Used by the test's thread."""
+
+    def __init__(self, world: World, *, patience_seconds: float, deadline_seconds: float) -> None:
+        self.history = world.history
+        self._world = replace(world, listener=self._reached, failed=self._failed)
+        self._patience_seconds = patience_seconds
+        self._deadline_seconds = deadline_seconds
+        self._driver: Driver | None = None
+        self._open_up_to: float = 0
+        # What meets the driver at a point of a txid's commit, and the failure that lowers the marks.
+        self._ambushes: dict[tuple[Point, int], BaseException] = {}
+        self._awaited: BaseException | None = None
+        self._never = threading.Event()
+
+    # --- drivers ------------------------------------------------------------------------------------
+
+    def start(self, topology: Topology) -> None:
+        """A new driver, after the end of the one before. Raises what a run's start would."""
+        self.end()
+        self._driver = Driver(self._world, topology)
+        self._open_up_to = self._driver.coordinator.current - 1
+
+    def end(self) -> None:
+        """Kill the driver, if it lives."""
+        driver = self._driver
+        if driver is not None and not driver.end(self._deadline_seconds):
+            raise NotReachedError(
+                f"the topology did not end within {self._deadline_seconds:g} s; does a bolt still run?"
+            )
+
+    @property
+    def driver(self) -> Driver:
+        """The last driver, dead or alive."""
+        if self._driver is None:
+            raise UsageError("enter the TopologyTest first: with TopologyTest(topology) as test: ...")
+        return self._driver
+
+    @property
+    def running(self) -> Driver:
+        """The living driver."""
+        driver = self.driver
+        if driver.has_ended:
+            raise UsageError(f"the topology does not run: {driver.why_ended}; call restart() first")
+        return driver
+
+    # --- marks --------------------------------------------------------------------------------------
+
+    def allow(self, *, opened: float = 0, processed: float = 0, committed: float = 0) -> None:
+        """Raise the marks as far as asked for, and as far as the bound on open batches makes it necessary."""
+        driver = self.running
+        wanted = max(opened, processed, committed)
+        if wanted < 1:
+            raise UsageError(f"there is no txid {wanted:g}; txids begin at 1")
+        gate = driver.gate
+        committed = max(committed, gate.commit_up_to, wanted - driver.topology.max_spout_pending)
+        processed = max(processed, gate.process_up_to, committed)
+        self._open_up_to = max(opened, processed, self._open_up_to)
+        gate.allow(process=processed, commit=committed)
+        driver.loop.open_up_to(None if self._open_up_to == math.inf else int(self._open_up_to))
+
+    def allow_alone(self, txid: int) -> None:
+        """Let one txid be processed whatever becomes of those before it."""
+        self.allow(opened=txid)
+        self.running.gate.allow_one(txid)
+
+    def lower(self, txid: int) -> None:
+        """Nothing after this txid goes on until a step asks for it."""
+        self._open_up_to = min(self._open_up_to, txid)
+        self.driver.gate.lower(txid)
+        self.driver.loop.open_up_to(int(self._open_up_to))
+
+    def is_open(self, txid: int) -> bool:
+        """Has it been opened, and not been dropped since?"""
+        coordinator = self.driver.coordinator
+        return txid < coordinator.current or txid in coordinator.active
+
+    def is_processed(self, txid: int) -> bool:
+        """Is it processed, or further?"""
+        coordinator = self.driver.coordinator
+        batch = coordinator.active.get(Txid(txid))
+        return txid < coordinator.current or (batch is not None and batch.phase in _PROCESSED)
+
+    # --- ambushes -----------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def ambush(self, point: Point, txid: int, error: BaseException) -> Iterator[None]:
+        """Have `error` raised, once, when the txid gets to the point; if it fails the attempt, the marks are
+        lowered."""
+        self._ambushes[point, txid] = self._awaited = error
+        try:
+            yield
+        finally:
+            self._ambushes.pop((point, txid), None)
+            self._awaited = None
+
+    def _reached(self, point: Point, txid: Txid, open_batches: dict[Txid, str]) -> None:
+        error = self._ambushes.pop((point, txid), None)
+        if error is not None:
+            raise error
+
+    def _failed(self, attempt: TransactionAttempt, error: BaseException) -> None:
+        """On the loop's thread, before the attempt is replayed."""
+        if error is self._awaited:
+            self.lower(attempt.txid - 1)
+
+    # --- steps --------------------------------------------------------------------------------------
+
+    def settle(self, what: str = "the topology to settle", deadline: float | None = None) -> None:
+        """Let the topology do what it is allowed and need not wait for. Raises what has ended it."""
+        driver = self.running
+        if deadline is None:
+            deadline = time.monotonic() + self._deadline_seconds
+        quiet = driver.settle(deadline)
+        if driver.has_ended:
+            self.end()
+            if driver.error is not None:
+                raise driver.error
+        if not quiet:
+            raise NotReachedError(
+                f"waited {self._deadline_seconds:g} s for {what}, and something still runs; "
+                f"{self._describe(driver)}"
+            )
+
+    def step(self, what: str, reached: Callable[[], bool], txid: int | None = None) -> None:
+        """Let the topology go on until `reached` holds, which is asked when it stands still.
+
+        A wait (between attempts, between questions to the source) is skipped when nothing else is left to do.
+        """
+        driver = self.running
+        loop = driver.loop
+        deadline = time.monotonic() + self._deadline_seconds
+        patient_until: float | None = None
+        failed_before, current = loop.statistics.failed_attempts, driver.coordinator.current
+        while True:
+            self.settle(what, deadline)
+            if reached():
+                return
+            self._refuse_doomed(driver, what, txid)
+            if driver.coordinator.current != current:
+                failed_before, current = loop.statistics.failed_attempts, driver.coordinator.current
+            failed = loop.statistics.failed_attempts - failed_before
+            if failed > MOST_FAILURES:
+                raise NotReachedError(
+                    f"waited for {what}, but {failed} attempts failed; {self._describe(driver)}"
+                )
+            before = loop.where()
+            if loop.events.skip_waits():
+                self.settle(what, deadline)
+                if reached():
+                    return
+                if loop.where() != before:
+                    patient_until = None
+                    continue
+            now = time.monotonic()
+            patient_until = patient_until or now + self._patience_seconds
+            if now >= min(patient_until, deadline):
+                raise NotReachedError(
+                    f"waited for {what}, but the topology stands still: {self._describe(driver)}"
+                )
+            self._never.wait(_PATIENCE_STEP_SECONDS)  # gives the outside world time
+
+    def _refuse_doomed(self, driver: Driver, what: str, txid: int | None) -> None:
+        error = None if txid is None else driver.loop.doomed(Txid(txid))
+        if error is not None:
+            raise NotReachedError(
+                f"waited for {what}, which will not be: once the txids before it are committed, the topology "
+                f"ends with: {error}"
+            ) from error
+
+    def _describe(self, driver: Driver) -> str:
+        """How the topology stands, in one line."""
+        coordinator = driver.coordinator
+        held = {attempt for attempt, _ in driver.gate.held_back()}
+        parts = [f"txid {coordinator.current} is the next to commit"]
+        for batch in list(coordinator.active.values()):
+            where = ", held back by the test" if batch.attempt in held else ""
+            parts.append(f"{batch.attempt} is {batch.phase}{where}")
+        last = max([coordinator.current - 1, *coordinator.active])
+        if last < self._open_up_to:
+            parts.append(f"txid {last + 1} is not open: the source has nothing for it")
+        if driver.loop.waiting_for is not None:
+            parts.append(f"it waits for {driver.loop.waiting_for}")
+        failure = self.history.last_error()
+        if failure is not None:
+            parts.append(f"the last failure was: {failure}")
+        return "; ".join(parts)
