@@ -4,13 +4,16 @@ A layout of a single stage is built once per width and used for every batch: the
 local property of the job, so several batches may be in flight. With an exchange, a DataFrame or a commit
 phase it is built for each attempt, because Spark would hand back the blocks of an older one.
 
-What crosses into the commit phase is persisted on the executors. What is lost there is computed again from
-the ranges, which were fixed before the attempt began.
+What crosses into the commit phase is persisted on the executors, and so is what a DataFrame bolt reads. What
+is lost there is computed again from the ranges, which were fixed before the attempt began.
+
+Invariant: nothing stays persisted for an attempt that failed, or was released, or when the runner is closed.
 """
 
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,14 +22,15 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark import StorageLevel, cloudpickle
 
-from txstream.api.errors import BoltError, TxstreamError
-from txstream.engine.dataframes import check_dataframes, compute
+from txstream.api.errors import BatchFailedError
+from txstream.engine.dataframes import Sessions, check_dataframes, compute
 from txstream.engine.executor import WORK_PROPERTY, current_order, shipped_plan
 from txstream.engine.layout import Layout, Stage, lay_out
 from txstream.engine.messages import ANSWER, PYTHON, Answer, Element
 from txstream.engine.plan import ExecutionPlan
 from txstream.engine.process import worker_process
 from txstream.engine.runner import NOTHING, BatchResult, collect_result, open_answers, work_order
+from txstream.engine.spark_errors import spark_error
 from txstream.engine.wire import WorkOrder
 from txstream.engine.worker import run_first_stage, run_later_stage
 from txstream.metas import BatchMetas
@@ -36,13 +40,20 @@ if TYPE_CHECKING:
     from pyspark import RDD, Broadcast, SparkContext
     from pyspark.sql import SparkSession
 
+log = logging.getLogger(__name__)
+
 PROCESSING_POOL = "processing"
 COMMIT_POOL = "commit"
 
 
-@dataclass
+@dataclass(eq=False)
 class _Pipeline:
-    """The RDDs of one attempt. `persisted` are dropped when the attempt is done with."""
+    """The RDDs of one attempt, as far as they are built.
+
+    `senders` are those whose messages the RDD holds, with their number of partitions. `settled` says that
+    what it holds is persisted and computed, and its answers are taken. `dataframes` were put behind what is
+    settled.
+    """
 
     attempt: TransactionAttempt
     order: WorkOrder
@@ -50,12 +61,10 @@ class _Pipeline:
     rdd: RDD[Any]
     senders: Mapping[str, int]
     answers: list[Answer] = field(default_factory=list)
+    dataframes: list[str] = field(default_factory=list)
+    settled: bool = False
+    cancelled: bool = False
     persisted: list[RDD[Any]] = field(default_factory=list)
-
-    def keep(self) -> None:
-        """Have what the RDD holds computed only once."""
-        self.rdd.persist(StorageLevel.MEMORY_AND_DISK)
-        self.persisted.append(self.rdd)
 
     def release(self) -> None:
         persisted, self.persisted = self.persisted, []
@@ -64,38 +73,50 @@ class _Pipeline:
 
 
 class SparkRunner:
-    """See the module. `session` is needed for DataFrame bolts; without one, one is made when it is needed."""
+    """A `BatchRunner` on Spark.
+
+    `session` is the user's, for DataFrame bolts; without one they get sessions of the runner's own. `width`
+    is the number of Spark tasks that every batch gets, as far as slots go; None leaves it to its size.
+    """
 
     def __init__(
-        self, context: SparkContext, plan: ExecutionPlan, session: SparkSession | None = None
+        self,
+        context: SparkContext,
+        plan: ExecutionPlan,
+        session: SparkSession | None = None,
+        *,
+        width: int | None = None,
     ) -> None:
+        check_dataframes(plan)
         self.plan = plan
         self.slots: Mapping[str, int] = {}
         self._context = context
-        self._session = session
+        self._width = width
         self._codec = plan.codec()
         self._lock = threading.Lock()
+        self._indexes: dict[int, RDD[int]] = {}
         self._simple: dict[int, RDD[Any]] = {}
-        check_dataframes(plan)
+        self._live: dict[TransactionAttempt, _Pipeline] = {}
+        self._closed = False
         self._shipped: Broadcast[bytes] = context.broadcast(_pickle(plan))
+        self._sessions = Sessions(context, session) if any(b.is_dataframe for b in plan.bolts) else None
 
     # --- for the event loop -------------------------------------------------------------------------
 
     def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
         """Process one attempt. Raises the TxstreamError that a Spark task reported, or BoltError."""
         started = time.perf_counter()
-        order = work_order(attempt, metas, self.plan, self._codec, self.slots)
+        order = work_order(attempt, metas, self.plan, self._codec, self.slots, width=self._width)
         layout = lay_out(self.plan, order.width, order.slots)
-        first = self._first_stage(layout)
-        pipeline = _Pipeline(attempt, order, layout, first, {PYTHON: layout.stages[0].width})
+        width = layout.stages[0].width
+        pipeline = _Pipeline(attempt, order, layout, self._first_stage(layout), {PYTHON: width})
+        self._begin(pipeline)
         try:
             with _Job(self._context, self.plan, order, PROCESSING_POOL):
                 for stage in layout.process[1:]:
                     self._extend(pipeline, stage)
-                if layout.commit:
-                    pipeline.keep()
-                self._collect_answers(pipeline)
-            return collect_result(
+                self._finish(pipeline, settle=bool(layout.commit))
+            result = collect_result(
                 self.plan,
                 attempt,
                 pipeline.answers,
@@ -104,8 +125,11 @@ class SparkRunner:
                 kept=pipeline,
             )
         except BaseException:
-            pipeline.release()
+            self._drop(pipeline)
             raise
+        if self._closed or not layout.commit:
+            self._drop(pipeline)
+        return result
 
     def commit(self, attempt: TransactionAttempt, processed: BatchResult) -> BatchResult:
         """Run the bolts of the commit phase. Raises the TxstreamError that a Spark task reported, or
@@ -116,10 +140,9 @@ class SparkRunner:
         started = time.perf_counter()
         pipeline.answers = []
         with _Job(self._context, self.plan, pipeline.order, COMMIT_POOL):
-            pipeline.rdd = pipeline.rdd.filter(_is_message)
             for stage in pipeline.layout.commit:
                 self._extend(pipeline, stage)
-            self._collect_answers(pipeline)
+            self._finish(pipeline, settle=False)
         return collect_result(
             self.plan,
             attempt,
@@ -132,83 +155,124 @@ class SparkRunner:
     def release(self, processed: BatchResult) -> None:
         """Drop what was persisted for the commit phase."""
         if isinstance(processed.kept, _Pipeline):
-            processed.kept.release()
+            self._drop(processed.kept)
 
     def cancel(self, attempt: TransactionAttempt) -> None:
+        with self._lock:
+            pipeline = self._live.get(attempt)
+        if pipeline is not None:
+            pipeline.cancelled = True  # for the jobs that it has not begun yet
         self._context.cancelJobsWithTag(_tag(self.plan.run_id, attempt))
 
     def close(self) -> None:
-        self._shipped.unpersist()
+        """Drop what is persisted for any attempt; one that still runs drops its own when it ends."""
+        with self._lock:
+            self._closed = True
+            live = list(self._live.values())
+        try:
+            for pipeline in live:
+                self._drop(pipeline)
+            self._shipped.unpersist()
+        except Exception as error:  # noqa: BLE001 - a cluster that is gone keeps nothing, and must not hide why
+            log.info("what the run kept on its executors could not be dropped: %s", error)
+
+    def _begin(self, pipeline: _Pipeline) -> None:
+        with self._lock:
+            self._live[pipeline.attempt] = pipeline
+
+    def _drop(self, pipeline: _Pipeline) -> None:
+        with self._lock:
+            self._live.pop(pipeline.attempt, None)
+        pipeline.release()
 
     # --- the jobs -----------------------------------------------------------------------------------
 
     def _first_stage(self, layout: Layout) -> RDD[Any]:
-        if not layout.is_simple:
-            return self._new_first_stage(layout.stages[0].width)
         width = layout.stages[0].width
         with self._lock:
-            if width not in self._simple:
-                self._simple[width] = self._new_first_stage(width)
-            return self._simple[width]
-
-    def _new_first_stage(self, width: int) -> RDD[Any]:
-        first = functools.partial(_first_stage, self._shipped, self.plan.run_id)
-        return self._context.parallelize(range(width), width).mapPartitionsWithIndex(first)
+            if width not in self._indexes:
+                self._indexes[width] = self._context.parallelize(range(width), width)
+            if layout.is_simple and width in self._simple:
+                return self._simple[width]
+            first = functools.partial(_first_stage, self._shipped, self.plan.run_id)
+            rdd = self._indexes[width].mapPartitionsWithIndex(first)
+            if layout.is_simple:
+                self._simple[width] = rdd
+            return rdd
 
     def _extend(self, pipeline: _Pipeline, stage: Stage) -> None:
-        """Put a stage behind the RDD."""
+        """Put a stage behind what is there."""
         if not stage.dataframes:
             pipeline.rdd = self._later_stage(pipeline, stage)
             pipeline.senders = {PYTHON: stage.width}
+            pipeline.settled = False
             return
-        # Read twice, by Spark and by the bolts beside it: computed before either reads it.
-        pipeline.keep()
-        self._collect_answers(pipeline)
-        pipeline.rdd = pipeline.rdd.filter(_is_message)
+        # Read by each DataFrame and by the bolts beside them: computed before any of them reads it.
+        self._settle(pipeline)
         parts: list[RDD[Any]] = []
         senders: dict[str, int] = {}
         for bolt in stage.dataframes:
-            for origin, computed in compute(
-                self._open_session(), self.plan, self._shipped, pipeline.order, stage, bolt, pipeline.rdd
-            ):
+            pipeline.dataframes.append(bolt.id)
+            for origin, computed in self._compute(pipeline, stage, bolt.id):
                 parts.append(computed)
                 senders[origin] = computed.getNumPartitions()
         if stage.bolts or stage.relays:
             parts.append(self._later_stage(pipeline, stage))
             senders[PYTHON] = stage.width
-        pipeline.rdd = self._context.union(parts)
+        # Spark cannot put what follows a union into the same call of Python.
+        pipeline.rdd = parts[0] if len(parts) == 1 else self._context.union(parts)
         pipeline.senders = senders
+        pipeline.settled = False
+
+    def _compute(self, pipeline: _Pipeline, stage: Stage, component: str) -> list[tuple[str, RDD[Element]]]:
+        """The output streams of a DataFrame bolt. With adaptive execution, Spark already runs a part here."""
+        if self._sessions is None:
+            raise RuntimeError("a plan with DataFrame bolts was run without a session for them")
+        session = self._sessions.of_width(pipeline.order.width)
+        bolt = self.plan.bolt(component)
+        try:
+            return list(compute(session, self.plan, self._shipped, pipeline.order, stage, bolt, pipeline.rdd))
+        except Exception as error:
+            raise spark_error(error, pipeline.attempt, pipeline.dataframes) from error
 
     def _later_stage(self, pipeline: _Pipeline, stage: Stage) -> RDD[Any]:
         later = functools.partial(
             _later_stage, self._shipped, self.plan.run_id, stage.position, dict(pipeline.senders)
         )
         rdd = pipeline.rdd
-        if stage.width > 1 or rdd.getNumPartitions() > 1:
+        if stage.width > 1 or sum(pipeline.senders.values()) > 1:
             rdd = rdd.partitionBy(stage.width, _same)
         return rdd.mapPartitionsWithIndex(later)
 
-    def _collect_answers(self, pipeline: _Pipeline) -> None:
+    def _finish(self, pipeline: _Pipeline, *, settle: bool) -> None:
+        """The last job of a phase."""
+        if settle:
+            self._settle(pipeline)
+        else:
+            self._collect_answers(pipeline, pipeline.rdd)
+
+    def _settle(self, pipeline: _Pipeline) -> None:
+        """Have what is there computed once for all that read it, and take its answers."""
+        if pipeline.settled:
+            return
+        rdd = pipeline.rdd
+        rdd.persist(StorageLevel.MEMORY_AND_DISK)
+        pipeline.persisted.append(rdd)
+        self._collect_answers(pipeline, rdd.filter(_is_answer))
+        pipeline.rdd = rdd.filter(_is_message)
+        pipeline.settled = True
+        pipeline.dataframes = []
+
+    def _collect_answers(self, pipeline: _Pipeline, rdd: RDD[Any]) -> None:
         """Run the job that gives the answers. Raises the error of the first that failed."""
-        rdd = pipeline.rdd if not pipeline.rdd.is_cached else pipeline.rdd.filter(_is_answer)
+        if pipeline.cancelled:
+            raise BatchFailedError(f"{pipeline.attempt} was cancelled")
         try:
             found = rdd.collect()
-        except TxstreamError:
-            raise
         except Exception as error:
-            raise BoltError(f"{pipeline.attempt}: its Spark job failed: {_spark_reason(error)}") from error
+            raise spark_error(error, pipeline.attempt, pipeline.dataframes) from error
         messages = [message for target, message in found if target == ANSWER]
         pipeline.answers += open_answers(pipeline.attempt, messages)
-
-    def _open_session(self) -> SparkSession:
-        with self._lock:
-            if self._session is None:
-                from pyspark.sql import SparkSession
-
-                self._session = SparkSession(self._context)
-                # Spark's default of 200 would make every shuffle of a small batch 200 Spark tasks.
-                self._session.conf.set("spark.sql.shuffle.partitions", self._context.defaultParallelism)
-            return self._session
 
 
 class _Job:
@@ -226,7 +290,10 @@ class _Job:
         self._context.addJobTag(self._tag)
 
     def __exit__(self, *_: object) -> None:
+        # The thread may be the user's own, whose next job must not be taken for this attempt's.
         self._context.removeJobTag(self._tag)
+        self._context.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]  # removes it
+        self._context.setLocalProperty(WORK_PROPERTY, None)  # type: ignore[arg-type]
 
 
 def _pickle(plan: ExecutionPlan) -> bytes:
@@ -274,18 +341,4 @@ def _later_stage(
             messages.append(message)
     yield from run_later_stage(
         plan, position, index, current_order(), messages, senders, worker_process(plan)
-    )
-
-
-def _spark_reason(error: Exception) -> str:
-    """The line of a Py4J error that says what happened, without the JVM's stack."""
-    text = str(getattr(error, "java_exception", None) or error)
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    for line in reversed(lines):
-        if "No module named" in line and "txstream" in line:
-            return f"{line} (make the framework a zip with `txstream package`, ship it with --py-files)"
-        if line.startswith(("ModuleNotFoundError", "ImportError")):
-            return f"{line} (ship your own modules with --py-files)"
-    return next(
-        (line for line in lines if "Job aborted" in line or "cancelled" in line), lines[0] if lines else ""
     )

@@ -1,0 +1,56 @@
+"""One Spark for all tests that run batches on it in this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from support.runs import SPARK_STARTS_SOONER
+
+from txstream.engine.executor import WORK_PROPERTY
+from txstream.engine.session import create_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_TESTS = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session of the user's on `local[2]`: the recipe, but for one setting. No test stops it.
+
+    Its worker processes find the modules of `tests/`: bolts that are defined there are pickled by name.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        above = os.environ.get("PYTHONPATH")
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(_TESTS), *([above] if above else [])]))
+        for name, value in SPARK_STARTS_SOONER.items():
+            patch.setenv(name, value)
+        session = create_session(
+            master="local[2]",
+            conf={
+                "spark.driver.memory": "512m",
+                "spark.locality.wait": "1s",
+                "spark.sql.shuffle.partitions": "2",
+            },
+            log_file=tmp_path_factory.mktemp("spark") / "spark.log",
+        )
+    yield session
+    session.stop()
+
+
+@pytest.fixture(autouse=True)
+def _spark_is_left_clean(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Nothing persisted and no properties of a job stay behind in the shared Spark."""
+    yield
+    if "spark" not in request.fixturenames:
+        return
+    session: SparkSession = request.getfixturevalue("spark")
+    context = session.sparkContext
+    assert dict(context._jsc.getPersistentRDDs()) == {}
+    assert context.getLocalProperty(WORK_PROPERTY) is None
+    assert not set(context.getJobTags())

@@ -1,0 +1,282 @@
+"""Graphs of bolts on Spark: what they compute, how often, in how many stages, and what they leave behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from support.inmemory import attempt
+from support.on_spark import (
+    CommitterFailsOn,
+    CommitWords,
+    FailsOn,
+    Holds,
+    NotedSource,
+    Opens,
+    Same,
+    Words,
+    captured,
+    deltas,
+    diamond,
+    dies,
+    emissions,
+    notes,
+    ranges,
+    row_of,
+    state,
+    task_counts,
+)
+
+from txstream.api.builder import TransactionalTopologyBuilder
+from txstream.api.errors import BoltError, TxstreamError
+from txstream.api.reducers import Sum
+from txstream.api.spouts import OpaqueSpout
+from txstream.api.topology import Topology
+from txstream.bolts.sql import SqlStateBolt
+from txstream.engine.plan import ExecutionPlan
+from txstream.engine.spark_runner import SparkRunner
+from txstream.testing import InProcessRunner
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BATCH = ranges(a=170, b=60, c=1)
+
+
+@contextmanager
+def runner_of(spark: SparkSession, plan: ExecutionPlan, width: int | None = None) -> Iterator[SparkRunner]:
+    runner = SparkRunner(spark.sparkContext, plan, spark, width=width)
+    try:
+        yield runner
+    finally:
+        runner.close()
+
+
+def persisted(spark: SparkSession) -> int:
+    return len(spark.sparkContext._jsc.getPersistentRDDs())
+
+
+def wait_for(file: Path) -> None:
+    tick = threading.Event()
+    for _ in range(600):
+        if file.exists():
+            return
+        tick.wait(0.05)
+    raise AssertionError(f"{file.name} did not appear within 30 s")
+
+
+@pytest.mark.parametrize("width", [1, 2, 4])
+def test_a_graph_gives_what_it_gives_without_spark(
+    spark: SparkSession, tmp_path: Path, unique: str, width: int
+) -> None:
+    topology = diamond(tmp_path / "executed")
+    plan = captured(topology, unique)
+    without = InProcessRunner(captured(diamond(), unique), width=width)
+    expected = without.run(attempt(1), BATCH)
+    expected_commit = without.commit(attempt(1), expected)
+    with runner_of(spark, plan, width) as runner:
+        result = runner.run(attempt(1), BATCH)
+        committed = runner.commit(attempt(1), result)
+        runner.release(result)
+    assert result.width == expected.width == width
+    assert emissions(result) == emissions(expected)
+    assert emissions(committed) == emissions(expected_commit)
+    assert {component for component, _, _ in emissions(result, committed)} == {
+        *("lines", "split", "left", "right", "both", "chosen", "spread", "middle", "every", "end")
+    }
+    assert deltas(result) == deltas(expected)
+    assert deltas(committed) == deltas(expected_commit)
+    assert set(deltas(result)) == {"early"}
+    assert set(deltas(committed)) == {"late"}
+    assert task_counts(result) == task_counts(expected)
+    assert task_counts(committed) == task_counts(expected_commit)
+    assert result.crossing == expected.crossing
+    # Four bolts read `split`, and the commit phase comes after it: each line was still split once.
+    executed = notes(tmp_path / "executed")
+    assert len(executed) == 231
+    assert sum(n for (name, _, _), n in task_counts(result).items() if name == "split") == 231
+
+
+def test_batches_in_flight_do_not_mix(spark: SparkSession, unique: str) -> None:
+    """Several threads share a runner, and with it the RDD that is built once per width."""
+    plan = captured(row_of([Same()]), unique)
+    batches = {txid: ranges(**{f"p{txid}": 20 * txid}) for txid in range(1, 7)}
+    found: dict[int, Any] = {}
+    with runner_of(spark, plan) as runner:
+
+        def process(txid: int) -> None:
+            found[txid] = emissions(runner.run(attempt(txid), batches[txid]))
+
+        threads = [threading.Thread(target=process, args=(txid,)) for txid in batches]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    without = InProcessRunner(plan)
+    assert found == {txid: emissions(without.run(attempt(txid), batches[txid])) for txid in batches}
+
+
+def test_eight_bolts_in_a_chain_are_one_stage_and_one_call_of_python(
+    spark: SparkSession, unique: str
+) -> None:
+    context = spark.sparkContext
+    with runner_of(spark, captured(row_of([Same() for _ in range(7)]), unique), 2) as runner:
+        context.setJobGroup(unique, "the chain")
+        try:
+            result = runner.run(attempt(1), BATCH)
+        finally:
+            context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+        (job,) = context.statusTracker().getJobIdsForGroup(unique)
+        stages = context.statusTracker().getJobInfo(job).stageIds
+        tasks = context.statusTracker().getStageInfo(stages[0])
+        lineage = runner._simple[2].toDebugString().decode()
+    assert {component for component, _, _ in task_counts(result)} == {
+        *("lines", "words", "store"),
+        *(f"b{position}" for position in range(7)),
+    }
+    assert len(stages) == 1
+    assert tasks is None or tasks.numTasks == 2
+    assert lineage.count("PythonRDD[") == 1
+    assert "Shuffle" not in lineage
+    assert {place.slot for place in result.places} == {0, 1}
+
+
+def committing(*bolts: Any, committer: Any = None) -> Topology:
+    """lines, words, the bolts by shuffle, a committer and a state below it: its words cross twice."""
+    builder = TransactionalTopologyBuilder("committing", "lines", OpaqueSpout(NotedSource()), 2)
+    builder.set_bolt("words", Words(), 2).shuffle_grouping("lines")
+    above = "words"
+    for position, bolt in enumerate(bolts):
+        builder.set_bolt(f"b{position}", bolt, 2).shuffle_grouping(above)
+        above = f"b{position}"
+    builder.set_committer_bolt("commit", committer or CommitWords(), 2).fields_grouping(above, "word")
+    store = SqlStateBolt(state("words"), n=Sum("n"))
+    builder.set_committer_bolt("store", store).fields_grouping("commit", "word")
+    return builder.build()
+
+
+def test_nothing_stays_persisted_after_release(spark: SparkSession, unique: str) -> None:
+    with runner_of(spark, captured(committing(), unique), 2) as runner:
+        first, second = (runner.run(attempt(txid), BATCH) for txid in (1, 2))
+        assert persisted(spark) == 2
+        runner.commit(attempt(1), first)
+        runner.release(first)
+        assert persisted(spark) == 1
+        runner.release(second)  # superseded: it is never committed
+        assert persisted(spark) == 0
+
+
+def test_nothing_stays_persisted_when_a_runner_is_closed(spark: SparkSession, unique: str) -> None:
+    """A run that ends does not release the batches that it has not committed."""
+    runner = SparkRunner(spark.sparkContext, captured(committing(), unique), spark)
+    runner.run(attempt(1), BATCH)
+    assert persisted(spark) == 1
+    runner.close()
+    assert persisted(spark) == 0
+
+
+def test_an_error_in_processing_names_component_task_and_tuple(spark: SparkSession, unique: str) -> None:
+    with runner_of(spark, captured(committing(FailsOn("w3")), unique), 2) as runner:
+        with pytest.raises(BoltError) as caught:
+            runner.run(attempt(7, 2), BATCH)
+        assert persisted(spark) == 0
+    message = str(caught.value)
+    assert message.startswith("txid 7 attempt 1.2, component 'b0', task ")
+    assert "ValueError: no w3 here (in on_spark.py, line " in message
+    assert message.endswith("while processing Tuple(word='w3')")
+    (trace,) = caught.value.__notes__
+    assert 'raise ValueError(f"no {self.word} here")' in trace
+    assert "txstream/engine" not in trace
+
+
+def test_an_error_in_the_commit_phase_names_component_task_and_tuple(
+    spark: SparkSession, unique: str
+) -> None:
+    with runner_of(spark, captured(committing(committer=CommitterFailsOn("w3")), unique), 2) as runner:
+        result = runner.run(attempt(7), BATCH)
+        with pytest.raises(BoltError) as caught:
+            runner.commit(attempt(7), result)
+        runner.release(result)
+        assert persisted(spark) == 0
+    message = str(caught.value)
+    assert message.startswith("txid 7 attempt 1.1, component 'commit', task ")
+    assert "KeyError: 'w3' (in on_spark.py, line " in message
+    assert message.endswith("while processing Tuple(word='w3')")
+    (trace,) = caught.value.__notes__
+    assert "raise KeyError(self.word)" in trace
+
+
+def test_a_cancelled_attempt_ends_and_leaves_nothing(
+    spark: SparkSession, tmp_path: Path, unique: str
+) -> None:
+    began, gate = tmp_path / "began", tmp_path / "gate"
+    ended: list[BaseException] = []
+    with runner_of(spark, captured(committing(Holds(began, gate)), unique), 2) as runner:
+
+        def process() -> None:
+            try:
+                runner.run(attempt(1), BATCH)
+            except TxstreamError as error:
+                ended.append(error)
+
+        thread = threading.Thread(target=process)
+        thread.start()
+        wait_for(began)
+        runner.cancel(attempt(1))
+        thread.join(30)
+        assert not thread.is_alive()
+        assert persisted(spark) == 0
+        gate.touch()
+        # The same batch under another attempt, while Spark may still be ending the tasks of the first.
+        again = runner.run(attempt(1, 2), BATCH)
+        runner.release(again)
+        assert again.records == 231
+    (error,) = ended
+    assert isinstance(error, BoltError)
+    assert "txid 1 attempt 1.1" in str(error)
+    assert "cancelled" in str(error)
+
+
+def test_an_attempt_cancelled_between_its_jobs_begins_no_other(spark: SparkSession, unique: str) -> None:
+    with runner_of(spark, captured(committing(), unique), 2) as runner:
+        result = runner.run(attempt(1), BATCH)
+        runner.cancel(attempt(1))
+        with pytest.raises(TxstreamError, match=r"txid 1 attempt 1\.1 was cancelled"):
+            runner.commit(attempt(1), result)
+        runner.release(result)
+
+
+def test_a_worker_process_that_dies_fails_the_attempt(
+    spark: SparkSession, tmp_path: Path, unique: str
+) -> None:
+    """`local[2]` does not try a Spark task twice; a cluster would."""
+    source = NotedSource(rows=dies, file=tmp_path / "read")
+    with runner_of(spark, captured(diamond(source=source), unique), 1) as runner:
+        with pytest.raises(BoltError, match=r"txid 1 attempt 1\.1: its Spark job failed: .*crashed"):
+            runner.run(attempt(1), BATCH)
+        assert persisted(spark) == 0
+
+
+def test_a_worker_process_opens_a_bolts_resource_once_per_run(
+    spark: SparkSession, tmp_path: Path, unique: str
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for run, file in (("1", first), ("2", second)):
+        with runner_of(spark, captured(row_of([Opens(file)]), unique + run), 2) as runner:
+            for txid in range(1, 6):
+                assert runner.run(attempt(txid), BATCH).records == 231
+    for file in (first, second):
+        opened = [pid for what, _, pid in notes(file) if what == "open"]
+        assert opened
+        assert len(opened) == len(set(opened)), "a process opened it twice"
+    # A process that got the second run's plan has closed what the first had opened there, and only that.
+    closed = [pid for what, _, pid in notes(first) if what == "close"]
+    reused = {pid for _, _, pid in notes(first)} & {pid for _, _, pid in notes(second)}
+    assert reused
+    assert sorted(closed) == sorted(reused)
+    assert all(resource == pid for what, resource, pid in notes(first) if what == "close")
+    assert not [what for what, _, _ in notes(second) if what == "close"]

@@ -1,0 +1,323 @@
+"""What tests on Spark run: a source and bolts that worker processes can make, and that note what they do.
+
+A note is a line in a file, the only place that every process shares with the test.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from support.inmemory import CONTEXT, Range
+from txstream.api.bolts import BasicBolt, BatchBolt, Committer, OutputCollector, OutputFieldsDeclarer
+from txstream.api.builder import TransactionalTopologyBuilder
+from txstream.api.reducers import Count
+from txstream.api.schema import parse_schema
+from txstream.api.spouts import (
+    OpaqueSpout,
+    PartitionCoordinator,
+    PartitionedSpout,
+    PartitionEmitter,
+    SpoutContext,
+)
+from txstream.api.state import SqlState
+from txstream.api.topology import Topology
+from txstream.api.tuples import Tuple
+from txstream.bolts.sql import SqlStateBolt
+from txstream.engine.plan import ExecutionPlan, compile_topology
+from txstream.engine.runner import BatchResult
+from txstream.metas import BatchMetas
+from txstream.transaction import TransactionAttempt
+
+Rows = Callable[[str, int], tuple[Any, ...]]
+
+
+def note(file: Path, *words: object) -> None:
+    """Add a line. A line is written at once, so that those of several processes do not mix."""
+    with file.open("ab", buffering=0) as notes:
+        notes.write((" ".join(map(str, words)) + "\n").encode())
+
+
+def notes(file: Path) -> list[list[str]]:
+    """The words of each line so far."""
+    return [line.split() for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def line(partition: str, number: int) -> tuple[Any, ...]:
+    """Words that come often and words that come seldom."""
+    return (f"{partition} w{number % 7} x{number % 3} n{number}",)
+
+
+class NotedSource(PartitionedSpout[Range]):
+    """Row i of a partition is `rows(partition, i)`. Each reading of a range is a note: txid, attempt,
+    partition, start, end, pid."""
+
+    meta_type: ClassVar[type[Any]] = Range
+
+    def __init__(self, rows: Rows = line, output: str = "value string", file: Path | None = None) -> None:
+        self.rows = rows
+        self.output = output
+        self.file = file
+
+    def coordinator(self, context: SpoutContext) -> PartitionCoordinator[Range]:
+        raise NotImplementedError("tests give the ranges")
+
+    def emitter(self, context: SpoutContext) -> PartitionEmitter[Range]:
+        return NotedEmitter(self)
+
+
+class NotedEmitter(PartitionEmitter[Range]):
+    def __init__(self, source: NotedSource) -> None:
+        self.source = source
+        self.schema = parse_schema(source.output)
+
+    def emit(self, attempt: TransactionAttempt, partition: str, meta: Range) -> Iterator[pa.RecordBatch]:
+        if self.source.file is not None:
+            note(
+                self.source.file, attempt.txid, attempt.attempt, partition, meta.start, meta.end, os.getpid()
+            )
+        for start in range(meta.start, meta.end, 50):
+            rows = [self.source.rows(partition, i) for i in range(start, min(start + 50, meta.end))]
+            columns = [
+                pa.array(values, column.type)
+                for values, column in zip(zip(*rows, strict=True), self.schema, strict=True)
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+
+def dies(partition: str, number: int) -> tuple[Any, ...]:
+    """Instead of a row: the end of the worker process."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("still there")
+
+
+def ranges(**records: int) -> BatchMetas[Range]:
+    """A batch of the first so many rows of each partition."""
+    return BatchMetas({partition: Range(0, end) for partition, end in records.items()})
+
+
+def captured(topology: Topology, run_id: str, *, capture: bool = True) -> ExecutionPlan:
+    return compile_topology(topology, CONTEXT, run_id, capture=capture)
+
+
+def emissions(*results: BatchResult) -> dict[tuple[str, str, int], list[tuple[Any, ...]]]:
+    """What each task emitted to each stream in a batch, in order."""
+    found: dict[tuple[str, str, int], list[tuple[Any, ...]]] = {}
+    for result in results:
+        for component, stream, task, tuples in result.emitted:
+            assert (component, stream, task) not in found, f"{component}, {stream}, {task} came twice"
+            found[component, stream, task] = [tuple(row.values()) for row in tuples.to_pylist()]
+    return found
+
+
+def deltas(*results: BatchResult) -> dict[str, list[tuple[Any, ...]]]:
+    """What each state would store, as sorted rows; parts that the driver would merge are not merged."""
+    rows: dict[str, list[tuple[Any, ...]]] = {}
+    for result in results:
+        for component, tables in result.deltas.items():
+            rows.setdefault(component, []).extend(
+                tuple(row.values()) for table in tables for row in table.to_pylist()
+            )
+    return {component: sorted(found, key=repr) for component, found in rows.items()}
+
+
+def task_counts(*results: BatchResult) -> dict[tuple[str, int, int], int]:
+    """How many tuples each task got, by component, task and slot: a state's tasks run in several slots."""
+    found: dict[tuple[str, int, int], int] = {}
+    for result in results:
+        for place in result.places:
+            assert (place.component, place.task, place.slot) not in found, f"{place} ran twice"
+            found[place.component, place.task, place.slot] = place.tuples
+    return found
+
+
+# --- bolts ---------------------------------------------------------------------------------------------
+
+
+class Words(BasicBolt):
+    """The words of a line; those that come seldom to a stream of their own, and every tenth line directly to
+    a task that it chooses. Notes each instance and each tuple."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        self.file = file
+
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        declarer.declare("word string")
+        declarer.declare("word string, length int", stream="seldom")
+        declarer.declare("word string", stream="chosen", direct=True)
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        if self.file is not None:
+            note(self.file, "execute", self.context.attempt.attempt, self.context.component, tup[0])
+        first, *middle, last = tup[0].split()
+        for word in (first, *middle):
+            collector.emit((word,))
+        collector.emit((last, len(last)), stream="seldom")
+        if last.endswith("0"):
+            collector.emit_direct(len(last) % 3, (last,), stream="chosen")
+
+
+class Tagged(BasicBolt):
+    """A word with who it came by."""
+
+    output = "word string, by string"
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        collector.emit((tup["word"], f"{self.context.component}-{self.context.task_index}"))
+
+
+class CountWords(BatchBolt):
+    """Words and how often they came, from whichever input, in the order in which they first came."""
+
+    output = "word string, n bigint"
+
+    def prepare(self, context: Any, collector: OutputCollector, batch_id: Any) -> None:
+        super().prepare(context, collector, batch_id)
+        self.counts: Counter[str] = Counter()
+
+    def execute(self, tup: Tuple) -> None:
+        self.counts[tup["word"]] += 1
+
+    def finish_batch(self) -> None:
+        for word, count in self.counts.items():
+            self.collector.emit((word, count))
+
+
+class CommitWords(CountWords, Committer):
+    """The same, in the commit phase."""
+
+
+class Numbered(BatchBolt):
+    """What it got, numbered: another order, another result."""
+
+    output = "number bigint, word string, task int"
+
+    def prepare(self, context: Any, collector: OutputCollector, batch_id: Any) -> None:
+        super().prepare(context, collector, batch_id)
+        self.number = 0
+
+    def execute(self, tup: Tuple) -> None:
+        self.number += 1
+        self.collector.emit((self.number, tup["word"], tup.source_task))
+
+
+class Same(BasicBolt):
+    """Emits what it gets."""
+
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        declarer.declare(declarer.inputs[0])
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        collector.emit(tup.values)
+
+
+class FailsOn(Same):
+    """Raises for one word; with a file to look for, only while it is there."""
+
+    def __init__(self, word: str, file: Path | None = None) -> None:
+        self.word = word
+        self.file = file
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        if tup["word"] == self.word and (self.file is None or self.file.exists()):
+            raise ValueError(f"no {self.word} here")
+        super().execute(tup, collector)
+
+
+class CommitterFailsOn(CommitWords):
+    """Raises for one word, in the commit phase."""
+
+    def __init__(self, word: str) -> None:
+        self.word = word
+
+    def execute(self, tup: Tuple) -> None:
+        if tup["word"] == self.word:
+            raise KeyError(self.word)
+        super().execute(tup)
+
+
+class Holds(Same):
+    """Notes that it began, and goes on when the gate is open, or after a minute."""
+
+    def __init__(self, began: Path, gate: Path) -> None:
+        self.began = began
+        self.gate = gate
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        note(self.began, os.getpid())
+        tick = threading.Event()
+        for _ in range(1200):
+            if self.gate.exists():
+                break
+            tick.wait(0.05)
+        super().execute(tup, collector)
+
+
+class Opens(Same):
+    """Opens a resource per worker process: notes each opening and closing, and passes on who opened it."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def prepare_worker(self, context: Any) -> int:
+        note(self.file, "open", context.component, os.getpid())
+        return os.getpid()
+
+    def close_worker(self, resource: int) -> None:
+        note(self.file, "close", resource, os.getpid())
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        assert self.context.resource == os.getpid()
+        super().execute(tup, collector)
+
+
+# --- topologies ----------------------------------------------------------------------------------------
+
+
+def state(table: str) -> SqlState:
+    return SqlState(table, key="word string", value="n bigint")
+
+
+def diamond(file: Path | None = None, *, split: BasicBolt | None = None, source: Any = None) -> Topology:
+    """A diamond with three streams, every grouping, and committers in the middle and at the end.
+
+    split feeds four bolts; the committer's rows go to two bolts, one of which is a committer again.
+    """
+    builder = TransactionalTopologyBuilder("diamond", "lines", OpaqueSpout(source or NotedSource()), 4)
+    builder.set_bolt("split", split or Words(file), 4).shuffle_grouping("lines")
+    builder.set_bolt("left", Tagged(), 4).local_or_shuffle_grouping("split")
+    builder.set_bolt("right", Tagged(), 3).partial_key_grouping("split", "word")
+    both = builder.set_bolt("both", CountWords(), 4).set_num_tasks(6)
+    both.fields_grouping("left", "word").fields_grouping("right", "word")
+    both.fields_grouping("split", "word", stream="seldom")
+    builder.set_bolt("chosen", Numbered(), 2).set_num_tasks(3).direct_grouping("split", stream="chosen")
+    builder.set_bolt("spread", Numbered(), 3).shuffle_grouping("split")
+    middle = builder.set_committer_bolt("middle", CommitWords(), 4)
+    middle.fields_grouping("both", "word").fields_grouping("chosen", "word")
+    builder.set_bolt("every", Numbered(), 2).all_grouping("middle")
+    end = builder.set_committer_bolt("end", CommitWords(), 2)
+    end.global_grouping("middle").none_grouping("left")
+    builder.set_committer_bolt("early", SqlStateBolt(state("early"))).fields_grouping("both", "word")
+    builder.set_committer_bolt("late", SqlStateBolt(state("late"))).fields_grouping("middle", "word")
+    return builder.build()
+
+
+def row_of(bolts: Sequence[Any], *, parallelism: int = 2, file: Path | None = None) -> Topology:
+    """lines, words, then the bolts as b0, b1, ... by local_or_shuffle, then a count per word."""
+    builder = TransactionalTopologyBuilder("row", "lines", OpaqueSpout(NotedSource(file=file)), parallelism)
+    builder.set_bolt("words", Words(), parallelism).local_or_shuffle_grouping("lines")
+    above = "words"
+    for position, bolt in enumerate(bolts):
+        builder.set_bolt(f"b{position}", bolt, parallelism).local_or_shuffle_grouping(above)
+        above = f"b{position}"
+    builder.set_committer_bolt("store", SqlStateBolt(state("words"), n=Count())).fields_grouping(
+        above, "word"
+    )
+    return builder.build()

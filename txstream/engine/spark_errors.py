@@ -1,0 +1,93 @@
+"""What Spark raises when a job dies, as the error of a bolt.
+
+A bolt's own failure comes back as an answer (see `failures`). What is left dies inside Spark: functions of
+the user's that a DataFrame calls, expressions that the JVM evaluates, and worker processes that end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from txstream.api import errors
+from txstream.transaction import TransactionAttempt
+
+_TRACEBACK = "Traceback (most recent call last):"
+_FRAME = re.compile(r'File "(?:.*/)?([^"/]+)", line (\d+), in ')
+# The line that ends a traceback: the error's class, and what it says.
+_RAISED = re.compile(r"([\w.]*?)(\w+)(?:: (.*))?", re.DOTALL)
+_ERRORS_MODULE = f"{errors.__name__}."
+
+
+def spark_error(
+    error: BaseException, attempt: TransactionAttempt, dataframes: Sequence[str]
+) -> errors.TxstreamError:
+    """The error to raise for one of Spark's; `dataframes` are the DataFrame bolts that the job computed.
+
+    A TxstreamError that a worker process raised comes back as what it was, anything else as BoltError.
+    """
+    if isinstance(error, errors.TxstreamError):
+        return error
+    text = str(getattr(error, "java_exception", None) or error)
+    who = _who(attempt, dataframes)
+    missing = _missing_module(text)
+    if missing is not None:
+        return errors.BoltError(f"{who}: its Spark job failed: {missing}")
+    trace = _python_traceback(text)
+    if trace is None:
+        return errors.BoltError(f"{who}: its Spark job failed: {_reason(text)}")
+    kind, message = _raised(trace)
+    raised = kind(f"{who}: {message}")
+    raised.add_note(trace.replace(_TRACEBACK, "Traceback (on the executor, most recent call last):", 1))
+    return raised
+
+
+def _who(attempt: TransactionAttempt, dataframes: Sequence[str]) -> str:
+    if not dataframes:
+        return str(attempt)
+    return f"{attempt}, component {' or '.join(map(repr, dataframes))}"
+
+
+def _missing_module(text: str) -> str | None:
+    """What an executor could not import, with the remedy."""
+    for line in map(str.strip, reversed(text.splitlines())):
+        if "No module named" in line and "txstream" in line:
+            return f"{line} (make the framework a zip with `txstream package`, ship it with --py-files)"
+        if line.startswith(("ModuleNotFoundError", "ImportError")):
+            return f"{line} (ship your own modules with --py-files)"
+    return None
+
+
+def _python_traceback(text: str) -> str | None:
+    """The traceback of a worker process, without the JVM's stack behind it."""
+    start = text.find(_TRACEBACK)
+    if start < 0:
+        return None
+    lines = []
+    for line in text[start:].splitlines():
+        if line.startswith("\tat "):
+            break
+        lines.append(line)
+    return "\n".join(lines).rstrip()
+
+
+def _raised(trace: str) -> tuple[type[errors.TxstreamError], str]:
+    """The class for the driver and the message; one of ours is known by its name."""
+    lines = trace.splitlines()
+    last_frame = max((at for at, line in enumerate(lines) if line.startswith(" ")), default=0)
+    said = "\n".join(lines[last_frame + 1 :])
+    match = _RAISED.fullmatch(said)
+    if match is not None and match[1] == _ERRORS_MODULE:
+        kind = getattr(errors, match[2], None)
+        if isinstance(kind, type) and issubclass(kind, errors.TxstreamError):
+            return kind, match[3] or match[2]
+    frames = _FRAME.findall(trace)
+    place = f" (in {frames[-1][0]}, line {frames[-1][1]})" if frames else ""
+    return errors.BoltError, f"{said}{place}"
+
+
+def _reason(text: str) -> str:
+    """The line that says what happened, without the JVM's stack."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    telling = (line for line in lines if "Job aborted" in line or "cancelled" in line)
+    return next(telling, lines[0] if lines else "no reason given")
