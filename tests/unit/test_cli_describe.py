@@ -69,6 +69,15 @@ def test_the_stages_come_below_the_text(capsys: pytest.CaptureFixture[str]) -> N
     assert shown == f"{storm_example().describe()}\n\n{plan_text(plan_batch(storm_example(), 1))}\n"
 
 
+def test_the_readme_shows_what_its_program_gives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"^```python\n(.*?)^```$", readme, re.M | re.S)
+    (shown,) = re.findall(r"^```text\n(topology .*?)^```$", readme, re.M | re.S)
+    (tmp_path / "program_of_the_readme.py").write_text(program, encoding="utf-8")
+    sys.path.insert(0, str(tmp_path))
+    assert told(capsys, "program_of_the_readme:topology", "--stages") == shown
+
+
 # --- stages --------------------------------------------------------------------------------------------
 
 

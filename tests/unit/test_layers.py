@@ -166,9 +166,9 @@ def test_a_line_over_several_layers_is_straight_where_there_is_room() -> None:
 def test_room_above_a_layer_is_above_its_labels() -> None:
     nodes, layers = dict.fromkeys("ab", BOX), {"a": 0, "b": 1}
     near, far = (place(nodes, layers, [Link("a", "b", LABEL)], {1: room}) for room in (0.0, 30.0))
-    assert far.layers[1][0] - near.layers[1][0] == pytest.approx(30)
+    assert far.layer_tops[1] - near.layer_tops[1] == pytest.approx(30)
     assert far.routes[0].label.y - near.routes[0].label.y == pytest.approx(30)
-    assert far.layers[0] == near.layers[0]
+    assert far.layer_tops[0] == near.layer_tops[0]
 
 
 def test_the_same_graph_is_placed_alike() -> None:

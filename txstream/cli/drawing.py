@@ -79,7 +79,7 @@ def _figure(topology: Topology) -> Figure:
     figure, whole = new_figure(room.width + 2 * _MARGIN, room.height + 2 * _MARGIN + _TITLE_HEIGHT)
     whole.write(title, Point(_MARGIN, _MARGIN))
     bands = whole.moved(_MARGIN, _MARGIN + _TITLE_HEIGHT)
-    boundary = placed.layers[commit][0]
+    boundary = placed.layer_tops[commit]
     bands.draw_band("process phase", _PROCESS, Point(0, 0), Size(room.width, boundary))
     bands.draw_band("commit phase", _COMMIT, Point(0, boundary), Size(room.width, room.height - boundary))
     slack = room.width - _BAND_TITLE_WIDTH - 2 * _PADDING - placed.size.width

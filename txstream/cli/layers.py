@@ -72,12 +72,12 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Centers of the nodes, routes in the order of the links, where each layer begins (with the labels above
-    it) and ends, and the size of all."""
+    """Centers of the nodes, routes in the order of the links, where each layer begins with the labels above
+    it, and the size of all."""
 
     nodes: Mapping[str, Point]
     routes: tuple[Route, ...]
-    layers: tuple[tuple[float, float], ...]
+    layer_tops: tuple[float, ...]
     size: Size
 
 
@@ -283,16 +283,12 @@ class _Grid:
         middle = [(top + bottom) / 2 for top, bottom in extents]
         width = max(place.x + place.size.width / 2 for place in self.places)
         ports = self._ports()
-        layers = []
-        for row in range(0, len(self.rows), 2):
-            above = extents[row - 1][0] if row else extents[row][0]
-            layers.append((above, extents[row][1]))
         return Placement(
             nodes={
                 name: Point(self.places[at].x, middle[self.places[at].row]) for name, at in self.nodes.items()
             },
             routes=tuple(self._route(number, extents, ports) for number in range(len(self.paths))),
-            layers=tuple(layers),
+            layer_tops=tuple(extents[max(row - 1, 0)][0] for row in range(0, len(self.rows), 2)),
             size=Size(width, extents[-1][1]),
         )
 

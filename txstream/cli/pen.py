@@ -48,7 +48,6 @@ class Style:
     border: str
     band: str
     border_width: float = 1.0
-    dashed: bool = False
 
 
 @contextlib.contextmanager
@@ -146,7 +145,6 @@ class Pen:
                 facecolor=style.fill,
                 edgecolor=style.border,
                 linewidth=style.border_width,
-                linestyle="--" if style.dashed else "-",
                 zorder=2,
                 clip_on=False,
             )
