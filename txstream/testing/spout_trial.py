@@ -167,11 +167,11 @@ class Trial:
         return self.ask("output is read", lambda: parse_schema(source.output))
 
     def coordinator(self, source: PartitionedSpout[Any] | None = None) -> PartitionCoordinator[Any]:
-        source = source or self.source()
+        source = self.source() if source is None else source
         return self._keep(self.ask("coordinator() is called", source.coordinator, self.harness.context))
 
     def emitter(self, source: PartitionedSpout[Any] | None = None) -> PartitionEmitter[Any]:
-        source = source or self.source()
+        source = self.source() if source is None else source
         return self._keep(self.ask("emitter() is called", source.emitter, self.harness.context))
 
     def _keep(self, opened: Opened) -> Opened:
