@@ -1,0 +1,51 @@
+"""The examples of docs/testing.md, run as they stand there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from support.guide import DOCS, examples, fixtures_of, load, python_of
+
+GUIDE = DOCS / "testing.md"
+NAMES = [line[4:].partition("(")[0] for line in python_of(GUIDE).splitlines() if line.startswith("def test_")]
+ON_SPARK = ["test_on_spark"]  # run by tests/integration/test_testing_on_spark.py
+
+
+@pytest.fixture(scope="module")
+def guide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+    return load(GUIDE, tmp_path_factory.mktemp("guide"))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ON_SPARK])
+def test_an_example_does_what_it_says(guide: ModuleType, name: str) -> None:
+    calls = {function.__name__: (function, calls) for function, calls in examples(guide)}
+    function, arguments = calls[name]
+    for call in arguments:
+        assert not fixtures_of(function, call)
+        function(**call)
+
+
+def test_the_examples_are_there_and_only_those_on_spark_need_a_fixture(guide: ModuleType) -> None:
+    found = {function.__name__: fixtures_of(function, calls[0]) for function, calls in examples(guide)}
+    assert sorted(found) == sorted(NAMES)
+    assert len(found) > 10
+    assert [name for name, fixtures in found.items() if fixtures] == ON_SPARK
+
+
+def test_its_links_lead_somewhere() -> None:
+    text = GUIDE.read_text(encoding="utf-8")
+    links = [part.partition(")")[0] for part in text.split("](")[1:]]
+    assert links
+    headings = {
+        line.strip("# ").lower().replace(" ", "-").replace(",", "")
+        for line in text.splitlines()
+        if line.startswith("#")
+    }
+    for link in links:
+        if link.startswith("#"):
+            assert link[1:] in headings, link
+        else:
+            assert (DOCS / Path(link)).exists(), link
