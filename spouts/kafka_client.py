@@ -15,10 +15,11 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -85,8 +86,9 @@ class KafkaClient:
         self._manager.config["request_timeout_ms"] = timeout_seconds * 1000
         reason = ""
         try:
-            reason = self._knock(deadline)
-            self._manager.bootstrap(max(1.0, (deadline - time.monotonic()) * 1000))
+            answering, reason = self._knock(deadline)
+            with self._search_only_at(answering):
+                self._manager.bootstrap(max(1.0, (deadline - time.monotonic()) * 1000))
         except (*_ERRORS, ValueError) as error:
             if isinstance(error, _REFUSALS):
                 what = f"Kafka at {self.bootstrap} refuses the connection: {reason_of(error)}"
@@ -101,25 +103,42 @@ class KafkaClient:
                 "and so are the client_options"
             ) from error
 
-    def _knock(self, deadline: float) -> str:
+    @contextlib.contextmanager
+    def _search_only_at(self, node_id: str | None) -> Iterator[None]:
+        """The search for the cluster draws an address by lot, and stays with a silent one until its time is
+        over: have it draw the one that answers."""
+        cluster = self._manager.cluster
+        addresses = cluster._bootstrap_brokers
+        if node_id is not None:
+            cluster._bootstrap_brokers = {node_id: addresses[node_id]}
+        try:
+            yield
+        finally:
+            cluster._bootstrap_brokers = addresses
+
+    def _knock(self, deadline: float) -> tuple[str | None, str]:
         """Open the first connection ourselves: the search for the cluster tries until its time is over and
-        does not say why it failed. Answers why no address could be reached; raises a refusal."""
+        does not say why it failed. Answers the first address that answers, and why those before it, or all,
+        do not; raises a refusal."""
         reason = ""
-        for broker in self._manager.cluster.bootstrap_brokers():
-            remaining_ms = max(1.0, (deadline - time.monotonic()) * 1000)
+        brokers = list(self._manager.cluster.bootstrap_brokers())
+        for position, broker in enumerate(brokers):
+            # Each address its share, and one for the search: a frozen broker must not use up all the time.
+            now = time.monotonic()
+            share = max(0.001, (deadline - now) / (len(brokers) - position + 1))
             connection = self._manager.get_connection(
-                broker.node_id, timeout_ms=remaining_ms, refresh_metadata_on_err=False
+                broker.node_id, timeout_ms=share * 1000, refresh_metadata_on_err=False
             )
             opened = connection.init_future
-            self.drive(partial(getattr, opened, "is_done"), deadline)
+            self.drive(partial(getattr, opened, "is_done"), now + share)
             if opened.succeeded():
-                break
+                return broker.node_id, reason
             if isinstance(opened.exception, _REFUSALS):
                 raise opened.exception
             reason = (
                 reason_of(opened.exception) if opened.is_done else "it takes connections but says nothing"
             )
-        return reason
+        return None, reason
 
     def topics(self, names: Iterable[str] | None, timeout_seconds: float) -> dict[str, TopicInfo]:
         """Those of the topics that exist, None for all that the user may describe. Raises KafkaError when no

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -299,3 +300,18 @@ def test_a_topic_created_again_is_another_one(topics: Topics, unique: str, open_
     with pytest.raises(DataLostError, match="deleted and created again"):
         reading.values(f"{unique}/0", 5, 10, planned)
     assert reading.values(f"{unique}/0", 5, 10, topic_id(topics, unique)) == numbered(5, 10)
+
+
+def test_a_frozen_first_address_leaves_time_for_the_others(topics: Topics, unique: str) -> None:
+    topics.create(unique)
+    topics.send(unique, [b"x"])
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        addresses = f"127.0.0.1:{silent.getsockname()[1]},{topics.address}"
+        for _ in range(3):  # the order in which addresses are tried is random
+            context = SpoutContext("reading", "lines", {}, connect_timeout_seconds=1.5)
+            emitter = KafkaSource(unique, addresses).emitter(context)
+            try:
+                rows = sum(batch.num_rows for batch in emitter.emit(ATTEMPT, f"{unique}/0", KafkaRange(0, 1)))
+            finally:
+                emitter.close()
+            assert rows == 1
