@@ -129,6 +129,7 @@ def test_the_document_has_everything_as_json_values() -> None:
         "max_spout_pending": 1,
         "message_timeout_seconds": 2.5,
         "max_attempts": 1,
+        "workers": None,
         "settings": ["greeting", "password"],
     }
     by_id = {component["id"]: component for component in components}

@@ -111,7 +111,8 @@ class TransactionalTopologyBuilder:
 
     `max_spout_pending` batches are processed at once; an attempt that takes longer than
     `message_timeout_seconds` is replayed; a bug in a bolt stops the topology after `max_attempts` tries.
-    `settings` are yours: every bolt finds them in its context. They are shipped once, by pickle.
+    `settings` are yours: every bolt finds them in its context. They are shipped once, by pickle. `workers` is
+    how many executor processes a cluster is asked for; None leaves it to Spark's own settings.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class TransactionalTopologyBuilder:
         message_timeout_seconds: float = DEFAULT_MESSAGE_TIMEOUT_SECONDS,
         max_attempts: int = DEFAULT_MAX_ATTEMPTS,
         settings: Mapping[str, Any] | None = None,
+        workers: int | None = None,
     ) -> None:
         self._id = validate_topology_id(topology_id)
         if not isinstance(spout, SourceSpout):
@@ -142,6 +144,7 @@ class TransactionalTopologyBuilder:
         self._message_timeout_seconds = float(message_timeout_seconds)
         self._max_attempts = _check_number("max_attempts", max_attempts)
         self._settings = dict(settings or {})
+        self._workers = None if workers is None else _check_number("workers", workers)
 
     def set_bolt(self, component: str, bolt: Bolt, parallelism: int = 1) -> BoltDeclarer:
         """Add a bolt; choose its inputs on what this returns. A `Committer` commits without further ado."""
@@ -186,6 +189,7 @@ class TransactionalTopologyBuilder:
             message_timeout_seconds=self._message_timeout_seconds,
             max_attempts=self._max_attempts,
             settings=self._settings,
+            workers=self._workers,
             states=self._check_states(spout.semantics, components),
         )
 

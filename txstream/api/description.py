@@ -47,6 +47,7 @@ def topology_document(topology: Topology) -> dict[str, Any]:
         "max_spout_pending": topology.max_spout_pending,
         "message_timeout_seconds": topology.message_timeout_seconds,
         "max_attempts": topology.max_attempts,
+        "workers": topology.workers,
         "settings": sorted(topology.settings),
         "components": [_component_document(topology, component) for component in topology.components],
     }
@@ -91,6 +92,8 @@ def _limits(topology: Topology) -> Iterator[str]:
         f"{topology.message_timeout_seconds:g} s for an attempt, "
         f"{_count(topology.max_attempts, 'attempt', 'attempts')} before a bug ends the run"
     )
+    if topology.workers is not None:
+        yield f"{_count(topology.workers, 'worker', 'workers')} asked for"
     if topology.settings:
         yield f"settings: {', '.join(map(printable, sorted(topology.settings)))}"
 

@@ -63,6 +63,7 @@ class Topology:
     message_timeout_seconds: float
     max_attempts: int
     settings: Mapping[str, Any] = field(default_factory=dict)
+    workers: int | None = None
     states: tuple[tuple[StateCommitter, Semantics], ...] = field(default=(), repr=False)
 
     @property

@@ -343,14 +343,16 @@ class RunningTopology:
         if self._runner_factory is not None:
             runner = self._runner_factory(plan)
         else:
-            from txstream.engine.session import create_context, warn_of_missing_settings
+            from txstream.engine.session import create_context, warn_of_missing_settings, worker_settings
             from txstream.engine.spark_runner import SparkRunner
 
             if self._spark is None:
+                slots = max(component.parallelism for component in self.topology.components)
+                workers = worker_settings(self.topology.workers, slots, self.settings.master)
                 context = create_context(
                     master=self.settings.master,
                     app_name=f"txstream {self.topology.id}",
-                    conf=self.settings.spark_conf,
+                    conf={**workers, **self.settings.spark_conf},
                     log_file=self.settings.spark_log,
                     package=self.settings.package,
                 )

@@ -38,6 +38,29 @@ RECIPE: Mapping[str, str] = {
 }
 
 
+def worker_settings(workers: int | None, slots: int, master: str | None) -> dict[str, str]:
+    """Spark's settings for so many workers (executor processes) that have `slots` cores together, at least.
+
+    A local master has one worker, this process: more are told and not had. Other settings of the user's win.
+    """
+    if workers is None:
+        return {}
+    if (master or DEFAULT_MASTER).startswith("local") and not (master or "").startswith("local-cluster"):
+        if workers > 1:
+            log.warning(
+                "workers=%d, but the master %s has one worker; give the address of a cluster to have more",
+                workers,
+                master or DEFAULT_MASTER,
+            )
+        return {}
+    cores = -(-slots // workers)
+    return {
+        "spark.executor.cores": str(cores),
+        "spark.executor.instances": str(workers),
+        "spark.cores.max": str(cores * workers),  # how a standalone master limits the number of executors
+    }
+
+
 def missing_settings(context: SparkContext) -> dict[str, str]:
     """Settings of the recipe that a user's session lacks, with the value that they should have."""
     conf = context.getConf()
