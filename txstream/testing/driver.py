@@ -65,6 +65,7 @@ class Driver:
         self.topology = topology
         self.error: BaseException | None = None
         self._killed = False
+        self._over = False
         self._world = world
         self._stack = contextlib.ExitStack()
         try:
@@ -134,7 +135,7 @@ class Driver:
 
     @property
     def has_ended(self) -> bool:
-        return not self._thread.is_alive()
+        return self._over
 
     @property
     def why_ended(self) -> str:
@@ -180,6 +181,7 @@ class Driver:
             self.error = error
         finally:
             with self.loop.events.changed:
+                self._over = True
                 self.loop.events.changed.notify_all()
 
     def _reached(self, point: Point, txid: Txid, open_batches: dict[Txid, str]) -> None:
