@@ -1,0 +1,117 @@
+"""How a worker process ends: what bolts have opened in it is closed, unless it is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+# A worker process of Spark's daemon, without Spark. `opened` stands for what a bolt has opened; each word of
+# the arguments is what happens next.
+WORKER = """
+import os, signal, sys, time
+import pyspark.daemon
+from pyspark.taskcontext import TaskContext
+from txstream.engine import daemon
+from txstream.engine import process
+
+class Opened:
+    def close(self):
+        if "hangs" in sys.argv:
+            signal.pause()
+        print("closed", flush=True)
+
+def spark_worker(sock, authenticated):
+    pyspark.daemon.signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    event = events.pop(0)
+    if event == "broken":
+        raise BrokenPipeError
+    if event == "error":
+        raise OSError("the socket is gone")
+    if event in ("idle", "busy"):
+        TaskContext._setTaskContext(TaskContext() if event == "busy" else None)
+        print(event, flush=True)
+        time.sleep(60)
+    return {"task": 0, "closed-socket": -1}[event]
+
+daemon._spark_worker = spark_worker
+if "nothing-open" not in sys.argv:
+    process._current = Opened()
+if "hangs" in sys.argv:
+    daemon.CLOSE_SECONDS = 1
+events = [event for event in sys.argv[1:] if event not in ("hangs", "nothing-open")]
+while events:
+    print("code", pyspark.daemon.worker(None, True), flush=True)
+"""
+
+
+@contextmanager
+def worker(tmp_path: Path, *events: str, reuse: bool = True) -> Iterator[subprocess.Popen[str]]:
+    script = tmp_path / "worker.py"
+    script.write_text(WORKER)
+    environment = {**os.environ, "SPARK_REUSE_WORKER": "1" if reuse else ""}
+    with subprocess.Popen(
+        [sys.executable, script, *events],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize(
+    ("events", "reuse", "lines"),
+    [
+        (["task", "task", "closed-socket"], True, ["code 0", "code 0", "closed", "code -1"]),
+        (["task", "broken"], True, ["code 0", "closed", "code 1"]),
+        (["task"], False, ["closed", "code 0"]),
+        (["task", "closed-socket", "nothing-open"], True, ["code 0", "code -1"]),
+    ],
+)
+def test_a_worker_that_ends_closes_what_is_open(
+    tmp_path: Path, events: Sequence[str], reuse: bool, lines: Sequence[str]
+) -> None:
+    with worker(tmp_path, *events, reuse=reuse) as process:
+        out, err = process.communicate(timeout=30)
+    assert out.splitlines() == lines
+    assert err == ""
+    assert process.returncode == 0
+
+
+def test_an_error_of_spark_closes_too_and_is_raised(tmp_path: Path) -> None:
+    with worker(tmp_path, "error") as process:
+        out, err = process.communicate(timeout=30)
+    assert out.splitlines() == ["closed"]
+    assert "OSError: the socket is gone" in err
+
+
+def hung_up(tmp_path: Path, *events: str) -> tuple[list[str], int]:
+    """What a worker prints that waits or works when the daemon ends, and how it ended."""
+    with worker(tmp_path, *events) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() in ("idle", "busy")
+        process.send_signal(signal.SIGHUP)
+        out, _ = process.communicate(timeout=30)
+    return out.splitlines(), process.returncode
+
+
+def test_an_idle_worker_closes_when_the_daemon_ends(tmp_path: Path) -> None:
+    assert hung_up(tmp_path, "idle") == (["closed"], 0)
+
+
+def test_a_busy_worker_dies_as_it_always_did(tmp_path: Path) -> None:
+    assert hung_up(tmp_path, "busy") == ([], -signal.SIGHUP)
+
+
+def test_what_hangs_while_it_is_closed_ends_all_the_same(tmp_path: Path) -> None:
+    assert hung_up(tmp_path, "hangs", "idle") == ([], -signal.SIGALRM)
