@@ -1,23 +1,25 @@
-"""Real services for the whole run: each is started once, when the first test asks for it."""
+"""Real services for the whole run: each is started once, when the first test asks for it.
+
+`services` and `postgres` are stopped by no test. `own_zookeeper`, `own_postgres`, `own_kafka` and
+`cluster` a test may stop, kill and freeze: they too are started once, and are whole again for the next test.
+"""
 
 from __future__ import annotations
 
+import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from postgres import PostgresServer
-from support.runs import Launcher
+from support.bare_python import make_bare_python
+from support.runs import SPARK_STARTS_SOONER, Launcher
 
-from txstream.embedded import EmbeddedKafka, EmbeddedZooKeeper, Services, embedded
+from txstream.embedded import EmbeddedKafka, EmbeddedZooKeeper, Services, SparkStandalone, embedded
 
-
-@pytest.fixture(scope="session")
-def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
-    """An embedded ZooKeeper and a Kafka broker that no test stops."""
-    with embedded(tmp_path_factory.mktemp("services")) as running:
-        yield running
+for _name, _value in SPARK_STARTS_SOONER.items():
+    os.environ.setdefault(_name, _value)  # for the drivers, the sessions and the clusters of all tests
 
 
 @pytest.fixture
@@ -31,9 +33,25 @@ def sqlite_url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'state.db'}"
 
 
+# --- what no test stops -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
+    """An embedded ZooKeeper and a Kafka broker."""
+    with embedded(tmp_path_factory.mktemp("services")) as running:
+        yield running
+
+
+@pytest.fixture
+def launcher(services: Services, tmp_path: Path, sqlite_url: str) -> Launcher:
+    """`txstream` commands against the shared services and a database of this test."""
+    return Launcher(services, tmp_path, sqlite_url)
+
+
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    """A PostgreSQL server that no test stops."""
+    """A PostgreSQL server."""
     server = PostgresServer(tmp_path_factory.mktemp("postgres"))
     yield server
     server.close()
@@ -45,38 +63,69 @@ def postgres_url(postgres: PostgresServer, unique: str) -> str:
     return postgres.create_database(unique)
 
 
+# --- what a test may stop ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def _zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooKeeper]:
+    with EmbeddedZooKeeper(tmp_path_factory.mktemp("own-zookeeper")) as server:
+        yield server
+
+
 @pytest.fixture
-def own_postgres(tmp_path: Path) -> Iterator[PostgresServer]:
-    """A PostgreSQL server that the test may stop."""
-    server = PostgresServer(tmp_path / "postgres")
+def own_zookeeper(_zookeeper: EmbeddedZooKeeper) -> EmbeddedZooKeeper:
+    """A ZooKeeper that the test may stop."""
+    if not _zookeeper.alive():
+        _zookeeper.start()
+    return _zookeeper
+
+
+@pytest.fixture(scope="session")
+def _postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    server = PostgresServer(tmp_path_factory.mktemp("own-postgres"))
     yield server
     server.close()
 
 
 @pytest.fixture
-def launcher(services: Services, tmp_path: Path, sqlite_url: str) -> Launcher:
-    """`txstream` commands against the shared services and a database of this test."""
-    return Launcher(services, tmp_path, sqlite_url)
+def own_postgres(_postgres: PostgresServer) -> PostgresServer:
+    """A PostgreSQL server that the test may stop."""
+    _postgres.start()
+    return _postgres
+
+
+@pytest.fixture(scope="session")
+def _brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    with EmbeddedKafka(tmp_path_factory.mktemp("own-kafka"), brokers=2) as kafka:
+        yield kafka
 
 
 @pytest.fixture
-def own_zookeeper(tmp_path: Path) -> Iterator[EmbeddedZooKeeper]:
-    """A ZooKeeper that the test may stop."""
-    with EmbeddedZooKeeper(tmp_path / "zookeeper") as server:
-        yield server
+def own_kafka(_brokers: EmbeddedKafka) -> EmbeddedKafka:
+    """A Kafka with the brokers 1 and 2, which the test may stop."""
+    for node in _brokers.nodes:
+        if not _brokers.alive(node):
+            _brokers.start_broker(node)
+    return _brokers
+
+
+@pytest.fixture(scope="session")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter with what executors need (pyarrow, kafka-python, a CRC) and without txstream."""
+    return make_bare_python(tmp_path_factory.mktemp("bare"))
+
+
+@pytest.fixture(scope="session")
+def _standalone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkStandalone]:
+    folder = tmp_path_factory.mktemp("cluster")
+    with SparkStandalone(folder, workers=2, worker_env={"FOR_WORKERS": "yes"}) as cluster:
+        yield cluster
 
 
 @pytest.fixture
-def own_kafka(tmp_path: Path) -> Iterator[Callable[[int], EmbeddedKafka]]:
-    """Makes a Kafka of its own with so many brokers, which the test may stop."""
-    started: list[EmbeddedKafka] = []
-
-    def start(brokers: int) -> EmbeddedKafka:
-        kafka = EmbeddedKafka(tmp_path / "kafka", brokers=brokers)
-        kafka.start()
-        started.append(kafka)
-        return kafka
-
-    yield start
-    for kafka in started:
-        kafka.stop()
+def cluster(_standalone: SparkStandalone) -> SparkStandalone:
+    """A Spark cluster of two worker daemons with one core each, which the test may kill or stop."""
+    if _standalone.registered_workers() != 2:
+        _standalone.stop()
+        _standalone.start()
+    return _standalone

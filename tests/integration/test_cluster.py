@@ -1,4 +1,7 @@
-"""A Spark standalone cluster whose workers do not have txstream: the framework is shipped with the run."""
+"""A Spark standalone cluster whose workers do not have txstream: the framework is shipped with the run.
+
+While a topology runs on it, an executor is killed, a worker daemon with its executor, and at last everything.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,22 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import venv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
-from support.runs import Launcher
+from support.kafka_topics import wait_until
+from support.runs import QUICK_JVM, Launcher, RunningCommand
 from support.tables import read_counts, table_exists
-from support.texts import fill_topic, make_lines
+from support.texts import count_words, create_topic, make_lines, produce
 
 from txstream.embedded import Services, SparkStandalone
 
 USER_MODULE = """
+import os
+
 from txstream import BasicBolt, CountBolt, KafkaSource, OpaqueSpout, SqlState, SqlStateBolt
 from txstream import TransactionalSpout, TransactionalTopologyBuilder
 
@@ -27,6 +33,8 @@ class Words(BasicBolt):
     output = "word string"
 
     def execute(self, tup, collector):
+        if os.environ["FOR_WORKERS"] != "yes":
+            raise ValueError("the workers' environment is not the executors'")
         for word in tup["value"].split():
             collector.emit([word])
 
@@ -41,86 +49,104 @@ def topology(topic: str, table: str, semantics: str = "opaque"):
     builder.set_committer_bolt("store", SqlStateBolt(state), 2).fields_grouping("count", "word")
     return builder.build()
 """
+BEFORE, AFTER = make_lines(20_000, seed=1), make_lines(8_000, seed=2)  # batches of up to 4,000 lines
 
 
-@pytest.fixture(scope="module")
-def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter with what executors need (pyarrow, kafka-python, a CRC) and without txstream."""
-    directory = tmp_path_factory.mktemp("bare") / "venv"
-    venv.create(directory, symlinks=True, with_pip=True)
-    python = directory / "bin" / "python"
-    subprocess.run(
-        [
-            python,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--disable-pip-version-check",
-            "pyarrow",
-            "kafka-python",
-            "crc32c",
-        ],
-        check=True,
-    )
-    missing = subprocess.run([python, "-I", "-c", "import txstream"], capture_output=True, check=False)
-    assert missing.returncode != 0, "the workers' interpreter must not have txstream"
-    return python
+@dataclass
+class Application:
+    """A word count on the cluster that runs until it is stopped. `feed` gives it lines to count."""
+
+    command: RunningCommand
+    feed: Callable[[list[str]], None]
+    counts: Callable[[], Mapping[str, int]]
+
+    def wait_for(self, lines: list[str]) -> None:
+        """Until exactly these lines are counted; they are never more."""
+        truth = count_words(lines)
+        wait_until(lambda: self.runs() and self.counts() == truth, f"{len(lines)} lines are counted", 90)
+
+    def wait_for_first_batch(self) -> None:
+        wait_until(lambda: self.runs() and bool(self.counts()), "a batch is committed", 90)
+
+    def runs(self) -> bool:
+        assert self.command.process.poll() is None, self.command.wait().stderr
+        return True
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory, bare_python: Path) -> Iterator[SparkStandalone]:
-    with SparkStandalone(tmp_path_factory.mktemp("cluster"), workers=2) as running:
-        yield running
-
-
-@pytest.mark.parametrize(
-    ("semantics", "victim"), [("transactional", "executor"), ("opaque", "worker daemon")]
-)
-@pytest.mark.timeout(300)
-def test_exact_with_a_process_of_the_cluster_killed(
+@pytest.fixture
+def start(
     launcher: Launcher,
     services: Services,
     cluster: SparkStandalone,
     bare_python: Path,
     unique: str,
     tmp_path: Path,
-    semantics: str,
-    victim: str,
-) -> None:
-    truth = fill_topic(services.kafka, unique, make_lines(160_000))
-    (tmp_path / "mine.py").write_text(USER_MODULE)
-    framework = tmp_path / "framework.zip"
-    assert launcher.run("package", "--out", str(framework)).status == 0
-    command = launcher.start(
-        *("run", "mine:topology", "--id", unique, "-p", f"topic={unique}", "-p", f"table={unique}"),
-        *("-p", f"semantics={semantics}", "--until", "caught-up", "--json"),
-        *("--master", cluster.url, "--py-files", str(framework)),
-        *("--spark-conf", "spark.executor.memory=512m", "--spark-conf", "spark.executor.cores=1"),
-        PYSPARK_PYTHON=str(bare_python),
-    )
-    try:
-        wait_for_first_batch(launcher.database, unique)
-        assert sum(read_counts(launcher.database, unique).values()) < sum(truth.values())
-        if victim == "executor":
-            os.kill(cluster.executor_pids()[0], signal.SIGKILL)
-        else:
-            cluster.kill_worker(1)
-        assert command.process.poll() is None, "it was killed too late"
-        finished = command.wait(180)
-    finally:
+) -> Iterator[Callable[..., Application]]:
+    """Starts the application with the given semantics and further arguments."""
+    started: list[RunningCommand] = []
+
+    def counts() -> Mapping[str, int]:
+        url = launcher.database
+        return read_counts(url, unique) if table_exists(url, unique) else {}
+
+    def start(semantics: str, *more: str) -> Application:
+        create_topic(services.kafka, unique)
+        (tmp_path / "mine.py").write_text(USER_MODULE)
+        framework = tmp_path / "framework.zip"
+        assert launcher.run("package", "--out", str(framework)).status == 0
+        command = launcher.start(
+            *("run", "mine:topology", "--id", unique, "-p", f"topic={unique}", "-p", f"table={unique}"),
+            *("-p", f"semantics={semantics}", "--master", cluster.url, "--py-files", str(framework)),
+            *("--spark-conf", "spark.executor.memory=512m", "--spark-conf", "spark.executor.cores=1"),
+            *("--spark-conf", f"spark.executor.extraJavaOptions={QUICK_JVM}", *more),
+            PYSPARK_PYTHON=str(bare_python),
+        )
+        started.append(command)
+        return Application(command, lambda lines: produce(services.kafka, unique, lines), counts)
+
+    yield start
+    for command in started:
         command.kill()
-    assert finished.status == 0, finished.stderr
-    assert read_counts(launcher.database, unique) == truth
 
 
-def wait_for_first_batch(url: str, table: str) -> None:
-    tick = threading.Event()
-    for _ in range(1800):
-        if table_exists(url, table) and read_counts(url, table):
-            return
-        tick.wait(0.05)
-    raise AssertionError("no batch was committed within 90 s")
+def test_exact_with_its_only_executor_killed(
+    cluster: SparkStandalone, start: Callable[..., Application]
+) -> None:
+    application = start("transactional", "--spark-conf", "spark.cores.max=1")
+    application.feed(BEFORE)
+    application.wait_for_first_batch()
+    (only,) = cluster.executor_pids()
+    os.kill(only, signal.SIGKILL)
+    application.feed(AFTER)
+    application.wait_for(BEFORE + AFTER)
+    application.command.process.send_signal(signal.SIGINT)
+    ended = application.command.wait(60)
+    assert ended.status == 0, ended.stderr
+
+
+def test_exact_with_a_worker_daemon_killed_and_everything_ends_with_the_cluster(
+    cluster: SparkStandalone, start: Callable[..., Application]
+) -> None:
+    assert cluster.registered_workers() == 2
+    application = start("opaque")
+    application.feed(BEFORE)
+    application.wait_for_first_batch()
+    wait_until(lambda: len(cluster.executor_pids()) == 2, "an executor on each worker", 30)
+    lost, kept = cluster.executor_pids(1), cluster.executor_pids(2)
+    assert len(lost) == len(kept) == 1
+    cluster.kill_worker(1)
+    wait_until(lambda: not psutil.pid_exists(lost[0]), "the executor dies with its daemon")
+    assert cluster.executor_pids() == kept
+    application.feed(AFTER)
+    application.wait_for(BEFORE + AFTER)
+    assert cluster.executor_pids() == kept
+
+    cluster.start_worker(1)
+    executors = [psutil.Process(pid) for pid in cluster.executor_pids()]
+    cluster.stop()
+    wait_until(lambda: not any(process.is_running() for process in executors), "all executors have ended")
+    assert cluster.registered_workers() is None
+    assert all(log.is_file() for log in cluster.log_paths)
 
 
 def test_interpreter_of_the_tests_has_txstream() -> None:

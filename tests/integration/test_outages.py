@@ -83,7 +83,7 @@ def test_database_restarted_between_batches(
     services: Services, own_postgres: PostgresServer, tmp_path: Path, unique: str
 ) -> None:
     truth = fill_topic(services.kafka, unique, make_lines(2_000))
-    url = own_postgres.url()
+    url = own_postgres.create_database(unique)
     stopped = At(Point.BEFORE_COMMIT, 3, own_postgres.stop)
     running = txstream.start(
         topology_of(unique),
@@ -104,14 +104,14 @@ def test_database_restarted_between_batches(
 @pytest.mark.parametrize("semantics", ["transactional", "opaque"])
 def test_broker_killed_while_running(
     services: Services,
-    own_kafka: Callable[[int], EmbeddedKafka],
+    own_kafka: EmbeddedKafka,
     sqlite_url: str,
     tmp_path: Path,
     unique: str,
     semantics: str,
 ) -> None:
     """A replay without the partition: opaque goes on with the others, transactional waits and says so."""
-    kafka = own_kafka(2)
+    kafka = own_kafka
     truth = fill_topic(kafka.address, unique, make_lines(4_000))
     settings = replace(settings_of(services, sqlite_url, tmp_path), kafka=kafka.address)
     # A stored plan that is not read yet must wait for its partitions; an opaque one is made anew.

@@ -42,10 +42,8 @@ numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
-    server = PostgresServer(tmp_path_factory.mktemp("postgres"))
-    yield server
-    server.close()
+def server(postgres: PostgresServer) -> PostgresServer:
+    return postgres
 
 
 @pytest.fixture
@@ -296,11 +294,8 @@ class TestLocks(StateFixtures):
 
 class TestOutages(StateFixtures):
     @pytest.fixture
-    def server(self, tmp_path: Path) -> Iterator[PostgresServer]:
-        """One of this test's own, which it may stop."""
-        server = PostgresServer(tmp_path)
-        yield server
-        server.close()
+    def server(self, own_postgres: PostgresServer) -> PostgresServer:
+        return own_postgres
 
     def test_restarted_while_nothing_was_going_on(
         self, rig: Rig, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
@@ -350,9 +345,7 @@ class TestOutages(StateFixtures):
             rig.commit(1, {"a": 1}, under=lost, reached=end_session)
         assert rig.database.outcome("words", lost) is False
 
-    def test_committed_but_the_answer_was_lost(
-        self, rig: Rig, server: PostgresServer, tmp_path: Path
-    ) -> None:
+    def test_committed_but_the_answer_was_lost(self, rig: Rig, server: PostgresServer) -> None:
         with tempfile.TemporaryDirectory(prefix="txs") as directory:
             proxy = AnswerLosingProxy(server.data, Path(directory))
             name = sa.make_url(rig.url).database

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import distinct_words
 import pytest
-from support.runs import Launcher
 from support.tables import read_counts, read_rows
 from support.texts import fill_topic, make_lines
 
 import txstream
 from txstream.embedded import Services
-from txstream.engine.session import RECIPE, create_session
+from txstream.engine.session import RECIPE
 from txstream.examples import global_count, word_count
 from txstream.testing import InProcessRunner
 from txstream.zookeeper import ZooKeeper
@@ -29,18 +27,6 @@ COLUMNS = {
     "transactional": ["word", "n", "txid"],
     "non-transactional": ["word", "n"],
 }
-
-
-@pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """The suite's own Spark session, with the recipe but for one setting."""
-    session = create_session(
-        master="local[2]",
-        conf={"spark.driver.memory": "512m", "spark.locality.wait": "1s"},
-        log_file=tmp_path_factory.mktemp("spark") / "spark.log",
-    )
-    yield session
-    session.stop()
 
 
 def settings_of(services: Services, url: str, directory: Path) -> txstream.Settings:
@@ -187,19 +173,3 @@ def test_round_trips_to_zookeeper_do_not_grow_with_partitions(
     # What a start costs is in both runs; the second commits two more batches, and its identity is there.
     assert costs[1] - costs[0] <= 2 * most
     assert costs[1] >= 3 * most
-
-
-def test_as_a_command_with_the_default_database(
-    launcher: Launcher, services: Services, tmp_path: Path, unique: str
-) -> None:
-    """Standard output has one JSON document, standard error our lines only."""
-    truth = fill_topic(services.kafka, unique, make_lines(2_000))
-    launcher.environment = {"TXSTREAM_DATABASE": ""}
-    outcome = launcher.word_count(unique, unique, unique)
-    assert outcome.status == 0, outcome.stderr
-    assert outcome.json()["records"] == 2_000
-    database = tmp_path / ".txstream" / "state.db"
-    assert str(database) in outcome.stderr
-    assert read_counts(f"sqlite:///{database}", unique) == truth
-    for foreign in ("WARN", "SparkContext", "log4j", "kazoo", "incubator"):
-        assert foreign not in outcome.stderr

@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ WORD_COUNT = "txstream.examples.word_count:topology"
 QUICK_JVM = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
-SPARK_STARTS_SOONER = {"SPARK_SUBMIT_OPTS": QUICK_JVM, "SPARK_LAUNCHER_OPTS": QUICK_JVM}
+SPARK_STARTS_SOONER = {"SPARK_SUBMIT_OPTS": QUICK_JVM, "SPARK_LAUNCHER_OPTS": QUICK_JVM}  # environment
 
 _WITHOUT_SPARK = Path(__file__).with_name("sparkless.py")
 
@@ -66,7 +66,6 @@ class Launcher:
     def variables(self, **more: str) -> dict[str, str]:
         return {
             **{name: value for name, value in os.environ.items() if not name.startswith("TXSTREAM_")},
-            **SPARK_STARTS_SOONER,
             "TXSTREAM_ZOOKEEPER": self.services.zookeeper,
             "TXSTREAM_KAFKA": self.services.kafka,
             "TXSTREAM_DATABASE": self.database,
@@ -92,7 +91,7 @@ class Launcher:
         """Run a command to its end."""
         return self.start(*arguments, **variables).wait(timeout_seconds)
 
-    def run_together(self, commands: Sequence[Sequence[str]]) -> list[Outcome]:
+    def run_together(self, commands: Iterable[Sequence[str]]) -> list[Outcome]:
         """Run commands that do not disturb each other at the same time, to their ends; in this order."""
         running = [self.start(*arguments) for arguments in commands]
         try:
