@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,15 @@ class Workshop:
         self.truth = fill_topic(self.services["kafka"], "lines", make_lines(4_000))
 
     def json(self, *arguments: str) -> Any:
-        outcome = self.launcher.run(*arguments, "--json")
-        assert outcome.status == 0, outcome.stderr
-        return outcome.json()
+        (document,) = self.documents(arguments)
+        return document
+
+    def documents(self, *commands: Sequence[str]) -> list[Any]:
+        """What commands that only look print with --json; they look at the same time."""
+        outcomes = self.launcher.run_together([*command, "--json"] for command in commands)
+        for outcome in outcomes:
+            assert outcome.status == 0, outcome.stderr
+        return [outcome.json() for outcome in outcomes]
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +84,7 @@ def test_standard_error_of_a_run_has_our_lines_only(workshop: Workshop, first_ru
 
 
 def test_batches_list_every_range_once(workshop: Workshop, counted: dict[str, Any]) -> None:
-    batches = workshop.json("batches", ID)
+    batches, newest = workshop.documents(["batches", ID], ["batches", ID, "-n", "1"])
     assert [batch["txid"] for batch in batches] == list(range(1, counted["batches"] + 1))
     assert {batch["status"] for batch in batches} == {"committed"}
     assert sum(batch["tuples"] for batch in batches) == 4_000
@@ -89,21 +95,20 @@ def test_batches_list_every_range_once(workshop: Workshop, counted: dict[str, An
             assert taken["start"] == places[partition]
             places[partition] = taken["end"]
     assert set(places.values()) == {1_000}
-    assert [b["txid"] for b in workshop.json("batches", ID, "-n", "1")] == [counted["last_txid"]]
+    assert [batch["txid"] for batch in newest] == [counted["last_txid"]]
     table = workshop.launcher.run("batches", ID).stdout
     assert "committed" in table
     assert "lines/3" in table
 
 
 def test_status_shows_services_and_how_far_it_is(workshop: Workshop, counted: dict[str, Any]) -> None:
-    answer = workshop.json("status")
+    answer, one = workshop.documents(["status"], ["status", ID])
     assert {name: found["reachable"] for name, found in answer["services"].items()} == {
         "zookeeper": True,
         "kafka": True,
         "database": True,
     }
     assert answer["services"]["kafka"]["address"] == workshop.services["kafka"]
-    one = workshop.json("status", ID)
     assert one["current_txid"] == counted["last_txid"] + 1
     assert (one["leader"], one["lag_records"], one["semantics"]) == (None, 0, "opaque")
     assert one["positions"] == {f"lines/{number}": 1_000 for number in range(4)}
@@ -127,13 +132,12 @@ def test_topologies_lists_it(workshop: Workshop, counted: dict[str, Any]) -> Non
     assert listed["tables"] == ["word_count"]
 
 
-@pytest.mark.parametrize("command", [["status"], ["batches"], ["delete"], ["state", "top"]])
-def test_an_unknown_id_names_the_command_that_lists_them(workshop: Workshop, command: list[str]) -> None:
-    more = ["word_count"] if command[-1] == "top" else []
-    outcome = workshop.launcher.run(*command, "nobody", *more)
-    assert outcome.status == 1
-    assert "'nobody'" in outcome.stderr
-    assert "`txstream topologies`" in outcome.stderr
+def test_an_unknown_id_names_the_command_that_lists_them(workshop: Workshop) -> None:
+    commands = [["status", "nobody"], ["batches", "nobody"], ["delete", "nobody"]]
+    for outcome in workshop.launcher.run_together([*commands, ["state", "top", "nobody", "word_count"]]):
+        assert outcome.status == 1
+        assert "'nobody'" in outcome.stderr
+        assert "`txstream topologies`" in outcome.stderr
 
 
 def test_another_database_is_told(workshop: Workshop, counted: dict[str, Any], tmp_path: Path) -> None:
@@ -144,8 +148,10 @@ def test_another_database_is_told(workshop: Workshop, counted: dict[str, Any], t
 
 
 def test_a_refused_first_run_leaves_nothing(workshop: Workshop, counted: dict[str, Any]) -> None:
-    missing = workshop.launcher.run("run", WORD_COUNT, "--id", "fresh", "-p", "topic=nothing")
-    taken = workshop.launcher.run("run", WORD_COUNT, "--id", "fresh")
+    fresh = ["run", WORD_COUNT, "--connect-timeout", "1", "--id"]
+    missing, taken = workshop.launcher.run_together(
+        [[*fresh, "fresh1", "-p", "topic=nothing"], [*fresh, "fresh2"]]
+    )
     assert (missing.status, taken.status) == (1, 1)
     assert "'nothing' does not exist" in missing.stderr
     assert "word_count" in taken.stderr
@@ -155,13 +161,11 @@ def test_a_refused_first_run_leaves_nothing(workshop: Workshop, counted: dict[st
 def test_a_running_topology_is_stopped_between_two_batches(
     workshop: Workshop, counted: dict[str, Any]
 ) -> None:
-    command = workshop.launcher.start("run", WORD_COUNT)
+    command = workshop.launcher.without_spark.start("run", WORD_COUNT)
     try:
         command.wait_for_line("is running")
         assert workshop.json("status", ID)["leader"].endswith(f":{command.process.pid}")
-        second = workshop.launcher.run("run", WORD_COUNT, "--no-wait")
-        refused = workshop.launcher.run("delete", ID)
-        for outcome in (second, refused):
+        for outcome in workshop.launcher.run_together([["run", WORD_COUNT, "--no-wait"], ["delete", ID]]):
             assert outcome.status == 1
             assert f":{command.process.pid}" in outcome.stderr
         command.process.send_signal(signal.SIGINT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,8 @@ import txstream
 from txstream.embedded import Services
 from txstream.testing import InProcessRunner
 from txstream.zookeeper import ROOT
+
+PATIENCE = ["--connect-timeout", "1"]
 
 
 @pytest.fixture
@@ -37,37 +39,39 @@ def assert_told(outcome: Outcome, status: int, *words: str) -> None:
         assert word in outcome.stderr, f"{word!r} is missing in: {outcome.stderr}"
 
 
-def test_unreachable_zookeeper(launcher: Launcher, closed_port: int, unique: str) -> None:
-    outcome = launcher.word_count(
-        unique, unique, unique, "--zookeeper", f"127.0.0.1:{closed_port}", "--connect-timeout", "2"
+def test_unreachable_services_and_a_missing_topic(
+    launcher: Launcher, tmp_path: Path, closed_port: int, unique: str
+) -> None:
+    address = f"127.0.0.1:{closed_port}"
+    url = f"postgresql+psycopg://someone:hunter2@{address}/results"
+    asked = {
+        "zookeeper": ["--zookeeper", address],
+        "kafka": ["--kafka", address, "--database", f"sqlite:///{tmp_path / 'kafka.db'}"],
+        "database": ["--database", url],
+        "topic": ["--database", f"sqlite:///{tmp_path / 'topic.db'}"],
+    }
+    told = dict(
+        zip(
+            asked,
+            launcher.run_together(
+                launcher.word_count_arguments(f"{unique}-{name}", unique, unique, *more, *PATIENCE)
+                for name, more in asked.items()
+            ),
+            strict=True,
+        )
     )
-    assert_told(outcome, 1, "ZooKeeper", f"127.0.0.1:{closed_port}", "--zookeeper")
+    assert_told(told["zookeeper"], 1, "ZooKeeper", address, "--zookeeper")
     assert not Path(launcher.database.removeprefix("sqlite:///")).exists()
-
-
-def test_unreachable_kafka(launcher: Launcher, closed_port: int, unique: str) -> None:
-    outcome = launcher.word_count(
-        unique, unique, unique, "--kafka", f"127.0.0.1:{closed_port}", "--connect-timeout", "2"
-    )
-    assert_told(outcome, 1, "Kafka", f"127.0.0.1:{closed_port}", "--kafka")
-
-
-def test_unreachable_database(launcher: Launcher, closed_port: int, unique: str) -> None:
-    url = f"postgresql+psycopg://someone:hunter2@127.0.0.1:{closed_port}/results"
-    outcome = launcher.word_count(unique, unique, unique, "--database", url, "--connect-timeout", "2")
-    assert_told(outcome, 1, f"127.0.0.1:{closed_port}", "--database")
-    assert "hunter2" not in outcome.stderr + outcome.stdout
-
-
-def test_missing_topic(launcher: Launcher, unique: str) -> None:
-    outcome = launcher.word_count(unique, unique, unique, "--connect-timeout", "2")
-    assert_told(outcome, 1, unique, "does not exist")
+    assert_told(told["kafka"], 1, "Kafka", address, "--kafka")
+    assert_told(told["database"], 1, address, "--database")
+    assert "hunter2" not in told["database"].stderr + told["database"].stdout
+    assert_told(told["topic"], 1, unique, "does not exist")
 
 
 def test_value_that_is_not_utf8(launcher: Launcher, services: Services, unique: str) -> None:
     create_topic(services.kafka, unique)
     produce(services.kafka, unique, ["fine words", "more words", b"caf\xe9 au lait", "last words"])
-    outcome = launcher.word_count(unique, unique, unique)
+    outcome = launcher.without_spark.word_count(unique, unique, unique)
     assert_told(outcome, 1, unique, "partition 2", "offset 0", "UTF-8")
     assert read_counts(launcher.database, unique) == {}, "the batch with the bad value was not committed"
 
@@ -83,38 +87,43 @@ def test_field_that_no_stream_declares(launcher: Launcher, tmp_path: Path, uniqu
     assert_told(launcher.run("run", "wrong:topology"), 1, "wort", "count", "lines")
 
 
-@pytest.mark.parametrize(
-    ("target", "status", "words"),
-    [
-        ("no_such_module:topology", 2, ["no_such_module"]),
-        ("txstream.examples.word_count:no_such", 2, ["no_such", "topology"]),
-        ("txstream.examples.word_count", 2, ["MODULE:FACTORY"]),
-        ("broken:topology", 1, ["ZeroDivisionError", "broken.py"]),
-        ("broken:not_a_topology", 1, ["not_a_topology", "Topology"]),
-    ],
-)
-def test_factory_that_does_not_exist_or_raises(
-    launcher: Launcher, tmp_path: Path, target: str, status: int, words: Sequence[str]
-) -> None:
-    (tmp_path / "broken.py").write_text(
+FACTORIES: Mapping[str, tuple[int, Sequence[str]]] = {
+    "no_such_module:topology": (2, ["no_such_module"]),
+    "txstream.examples.word_count:no_such": (2, ["no_such", "topology"]),
+    "txstream.examples.word_count": (2, ["MODULE:FACTORY"]),
+    "broken:topology": (1, ["ZeroDivisionError", "broken.py"]),
+    "broken:not_a_topology": (1, ["not_a_topology", "Topology"]),
+}
+PARAMETERS: Mapping[str, Sequence[str]] = {
+    "tpoic=lines": ["tpoic", "topic"],
+    "parallelism=two": ["parallelism", "two", "int"],
+    "semantics=exactly": ["semantics", "exactly", "opaque"],
+    "topic": ["NAME=VALUE"],
+}
+
+
+@pytest.fixture(scope="module")
+def told(services: Services, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Outcome]:
+    """How `txstream run` ends with each factory and each parameter."""
+    folder = tmp_path_factory.mktemp("told")
+    (folder / "broken.py").write_text(
         "def topology():\n    return 1 // 0\n\n\ndef not_a_topology():\n    return 'nothing'\n"
     )
-    assert_told(launcher.run("run", target), status, *words)
+    asked = {factory: ["run", factory] for factory in FACTORIES}
+    asked |= {parameter: ["run", WORD_COUNT, "-p", parameter] for parameter in PARAMETERS}
+    outcomes = Launcher(services, folder, f"sqlite:///{folder}/state.db").run_together(asked.values())
+    return dict(zip(asked, outcomes, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("parameter", "words"),
-    [
-        ("tpoic=lines", ["tpoic", "topic"]),
-        ("parallelism=two", ["parallelism", "two", "int"]),
-        ("semantics=exactly", ["semantics", "exactly", "opaque"]),
-        ("topic", ["NAME=VALUE"]),
-    ],
-)
-def test_parameter_of_unknown_name_or_wrong_type(
-    launcher: Launcher, parameter: str, words: Sequence[str]
-) -> None:
-    assert_told(launcher.run("run", WORD_COUNT, "-p", parameter), 2, *words)
+@pytest.mark.parametrize("target", FACTORIES)
+def test_factory_that_does_not_exist_or_raises(told: Mapping[str, Outcome], target: str) -> None:
+    status, words = FACTORIES[target]
+    assert_told(told[target], status, *words)
+
+
+@pytest.mark.parametrize("parameter", PARAMETERS)
+def test_parameter_of_unknown_name_or_wrong_type(told: Mapping[str, Outcome], parameter: str) -> None:
+    assert_told(told[parameter], 2, *PARAMETERS[parameter])
 
 
 def test_traceback_only_with_debug(launcher: Launcher, tmp_path: Path) -> None:
@@ -126,32 +135,39 @@ def test_state_table_of_another_topology_changed_code_and_foreign_table(
     launcher: Launcher, services: Services, unique: str
 ) -> None:
     """One run sets the scene for every mismatch; none of them touches what is there."""
+    launcher = launcher.without_spark
     truth = fill_topic(services.kafka, unique, make_lines(200))
+    create_topic(services.kafka, f"{unique}-2")
     assert launcher.word_count(unique, unique, unique).status == 0
     before = read_counts(launcher.database, unique)
     assert before == truth
-
-    create_topic(services.kafka, f"{unique}-2")
-    other = launcher.word_count(f"{unique}-other", unique, unique)
-    assert_told(other, 1, unique, "belongs to", "txstream delete")
-
-    for (topic, table, semantics), words in {
-        (unique, unique, "transactional"): ["semantics", "opaque", "transactional"],
-        (unique, f"{unique}_2", "opaque"): ["table", f"{unique}_2"],
-        (f"{unique}-2", unique, "opaque"): ["topic", f"{unique}-2"],
-    }.items():
-        changed = launcher.word_count(unique, topic, table, "-p", f"semantics={semantics}")
-        assert_told(changed, 1, "txstream delete", "--id", *words)
-
     engine = sa.create_engine(launcher.database)
     with engine.begin() as connection:
         connection.execute(sa.text(f"CREATE TABLE {unique}_mine (word TEXT PRIMARY KEY, note TEXT)"))
     engine.dispose()
-    foreign = launcher.word_count(f"{unique}-foreign", unique, f"{unique}_mine")
-    assert_told(foreign, 1, f"{unique}_mine")
 
-    lost = launcher.word_count(unique, unique, unique, "--zookeeper", f"{services.zookeeper}/{unique}")
+    changed = {
+        (unique, unique, "transactional"): ["semantics", "opaque", "transactional"],
+        (unique, f"{unique}_2", "opaque"): ["table", f"{unique}_2"],
+        (f"{unique}-2", unique, "opaque"): ["topic", f"{unique}-2"],
+    }
+    elsewhere = ["--zookeeper", f"{services.zookeeper}/{unique}"]
+    other, foreign, lost, *others = launcher.run_together(
+        [
+            launcher.word_count_arguments(f"{unique}-other", unique, unique),
+            launcher.word_count_arguments(f"{unique}-foreign", unique, f"{unique}_mine"),
+            launcher.word_count_arguments(unique, unique, unique, *elsewhere),
+            *(
+                launcher.word_count_arguments(unique, topic, table, "-p", f"semantics={semantics}")
+                for topic, table, semantics in changed
+            ),
+        ]
+    )
+    assert_told(other, 1, unique, "belongs to", "txstream delete")
+    assert_told(foreign, 1, f"{unique}_mine")
     assert_told(lost, 1, "not in ZooKeeper", "txid", "txstream delete")
+    for outcome, words in zip(others, changed.values(), strict=True):
+        assert_told(outcome, 1, "txstream delete", "--id", *words)
 
     path = f"{ROOT}/{unique}/coordinator/current"
     with contextlib.closing(KazooClient(services.zookeeper)) as client:
