@@ -7,7 +7,12 @@ from collections.abc import Iterator
 import pytest
 from support.word_topologies import word_topology
 
+from txstream.api.bolts import BasicBolt, BatchBolt, OutputCollector
+from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.errors import BatchTimeoutError, BoltError, UsageError
+from txstream.api.spouts import OpaqueSpout
+from txstream.api.topology import Topology
+from txstream.api.tuples import Tuple
 from txstream.coordinator import Phase
 from txstream.engine.points import Point
 from txstream.spouts.memory import MemorySpout
@@ -196,3 +201,125 @@ def test_a_step_for_which_the_source_has_nothing_is_told(test: TopologyTest, sou
         test.process()
     source.append("p", "more")
     assert test.process().emitted("split") == [("more",)]
+
+
+# --- what is seen ------------------------------------------------------------------------------------
+
+
+def test_an_attempt_tells_what_it_read_emitted_and_received(source: MemorySpout) -> None:
+    source.append("q", "b b")
+    topology = word_topology(source, max_batch_records=10, parallelism=3)
+    with TopologyTest(topology, width=3) as test:
+        batch = test.commit(1)
+        assert {name: meta.records for name, meta in batch.partitions.items()} == {"p": 6, "q": 1}
+        assert batch.records == 7
+        assert sorted(batch.emitted("lines")) == sorted([*((line,) for line in LINES), ("b b",)])
+        by_task = batch.emitted_by_task("count")
+        assert [row for rows in by_task.values() for row in rows] == batch.emitted("count")
+        assert [batch.emitted("count", task=task) for task in by_task] == list(by_task.values())
+        assert len({word for rows in by_task.values() for word, _ in rows}) == 4
+        assert batch.emitted("count", task=99) == []
+        assert set(batch.received("split")) == {0, 1, 2}
+        assert sum(batch.received("split").values()) == 7
+        assert batch.received("total") == {0: 10}
+        assert sorted(batch.deltas("store")) == [("a", 3), ("b", 4), ("c", 1), ("d", 2)]
+
+
+def test_deltas_are_known_before_the_commit(test: TopologyTest) -> None:
+    assert sorted(test.process(1).deltas("store")) == [("a", 1), ("b", 2)]
+
+
+def test_a_table_has_all_its_rows(test: TopologyTest) -> None:
+    test.commit(1)
+    assert {(row["word"], row["n"], row["prev_n"], row["txid"]) for row in test.rows("words")} == {
+        ("a", 1, None, 1),
+        ("b", 2, None, 1),
+    }
+
+
+def test_what_was_emitted_is_that_of_the_last_attempt_that_got_so_far(test: TopologyTest) -> None:
+    test.process(2)
+    test.fail(1)
+    test.open(1)
+    assert test.emitted("split", 1) == [("a",), ("b",), ("b",)]
+    with pytest.raises(UsageError, match="has not been through the commit of its bolts"):
+        test.emitted("total", 1)
+    assert test.emitted_by_txid("total") == {}
+    assert list(test.emitted_by_txid("split")) == [1, 2]
+
+
+# --- the order of calls ------------------------------------------------------------------------------
+
+
+def storm_example(source: MemorySpout) -> Topology:
+    """A -> B (committer) -> C -> D (committer), and A -> C: the example of Storm's documentation."""
+    builder = TransactionalTopologyBuilder("storm", "lines", OpaqueSpout(source))
+    builder.set_bolt("A", Pass()).shuffle_grouping("lines")
+    builder.set_committer_bolt("B", Pass()).shuffle_grouping("A")
+    builder.set_bolt("C", Pass()).shuffle_grouping("A").shuffle_grouping("B")
+    builder.set_committer_bolt("D", Pass()).shuffle_grouping("C")
+    return builder.build()
+
+
+class Pass(BatchBolt):
+    """Emits each of its tuples, and one more when its batch is finished."""
+
+    output = "value string"
+
+    def execute(self, tup: Tuple) -> None:
+        self.collector.emit(tup.values)
+
+    def finish_batch(self) -> None:
+        self.collector.emit((f"end of {self.context.component}",))
+
+
+def test_the_order_of_calls_in_storms_example(source: MemorySpout) -> None:
+    with TopologyTest(storm_example(source)) as test:
+        test.process(1)
+        calls = [str(call) for call in test.calls(1)]
+        assert calls == [
+            "process A[0] prepare",
+            "process A[0] execute x6",
+            "process A[0] finish_batch",
+        ]
+        test.commit(1)
+        in_commit = test.calls(1)[3:]
+        assert {call.phase for call in in_commit} == {"commit"}
+        finishes = [call.component for call in in_commit if call.kind == "finish_batch"]
+        assert finishes == ["B", "C", "D"]
+        executed = {
+            name: sum(call.tuples for call in in_commit if call.component == name) for name in ("B", "C", "D")
+        }
+        assert executed == {"B": 7, "C": 7 + 8, "D": 7 + 8 + 1}
+        assert test.calls(1, component="C") == [call for call in test.calls() if call.component == "C"]
+        assert test.calls(2) == []
+
+
+def test_calls_of_attempts_that_failed_are_there(test: TopologyTest) -> None:
+    test.process(1)
+    test.fail(1)
+    test.commit(1)
+    first, second = test.attempts(1)
+    kinds = [call.kind for call in test.calls(1, component="split") if call.attempt == first.id]
+    assert kinds == ["prepare", "execute"]
+    assert kinds == [call.kind for call in test.calls(1, component="split") if call.attempt == second.id]
+    assert {call.attempt for call in test.calls(1, component="total")} == {second.id}
+
+
+def test_an_error_shows_the_users_code_first_as_in_a_run(source: MemorySpout) -> None:
+    source.append("p", None)
+    builder = TransactionalTopologyBuilder("buggy", "lines", OpaqueSpout(source), max_attempts=1)
+    builder.set_bolt("buggy", Buggy()).shuffle_grouping("lines")
+    builder.set_committer_bolt("end", Pass()).shuffle_grouping("buggy")
+    with TopologyTest(builder.build()) as test, pytest.raises(BoltError) as caught:
+        test.run()
+    assert "AttributeError" in str(caught.value)
+    assert "(in test_testing_topology.py, line" in str(caught.value)
+    assert "recording" not in "".join(caught.value.__notes__)
+
+
+class Buggy(BasicBolt):
+    output = "word string"
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        collector.emit((tup["value"].strip(),))

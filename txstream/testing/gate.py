@@ -1,7 +1,7 @@
 """The runner behind a gate: an attempt is processed, and committed by bolts, when the test lets it.
 
-Invariant: an attempt that waits at the gate is let go by a permission, by its cancellation or by the end of
-the driver, so no thread waits there for ever.
+Invariant: an attempt that waits at the gate is let go by a permission, by a failure, by its cancellation or by
+the end of the driver, so no thread waits there for ever.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class GatedRunner:
         self._changed = threading.Condition()
         self._waiting: dict[TransactionAttempt, AttemptState] = {}
         self._cancelled: set[TransactionAttempt] = set()
+        self._failing: dict[TransactionAttempt, BaseException] = {}
         self._closed = False
 
     def attach(self, events: EventQueue) -> None:
@@ -75,6 +76,15 @@ class GatedRunner:
     def held_back(self) -> list[tuple[TransactionAttempt, AttemptState]]:
         """Who waits, and in which phase. Ask under the loop's lock."""
         return [waiting for waiting in self._waiting.items() if not self._may_go(*waiting)]
+
+    def fail(self, attempt: TransactionAttempt, error: BaseException) -> bool:
+        """Have an attempt that waits here fail; False when it does not wait."""
+        with self._changed:
+            if attempt not in self._waiting:
+                return False
+            self._failing[attempt] = error
+            self._changed.notify_all()
+            return True
 
     # --- for the event loop -------------------------------------------------------------------------
 
@@ -119,7 +129,7 @@ class GatedRunner:
             self._changed.notify_all()
 
     def _may_go(self, attempt: TransactionAttempt, phase: AttemptState) -> bool:
-        if attempt in self._cancelled or self._closed:
+        if attempt in self._cancelled or attempt in self._failing or self._closed:
             return True
         if phase is AttemptState.COMMITTING:
             return attempt.txid <= self.commit_up_to
@@ -135,5 +145,7 @@ class GatedRunner:
                 del self._waiting[attempt]
             if self._closed:
                 raise CrashError(f"{attempt}: the driver is gone")
+            if attempt in self._failing:
+                raise self._failing.pop(attempt)
             if attempt in self._cancelled:
                 raise BatchFailedError(f"{attempt} was cancelled while the test held it back")

@@ -49,8 +49,9 @@ class SteppedLoop(EventLoop):
         self._events.post(lambda: self._do_all(self.coordinator.sync()))
 
     def fail(self, attempt: TransactionAttempt, error: BaseException) -> None:
-        """Fail an attempt wherever it is."""
-        self._events.post(lambda: self._attempt_failed(attempt, error))
+        """Fail an attempt where it is: at the gate, or processed and waiting for its turn to commit."""
+        if not self.gate.fail(attempt, error):
+            self._events.post(lambda: self._attempt_failed(attempt, error))
 
     def wait_until_quiet(self, ended: Callable[[], bool], deadline: float) -> bool:
         """Let the loop go on until it has nothing more to do, or has ended; False when the deadline, by
