@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from support.on_spark import (
     FailsOn,
     Holds,
     NotedSource,
+    NotesPool,
     Opens,
     Same,
     Words,
@@ -25,10 +27,12 @@ from support.on_spark import (
     dies,
     emissions,
     notes,
+    noting,
     ranges,
     row_of,
     state,
     task_counts,
+    wait_for,
 )
 
 from txstream.api.builder import TransactionalTopologyBuilder
@@ -37,7 +41,9 @@ from txstream.api.reducers import Sum
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
+from txstream.embedded.process import wait_until
 from txstream.engine.plan import ExecutionPlan
+from txstream.engine.pools import COMMIT_POOL, PROCESSING_POOL
 from txstream.engine.spark_runner import SparkRunner
 from txstream.testing import InProcessRunner
 
@@ -58,15 +64,6 @@ def runner_of(spark: SparkSession, plan: ExecutionPlan, width: int | None = None
 
 def persisted(spark: SparkSession) -> int:
     return len(spark.sparkContext._jsc.getPersistentRDDs())
-
-
-def wait_for(file: Path) -> None:
-    tick = threading.Event()
-    for _ in range(600):
-        if file.exists():
-            return
-        tick.wait(0.05)
-    raise AssertionError(f"{file.name} did not appear within 30 s")
 
 
 @pytest.mark.parametrize("width", [1, 2, 4])
@@ -280,3 +277,46 @@ def test_a_worker_process_opens_a_bolts_resource_once_per_run(
     assert sorted(closed) == sorted(reused)
     assert all(resource == pid for what, resource, pid in notes(first) if what == "close")
     assert not [what for what, _, _ in notes(second) if what == "close"]
+
+
+def test_each_phase_runs_in_its_pool(spark: SparkSession, tmp_path: Path, unique: str) -> None:
+    noted = tmp_path / "pools"
+    builder = TransactionalTopologyBuilder("pools", "lines", OpaqueSpout(NotedSource()))
+    builder.set_bolt("words", Words()).shuffle_grouping("lines")
+    builder.set_bolt("early", NotesPool(noted)).shuffle_grouping("words")
+    builder.set_committer_bolt("late", NotesPool(noted)).shuffle_grouping("early")
+    with runner_of(spark, captured(builder.build(), unique)) as runner:
+        result = runner.run(attempt(1), BATCH)
+        runner.commit(attempt(1), result)
+        runner.release(result)
+    assert notes(noted) == [["early", PROCESSING_POOL], ["late", COMMIT_POOL]]
+
+
+def test_tasks_of_a_commit_go_before_those_of_processing(spark: SparkSession, tmp_path: Path) -> None:
+    """Both cores are busy and tasks of processing wait; a commit comes, and gets the cores next."""
+    context = spark.sparkContext
+    began, gate, gate_of_commit = tmp_path / "began", tmp_path / "gate", tmp_path / "commit"
+
+    def job(pool: str, tasks: int, opens: Path) -> None:
+        context.setLocalProperty("spark.scheduler.pool", pool)
+        work = functools.partial(noting, began, pool, opens)
+        context.parallelize(range(tasks), tasks).mapPartitionsWithIndex(work).collect()
+
+    def stages() -> int:
+        return len(context.statusTracker().getActiveStageIds())
+
+    waiting = [threading.Thread(target=job, args=(PROCESSING_POOL, 4, gate)) for _ in range(2)]
+    commit = threading.Thread(target=job, args=(COMMIT_POOL, 2, gate_of_commit))
+    for thread in waiting:
+        thread.start()
+    wait_for(began, 2)
+    assert wait_until(lambda: stages() == 2, 30)
+    commit.start()
+    assert wait_until(lambda: stages() == 3, 30)
+    gate.touch()
+    wait_for(began, 4)
+    gate_of_commit.touch()
+    for thread in (commit, *waiting):
+        thread.join(60)
+    order = [pool for pool, _ in notes(began)]
+    assert order == [*[PROCESSING_POOL] * 2, *[COMMIT_POOL] * 2, *[PROCESSING_POOL] * 6]

@@ -138,6 +138,23 @@ def task_counts(*results: BatchResult) -> dict[tuple[str, int, int], int]:
     return found
 
 
+def noting(file: Path, name: str, gate: Path, index: int, _: Iterator[Any]) -> Iterator[int]:
+    """A Spark task that notes its beginning, and ends when the gate is there, or after a minute."""
+    note(file, name, index)
+    wait_for(gate)
+    yield index
+
+
+def wait_for(file: Path, lines: int = 0) -> None:
+    """Wait until a file is there, and has so many lines."""
+    tick = threading.Event()
+    for _ in range(1200):
+        if file.exists() and len(notes(file)) >= lines:
+            return
+        tick.wait(0.05)
+    raise AssertionError(f"{file.name} did not have {lines} lines within a minute")
+
+
 # --- bolts ---------------------------------------------------------------------------------------------
 
 
@@ -252,12 +269,23 @@ class Holds(Same):
 
     def execute(self, tup: Tuple, collector: OutputCollector) -> None:
         note(self.began, os.getpid())
-        tick = threading.Event()
-        for _ in range(1200):
-            if self.gate.exists():
-                break
-            tick.wait(0.05)
+        wait_for(self.gate)
         super().execute(tup, collector)
+
+
+class NotesPool(CountWords):
+    """Notes the phase's pool, once per task."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def finish_batch(self) -> None:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        note(self.file, self.context.component, context.getLocalProperty("spark.scheduler.pool"))
+        super().finish_batch()
 
 
 class Opens(Same):

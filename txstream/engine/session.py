@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from txstream.api.errors import ServiceUnavailableError
+from txstream.engine.pools import pool_settings
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -108,7 +109,10 @@ def create_context(
     try:
         if SparkContext._active_spark_context is None and SparkContext._gateway is None:
             _launch_gateway(settings, log_file)
-        context = SparkContext.getOrCreate(settings)
+        with pool_settings() as pools:
+            for name, value in pools.items():
+                settings.setIfMissing(name, value)
+            context = SparkContext.getOrCreate(settings)
         context.setLogLevel("WARN" if log_file else "ERROR")
         return context
     except Exception as error:

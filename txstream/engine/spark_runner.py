@@ -28,6 +28,7 @@ from txstream.engine.executor import WORK_PROPERTY, current_order, shipped_plan
 from txstream.engine.layout import Layout, Stage, lay_out
 from txstream.engine.messages import ANSWER, PYTHON, Answer, Element
 from txstream.engine.plan import ExecutionPlan
+from txstream.engine.pools import COMMIT_POOL, PROCESSING_POOL
 from txstream.engine.process import worker_process
 from txstream.engine.runner import NOTHING, BatchResult, collect_result, open_answers, work_order
 from txstream.engine.spark_errors import spark_error
@@ -41,9 +42,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
-
-PROCESSING_POOL = "processing"
-COMMIT_POOL = "commit"
 
 
 @dataclass(eq=False)
