@@ -37,6 +37,7 @@ def word_topology(
     spout: type[SourceSpout[Any]] = OpaqueSpout,
     max_batch_records: int = 2,
     parallelism: int = 1,
+    count_tasks: int | None = None,
     topology_id: str = "words",
     **options: Any,
 ) -> Topology:
@@ -45,7 +46,8 @@ def word_topology(
         topology_id, "lines", spout(source, max_batch_records=max_batch_records), parallelism, **options
     )
     builder.set_bolt("split", Split(), parallelism).shuffle_grouping("lines")
-    builder.set_bolt("count", CountByHand(), parallelism).fields_grouping("split", "word")
+    count = builder.set_bolt("count", CountByHand(), parallelism).fields_grouping("split", "word")
+    count.set_num_tasks(count_tasks or parallelism)
     builder.set_committer_bolt("total", Total()).global_grouping("split")
     store = SqlStateBolt(words_state(), n=Sum("n"))
     builder.set_committer_bolt("store", store, parallelism).fields_grouping("count", "word")

@@ -16,7 +16,7 @@ from txstream.api.tuples import Tuple
 from txstream.coordinator import Phase
 from txstream.engine.points import Point
 from txstream.spouts.memory import MemorySpout
-from txstream.testing import AttemptState, NotReachedError, TopologyTest
+from txstream.testing import Attempt, AttemptState, NotReachedError, TopologyTest
 
 LINES = ["a b", "b", "c", "a", "d d", "a"]
 
@@ -223,6 +223,24 @@ def test_an_attempt_tells_what_it_read_emitted_and_received(source: MemorySpout)
         assert sum(batch.received("split").values()) == 7
         assert batch.received("total") == {0: 10}
         assert sorted(batch.deltas("store")) == [("a", 3), ("b", 4), ("c", 1), ("d", 2)]
+
+
+def test_slots_change_between_two_batches_and_stay_changed_after_a_restart(source: MemorySpout) -> None:
+    topology = word_topology(source, parallelism=1, count_tasks=4)
+    with TopologyTest(topology, width=4) as test:
+
+        def slots(attempt: Attempt) -> int:
+            return len({place.slot for place in attempt.places("count")})
+
+        assert slots(test.process(1)) == 1
+        test.scale({"count": 3})
+        assert slots(test.process(2)) == 3
+        with pytest.raises(UsageError, match=r"count.* 4"):
+            test.scale({"count": 5})
+        test.crash()
+        test.restart()
+        assert {slots(attempt) for attempt in test.run()} == {3}
+        assert test.table("words") == {"a": 3, "b": 2, "c": 1, "d": 2}
 
 
 def test_deltas_are_known_before_the_commit(test: TopologyTest) -> None:

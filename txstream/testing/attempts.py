@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from txstream.api.errors import UsageError
 from txstream.api.tuples import DEFAULT_STREAM
+from txstream.assignment import TaskPlace
 from txstream.engine.runner import BatchResult
 from txstream.metas import BatchMetas
 from txstream.transaction import TransactionAttempt, Txid
@@ -101,10 +102,14 @@ class Attempt:
         }
         return {task: self.emitted(component, stream, task=task) for task in sorted(tasks)}
 
+    def places(self, component: str) -> list[TaskPlace]:
+        """Where each task of a component ran: slot, worker, host, and how many tuples it got. Raises
+        UsageError as `emitted` does."""
+        return [place for place in self._result(component).places if place.component == component]
+
     def received(self, component: str) -> dict[int, int]:
         """How many tuples each task of a component got. Raises UsageError as `emitted` does."""
-        places = self._result(component).places
-        return {place.task: place.tuples for place in places if place.component == component}
+        return {place.task: place.tuples for place in self.places(component)}
 
     def deltas(self, component: str) -> list[Row]:
         """What a state's bolt is to add to its table: its key columns, then one delta per value column."""

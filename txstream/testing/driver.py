@@ -20,6 +20,7 @@ from txstream.coordinator import Coordinator, EmitBatch
 from txstream.engine.claim import claim_identity
 from txstream.engine.commit import Committer, state_targets
 from txstream.engine.loop import LoopOptions
+from txstream.engine.operators import Slots
 from txstream.engine.plan import ExecutionPlan, compile_topology
 from txstream.engine.points import Point, PointListener, nobody_listens
 from txstream.engine.recording import CallSink, recorded
@@ -34,7 +35,7 @@ from txstream.testing.gate import GatedRunner
 from txstream.testing.inprocess import InProcessRunner
 from txstream.testing.stepping import SteppedLoop
 from txstream.transaction import AttemptSequence, TransactionAttempt, Txid
-from txstream.zookeeper import MemoryProgress, MemoryTree
+from txstream.zookeeper import ROOT, MemoryProgress, MemoryTree, OperatorRequests, Paths
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -88,6 +89,8 @@ class Driver:
         databases = [target.database for target in self.targets]
         epoch = take_over(topology.id, identity.uuid, store, databases, locked=_never_locked)
         resume = recover(topology.id, topology.semantics, store, databases, codec)
+        slots = Slots(topology)
+        slots.restore(store.read_scale())
         plan = compile_topology(topology, context, uuid.uuid4().hex, capture=True)
         plan = replace(plan, bolts=tuple(recorded(spec, world.calls) for spec in plan.bolts))
         self.gate = GatedRunner(self._create_runner(plan), world.history, self._beginning_commit)
@@ -118,6 +121,7 @@ class Driver:
                 max_attempts=topology.max_attempts,
                 listener=self._reached,
             ),
+            slots=slots,
             gate=self.gate,
             clock=world.clock,
             emitting=self._emitting,
@@ -160,6 +164,11 @@ class Driver:
         self._stack.close()
         self._world.history.lose_open()
         return self.has_ended
+
+    @property
+    def requests(self) -> OperatorRequests:
+        """What an operator's command writes to."""
+        return OperatorRequests(self._world.tree, Paths(ROOT, self.topology.id))
 
     def target_of(self, table: str) -> tuple[StateDatabase, Any]:
         """The database of a state table, and what the table is declared as. Raises UsageError."""

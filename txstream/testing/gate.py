@@ -1,7 +1,7 @@
 """The runner behind a gate: an attempt is processed, and committed by bolts, when the test lets it.
 
-Invariant: an attempt that waits at the gate is let go by a permission, by a failure, by its cancellation or by
-the end of the driver, so no thread waits there for ever.
+Invariant: an attempt that waits at the gate is let go by a permission, by a failure, by its cancellation or
+by the end of the driver, so no thread waits there for ever.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -218,6 +218,19 @@ class TopologyTest:
             except CrashError:
                 return
         raise NotReachedError(f"the driver did not die: txid {txid} never was {at}")
+
+    def scale(self, slots: Mapping[str, int]) -> None:
+        """Ask for other slots, as `txstream scale` does; batches that are opened from now on have them.
+        Raises UsageError when the topology refuses them."""
+        control = self._control
+        requests = control.running.requests
+        request = requests.ask_scale(slots)
+        control.settle("the slots to be changed")
+        answer = requests.wait_scale_answer(request, 0.0)
+        if answer is None:
+            raise NotReachedError(f"the request for other slots, {dict(slots)}, was not answered")
+        if answer.refused is not None:
+            raise UsageError(answer.refused)
 
     def restart(self, topology: Topology | None = None) -> None:
         """Start a new driver, which recovers from ZooKeeper and the database; one that is still alive is
