@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from txstream.api.bolts import StateCommitter
-from txstream.api.errors import BatchFailedError, ServiceUnavailableError
+from txstream.api.errors import BatchFailedError, ServiceUnavailableError, TopologyError
 from txstream.api.topology import Topology
 from txstream.bolts.sql import new_fold
 from txstream.engine.runner import BatchResult
@@ -47,13 +47,22 @@ def state_targets(
 ) -> list[StateTarget]:
     """The topology's states by database; a state without a url lives in `default_url`.
 
-    A topology without any state has its fence and ledger in `default_url`.
+    A topology without any state has its fence and ledger in `default_url`. Raises TopologyError when two
+    states fill one table, which `build` cannot tell where one has no url.
     """
     found: dict[str, list[tuple[TableSpec, str]]] = {}
+    owners: dict[tuple[str, str], str] = {}
     components = [c.id for c in topology.bolts if isinstance(c.instance, StateCommitter)]
     for (bolt, semantics), component in zip(topology.states, components, strict=True):
-        spec = TableSpec(bolt.state, semantics, bolt.reducers)
-        found.setdefault(bolt.state.url or default_url, []).append((spec, component))
+        state = bolt.state
+        url = state.url or default_url
+        owner = owners.setdefault((url, state.table.lower()), component)
+        if owner != component:
+            raise TopologyError(
+                f"components {owner!r} and {component!r} both write table {state.table!r} of one database: "
+                f"one has its url, for the other it is the run's default; give each a table of its own"
+            )
+        found.setdefault(url, []).append((TableSpec(state, semantics, bolt.reducers), component))
     if not found:
         found[default_url] = []
     return [
