@@ -6,16 +6,19 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from txstream.api.bolts import Committer, OutputCollector, TopologyContext
 from txstream.api.spouts import SourceSpout
 from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
+from txstream.engine.plan import ExecutionPlan
+from txstream.engine.runner import BatchResult
 from txstream.examples.storm_counts import FIELDS, CountByWord, graph
+from txstream.metas import BatchMetas
 from txstream.spouts.memory import MemorySpout
-from txstream.testing import Attempt, TopologyTest
+from txstream.testing import Attempt, InProcessRunner, TopologyTest
 from txstream.transaction import TransactionAttempt
 
 Row = tuple[Any, ...]
@@ -24,7 +27,7 @@ Records = Mapping[str, list[Row]]
 # Two records of each partition make a batch: txid 1 has six, txid 2 three.
 FIRST: Records = {
     "p0": [("oak", 5), ("elm", 2), ("ash", 7), ("oak", 1)],
-    "p1": [("elm", 3), ("fir", 4)],
+    "p1": [("elm", 3), ("may", 4)],
     "p2": [("yew", 9), ("fir", 6), ("ivy", 8)],
 }
 # Then txid 3 has seven, and txid 4 two.
@@ -184,3 +187,73 @@ class Troubled(CountByWord):
 
 class TroubledCommitter(Troubled, Committer):
     """The same, in the commit phase."""
+
+
+# --- what is kept between the phases -----------------------------------------------------------------------
+
+
+@dataclass
+class Custody:
+    """What every runner of a test gives out, commits, releases and cancels."""
+
+    given: list[tuple[TransactionAttempt, Any]] = field(default_factory=list)
+    committed: list[TransactionAttempt] = field(default_factory=list)
+    released: list[Any] = field(default_factory=list)
+    cancelled: set[TransactionAttempt] = field(default_factory=set)
+    closed: int = 0
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def unreleased(self) -> list[TransactionAttempt]:
+        """The attempts whose results are still kept. Raises AssertionError for one released twice."""
+        assert len(self.released) == len({id(kept) for kept in self.released}), "released twice"
+        gone = {id(kept) for kept in self.released}
+        return [attempt for attempt, kept in self.given if id(kept) not in gone]
+
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        """For the calls of bolts, which run beside the loop."""
+        with self.changed:
+            assert self.changed.wait_for(condition, 20), f"not within 20 s: {what}"
+
+    def runner(self, plan: ExecutionPlan, *, width: int | None = None) -> InProcessRunner:
+        """A runner that tells this of what it does."""
+        return _Watched(self, plan, width=width)
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """Change what is here, and tell those who wait for it."""
+        with self.changed:
+            yield
+            self.changed.notify_all()
+
+
+class _Watched(InProcessRunner):
+    def __init__(self, custody: Custody, plan: ExecutionPlan, *, width: int | None) -> None:
+        super().__init__(plan, width=width)
+        self.custody = custody
+
+    def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
+        result = super().run(attempt, metas)
+        with self.custody.noting():
+            self.custody.given.append((attempt, result.kept))
+        return result
+
+    def commit(self, attempt: TransactionAttempt, processed: BatchResult) -> BatchResult:
+        with self.custody.noting():
+            assert all(processed.kept is not kept for kept in self.custody.released), "released too early"
+            self.custody.committed.append(attempt)
+        return super().commit(attempt, processed)
+
+    def release(self, processed: BatchResult) -> None:
+        super().release(processed)
+        with self.custody.noting():
+            self.custody.released.append(processed.kept)
+
+    def cancel(self, attempt: TransactionAttempt) -> None:
+        super().cancel(attempt)
+        with self.custody.noting():
+            self.custody.cancelled.add(attempt)
+
+    def close(self) -> None:
+        super().close()
+        with self.custody.noting():
+            self.custody.closed += 1

@@ -73,10 +73,10 @@ def test_what_is_emitted_in_each_phase_and_what_a_failed_commit_replays(
         test.process(2)
         first, second = test.attempts(1)[0], test.attempts(2)[0]
         assert emitted(first) == {
-            "id1": [("elm", 2), ("elm", 3), ("fir", 4), ("fir", 6), ("oak", 5), ("yew", 9)],
-            "id2": [("elm", 2), ("elm", 3), ("fir", 4), ("fir", 6), ("oak", 5), ("yew", 9)],
+            "id1": [("elm", 2), ("elm", 3), ("fir", 6), ("may", 4), ("oak", 5), ("yew", 9)],
+            "id2": [("elm", 2), ("elm", 3), ("fir", 6), ("may", 4), ("oak", 5), ("yew", 9)],
             "global": [("global", 6)],
-            "sum": [("elm", 5), ("fir", 10), ("oak", 5), ("yew", 9)],
+            "sum": [("elm", 5), ("fir", 6), ("may", 4), ("oak", 5), ("yew", 9)],
             **dict.fromkeys(IN_COMMIT),
         }
         assert emitted(second, ("global", "sum")) == {
@@ -88,8 +88,8 @@ def test_what_is_emitted_in_each_phase_and_what_a_failed_commit_replays(
         test.commit(1)
         assert emitted(first, IN_COMMIT) == {
             "gcommit": [("gcommit", 6)],
-            "count": [("elm", 2), ("fir", 2), ("oak", 1), ("yew", 1)],
-            "count2": [("elm", 2), ("fir", 2), ("oak", 2), ("yew", 2)],
+            "count": [("elm", 2), ("fir", 1), ("may", 1), ("oak", 1), ("yew", 1)],
+            "count2": [("elm", 2), ("fir", 2), ("may", 2), ("oak", 2), ("yew", 2)],
         }
         assert commit_calls(test, 2) == []
 
@@ -302,6 +302,7 @@ def test_a_restart_goes_on_where_the_first_run_ended(
 def test_an_opaque_replay_goes_on_without_a_partition_and_its_tuples_come_later(
     source: MemorySpout, at: Point | None
 ) -> None:
+    """Among the tuples that are away is the only one of its word, which the first attempt may have stored."""
     append(source, MORE)
     records = joined(FIRST, MORE)
     with storm(OpaqueSpout, source) as test:

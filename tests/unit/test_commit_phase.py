@@ -1,0 +1,474 @@
+"""The commit phase of user-written committers: errors, timeouts, replays, states, and what is kept for it."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.storm import Custody, Trouble, Troubled, TroubledCommitter, meeting
+
+import txstream.testing.driver
+from txstream.api.bolts import BatchBolt, Committer
+from txstream.api.builder import TransactionalTopologyBuilder
+from txstream.api.errors import (
+    BatchFailedError,
+    BatchTimeoutError,
+    BoltError,
+    StateValueError,
+    TopologyError,
+)
+from txstream.api.reducers import Count, Sum
+from txstream.api.spouts import OpaqueSpout, TransactionalSpout
+from txstream.api.state import SqlState
+from txstream.api.topology import Phase, Topology
+from txstream.api.tuples import Tuple
+from txstream.bolts.sql import SqlStateBolt
+from txstream.engine.points import Point
+from txstream.engine.recording import CallKind
+from txstream.spouts.memory import MemorySpout
+from txstream.state import StateDatabase, open_database
+from txstream.testing import AttemptState, TopologyTest
+
+BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
+COMMITTED, DROPPED, FAILED = AttemptState.COMMITTED, AttemptState.DROPPED, AttemptState.FAILED
+
+# Two words make a batch.
+WORDS = ["oak", "elm", "oak", "oak", "ash", "elm"]
+BATCHES = [WORDS[0:2], WORDS[2:4], WORDS[4:6]]
+
+
+@pytest.fixture
+def source() -> Iterator[MemorySpout]:
+    with MemorySpout("word string", {"p": WORDS}) as spout:
+        yield spout
+
+
+@pytest.fixture
+def custody(monkeypatch: pytest.MonkeyPatch) -> Custody:
+    """Watches every runner of the test."""
+    custody = Custody()
+    monkeypatch.setattr(txstream.testing.driver, "InProcessRunner", custody.runner)
+    return custody
+
+
+def state(table: str, url: str | None = None) -> SqlState:
+    return SqlState(table, key="word string", value="n bigint", url=url)
+
+
+def committing(source: MemorySpout, spout: Any = OpaqueSpout, **options: Any) -> Topology:
+    """words -> upper (committer) -> lower (committer), a state below each, and one beside them.
+
+    `counts` has how often each word came, `batches` in how many batches, `beside` as `counts`.
+    """
+    options = {"max_spout_pending": 2, **options}
+    builder = TransactionalTopologyBuilder(
+        "committing", "words", spout(source, max_batch_records=2), 2, **options
+    )
+    builder.set_bolt("plain", Troubled(), 2).fields_grouping("words", "word")
+    builder.set_committer_bolt("upper", Troubled(), 2).fields_grouping("words", "word")
+    builder.set_bolt("lower", TroubledCommitter(), 2).fields_grouping("upper", "word")
+    builder.set_bolt("counts", SqlStateBolt(state("counts"), n=Sum("n"))).fields_grouping("upper", "word")
+    builder.set_bolt("batches", SqlStateBolt(state("batches"), n=Sum("n"))).fields_grouping("lower", "word")
+    builder.set_bolt("beside", SqlStateBolt(state("beside"), n=Count())).fields_grouping("words", "word")
+    return builder.build()
+
+
+def check_tables(test: TopologyTest, batches: list[list[str]]) -> None:
+    """The states have exactly these batches."""
+    counts = Counter(word for batch in batches for word in batch)
+    assert test.table("counts") == test.table("beside") == counts
+    assert test.table("batches") == Counter(word for batch in batches for word in set(batch))
+
+
+def states(test: TopologyTest, txid: int) -> list[AttemptState]:
+    return [attempt.state for attempt in test.attempts(txid)]
+
+
+# --- errors of committers ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("component", ["upper", "lower"])
+@pytest.mark.parametrize("method", ["prepare", "execute", "finish_batch"])
+def test_a_committers_exception_tells_where_and_this_and_all_later_attempts_go_again(
+    source: MemorySpout, component: str, method: str, width: int
+) -> None:
+    trouble = Trouble(component, method, ValueError("out of ink"))
+    with TopologyTest(committing(source), width=width) as test, meeting(trouble):
+        test.process(2)
+        assert trouble.met == 0, "a call of the commit phase came before its time"
+        test.commit(1)
+        failed = test.attempts(1)[0]
+        error = failed.error
+        assert isinstance(error, BoltError)
+        assert str(error).startswith(f"{failed.id}, component '{component}', task ")
+        assert ": ValueError: out of ink (in storm.py, line " in str(error)
+        assert ("while processing Tuple(word=" in str(error)) is (method == "execute")
+        assert f", in {method}" in "".join(error.__notes__)
+        assert states(test, 1) == [FAILED, COMMITTED]
+        assert states(test, 2)[0] is DROPPED
+        assert test.attempts(1)[1].id.attempt > failed.id.attempt
+        check_tables(test, BATCHES[:1])
+        test.run()
+        check_tables(test, BATCHES)
+
+
+@BOTH
+@pytest.mark.parametrize("max_attempts", [1, 3])
+def test_a_bug_in_the_commit_phase_ends_the_topology_after_max_attempts(
+    source: MemorySpout, spout: Any, max_attempts: int
+) -> None:
+    trouble = Trouble("lower", "finish_batch", KeyError("elm"), times=max_attempts, txid=2)
+    with TopologyTest(committing(source, spout, max_attempts=max_attempts)) as test, meeting(trouble):
+        with pytest.raises(BoltError, match=r"component 'lower', task \d: KeyError: 'elm'") as caught:
+            test.commit(3)
+        last = test.attempts(2)[-1]
+        assert str(caught.value).startswith(f"{last.id}, ")
+        assert states(test, 2) == max_attempts * [FAILED]
+        check_tables(test, BATCHES[:1])
+        test.restart()
+        assert test.current == 2
+        test.run()
+        check_tables(test, BATCHES)
+
+
+def test_a_committers_batch_failed_error_is_replayed_quietly_and_without_limit(
+    source: MemorySpout, caplog: pytest.LogCaptureFixture
+) -> None:
+    trouble = Trouble("upper", "finish_batch", BatchFailedError("the printer is busy"), times=9, txid=2)
+    topology = committing(source, max_attempts=2)
+    with caplog.at_level(logging.INFO, "txstream"), TopologyTest(topology) as test, meeting(trouble):
+        test.run()
+        assert states(test, 2) == [*9 * [FAILED], COMMITTED]
+        check_tables(test, BATCHES)
+        with closing(open_database(test.database_url)) as database:
+            row = database.batch(topology.id, 2)
+        assert row is not None
+        assert "component 'upper', task 0: the printer is busy" in str(row.error)
+    told = [record for record in caplog.records if "the printer is busy" in record.getMessage()]
+    assert len(told) == 9
+    assert {record.levelname for record in told} == {"INFO"}
+
+
+def test_an_error_in_the_data_of_a_state_below_a_committer_ends_the_topology_at_once(
+    source: MemorySpout,
+) -> None:
+    class NoWord(BatchBolt, Committer):
+        output = "word string, n bigint"
+
+        def execute(self, tup: Tuple) -> None:
+            self.collector.emit((None, 1))
+
+    builder = TransactionalTopologyBuilder("null-key", "words", OpaqueSpout(source))
+    builder.set_bolt("late", NoWord()).global_grouping("words")
+    builder.set_bolt("store", SqlStateBolt(state("counts"))).fields_grouping("late", "word")
+    with TopologyTest(builder.build()) as test:
+        with pytest.raises(
+            StateValueError, match=r"component 'store', task 0: key column 'word'.*got a null"
+        ):
+            test.commit(1)
+        assert states(test, 1) == [FAILED]
+
+
+# --- a committer below a committer ------------------------------------------------------------------------
+
+
+@BOTH
+def test_a_committer_below_a_committer_is_in_the_same_commit_and_fails_it_whole(
+    source: MemorySpout, spout: Any, custody: Custody
+) -> None:
+    trouble = Trouble("lower", "execute", BatchFailedError("later"), txid=1)
+    with TopologyTest(committing(source, spout)) as test, meeting(trouble):
+        test.run()
+        failed, committed = test.attempts(1)
+        assert custody.committed.count(failed.id) == custody.committed.count(committed.id) == 1
+        assert len(custody.committed) == 4, "one commit of each attempt that came so far"
+
+        def finished(attempt: Any) -> list[str]:
+            return [
+                call.component
+                for call in test.calls(1)
+                if (call.attempt, call.phase) == (attempt.id, Phase.COMMIT)
+                and call.kind is CallKind.FINISH_BATCH
+            ]
+
+        assert finished(failed) in (["upper"], ["upper", "upper"]), "it failed below them"
+        assert finished(committed) == ["upper", "upper", "lower", "lower"]
+        check_tables(test, BATCHES)
+
+
+# --- time ------------------------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("component", "done"), [("plain", "processed"), ("upper", "through its commit phase")]
+)
+def test_an_attempt_that_is_too_slow_is_given_up_and_what_it_does_later_counts_nothing(
+    source: MemorySpout, spout: Any, component: str, done: str, custody: Custody
+) -> None:
+    """The slow bolt goes on when its attempt is given up, and finishes."""
+    with TopologyTest(committing(source, spout)) as test:
+
+        def is_slow() -> None:
+            test.clock.advance(29)
+            assert not custody.cancelled
+            test.clock.advance(1)
+            custody.wait_until(lambda: bool(custody.cancelled), "the attempt to be cancelled")
+
+        with meeting(Trouble(component, "finish_batch", is_slow, txid=1)):
+            test.commit(1)
+            slow, new = test.attempts(1)
+            assert isinstance(slow.error, BatchTimeoutError)
+            assert f"{slow.id} was not {done} within 30 s (message_timeout_seconds)" in str(slow.error)
+            assert (slow.state, new.state) == (FAILED, COMMITTED)
+            assert custody.cancelled >= {slow.id}
+            check_tables(test, BATCHES[:1])
+            test.run()
+            check_tables(test, BATCHES)
+
+
+def test_past_its_bolts_a_commit_waits_for_its_database_as_long_as_it_takes(
+    source: MemorySpout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = StateDatabase.commit
+    with TopologyTest(committing(source, max_spout_pending=1)) as test:
+
+        def slow(self: StateDatabase, *arguments: Any, **options: Any) -> None:
+            test.clock.advance(1000)
+            commit(self, *arguments, **options)
+
+        monkeypatch.setattr(StateDatabase, "commit", slow)
+        test.run()
+        assert [states(test, txid) for txid in (1, 2, 3)] == 3 * [[COMMITTED]]
+        check_tables(test, BATCHES)
+
+
+# --- states below, beside and none -----------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("at", [Point.BEFORE_COMMIT, Point.INSIDE_COMMIT, Point.AFTER_COMMIT])
+def test_states_below_and_beside_a_committer_are_exact_after_failures_in_the_commit(
+    source: MemorySpout, spout: Any, at: Point
+) -> None:
+    trouble = Trouble("lower", "finish_batch", ValueError("once"), txid=2, task=1)
+    with TopologyTest(committing(source, spout)) as test, meeting(trouble):
+        test.process(2)
+        test.fail(1, at=at)
+        check_tables(test, BATCHES[:1] if at is Point.AFTER_COMMIT else [])
+        test.fail(1, at=at)
+        test.commit(2)
+        check_tables(test, BATCHES[:2])
+        test.fail(3, at=at)
+        test.crash(at=at, txid=3)
+        test.restart()
+        test.run()
+        check_tables(test, BATCHES)
+        assert states(test, 1) == [FAILED, FAILED, COMMITTED]
+
+
+def without_state(source: MemorySpout, spout: Any) -> Topology:
+    builder = TransactionalTopologyBuilder("stateless", "words", spout(source, max_batch_records=2), 2)
+    builder.set_committer_bolt("only", Troubled(), 2).fields_grouping("words", "word")
+    return builder.build()
+
+
+@BOTH
+def test_a_topology_without_a_state_has_its_fence_and_ledger_in_the_default_database(
+    source: MemorySpout, spout: Any, tmp_path: Path
+) -> None:
+    url = f"sqlite:///{tmp_path / 'default.db'}"
+    trouble = Trouble("only", "finish_batch", BatchFailedError("later"), txid=2)
+    with TopologyTest(without_state(source, spout), database=url) as test, meeting(trouble):
+        test.commit(1)
+        test.crash(at=Point.AFTER_COMMIT, txid=2)
+        with closing(open_database(url)) as database:
+            fence, rows = database.read_fence("stateless"), database.batches("stateless")
+        attempts = [test.attempts(1)[-1].id, test.attempts(2)[-1].id]
+        assert fence is not None
+        assert fence.attempt == attempts[1].attempt
+        assert [(row.txid, row.attempt, row.status, row.keys) for row in rows] == [
+            (attempt.txid, attempt.attempt, "committed", 0) for attempt in attempts
+        ]
+        before = len(test.calls(2))
+        test.restart()
+        assert test.current == 3, "the ledger tells that txid 2 is committed"
+        test.run()
+        assert len(test.calls(2)) == before, "what is committed ran again"
+        emitted = test.emitted_by_txid("only")
+        assert {txid: sorted(rows) for txid, rows in emitted.items()} == {
+            txid: sorted(Counter(batch).items()) for txid, batch in enumerate(BATCHES, 1)
+        }
+
+
+# --- several databases -------------------------------------------------------------------------------------
+
+
+def stored(url: str, table: str) -> dict[str, int]:
+    """What a table holds, as a stranger reads it."""
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
+        return dict(connection.execute(f"SELECT word, n FROM {table}"))
+
+
+def two_databases(source: MemorySpout, spout: Any, first: str | None, second: str | None) -> Topology:
+    """The same table name in two databases: how often a word came, and in how many batches it did."""
+    builder = TransactionalTopologyBuilder(
+        "two-databases", "words", spout(source, max_batch_records=2), 2, max_spout_pending=2
+    )
+    builder.set_committer_bolt("upper", Troubled(), 2).fields_grouping("words", "word")
+    builder.set_bolt("lower", TroubledCommitter(), 2).fields_grouping("upper", "word")
+    builder.set_bolt("one", SqlStateBolt(state("counts", first))).fields_grouping("upper", "word")
+    builder.set_bolt("two", SqlStateBolt(state("counts", second))).fields_grouping("lower", "word")
+    return builder.build()
+
+
+@BOTH
+def test_two_states_with_one_table_name_in_two_databases_get_their_own_deltas(
+    source: MemorySpout, spout: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second database refuses txid 2 once, when the first has it already."""
+    urls = [f"sqlite:///{tmp_path / name}.db" for name in ("first", "second")]
+    commit = StateDatabase.commit
+    refused: list[Any] = []
+
+    def refusing(
+        self: StateDatabase, topology: str, uuid: str, tables: Any, batch: Any, **options: Any
+    ) -> None:
+        if batch.attempt.txid == 2 and "second" in self.url_for_people and not refused:
+            refused.append(batch.attempt)
+            assert stored(urls[0], "counts") == Counter(WORDS[:4])
+            raise BatchFailedError("the disk is full")
+        commit(self, topology, uuid, tables, batch, **options)
+
+    monkeypatch.setattr(StateDatabase, "commit", refusing)
+    with TopologyTest(two_databases(source, spout, None, urls[1]), database=urls[0]) as test:
+        test.run()
+        assert refused == [test.attempts(2)[0].id]
+        assert states(test, 2) == [FAILED, COMMITTED]
+        committed = test.attempts(2)[1]
+        assert (committed.deltas("one"), committed.deltas("two")) == ([("oak", 2)], [("oak", 1)])
+        assert stored(urls[0], "counts") == Counter(WORDS)
+        assert stored(urls[1], "counts") == Counter(word for batch in BATCHES for word in set(batch))
+
+
+@pytest.mark.parametrize("default_is_first", [True, False])
+def test_two_states_with_one_table_in_one_database_are_refused_however_it_is_named(
+    source: MemorySpout, tmp_path: Path, default_is_first: bool
+) -> None:
+    """Only a run knows the default database."""
+    url = f"sqlite:///{tmp_path / 'state.db'}"
+    places = (None, url) if default_is_first else (url, None)
+    test = TopologyTest(two_databases(source, OpaqueSpout, *places), database=url)
+    with pytest.raises(TopologyError, match="components 'one' and 'two' both write table 'counts'"), test:
+        pass
+
+
+# --- what is kept for the commit --------------------------------------------------------------------------
+
+Path_ = Callable[[TopologyTest, Custody], None]
+
+
+def committed(test: TopologyTest, custody: Custody) -> None:
+    test.run()
+    assert len(custody.given) == 3
+
+
+def failed_in_processing(test: TopologyTest, custody: Custody) -> None:
+    with meeting(Trouble("plain", "finish_batch", ValueError("once"), txid=2)):
+        test.run()
+    assert states(test, 2) == [FAILED, COMMITTED]
+
+
+def failed_in_its_bolts(test: TopologyTest, custody: Custody) -> None:
+    with meeting(Trouble("upper", "finish_batch", ValueError("once"), txid=2)):
+        test.run()
+    assert states(test, 2) == [FAILED, COMMITTED]
+
+
+def failed_in_the_states(test: TopologyTest, custody: Custody) -> None:
+    for at in (Point.BEFORE_COMMIT, Point.INSIDE_COMMIT, Point.AFTER_COMMIT):
+        test.fail(2, at=at)
+    test.run()
+    assert states(test, 2) == [FAILED, FAILED, FAILED, COMMITTED]
+
+
+def superseded_when_processed(test: TopologyTest, custody: Custody) -> None:
+    test.process(2)
+    test.fail(1)
+    assert states(test, 2) == [DROPPED]
+    test.run()
+
+
+def superseded_while_it_is_processed(test: TopologyTest, custody: Custody) -> None:
+    """Txid 2 is in its bolt when txid 1 fails."""
+
+    def fails_the_one_before() -> None:
+        test.clock.advance(30)
+        custody.wait_until(lambda: len(custody.cancelled) == 2, "both attempts to be cancelled")
+
+    with meeting(Trouble("plain", "finish_batch", fails_the_one_before, txid=2)):
+        test.process(2, alone=True)
+    assert (states(test, 1)[0], states(test, 2)[0]) in ((FAILED, DROPPED), (FAILED, FAILED))
+    test.run()
+    assert len(test.attempts(2)) == 2
+
+
+def timed_out_in_processing(test: TopologyTest, custody: Custody) -> None:
+    _too_slow("plain", test, custody)
+
+
+def timed_out_in_the_commit(test: TopologyTest, custody: Custody) -> None:
+    _too_slow("upper", test, custody)
+
+
+def _too_slow(component: str, test: TopologyTest, custody: Custody) -> None:
+    def is_slow() -> None:
+        test.clock.advance(30)
+        custody.wait_until(lambda: bool(custody.cancelled), "the attempt to be cancelled")
+
+    with meeting(Trouble(component, "finish_batch", is_slow, txid=1)):
+        test.run()
+    assert isinstance(test.attempts(1)[0].error, BatchTimeoutError)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "path",
+    [
+        committed,
+        failed_in_processing,
+        failed_in_its_bolts,
+        failed_in_the_states,
+        superseded_when_processed,
+        superseded_while_it_is_processed,
+        timed_out_in_processing,
+        timed_out_in_the_commit,
+    ],
+)
+def test_what_is_kept_for_the_commit_is_released_once(
+    source: MemorySpout, spout: Any, path: Path_, custody: Custody
+) -> None:
+    with TopologyTest(committing(source, spout)) as test:
+        path(test, custody)
+        check_tables(test, BATCHES)
+        assert custody.unreleased() == []
+        assert len(custody.given) >= 3
+
+
+def test_what_is_kept_at_the_end_of_the_run_is_left_to_the_close_of_the_runner(
+    source: MemorySpout, custody: Custody
+) -> None:
+    with TopologyTest(committing(source)) as test:
+        test.process(2)
+        committing_one, processed_one = (test.attempts(txid)[-1].id for txid in (1, 2))
+        assert set(custody.unreleased()) == {committing_one, processed_one}
+        test.crash()
+        assert custody.closed == 1
+        assert custody.unreleased() == [processed_one], "a commit that has begun releases what it has read"
