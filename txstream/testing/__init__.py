@@ -26,8 +26,12 @@ if TYPE_CHECKING:
     )
     from txstream.testing.clock import ManualClock as ManualClock
     from txstream.testing.conformance import (
+        BrokenPromise as BrokenPromise,
+        NotApplicableError as NotApplicableError,
+        SpoutCheck as SpoutCheck,
         SpoutConformanceError as SpoutConformanceError,
         SpoutHarness as SpoutHarness,
+        SpoutReport as SpoutReport,
         check_spout as check_spout,
         spout_checks as spout_checks,
     )
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
         Crash as Crash,
         CrashError as CrashError,
         Fail as Fail,
+        Marker as Marker,
     )
     from txstream.testing.inprocess import InProcessRunner as InProcessRunner
     from txstream.testing.topology import TopologyTest as TopologyTest
@@ -45,11 +50,20 @@ _HOMES = {
     "txstream.engine.points": ("Point",),
     "txstream.engine.recording": ("Call", "CallKind"),
     "txstream.testing.attempts": ("Attempt", "AttemptState"),
-    "txstream.testing.clock": ("ManualClock",),
     "txstream.testing.bolts": ("BoltRun", "run_bolt"),
+    "txstream.testing.clock": ("ManualClock",),
+    "txstream.testing.conformance": (
+        "BrokenPromise",
+        "NotApplicableError",
+        "SpoutCheck",
+        "SpoutConformanceError",
+        "SpoutHarness",
+        "SpoutReport",
+        "check_spout",
+        "spout_checks",
+    ),
     "txstream.testing.control": ("NotReachedError",),
-    "txstream.testing.conformance": ("SpoutConformanceError", "SpoutHarness", "check_spout", "spout_checks"),
-    "txstream.testing.failures": ("Crash", "CrashError", "Fail"),
+    "txstream.testing.failures": ("Crash", "CrashError", "Fail", "Marker"),
     "txstream.testing.inprocess": ("InProcessRunner",),
     "txstream.testing.topology": ("TopologyTest",),
 }

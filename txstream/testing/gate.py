@@ -74,8 +74,9 @@ class GatedRunner:
             self._alone = {one for one in self._alone if one <= txid}
 
     def held_back(self) -> list[tuple[TransactionAttempt, AttemptState]]:
-        """Who waits, and in which phase. Ask under the loop's lock."""
-        return [waiting for waiting in self._waiting.items() if not self._may_go(*waiting)]
+        """Who waits, and in which phase."""
+        with self._changed:
+            return [waiting for waiting in self._waiting.items() if not self._may_go(*waiting)]
 
     def fail(self, attempt: TransactionAttempt, error: BaseException) -> bool:
         """Have an attempt that waits here fail; False when it does not wait."""
