@@ -368,6 +368,9 @@ def test_names_that_do_not_exist(test: TopologyTest) -> None:
     batch = test.commit(1)
     with pytest.raises(UsageError, match="there is no component 'spilt'; there are lines, split, count"):
         batch.emitted("spilt")
+    for ask in (batch.emitted_by_task, batch.places, batch.received):
+        with pytest.raises(UsageError, match="there is no component 'spilt'"):
+            ask("spilt")
     with pytest.raises(UsageError, match="component 'split' has no stream 'errors'; it declares 'default'"):
         batch.emitted("split", "errors")
     with pytest.raises(UsageError, match="component 'split' fills no table; 'store' do"):

@@ -42,7 +42,8 @@ class Attempt:
     """One attempt of one txid, as the test saw it; `number` counts those of its txid from 1.
 
     `metas` are the ranges that it holds. `error` is what it failed with. `processed` and `finished` are what
-    the two phases answered; None when a phase was not finished.
+    the two phases answered; None when a phase was not finished. `streams`, `in_commit` and `merge` are its
+    topology's: all streams by component, who runs in the commit phase, and how deltas are put together.
     """
 
     id: TransactionAttempt
@@ -95,6 +96,7 @@ class Attempt:
 
     def emitted_by_task(self, component: str, stream: str = DEFAULT_STREAM) -> dict[int, list[Row]]:
         """As `emitted`, for each task that emitted anything."""
+        self._schema(component, stream)
         tasks = {
             emitted.task
             for emitted in self._result(component).emitted
@@ -105,6 +107,7 @@ class Attempt:
     def places(self, component: str) -> list[TaskPlace]:
         """Where each task of a component ran: slot, worker, host, and how many tuples it got. Raises
         UsageError as `emitted` does."""
+        self._streams(component)
         return [place for place in self._result(component).places if place.component == component]
 
     def received(self, component: str) -> dict[int, int]:
@@ -135,15 +138,19 @@ class Attempt:
         return result
 
     def _schema(self, component: str, stream: str) -> pa.Schema:
-        streams = self.streams.get(component)
-        if streams is None:
-            raise UsageError(f"there is no component {component!r}; there are {', '.join(self.streams)}")
+        streams = self._streams(component)
         if stream not in streams:
             raise UsageError(
                 f"component {component!r} has no stream {stream!r}; it declares "
                 f"{', '.join(map(repr, streams)) or 'no output'}"
             )
         return streams[stream]
+
+    def _streams(self, component: str) -> Mapping[str, pa.Schema]:
+        streams = self.streams.get(component)
+        if streams is None:
+            raise UsageError(f"there is no component {component!r}; there are {', '.join(self.streams)}")
+        return streams
 
     def __repr__(self) -> str:
         shown = f"{self.id}, number {self.number}: {self.state}"
