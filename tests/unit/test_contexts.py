@@ -78,7 +78,7 @@ def test_a_task_knows_its_place(width: int) -> None:
 
 def test_settings_are_values_by_name_that_can_be_shipped() -> None:
     log = MemoryLog(LINES)
-    with pytest.raises(TopologyError, match="the names must be strings: {1: 2}"):
+    with pytest.raises(TopologyError, match=r"the names must be strings: \{1: 2\}"):
         topology(Remembering(), log, {1: 2})
     import threading
 

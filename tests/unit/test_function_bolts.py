@@ -171,9 +171,7 @@ def only_named(a: Any, *, collector: Any) -> None: ...
 
 @pytest.mark.parametrize("function", [no_parameters, three, only_named])
 def test_a_function_must_take_a_tuple_or_a_tuple_and_a_collector(function: Any) -> None:
-    with pytest.raises(
-        TopologyError, match=f"bolt '{function.__name__}' must take a tuple, or a tuple"
-    ):
+    with pytest.raises(TopologyError, match=f"bolt '{function.__name__}' must take a tuple, or a tuple"):
         bolt(output="word string")(function)
 
 
@@ -181,6 +179,6 @@ def test_what_is_no_function_or_no_schema_is_refused() -> None:
     with pytest.raises(TopologyError, match="@bolt makes bolts of functions, not of <class 'int'>"):
         bolt(output="word string")(int)
     with pytest.raises(TopologyError, match=r"bolt\(output=.*give the output's fields"):
-        bolt(output=split)  # type: ignore[arg-type]
+        bolt(output=split)
     with pytest.raises(SchemaError, match="unknown type 'strin'"):
         bolt(output="word strin")(lambda line: line)

@@ -260,7 +260,7 @@ def heard(log: MemoryLog, kind: str, width: int, *fields: str, tasks: int = 5) -
     builder.set_bolt("above", Passing(), 3).shuffle_grouping("lines")
     bolt = builder.set_bolt("where", Where(), 3).set_num_tasks(tasks)
     getattr(bolt, f"{kind}_grouping")("above", *fields)
-    return Outcome(stored(builder, "where"), log, width).rows("where")  # type: ignore[return-value]
+    return Outcome(stored(builder, "where"), log, width).rows("where")
 
 
 @pytest.mark.parametrize("width", [1, 2, 3])

@@ -15,7 +15,7 @@ GUIDES = ("topologies.md",)
 
 
 def code_of(guide: Path) -> str:
-    """All of a guide's Python, each line where it is in the guide, so that a traceback names the right one."""
+    """All of a guide's Python, each line where it is there, so that a traceback names the right one."""
     text = guide.read_text(encoding="utf-8")
     lines = [""] * text.count("\n")
     for block in PYTHON_BLOCK.finditer(text):
