@@ -130,8 +130,8 @@ def sequences(
         "test_non_transactional_miscounts_when_killed_alike": work(
             kill_at_points, "non-transactional", points=["after-commit:2"], lines=4_000
         ),
-        "test_killed_at_random_moments[transactional]": moments("transactional", 4),
-        "test_killed_at_random_moments[opaque]": moments("opaque", 4),
+        "test_killed_at_random_moments[transactional]": moments("transactional", 3),
+        "test_killed_at_random_moments[opaque]": moments("opaque", 3),
     }
     with Ahead(request, works, at_once=4) as begun:
         yield begun

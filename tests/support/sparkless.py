@@ -15,11 +15,20 @@ from txstream.engine import run, session
 from txstream.testing import InProcessRunner
 
 
+class NoPandas:
+    """As if it were not installed: pyarrow imports it when it is, which takes 0.3 s and is no use here."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError(name, name=name)
+
+
 def _no_spark(**options: object) -> NoReturn:
     raise AssertionError("a run without Spark has come to start Spark")
 
 
 if __name__ == "__main__":
+    sys.meta_path.insert(0, NoPandas())
     run.start = partial(run.start, runner_factory=InProcessRunner)
     session.create_context = _no_spark
     sys.exit(main())
