@@ -1,25 +1,17 @@
-"""Storm's transactional scenarios: records, what each component must emit for them, and bolts in trouble."""
+"""Storm's transactional topology in tests: records, and what each component must emit for them."""
 
 from __future__ import annotations
 
-import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from txstream.api.bolts import Committer, OutputCollector, TopologyContext
 from txstream.api.spouts import SourceSpout
-from txstream.api.topology import Topology
-from txstream.api.tuples import Tuple
-from txstream.engine.plan import ExecutionPlan
-from txstream.engine.runner import BatchResult
-from txstream.examples.storm_counts import FIELDS, CountByWord, graph
-from txstream.metas import BatchMetas
+from txstream.api.topology import Phase, Topology
+from txstream.engine.recording import Call
+from txstream.examples.storm_counts import FIELDS, graph
 from txstream.spouts.memory import MemorySpout
-from txstream.testing import Attempt, InProcessRunner, TopologyTest
-from txstream.transaction import TransactionAttempt
+from txstream.testing import Attempt, AttemptState, TopologyTest
 
 Row = tuple[Any, ...]
 Records = Mapping[str, list[Row]]
@@ -101,6 +93,16 @@ def emitted(attempt: Attempt, components: Iterable[str] = (*IN_PROCESSING, *IN_C
     }
 
 
+def states(test: TopologyTest, txid: int) -> list[AttemptState]:
+    """How far each attempt of a txid has come."""
+    return [attempt.state for attempt in test.attempts(txid)]
+
+
+def commit_calls(test: TopologyTest, txid: int) -> list[Call]:
+    """The calls of a txid's commit phase."""
+    return [call for call in test.calls(txid) if call.phase is Phase.COMMIT]
+
+
 def check_tables(test: TopologyTest, rows: Iterable[Row], prefix: str = "storm") -> None:
     """Each of these records is in the state exactly once, and nothing else is."""
     wanted = expected(rows)
@@ -112,148 +114,3 @@ def check_tables(test: TopologyTest, rows: Iterable[Row], prefix: str = "storm")
 
 def all_rows(records: Records) -> list[Row]:
     return [row for rows in records.values() for row in rows]
-
-
-# --- bolts that meet trouble -------------------------------------------------------------------------------
-
-
-@dataclass
-class Trouble:
-    """What the calls of a component's method meet: an error is raised, a function is called. It is met
-    `times` times, in the given txid and task, or in any."""
-
-    component: str
-    method: str
-    what: Exception | Callable[[], None]
-    times: int = 1
-    txid: int | None = None
-    task: int | None = None
-    met: int = 0
-
-    def fits(self, context: TopologyContext, method: str) -> bool:
-        return (
-            self.met < self.times
-            and (self.component, self.method) == (context.component, method)
-            and self.txid in (None, context.attempt.txid)
-            and self.task in (None, context.task_index)
-        )
-
-
-_troubles: list[Trouble] = []
-_lock = threading.Lock()
-
-
-@contextmanager
-def meeting(*troubles: Trouble) -> Iterator[None]:
-    """The calls of `Troubled` bolts in this process meet these; each must have come to its end, unless the
-    test fails anyway."""
-    _troubles.extend(troubles)
-    try:
-        yield
-        for trouble in troubles:
-            assert trouble.met == trouble.times, f"{trouble} was met {trouble.met} times"
-    finally:
-        _troubles.clear()
-
-
-def _meet(bolt: Any, method: str) -> None:
-    with _lock:
-        trouble = next((each for each in _troubles if each.fits(bolt.context, method)), None)
-        if trouble is None:
-            return
-        trouble.met += 1
-    if isinstance(trouble.what, Exception):
-        raise type(trouble.what)(*trouble.what.args)
-    trouble.what()
-
-
-class Troubled(CountByWord):
-    """Counts words; each of its calls may meet trouble."""
-
-    def prepare(
-        self, context: TopologyContext, collector: OutputCollector, batch_id: TransactionAttempt
-    ) -> None:
-        super().prepare(context, collector, batch_id)
-        _meet(self, "prepare")
-
-    def execute(self, tup: Tuple) -> None:
-        _meet(self, "execute")
-        super().execute(tup)
-
-    def finish_batch(self) -> None:
-        _meet(self, "finish_batch")
-        super().finish_batch()
-
-
-class TroubledCommitter(Troubled, Committer):
-    """The same, in the commit phase."""
-
-
-# --- what is kept between the phases -----------------------------------------------------------------------
-
-
-@dataclass
-class Custody:
-    """What every runner of a test gives out, commits, releases and cancels."""
-
-    given: list[tuple[TransactionAttempt, Any]] = field(default_factory=list)
-    committed: list[TransactionAttempt] = field(default_factory=list)
-    released: list[Any] = field(default_factory=list)
-    cancelled: set[TransactionAttempt] = field(default_factory=set)
-    closed: int = 0
-    changed: threading.Condition = field(default_factory=threading.Condition)
-
-    def unreleased(self) -> list[TransactionAttempt]:
-        """The attempts whose results are still kept. Raises AssertionError for one released twice."""
-        assert len(self.released) == len({id(kept) for kept in self.released}), "released twice"
-        gone = {id(kept) for kept in self.released}
-        return [attempt for attempt, kept in self.given if id(kept) not in gone]
-
-    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
-        """For the calls of bolts, which run beside the loop."""
-        with self.changed:
-            assert self.changed.wait_for(condition, 20), f"not within 20 s: {what}"
-
-    def runner(self, plan: ExecutionPlan, *, width: int | None = None) -> InProcessRunner:
-        """A runner that tells this of what it does."""
-        return _Watched(self, plan, width=width)
-
-    @contextmanager
-    def noting(self) -> Iterator[None]:
-        """Change what is here, and tell those who wait for it."""
-        with self.changed:
-            yield
-            self.changed.notify_all()
-
-
-class _Watched(InProcessRunner):
-    def __init__(self, custody: Custody, plan: ExecutionPlan, *, width: int | None) -> None:
-        super().__init__(plan, width=width)
-        self.custody = custody
-
-    def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
-        result = super().run(attempt, metas)
-        with self.custody.noting():
-            self.custody.given.append((attempt, result.kept))
-        return result
-
-    def commit(self, attempt: TransactionAttempt, processed: BatchResult) -> BatchResult:
-        with self.custody.noting():
-            assert all(processed.kept is not kept for kept in self.custody.released), "released too early"
-            self.custody.committed.append(attempt)
-        return super().commit(attempt, processed)
-
-    def release(self, processed: BatchResult) -> None:
-        super().release(processed)
-        with self.custody.noting():
-            self.custody.released.append(processed.kept)
-
-    def cancel(self, attempt: TransactionAttempt) -> None:
-        super().cancel(attempt)
-        with self.custody.noting():
-            self.custody.cancelled.add(attempt)
-
-    def close(self) -> None:
-        super().close()
-        with self.custody.noting():
-            self.custody.closed += 1

@@ -1,19 +1,32 @@
-"""The commit phase of user-written committers: errors, timeouts, replays, states, and what is kept for it."""
+"""The commit phase of user-written committers: errors, timeouts, replays, states and databases."""
 
 from __future__ import annotations
 
 import logging
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.storm import Custody, Trouble, Troubled, TroubledCommitter, meeting
+from support.committing import (
+    BATCHES,
+    WORDS,
+    Custody,
+    Trouble,
+    Troubled,
+    TroubledCommitter,
+    check_tables,
+    committing,
+    meeting,
+    state,
+    watch_runners,
+    word_source,
+)
+from support.storm import states
 
-import txstream.testing.driver
 from txstream.api.bolts import BatchBolt, Committer
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.errors import (
@@ -23,9 +36,7 @@ from txstream.api.errors import (
     StateValueError,
     TopologyError,
 )
-from txstream.api.reducers import Count, Sum
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
-from txstream.api.state import SqlState
 from txstream.api.topology import Phase, Topology
 from txstream.api.tuples import Tuple
 from txstream.bolts.sql import SqlStateBolt
@@ -38,56 +49,16 @@ from txstream.testing import AttemptState, TopologyTest
 BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
 COMMITTED, DROPPED, FAILED = AttemptState.COMMITTED, AttemptState.DROPPED, AttemptState.FAILED
 
-# Two words make a batch.
-WORDS = ["oak", "elm", "oak", "oak", "ash", "elm"]
-BATCHES = [WORDS[0:2], WORDS[2:4], WORDS[4:6]]
-
 
 @pytest.fixture
 def source() -> Iterator[MemorySpout]:
-    with MemorySpout("word string", {"p": WORDS}) as spout:
+    with word_source() as spout:
         yield spout
 
 
 @pytest.fixture
 def custody(monkeypatch: pytest.MonkeyPatch) -> Custody:
-    """Watches every runner of the test."""
-    custody = Custody()
-    monkeypatch.setattr(txstream.testing.driver, "InProcessRunner", custody.runner)
-    return custody
-
-
-def state(table: str, url: str | None = None) -> SqlState:
-    return SqlState(table, key="word string", value="n bigint", url=url)
-
-
-def committing(source: MemorySpout, spout: Any = OpaqueSpout, **options: Any) -> Topology:
-    """words -> upper (committer) -> lower (committer), a state below each, and one beside them.
-
-    `counts` has how often each word came, `batches` in how many batches, `beside` as `counts`.
-    """
-    options = {"max_spout_pending": 2, **options}
-    builder = TransactionalTopologyBuilder(
-        "committing", "words", spout(source, max_batch_records=2), 2, **options
-    )
-    builder.set_bolt("plain", Troubled(), 2).fields_grouping("words", "word")
-    builder.set_committer_bolt("upper", Troubled(), 2).fields_grouping("words", "word")
-    builder.set_bolt("lower", TroubledCommitter(), 2).fields_grouping("upper", "word")
-    builder.set_bolt("counts", SqlStateBolt(state("counts"), n=Sum("n"))).fields_grouping("upper", "word")
-    builder.set_bolt("batches", SqlStateBolt(state("batches"), n=Sum("n"))).fields_grouping("lower", "word")
-    builder.set_bolt("beside", SqlStateBolt(state("beside"), n=Count())).fields_grouping("words", "word")
-    return builder.build()
-
-
-def check_tables(test: TopologyTest, batches: list[list[str]]) -> None:
-    """The states have exactly these batches."""
-    counts = Counter(word for batch in batches for word in batch)
-    assert test.table("counts") == test.table("beside") == counts
-    assert test.table("batches") == Counter(word for batch in batches for word in set(batch))
-
-
-def states(test: TopologyTest, txid: int) -> list[AttemptState]:
-    return [attempt.state for attempt in test.attempts(txid)]
+    return watch_runners(monkeypatch)
 
 
 # --- errors of committers ------------------------------------------------------------------------------
@@ -108,7 +79,7 @@ def test_a_committers_exception_tells_where_and_this_and_all_later_attempts_go_a
         error = failed.error
         assert isinstance(error, BoltError)
         assert str(error).startswith(f"{failed.id}, component '{component}', task ")
-        assert ": ValueError: out of ink (in storm.py, line " in str(error)
+        assert ": ValueError: out of ink (in committing.py, line " in str(error)
         assert ("while processing Tuple(word=" in str(error)) is (method == "execute")
         assert f", in {method}" in "".join(error.__notes__)
         assert states(test, 1) == [FAILED, COMMITTED]
@@ -368,107 +339,3 @@ def test_two_states_with_one_table_in_one_database_are_refused_however_it_is_nam
     test = TopologyTest(two_databases(source, OpaqueSpout, *places), database=url)
     with pytest.raises(TopologyError, match="components 'one' and 'two' both write table 'counts'"), test:
         pass
-
-
-# --- what is kept for the commit --------------------------------------------------------------------------
-
-Path_ = Callable[[TopologyTest, Custody], None]
-
-
-def committed(test: TopologyTest, custody: Custody) -> None:
-    test.run()
-    assert len(custody.given) == 3
-
-
-def failed_in_processing(test: TopologyTest, custody: Custody) -> None:
-    with meeting(Trouble("plain", "finish_batch", ValueError("once"), txid=2)):
-        test.run()
-    assert states(test, 2) == [FAILED, COMMITTED]
-
-
-def failed_in_its_bolts(test: TopologyTest, custody: Custody) -> None:
-    with meeting(Trouble("upper", "finish_batch", ValueError("once"), txid=2)):
-        test.run()
-    assert states(test, 2) == [FAILED, COMMITTED]
-
-
-def failed_in_the_states(test: TopologyTest, custody: Custody) -> None:
-    for at in (Point.BEFORE_COMMIT, Point.INSIDE_COMMIT, Point.AFTER_COMMIT):
-        test.fail(2, at=at)
-    test.run()
-    assert states(test, 2) == [FAILED, FAILED, FAILED, COMMITTED]
-
-
-def superseded_when_processed(test: TopologyTest, custody: Custody) -> None:
-    test.process(2)
-    test.fail(1)
-    assert states(test, 2) == [DROPPED]
-    test.run()
-
-
-def superseded_while_it_is_processed(test: TopologyTest, custody: Custody) -> None:
-    """Txid 2 is in its bolt when txid 1 fails."""
-
-    def fails_the_one_before() -> None:
-        test.clock.advance(30)
-        custody.wait_until(lambda: len(custody.cancelled) == 2, "both attempts to be cancelled")
-
-    with meeting(Trouble("plain", "finish_batch", fails_the_one_before, txid=2)):
-        test.process(2, alone=True)
-    assert (states(test, 1)[0], states(test, 2)[0]) in ((FAILED, DROPPED), (FAILED, FAILED))
-    test.run()
-    assert len(test.attempts(2)) == 2
-
-
-def timed_out_in_processing(test: TopologyTest, custody: Custody) -> None:
-    _too_slow("plain", test, custody)
-
-
-def timed_out_in_the_commit(test: TopologyTest, custody: Custody) -> None:
-    _too_slow("upper", test, custody)
-
-
-def _too_slow(component: str, test: TopologyTest, custody: Custody) -> None:
-    def is_slow() -> None:
-        test.clock.advance(30)
-        custody.wait_until(lambda: bool(custody.cancelled), "the attempt to be cancelled")
-
-    with meeting(Trouble(component, "finish_batch", is_slow, txid=1)):
-        test.run()
-    assert isinstance(test.attempts(1)[0].error, BatchTimeoutError)
-
-
-@BOTH
-@pytest.mark.parametrize(
-    "path",
-    [
-        committed,
-        failed_in_processing,
-        failed_in_its_bolts,
-        failed_in_the_states,
-        superseded_when_processed,
-        superseded_while_it_is_processed,
-        timed_out_in_processing,
-        timed_out_in_the_commit,
-    ],
-)
-def test_what_is_kept_for_the_commit_is_released_once(
-    source: MemorySpout, spout: Any, path: Path_, custody: Custody
-) -> None:
-    with TopologyTest(committing(source, spout)) as test:
-        path(test, custody)
-        check_tables(test, BATCHES)
-        assert custody.unreleased() == []
-        assert len(custody.given) >= 3
-
-
-def test_what_is_kept_at_the_end_of_the_run_is_left_to_the_close_of_the_runner(
-    source: MemorySpout, custody: Custody
-) -> None:
-    with TopologyTest(committing(source)) as test:
-        test.process(2)
-        committing_one, processed_one = (test.attempts(txid)[-1].id for txid in (1, 2))
-        assert set(custody.unreleased()) == {committing_one, processed_one}
-        test.crash()
-        assert custody.closed == 1
-        assert custody.unreleased() == [processed_one], "a commit that has begun releases what it has read"

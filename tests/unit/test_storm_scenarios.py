@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,21 +14,21 @@ from support.storm import (
     all_rows,
     append,
     check_tables,
+    commit_calls,
     emitted,
     expected,
     held,
     joined,
+    states,
     storm_source,
     storm_topology,
 )
 
-from txstream.api.bolts import BatchBolt, Committer, OutputCollector
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.api.topology import Phase, Topology
-from txstream.api.tuples import Tuple
 from txstream.engine.points import Point
-from txstream.engine.recording import Call, CallKind
+from txstream.engine.recording import CallKind
 from txstream.examples.storm_counts import CountAllInCommit, CountByWord, topology
 from txstream.spouts.memory import MemorySpout
 from txstream.testing import AttemptState, NotReachedError, TopologyTest
@@ -52,14 +52,6 @@ def source() -> Iterator[MemorySpout]:
 
 def storm(spout: Any, source: MemorySpout, width: int | None = None, **options: Any) -> TopologyTest:
     return TopologyTest(storm_topology(spout, source, **options), width=width)
-
-
-def states(test: TopologyTest, txid: int) -> list[AttemptState]:
-    return [attempt.state for attempt in test.attempts(txid)]
-
-
-def commit_calls(test: TopologyTest, txid: int) -> list[Call]:
-    return [call for call in test.calls(txid) if call.phase is Phase.COMMIT]
 
 
 # --- the transactional topology ----------------------------------------------------------------------
@@ -135,23 +127,56 @@ def test_what_is_emitted_in_each_phase_and_what_a_failed_commit_replays(
         check_tables(test, all_rows(joined(FIRST, MORE)))
 
 
-FAILURES = {
-    "before it is read": lambda test: (test.open(2), test.fail(2)),
-    "processed, behind another": lambda test: (test.process(2), test.fail(2)),
-    "processed, the next to commit": lambda test: (test.commit(1), test.process(2), test.fail(2)),
-    "before its commit": lambda test: (test.process(2), test.fail(2, at=Point.BEFORE_COMMIT)),
-    "inside its commit": lambda test: (test.process(2), test.fail(2, at=Point.INSIDE_COMMIT)),
-    "after its commit": lambda test: (test.process(2), test.fail(2, at=Point.AFTER_COMMIT)),
-}
+def fail_unread(test: TopologyTest) -> None:
+    test.open(2)
+    test.fail(2)
+
+
+def fail_behind_another(test: TopologyTest) -> None:
+    test.process(2)
+    test.fail(2)
+
+
+def fail_as_the_next_to_commit(test: TopologyTest) -> None:
+    test.commit(1)
+    test.process(2)
+    test.fail(2)
+
+
+def fail_before_its_commit(test: TopologyTest) -> None:
+    test.process(2)
+    test.fail(2, at=Point.BEFORE_COMMIT)
+
+
+def fail_inside_its_commit(test: TopologyTest) -> None:
+    test.process(2)
+    test.fail(2, at=Point.INSIDE_COMMIT)
+
+
+def fail_after_its_commit(test: TopologyTest) -> None:
+    test.process(2)
+    test.fail(2, at=Point.AFTER_COMMIT)
 
 
 @BOTH
-@pytest.mark.parametrize("failure", list(FAILURES))
-def test_a_failed_txid_and_those_behind_it_come_again(source: MemorySpout, spout: Any, failure: str) -> None:
+@pytest.mark.parametrize(
+    "failure",
+    [
+        fail_unread,
+        fail_behind_another,
+        fail_as_the_next_to_commit,
+        fail_before_its_commit,
+        fail_inside_its_commit,
+        fail_after_its_commit,
+    ],
+)
+def test_a_failed_txid_comes_again(
+    source: MemorySpout, spout: Any, failure: Callable[[TopologyTest], None]
+) -> None:
     """Records that come before the replay are in it when the spout is opaque, else in a later txid."""
     with storm(spout, source) as test:
         append(source, {"p1": MORE["p1"]})
-        FAILURES[failure](test)
+        failure(test)
         records = joined(FIRST, {"p1": MORE["p1"]}, {"p2": [("nut", 7)]})
         append(source, {"p2": [("nut", 7)]})
         test.run()
@@ -365,132 +390,6 @@ def test_a_keyed_committer_below_an_opaque_spout_counts_in_the_commit_only() -> 
         assert sorted(test.commit(1).emitted("count")) == [("elm", 1), ("oak", 1)]
         assert {call.attempt.txid for call in test.calls()} == {1}
         assert sorted(test.commit(2).emitted("count")) == [("ash", 1), ("oak", 1)]
-
-
-# --- Storm's documented example: committers B and D among A and C -------------------------------------------
-
-
-class Relay(BatchBolt):
-    """Emits its own name once for each tuple, then once more when the batch is finished."""
-
-    output = "name string"
-
-    def execute(self, tup: Tuple) -> None:
-        self.collector.emit((self.context.component,))
-
-    def finish_batch(self) -> None:
-        self.collector.emit((self.context.component,))
-
-
-class RelayInCommit(Relay, Committer):
-    """The same, in the commit phase."""
-
-
-class Collect(Relay):
-    """Emits the names that it got, when the batch is finished."""
-
-    def prepare(self, context: Any, collector: OutputCollector, batch_id: Any) -> None:
-        super().prepare(context, collector, batch_id)
-        self.names: list[str] = []
-
-    def execute(self, tup: Tuple) -> None:
-        self.names.append(tup["name"])
-
-    def finish_batch(self) -> None:
-        for name in self.names:
-            self.collector.emit((name,))
-
-
-def documented(source: MemorySpout, parallelism: int = 1) -> Topology:
-    """A -> B (committer) -> C -> D (committer), and A -> C."""
-    builder = TransactionalTopologyBuilder(
-        "documented", "spout", TransactionalSpout(source, max_batch_records=1), max_spout_pending=3
-    )
-    builder.set_bolt("A", Relay(), parallelism).shuffle_grouping("spout")
-    builder.set_bolt("B", RelayInCommit(), parallelism).shuffle_grouping("A")
-    builder.set_bolt("C", Collect(), parallelism).shuffle_grouping("A").shuffle_grouping("B")
-    builder.set_committer_bolt("D", Collect(), parallelism).shuffle_grouping("C")
-    return builder.build()
-
-
-@pytest.fixture
-def three_lines() -> Iterator[MemorySpout]:
-    with MemorySpout("value string", {"p0": ["one", "two", "three"]}) as spout:
-        yield spout
-
-
-@pytest.mark.parametrize("tasks", [1, 3])
-def test_the_order_of_calls_in_the_documented_example(three_lines: MemorySpout, tasks: int) -> None:
-    with TopologyTest(documented(three_lines, tasks), width=tasks) as test:
-        test.process(1)
-        calls = test.calls(1)
-        assert {(call.phase, call.component) for call in calls} == {(Phase.PROCESS, "A")}
-        assert [call.kind for call in calls if call.kind is not CallKind.PREPARE] == [
-            CallKind.EXECUTE,
-            *tasks * [CallKind.FINISH_BATCH],
-        ]
-        committed = test.commit(1)
-        calls = commit_calls(test, 1)
-        assert {call.component for call in calls} == {"B", "C", "D"}
-        assert test.calls(1)[-len(calls) :] == calls
-
-        def places(component: str, kind: CallKind) -> list[int]:
-            found = [(call.component, call.kind) for call in calls]
-            return [place for place, call in enumerate(found) if call == (component, kind)]
-
-        # B and C get A's tuples; C gets B's, the last of them when B is finished; D gets C's likewise.
-        for above, below in (("B", "C"), ("C", "D")):
-            finished, finished_below = (places(name, CallKind.FINISH_BATCH) for name in (above, below))
-            assert len(finished) == len(finished_below) == tasks
-            assert places(above, CallKind.EXECUTE)[-1] < finished[-1]
-            assert finished[-1] < places(below, CallKind.EXECUTE)[-1]
-            assert finished[-1] < finished_below[0]
-        assert places("D", CallKind.FINISH_BATCH)[-1] == len(calls) - 1
-        from_a, from_b = 1 + tasks, 1 + tasks + tasks  # a tuple for each received, and one for each task
-        assert [sum(committed.received(name).values()) for name in "ABCD"] == [
-            1,
-            from_a,
-            from_a + from_b,
-            from_a + from_b,
-        ]
-        assert sorted(committed.emitted("D")) == from_a * [("A",)] + from_b * [("B",)]
-
-
-def test_three_batches_in_flight_commit_one_after_the_other(three_lines: MemorySpout) -> None:
-    with TopologyTest(documented(three_lines)) as test:
-        test.process(3)
-        assert {call.component for call in test.calls()} == {"A"}, "all three are processed, none committed"
-        test.commit(3)
-        calls = test.calls()
-        of_each = len(commit_calls(test, 1))
-        assert of_each >= 9
-        assert [call.attempt.txid for call in calls[-3 * of_each :]] == [
-            *of_each * [1],
-            *of_each * [2],
-            *of_each * [3],
-        ]
-        assert {call.phase for call in calls[-3 * of_each :]} == {Phase.COMMIT}
-
-
-def test_the_next_batch_is_processed_while_one_is_held_in_its_commit(three_lines: MemorySpout) -> None:
-    with TopologyTest(documented(three_lines)) as test:
-        test.process(2)
-        assert states(test, 1) == [COMMITTING]
-        assert states(test, 2) == [PROCESSED]
-        test.fail(1, at=Point.INSIDE_COMMIT)
-        test.commit(3)
-        # The commit-phase calls of a txid's last attempt come after all of the txid before it.
-        last = [
-            call
-            for call in test.calls()
-            if call.phase is Phase.COMMIT and call.attempt == test.attempts(call.attempt.txid)[-1].id
-        ]
-        txids = [call.attempt.txid for call in last]
-        assert txids == sorted(txids)
-        assert set(txids) == {1, 2, 3}
-        assert states(test, 1) == [FAILED, COMMITTED]
-        assert states(test, 2) == [DROPPED, COMMITTED]
-        assert len(commit_calls(test, 2)) == len(txids) / 3, "a dropped attempt was committed"
 
 
 # --- as a user starts it -----------------------------------------------------------------------------------
