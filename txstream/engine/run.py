@@ -24,20 +24,17 @@ from txstream.api.errors import (
 )
 from txstream.api.spouts import PartitionCoordinator, SpoutContext
 from txstream.api.topology import Topology
-from txstream.coordinator import Coordinator
-from txstream.engine.claim import claim_identity
+from txstream.engine.assembly import take_up
 from txstream.engine.commit import Committer, StateTarget, state_targets
 from txstream.engine.loop import EventLoop, LoopOptions, RunAbortedError
-from txstream.engine.operators import Slots
 from txstream.engine.plan import ExecutionPlan, compile_topology
 from txstream.engine.points import PointListener, nobody_listens
-from txstream.engine.recovery import recover, take_over
 from txstream.engine.report import RunProgress, RunReport
 from txstream.engine.runner import BatchRunner
 from txstream.metas import MetaCodec
 from txstream.settings import Settings
 from txstream.state import FenceLockedError, StateDatabase, open_database
-from txstream.transaction import AttemptSequence, Txid
+from txstream.transaction import Txid
 from txstream.zookeeper import Leadership, ProgressStore, ZooKeeper, ZooKeeperProgress
 
 if TYPE_CHECKING:
@@ -218,30 +215,18 @@ class RunningTopology:
         spout = topology.spout.source.coordinator(self._context())
         stack.callback(spout.close)
         self.state = "recovering"
-        identity = claim_identity(topology, store, targets, locked=self._wait_for_fence)
-        databases = [target.database for target in targets]
-        epoch = take_over(topology.id, identity.uuid, store, databases, locked=self._wait_for_fence)
-        resume = recover(topology.id, topology.semantics, store, databases, codec)
-        slots = Slots(topology)
-        slots.restore(store.read_scale())
-
-        coordinator: Coordinator[Any] = Coordinator(
-            topology.semantics,
-            current=resume.progress.current,
-            stored={txid: batch.metas for txid, batch in resume.progress.batches.items()},
-            next_attempt=AttemptSequence(epoch).next,
-            max_spout_pending=topology.max_spout_pending,
-            replays=resume.replays,
-            last_txid=None if self._until_txid is None else Txid(self._until_txid),
+        until_txid = None if self._until_txid is None else Txid(self._until_txid)
+        taken = take_up(
+            topology, store, targets, codec, locked=self._wait_for_fence, last_txid=lambda _: until_txid
         )
         goal = self._goal = self._targets(spout) if self._until == CAUGHT_UP else None
         if self._stop.is_set():
             return None  # rather than start Spark for nothing
         self.state = "starting Spark"
         runner = self._create_runner(stack)
-        committer = Committer(topology, identity.uuid, targets, wait_for=self._wait_for)
+        committer = Committer(topology, taken.identity.uuid, targets, wait_for=self._wait_for)
         loop = EventLoop(
-            coordinator,
+            taken.coordinator,
             spout,
             store,
             runner,
@@ -254,7 +239,7 @@ class RunningTopology:
                 targets=goal,
                 listener=self._listener,
             ),
-            slots=slots,
+            slots=taken.slots,
         )
         self._loop = loop
         self.state = "running"
@@ -274,11 +259,11 @@ class RunningTopology:
         statistics = loop.statistics
         return RunReport(
             topology=topology.id,
-            uuid=identity.uuid,
+            uuid=taken.identity.uuid,
             semantics=str(topology.semantics),
-            epoch=epoch,
+            epoch=taken.epoch,
             first_txid=statistics.first_txid,
-            last_txid=coordinator.current - 1,
+            last_txid=taken.coordinator.current - 1,
             batches=statistics.batches,
             records=statistics.records,
             failed_attempts=statistics.failed_attempts,

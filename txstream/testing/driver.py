@@ -17,14 +17,12 @@ from txstream.api.errors import UsageError
 from txstream.api.spouts import SpoutContext
 from txstream.api.topology import Topology
 from txstream.coordinator import Coordinator, EmitBatch
-from txstream.engine.claim import claim_identity
+from txstream.engine.assembly import take_up
 from txstream.engine.commit import Committer, state_targets
 from txstream.engine.loop import LoopOptions
-from txstream.engine.operators import Slots
 from txstream.engine.plan import ExecutionPlan, compile_topology
 from txstream.engine.points import Point, PointListener, nobody_listens
 from txstream.engine.recording import CallSink, recorded
-from txstream.engine.recovery import recover, take_over
 from txstream.engine.runner import BatchRunner
 from txstream.metas import MetaCodec
 from txstream.settings import Settings
@@ -34,7 +32,7 @@ from txstream.testing.clock import ManualClock
 from txstream.testing.gate import GatedRunner
 from txstream.testing.inprocess import InProcessRunner
 from txstream.testing.stepping import SteppedLoop
-from txstream.transaction import AttemptSequence, TransactionAttempt, Txid
+from txstream.transaction import TransactionAttempt, Txid
 from txstream.zookeeper import ROOT, MemoryProgress, MemoryTree, OperatorRequests, Paths
 
 if TYPE_CHECKING:
@@ -85,31 +83,25 @@ class Driver:
         context = self._context()
         self.spout = topology.spout.source.coordinator(context)
         self._stack.callback(self.spout.close)
-        identity = claim_identity(topology, store, self.targets, locked=_never_locked)
-        databases = [target.database for target in self.targets]
-        epoch = take_over(topology.id, identity.uuid, store, databases, locked=_never_locked)
-        resume = recover(topology.id, topology.semantics, store, databases, codec)
-        slots = Slots(topology)
-        slots.restore(store.read_scale())
+        taken = take_up(
+            topology,
+            store,
+            self.targets,
+            codec,
+            locked=_never_locked,
+            last_txid=lambda current: Txid(current - 1),  # nothing is opened before a step asks for it
+        )
         plan = compile_topology(topology, context, uuid.uuid4().hex, capture=True)
         plan = replace(plan, bolts=tuple(recorded(spec, world.calls) for spec in plan.bolts))
         self.gate = GatedRunner(self._create_runner(plan), world.history, self._beginning_commit)
         self._stack.callback(self.gate.close)
-        committer = Committer(topology, identity.uuid, self.targets, wait_for=self._wait_for)
+        committer = Committer(topology, taken.identity.uuid, self.targets, wait_for=self._wait_for)
         self._merge = committer.merge
         self._in_commit = frozenset(spec.id for spec in plan.bolts if spec.in_commit)
-        current = resume.progress.current
-        world.history.committed(resume.progress.committed_by)
+        current = taken.resume.progress.current
+        world.history.committed(taken.resume.progress.committed_by)
         self.loop = SteppedLoop(
-            Coordinator(
-                topology.semantics,
-                current=current,
-                stored={txid: batch.metas for txid, batch in resume.progress.batches.items()},
-                next_attempt=AttemptSequence(epoch).next,
-                max_spout_pending=topology.max_spout_pending,
-                replays=resume.replays,
-                last_txid=Txid(current - 1),
-            ),
+            taken.coordinator,
             self.spout,
             store,
             self.gate,
@@ -121,7 +113,7 @@ class Driver:
                 max_attempts=topology.max_attempts,
                 listener=self._reached,
             ),
-            slots=slots,
+            slots=taken.slots,
             gate=self.gate,
             clock=world.clock,
             emitting=self._emitting,
