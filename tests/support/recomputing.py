@@ -1,0 +1,166 @@
+"""A driver on a cluster whose executors it kills: `python -m support.recomputing MASTER FOLDER`.
+
+It leaves what its batches gave in FOLDER/results, for the test to compare. While a bolt works it kills the
+executor, between the phases one that has a part of the batch, and all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from support.dataframe_bolts import CountRows
+from support.inmemory import attempt
+from support.on_spark import (
+    CommitWords,
+    Holds,
+    NotedSource,
+    Numbered,
+    Opens,
+    Words,
+    captured,
+    deltas,
+    diamond,
+    emissions,
+    notes,
+    ranges,
+    state,
+    task_counts,
+    wait_for,
+)
+from support.runs import QUICK_JVM
+from txstream.api.builder import TransactionalTopologyBuilder
+from txstream.api.reducers import Count, Sum
+from txstream.api.spouts import OpaqueSpout
+from txstream.api.topology import Topology
+from txstream.bolts.sql import SqlStateBolt
+from txstream.engine.runner import BatchResult
+from txstream.engine.session import create_context
+from txstream.engine.spark_runner import SparkRunner
+
+BATCH = ranges(a=170, b=60, c=1)
+WIDTH = 3
+TESTS = Path(__file__).resolve().parents[1]
+
+
+def held(folder: Path) -> Topology:
+    """Words to a bolt that waits for a gate, to a committer, to a state."""
+    source = NotedSource(file=folder / "read-held")
+    builder = TransactionalTopologyBuilder("held", "lines", OpaqueSpout(source), WIDTH)
+    builder.set_bolt("split", Words(), WIDTH).shuffle_grouping("lines")
+    hold = Holds(folder / "began", folder / "gate")
+    builder.set_bolt("hold", hold, WIDTH).local_or_shuffle_grouping("split")
+    builder.set_bolt("number", Numbered(), 2).fields_grouping("hold", "word")
+    builder.set_committer_bolt("commit", CommitWords(), 2).fields_grouping("number", "word")
+    store = SqlStateBolt(state("words"), n=Sum("n"))
+    builder.set_committer_bolt("store", store).fields_grouping("commit", "word")
+    return builder.build()
+
+
+def framed(folder: Path) -> Topology:
+    """A DataFrame with a shuffle before the commit phase and another one in it. Rows are spread evenly behind
+    the first, which goes by their order."""
+    source = NotedSource(file=folder / "read-framed")
+    builder = TransactionalTopologyBuilder("framed", "lines", OpaqueSpout(source), WIDTH)
+    builder.set_bolt("split", Words(), WIDTH).shuffle_grouping("lines")
+    builder.set_bolt("open", Opens(folder / "opened"), WIDTH).shuffle_grouping("split")
+    builder.set_bolt("count", CountRows()).shuffle_grouping("open")
+    builder.set_bolt("spread", Numbered(), 3).shuffle_grouping("count")
+    builder.set_committer_bolt("commit", CommitWords(), 2).fields_grouping("spread", "word")
+    builder.set_bolt("again", CountRows()).shuffle_grouping("commit")
+    builder.set_bolt("late", Numbered(), 3).shuffle_grouping("again")
+    store = SqlStateBolt(state("words"), n=Count())
+    builder.set_committer_bolt("store", store).fields_grouping("late", "word")
+    return builder.build()
+
+
+def outcome(*results: BatchResult) -> tuple[Any, ...]:
+    return emissions(*results), deltas(*results), task_counts(*results)
+
+
+def executor_of(worker: str) -> psutil.Process:
+    """The JVM of a worker, which is named by its Python daemon."""
+    executor = psutil.Process(int(worker.rsplit(":", 1)[1])).parent()
+    assert executor is not None
+    return executor
+
+
+def kill(workers: Iterable[str]) -> None:
+    for executor in {executor_of(worker) for worker in workers}:
+        executor.send_signal(signal.SIGKILL)
+        executor.wait(30)
+
+
+def both_phases(
+    runner: SparkRunner, txid: int, between: Callable[[BatchResult], None] = lambda _: None
+) -> tuple[Any, ...]:
+    result = runner.run(attempt(txid), BATCH)
+    between(result)
+    committed = runner.commit(attempt(txid), result)
+    runner.release(result)
+    return outcome(result, committed)
+
+
+def kill_one(result: BatchResult) -> None:
+    """The executor that ran the last of the processed bolts: it has at least a part of what crosses."""
+    kill([result.places[-1].worker])
+
+
+def kill_all(result: BatchResult) -> None:
+    kill({place.worker for place in result.places})
+
+
+def kill_while_it_works(runner: SparkRunner, folder: Path) -> tuple[Any, ...]:
+    found: list[tuple[Any, ...]] = []
+    thread = threading.Thread(target=lambda: found.append(both_phases(runner, 1)))
+    thread.start()
+    wait_for(folder / "began", 1)
+    daemon = psutil.Process(int(notes(folder / "began")[0][0])).ppid()
+    kill([f"here:{daemon}"])
+    (folder / "gate").touch()
+    thread.join(120)
+    return found[0]
+
+
+def main(master: str, folder: Path) -> None:
+    context = create_context(
+        master=master,
+        conf={
+            "spark.driver.memory": "512m",
+            "spark.executor.memory": "512m",
+            "spark.executor.cores": "1",
+            "spark.executor.extraJavaOptions": QUICK_JVM,
+            "spark.executorEnv.PYTHONPATH": str(TESTS),
+        },
+        log_file=folder / "spark.log",
+    )
+    results: dict[str, Any] = {}
+    runner = SparkRunner(context, captured(held(folder), "held"), width=WIDTH)
+    results["killed while it works"] = kill_while_it_works(runner, folder)
+    runner.close()
+    source = NotedSource(file=folder / "read-diamond")
+    runner = SparkRunner(context, captured(diamond(source=source), "diamond"), width=WIDTH)
+    results["all killed between"] = both_phases(runner, 1, kill_all)
+    runner.close()
+    runner = SparkRunner(context, captured(framed(folder), "framed"), width=WIDTH)
+    results["undisturbed"] = both_phases(runner, 1)
+    results["one killed between"] = both_phases(runner, 2, kill_one)
+    runner.close()
+    results["persisted"] = len(context._jsc.getPersistentRDDs())
+    opened = {pid for what, _, pid in notes(folder / "opened") if what == "open"}
+    results["open at the end"] = {pid for pid in opened if psutil.pid_exists(int(pid))}
+    (folder / "results").write_bytes(pickle.dumps(results))
+    context.stop()
+
+
+if __name__ == "__main__":
+    os.environ.pop("PYTHONPATH", None)
+    main(sys.argv[1], Path(sys.argv[2]))
