@@ -19,7 +19,7 @@ from support.runs import SPARK_STARTS_SOONER, Launcher
 from txstream.embedded import EmbeddedKafka, EmbeddedZooKeeper, Services, SparkStandalone, embedded
 
 for _name, _value in SPARK_STARTS_SOONER.items():
-    os.environ.setdefault(_name, _value)  # for the drivers, the sessions and the clusters of all tests
+    os.environ.setdefault(_name, _value)
 
 
 @pytest.fixture
@@ -67,8 +67,14 @@ def postgres_url(postgres: PostgresServer, unique: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def _zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooKeeper]:
-    with EmbeddedZooKeeper(tmp_path_factory.mktemp("own-zookeeper")) as server:
+def _own_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a blank and an accent, as in somebody's home directory."""
+    return tmp_path_factory.mktemp("Josés services")
+
+
+@pytest.fixture(scope="session")
+def _zookeeper(_own_folder: Path) -> Iterator[EmbeddedZooKeeper]:
+    with EmbeddedZooKeeper(_own_folder) as server:
         yield server
 
 
@@ -95,8 +101,12 @@ def own_postgres(_postgres: PostgresServer) -> PostgresServer:
 
 
 @pytest.fixture(scope="session")
-def _brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
-    with EmbeddedKafka(tmp_path_factory.mktemp("own-kafka"), brokers=2) as kafka:
+def _brokers(_own_folder: Path) -> Iterator[EmbeddedKafka]:
+    # Over what a formatting that was killed left.
+    unfinished = _own_folder / "kafka" / "node-1.formatting"
+    unfinished.mkdir(parents=True)
+    (unfinished / "meta.properties").write_text("version=1\ncluster.id=half-written")
+    with EmbeddedKafka(_own_folder, brokers=2) as kafka:
         yield kafka
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.kafka_topics import wait_until
-from support.runs import QUICK_JVM, Launcher, RunningCommand
+from support.runs import Launcher, RunningCommand
 from support.tables import read_counts, table_exists
 from support.texts import count_words, create_topic, make_lines, produce
 
@@ -97,8 +97,7 @@ def start(
         command = launcher.start(
             *("run", "mine:topology", "--id", unique, "-p", f"topic={unique}", "-p", f"table={unique}"),
             *("-p", f"semantics={semantics}", "--master", cluster.url, "--py-files", str(framework)),
-            *("--spark-conf", "spark.executor.memory=512m", "--spark-conf", "spark.executor.cores=1"),
-            *("--spark-conf", f"spark.executor.extraJavaOptions={QUICK_JVM}", *more),
+            *("--spark-conf", "spark.executor.memory=512m", "--spark-conf", "spark.executor.cores=1", *more),
             PYSPARK_PYTHON=str(bare_python),
         )
         started.append(command)

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -24,26 +23,15 @@ from txstream.embedded.process import wait_until
 from txstream.embedded.wire import cluster_view
 
 
-@pytest.fixture(scope="module")
-def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a blank and an accent, as in somebody's home directory."""
-    return tmp_path_factory.mktemp("Josés services")
+@pytest.fixture
+def zookeeper(own_zookeeper: EmbeddedZooKeeper) -> EmbeddedZooKeeper:
+    return own_zookeeper
 
 
-@pytest.fixture(scope="module")
-def zookeeper(data_dir: Path) -> Iterator[EmbeddedZooKeeper]:
-    with EmbeddedZooKeeper(data_dir) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def kafka(data_dir: Path) -> Iterator[EmbeddedKafka]:
-    """Two brokers, over what a formatting that was killed left."""
-    unfinished = data_dir / "kafka" / "node-1.formatting"
-    unfinished.mkdir(parents=True)
-    (unfinished / "meta.properties").write_text("version=1\ncluster.id=half-written")
-    with EmbeddedKafka(data_dir, brokers=2) as servers:
-        yield servers
+@pytest.fixture
+def kafka(own_kafka: EmbeddedKafka) -> EmbeddedKafka:
+    """Two brokers, over what a formatting that was killed left, in a folder with a blank and an accent."""
+    return own_kafka
 
 
 def client_of(server: EmbeddedZooKeeper, timeout_seconds: float = 10.0) -> KazooClient:
@@ -187,10 +175,9 @@ def test_everything_listens_on_loopback_only(zookeeper: EmbeddedZooKeeper, kafka
             assert address.ip.removeprefix("::ffff:") == HOST
 
 
-def test_what_servers_log_goes_to_their_files(
-    zookeeper: EmbeddedZooKeeper, kafka: EmbeddedKafka, data_dir: Path
-) -> None:
-    assert zookeeper.log_path == data_dir / "logs" / "zookeeper.log"
+def test_what_servers_log_goes_to_their_files(zookeeper: EmbeddedZooKeeper, kafka: EmbeddedKafka) -> None:
+    assert zookeeper.log_path == kafka.log_path.parent / "zookeeper.log"
+    assert zookeeper.log_path.parent == zookeeper.data_dir / "logs"
     assert "binding to port" in zookeeper.log_path.read_text()
     for log in kafka.log_paths:
         assert "Kafka Server started" in log.read_text()

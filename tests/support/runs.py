@@ -20,12 +20,14 @@ from txstream.embedded import Services
 
 WORD_COUNT = "txstream.examples.word_count:topology"
 
-# Short-lived JVMs: their compiler's second stage, a parallel collector and the verification of Spark's own
-# classes cost more than they bring.
+# Short-lived JVMs: their compiler's second stage, a parallel collector and the verification of classes that
+# everybody has loaded before cost more than they bring.
 QUICK_JVM = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
-SPARK_STARTS_SOONER = {"SPARK_SUBMIT_OPTS": QUICK_JVM, "SPARK_LAUNCHER_OPTS": QUICK_JVM}  # environment
+# Every `java` reads this variable: Spark's drivers, executors and daemons, ZooKeeper and Kafka. It says so on
+# its standard error, which goes to a log file everywhere.
+SPARK_STARTS_SOONER = {"JDK_JAVA_OPTIONS": QUICK_JVM}
 
 _WITHOUT_SPARK = Path(__file__).with_name("sparkless.py")
 
