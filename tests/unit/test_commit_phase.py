@@ -36,14 +36,16 @@ from txstream.api.errors import (
     StateValueError,
     TopologyError,
 )
+from txstream.api.reducers import Count
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
+from txstream.api.state import SqlState
 from txstream.api.topology import Phase, Topology
 from txstream.api.tuples import Tuple
 from txstream.bolts.sql import SqlStateBolt
 from txstream.engine.points import Point
 from txstream.engine.recording import CallKind
 from txstream.spouts.memory import MemorySpout
-from txstream.state import StateDatabase, open_database
+from txstream.state import StateDatabase, open_database, place_of
 from txstream.testing import AttemptState, TopologyTest
 
 BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
@@ -339,3 +341,32 @@ def test_two_states_with_one_table_in_one_database_are_refused_however_it_is_nam
     test = TopologyTest(two_databases(source, OpaqueSpout, *places), database=url)
     with pytest.raises(TopologyError, match="components 'one' and 'two' both write table 'counts'"), test:
         pass
+
+
+def test_one_database_spelled_in_two_ways_has_one_fence_and_one_ledger(
+    source: MemorySpout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    builder = TransactionalTopologyBuilder("t", "words", OpaqueSpout(source, max_batch_records=2))
+    for table, url in (("a", "sqlite:///state.db"), ("b", f"sqlite:///{tmp_path / 'state.db'}")):
+        counted = SqlState(table, key="word string", value="n bigint", url=url)
+        builder.set_bolt(table, SqlStateBolt(counted, n=Count())).fields_grouping("words", "word")
+    with TopologyTest(builder.build()) as test:
+        test.run()
+    for table in ("a", "b"):
+        assert stored(f"sqlite:///{tmp_path / 'state.db'}", table) == Counter(WORDS)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("postgresql://host/x", "postgresql+psycopg://me@HOST:5432/x?sslmode=require", True),
+        ("postgresql://host/x", "postgresql://host/y", False),
+        ("postgresql://host/x", "postgresql://host:5433/x", False),
+        ("sqlite:///a.db", "sqlite:///./b/../a.db", True),
+        ("sqlite:///a.db", "sqlite:///b.db", False),
+        ("no url", "no url", True),
+    ],
+)
+def test_what_urls_mean_the_same_database(one: str, other: str, same: bool) -> None:
+    assert (place_of(one) == place_of(other)) is same

@@ -19,7 +19,7 @@ from txstream.api.topology import Topology
 from txstream.bolts.sql import new_fold
 from txstream.engine.runner import BatchResult
 from txstream.semantics import Semantics
-from txstream.state import AnswerLostError, Commit, StateDatabase, TableSpec
+from txstream.state import AnswerLostError, Commit, StateDatabase, TableSpec, place_of
 from txstream.transaction import TransactionAttempt
 
 
@@ -51,16 +51,18 @@ def state_targets(
     states fill one table, which `build` cannot tell where one has no url.
     """
     found: dict[str, list[tuple[TableSpec, str]]] = {}
+    spelled: dict[str, str] = {}  # the first URL that means a place
     owners: dict[tuple[str, str], str] = {}
     components = [c.id for c in topology.bolts if isinstance(c.instance, StateCommitter)]
     for (bolt, semantics), component in zip(topology.states, components, strict=True):
         state = bolt.state
         url = state.url or default_url
+        url = spelled.setdefault(place_of(url), url)
         owner = owners.setdefault((url, state.table.lower()), component)
         if owner != component:
             raise TopologyError(
-                f"components {owner!r} and {component!r} both write table {state.table!r} of one database: "
-                f"one has its url, for the other it is the run's default; give each a table of its own"
+                f"components {owner!r} and {component!r} both write table {state.table!r} of one database, "
+                f"which they name differently or which is the run's default; give each a table of its own"
             )
         found.setdefault(url, []).append((TableSpec(state, semantics, bolt.reducers), component))
     if not found:

@@ -11,6 +11,7 @@ from txstream.state.records import (
     FenceRow,
     TableSpec,
 )
+from txstream.state.urls import place_of
 
 __all__ = [
     "AnswerLostError",
@@ -21,4 +22,5 @@ __all__ = [
     "StateDatabase",
     "TableSpec",
     "open_database",
+    "place_of",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
@@ -19,6 +21,7 @@ _DIALECTS: dict[str, type[StateDialect]] = {
 }
 _EXAMPLES = "sqlite:///state.db or postgresql://user@host/name"
 _SECRETS = ("password", "sslpassword")
+_POSTGRESQL_PORT = 5432
 
 
 def dialect_of(url: str, connect_timeout_seconds: float, message_timeout_seconds: float) -> StateDialect:
@@ -40,6 +43,21 @@ def dialect_of(url: str, connect_timeout_seconds: float, message_timeout_seconds
     if dialect is SQLiteDialect:
         _refuse_no_file(parsed)
     return dialect(parsed, connect_timeout_seconds, message_timeout_seconds)
+
+
+def place_of(url: str) -> str:
+    """The database that a URL means, however it is spelled: two URLs of one place are one fence and one
+    ledger. Neither the user nor the options count. A URL that cannot be understood is its own place."""
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        return url
+    kind = _DIALECTS.get(parsed.drivername)
+    if kind is SQLiteDialect:
+        return f"sqlite:{Path(parsed.database or '').resolve()}"
+    name = parsed.drivername if kind is None else kind.__name__
+    port = parsed.port or (_POSTGRESQL_PORT if kind is PostgreSQLDialect else None)
+    return f"{name}:{(parsed.host or '').lower()}:{port}/{parsed.database}"
 
 
 def without_password(url: URL) -> str:
