@@ -1,6 +1,7 @@
 """A Spark standalone cluster whose workers do not have txstream: the framework is shipped with the run.
 
-While a topology runs on it, an executor is killed, a worker daemon with its executor, and at last everything.
+While a topology runs on it, an executor is killed, a worker daemon with its executor, and at last everything:
+which is why this file comes after others that use the cluster.
 """
 
 from __future__ import annotations
