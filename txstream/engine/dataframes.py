@@ -61,8 +61,8 @@ def check_dataframes(plan: ExecutionPlan) -> None:
         require_minimum_pandas_version()
     except PySparkImportError as error:
         raise TopologyError(
-            f"component {needing[0].id!r} is a DataFrameBolt, for which PySpark needs pandas here and on the "
-            f"executors; install it with pip install 'txstream[dataframe]' ({error})"
+            f"component {needing[0].id!r} is a DataFrameBolt, for which PySpark needs pandas on the "
+            f"driver; install it with pip install 'txstream[dataframe]' ({error})"
         ) from error
     for bolt in needing:
         if not bolt.streams:
