@@ -15,6 +15,7 @@ from support.dataframe_bolts import (
     CountRows,
     JoinAndSplit,
     Lengths,
+    LinesWithWord,
     Unchanged,
     WordsOfLines,
     typed,
@@ -172,6 +173,28 @@ def test_in_the_commit_phase(spark: SparkSession, tmp_path: Path, unique: str, w
     assert len(notes(tmp_path / "executed")) == len(LINES)
 
 
+@pytest.mark.parametrize("width", [1, 2])
+def test_tuples_that_go_past_a_dataframe(spark: SparkSession, unique: str, width: int) -> None:
+    """What is made above a DataFrame and read below it is carried by the stages between, in both phases."""
+    builder = new_builder()
+    builder.set_bolt("split", Words(), 2).shuffle_grouping("lines")
+    builder.set_bolt("count", CountWords(), 2).fields_grouping("split", "word")
+    seen = builder.set_bolt("seen", LinesWithWord())
+    seen.shuffle_grouping("lines").shuffle_grouping("count")
+    both = builder.set_bolt("both", CountWords(), 2)
+    both.fields_grouping("seen", "word").fields_grouping("count", "word").fields_grouping("split", "word")
+    commit = builder.set_committer_bolt("commit", CommitWords(), 2)
+    commit.fields_grouping("both", "word").fields_grouping("split", "word")
+    builder.set_bolt("length", Lengths()).shuffle_grouping("commit")
+    last = builder.set_committer_bolt("last", CommitWords(), 2)
+    last.fields_grouping("length", "word").fields_grouping("commit", "word").fields_grouping("split", "word")
+    result, committed = process(spark, store(builder, "last"), unique, width)
+    assert sorted(rows_of("seen", result)) == sorted(OFTEN.items())  # a word comes once in a line
+    assert sorted(rows_of("both", result)) == sorted((word, n + 2) for word, n in OFTEN.items())
+    assert sorted(rows_of("commit", committed)) == sorted((word, n + 1) for word, n in OFTEN.items())
+    assert deltas(committed) == {"store": sorted(((word, n + 2) for word, n in OFTEN.items()), key=repr)}
+
+
 def test_crossing_into_the_commit_phase(spark: SparkSession, unique: str) -> None:
     builder = new_builder()
     builder.set_bolt("words", WordsOfLines()).shuffle_grouping("lines")
@@ -207,14 +230,30 @@ def test_how_many_jobs_it_takes(spark: SparkSession, unique: str) -> None:
     assert jobs_of(spark, f"{unique}-commit") == 2
 
 
-def test_every_type_survives_the_way_to_spark_and_back(spark: SparkSession, unique: str) -> None:
+ODD_SETTINGS = {
+    "spark.sql.session.timeZone": "Asia/Tokyo",
+    "spark.sql.timestampType": "TIMESTAMP_NTZ",
+    "spark.sql.execution.arrow.useLargeVarTypes": "true",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "1",
+    "spark.sql.execution.pyspark.binaryAsBytes": "false",
+    "spark.sql.caseSensitive": "true",
+}
+
+
+@pytest.mark.parametrize("settings", [{}, ODD_SETTINGS], ids=["as they are", "odd"])
+def test_every_type_survives_the_way_to_spark_and_back(
+    spark: SparkSession, unique: str, settings: dict[str, str]
+) -> None:
+    session = spark.newSession()
+    for name, value in settings.items():
+        session.conf.set(name, value)
     builder = new_builder(NotedSource(typed, TYPES))
     builder.set_bolt("unchanged", Unchanged()).shuffle_grouping("lines")
     builder.set_bolt("again", Unchanged()).shuffle_grouping("unchanged")
     builder.set_bolt("python", Same()).global_grouping("again")
     counted = SqlStateBolt(SqlState("typed", key="id int", value="n bigint"), n=Count())
     builder.set_committer_bolt("store", counted).fields_grouping("python", "id")
-    runner = SparkRunner(spark.sparkContext, captured(builder.build(), unique), spark)
+    runner = SparkRunner(spark.sparkContext, captured(builder.build(), unique), session)
     try:
         result = runner.run(attempt(1), ranges(a=TYPED_ROWS))
     finally:

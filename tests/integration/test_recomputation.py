@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.dataframe_bolts import Lengths
 from support.inmemory import attempt
 from support.on_spark import (
     CommitWords,
+    CountWords,
     NotedSource,
     Numbered,
     Words,
@@ -27,6 +30,7 @@ from support.on_spark import (
 from support.recomputing import BATCH, TESTS, WIDTH, framed, held, outcome
 
 from txstream.api.builder import TransactionalTopologyBuilder
+from txstream.api.errors import PartitionUnavailableError
 from txstream.api.reducers import Count
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.topology import Topology
@@ -126,6 +130,34 @@ def test_a_commit_that_reads_again_reads_the_ranges_of_its_own_attempt(
         expected = without.run(attempt(txid), batch)
         assert emissions(results[txid]) == emissions(expected)
         assert emissions(committed[txid]) == emissions(without.commit(attempt(txid), expected))
+
+
+@pytest.mark.parametrize("frame", [False, True], ids=["bolt", "dataframe"])
+def test_what_cannot_be_read_again_is_told_as_what_it_is(
+    spark: SparkSession, tmp_path: Path, unique: str, frame: bool
+) -> None:
+    """An outage is waited for and replayed; as a bug in a bolt it would end the run."""
+    away = tmp_path / "away"
+    builder = TransactionalTopologyBuilder("away", "lines", OpaqueSpout(NotedSource(away=away)), 2)
+    builder.set_bolt("split", Words(), 2).local_or_shuffle_grouping("lines")
+    if frame:
+        builder.set_bolt("above", Lengths()).shuffle_grouping("split")
+    else:
+        builder.set_bolt("above", CountWords(), 2).local_or_shuffle_grouping("split")
+    builder.set_committer_bolt("commit", CommitWords()).fields_grouping("above", "word")
+    plan = captured(builder.build(), unique)
+    runner = SparkRunner(spark.sparkContext, plan, spark, width=2)
+    try:
+        result = runner.run(attempt(1), BATCH)
+        drop_everything(spark)
+        away.touch()
+        with pytest.raises(PartitionUnavailableError) as caught:
+            runner.commit(attempt(1), result)
+        runner.release(result)
+    finally:
+        runner.close()
+    said = r"txid 1 attempt 1\.1, component 'lines': partition '[abc]' is away"
+    assert re.fullmatch(said, str(caught.value))
 
 
 def test_what_a_dataframe_reads_and_what_it_computed_is_computed_again(

@@ -65,6 +65,19 @@ class JoinAndSplit(DataFrameBolt):
         }
 
 
+class LinesWithWord(DataFrameBolt):
+    """Words, and in how many lines each is: one input from the spout, one from a bolt far below it."""
+
+    output = "word string, n bigint"
+
+    def transform_streams(self, inputs: Mapping[str, DataFrame]) -> Mapping[str, DataFrame]:
+        from pyspark.sql import functions as fn
+
+        lines, words = inputs["lines"], inputs["count"]
+        joined = words.join(lines, fn.array_contains(fn.split(lines.value, " "), words.word))
+        return {"default": joined.groupBy(words.word).agg(fn.count("*").alias("n"))}
+
+
 class Unchanged(DataFrameBolt):
     """Every row through a shuffle of Spark's and back."""
 

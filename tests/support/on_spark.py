@@ -18,6 +18,7 @@ import pyarrow as pa
 from support.inmemory import CONTEXT, Range
 from txstream.api.bolts import BasicBolt, BatchBolt, Committer, OutputCollector, OutputFieldsDeclarer
 from txstream.api.builder import TransactionalTopologyBuilder
+from txstream.api.errors import PartitionUnavailableError
 from txstream.api.reducers import Count
 from txstream.api.schema import parse_schema
 from txstream.api.spouts import (
@@ -57,14 +58,21 @@ def line(partition: str, number: int) -> tuple[Any, ...]:
 
 class NotedSource(PartitionedSpout[Range]):
     """Row i of a partition is `rows(partition, i)`. Each reading of a range is a note: txid, attempt,
-    partition, start, end, pid."""
+    partition, start, end, pid. While the file `away` is there, nothing can be read."""
 
     meta_type: ClassVar[type[Any]] = Range
 
-    def __init__(self, rows: Rows = line, output: str = "value string", file: Path | None = None) -> None:
+    def __init__(
+        self,
+        rows: Rows = line,
+        output: str = "value string",
+        file: Path | None = None,
+        away: Path | None = None,
+    ) -> None:
         self.rows = rows
         self.output = output
         self.file = file
+        self.away = away
 
     def coordinator(self, context: SpoutContext) -> PartitionCoordinator[Range]:
         raise NotImplementedError("tests give the ranges")
@@ -79,6 +87,8 @@ class NotedEmitter(PartitionEmitter[Range]):
         self.schema = parse_schema(source.output)
 
     def emit(self, attempt: TransactionAttempt, partition: str, meta: Range) -> Iterator[pa.RecordBatch]:
+        if self.source.away is not None and self.source.away.exists():
+            raise PartitionUnavailableError(f"partition {partition!r} is away")
         if self.source.file is not None:
             note(
                 self.source.file, attempt.txid, attempt.attempt, partition, meta.start, meta.end, os.getpid()

@@ -13,9 +13,11 @@ from txstream.api import errors
 from txstream.transaction import TransactionAttempt
 
 _TRACEBACK = "Traceback (most recent call last):"
-_FRAME = re.compile(r'File "(?:.*/)?([^"/]+)", line (\d+), in ')
-# The line that ends a traceback: the error's class, and what it says.
-_RAISED = re.compile(r"([\w.]*?)(\w+)(?:: (.*))?", re.DOTALL)
+_OURS = "Traceback (on the executor, most recent call last):"
+_FRAME = re.compile(r'  File "(?:.*/)?([^"/]+)", line (\d+), in ')
+_OF_SPARK = re.compile(r'  File "[^"]*/pyspark(?:\.zip)?/')
+# What ends a traceback: the error's class, and what it says.
+_RAISED = re.compile(r"([\w.]*\.)?(\w+)(?:: (.*))?", re.DOTALL)
 _ERRORS_MODULE = f"{errors.__name__}."
 
 
@@ -36,9 +38,10 @@ def spark_error(
     trace = _python_traceback(text)
     if trace is None:
         return errors.BoltError(f"{who}: its Spark job failed: {_reason(text)}")
-    kind, message = _raised(trace)
-    raised = kind(f"{who}: {message}")
-    raised.add_note(trace.replace(_TRACEBACK, "Traceback (on the executor, most recent call last):", 1))
+    kind, message, details = _raised(trace)
+    # What a bolt above has reported says already who it was.
+    raised = kind(message if message.startswith(str(attempt)) else f"{who}: {message}")
+    raised.add_note(details)
     return raised
 
 
@@ -71,19 +74,22 @@ def _python_traceback(text: str) -> str | None:
     return "\n".join(lines).rstrip()
 
 
-def _raised(trace: str) -> tuple[type[errors.TxstreamError], str]:
-    """The class for the driver and the message; one of ours is known by its name."""
+def _raised(trace: str) -> tuple[type[errors.TxstreamError], str, str]:
+    """The class for the driver, the message, and the traceback to show. One of ours is known by its name."""
     lines = trace.splitlines()
-    last_frame = max((at for at, line in enumerate(lines) if line.startswith(" ")), default=0)
-    said = "\n".join(lines[last_frame + 1 :])
+    frames = max(at for at, line in enumerate(lines) if line == _TRACEBACK) + 1
+    end = next((at for at in range(frames, len(lines)) if not lines[at].startswith(" ")), len(lines))
+    said, _, note = "\n".join(lines[end:]).partition(f"\n{_OURS}")
+    details = f"{_OURS}{note}" if note else trace.replace(_TRACEBACK, _OURS)
     match = _RAISED.fullmatch(said)
     if match is not None and match[1] == _ERRORS_MODULE:
         kind = getattr(errors, match[2], None)
         if isinstance(kind, type) and issubclass(kind, errors.TxstreamError):
-            return kind, match[3] or match[2]
-    frames = _FRAME.findall(trace)
-    place = f" (in {frames[-1][0]}, line {frames[-1][1]})" if frames else ""
-    return errors.BoltError, f"{said}{place}"
+            return kind, match[3] or match[2], details
+    users = [line for line in lines[frames:end] if _FRAME.match(line) and not _OF_SPARK.match(line)]
+    place = _FRAME.match(users[0]) if users else None
+    where = f" (in {place[1]}, line {place[2]})" if place else ""
+    return errors.BoltError, f"{said}{where}", details
 
 
 def _reason(text: str) -> str:
