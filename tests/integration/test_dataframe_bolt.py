@@ -392,8 +392,6 @@ def test_sessions_of_the_runners_own_shuffle_as_widely_as_the_batch(spark: Spark
     builder = new_builder(slots=4)
     builder.set_bolt("words", WordsOfLines()).shuffle_grouping("lines")
     builder.set_bolt("count", CountRows()).shuffle_grouping("words")
-    topology = store(builder, "count")
-    for width in (1, 3):
-        result, _ = process(spark, topology, f"{unique}-{width}", width, own=True)
-        assert len([name for name, _, _ in task_counts(result) if name == "count"]) == width
+    result, _ = process(spark, store(builder, "count"), unique, 3, own=True)
+    assert len([name for name, _, _ in task_counts(result) if name == "count"]) == 3
     assert spark.conf.get("spark.sql.shuffle.partitions") == before
