@@ -321,7 +321,7 @@ def pairs() -> Iterator[Any]:
             yield pytest.param(harness, check, id=f"{harness.__name__.removesuffix('Harness')}-{check}")
 
 
-@pytest.mark.parametrize(("harness", "check"), pairs())
+@pytest.mark.parametrize(("harness", "check"), list(pairs()))
 def test_promise(harness: type[Harness], check: SpoutCheck, tmp_path: Path) -> None:
     reason = check.run(lambda: harness(tmp_path))
     assert (reason is not None) == (check.name in harness.not_applicable), reason
