@@ -124,9 +124,8 @@ def test_behind_the_spout_and_behind_each_other(
     assert len([name for name, _, _ in counted if name == "count"]) == width
 
 
-@pytest.mark.parametrize("width", [1, 4])
 def test_in_the_middle_with_several_inputs_and_outputs(
-    spark: SparkSession, tmp_path: Path, unique: str, width: int
+    spark: SparkSession, tmp_path: Path, unique: str
 ) -> None:
     """Python above, beside and below; what feeds both Python and a DataFrame is computed once."""
     builder = new_builder(NotedSource(file=tmp_path / "read"), 4)
@@ -140,7 +139,7 @@ def test_in_the_middle_with_several_inputs_and_outputs(
     every = builder.set_bolt("every", Same(), 2)
     every.all_grouping("below").all_grouping("alone")
     builder.set_bolt("again", CountRows()).shuffle_grouping("every")
-    result, _ = process(spark, store(builder, "again"), unique, width)
+    result, _ = process(spark, store(builder, "again"), unique, 4)
     both = {word for word in OFTEN if word in SELDOM}
     assert sorted(rows_of("join", result)) == sorted((word, OFTEN[word]) for word in both)
     alone = sorted((word,) for word in OFTEN if word not in both)
@@ -152,8 +151,7 @@ def test_in_the_middle_with_several_inputs_and_outputs(
     assert len(notes(tmp_path / "executed")) == len(LINES)
 
 
-@pytest.mark.parametrize("width", [1, 2])
-def test_in_the_commit_phase(spark: SparkSession, tmp_path: Path, unique: str, width: int) -> None:
+def test_in_the_commit_phase(spark: SparkSession, tmp_path: Path, unique: str) -> None:
     """Directly below a committer, feeding a fields grouping, a second committer and a state."""
     builder = new_builder()
     builder.set_bolt("split", Words(tmp_path / "executed"), 2).shuffle_grouping("lines")
@@ -162,7 +160,7 @@ def test_in_the_commit_phase(spark: SparkSession, tmp_path: Path, unique: str, w
     builder.set_bolt("check", Same(), 2).fields_grouping("length", "word")
     builder.set_committer_bolt("last", CommitWords()).global_grouping("length")
     topology = store(builder, "check")
-    result, committed = process(spark, topology, unique, width)
+    result, committed = process(spark, topology, unique, 2)
     assert deltas(result) == {}
     assert not [name for name, _, _ in task_counts(result) if name in {"length", "check", "last"}]
     expected = sorted((word, len(word)) for word in OFTEN)

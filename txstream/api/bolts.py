@@ -197,8 +197,9 @@ class DataFrameBolt(Bolt):
 
     `transform` is called on the driver, once per attempt, and answers lazily: Spark runs what it describes
     as a part of the batch. Read nothing in it but its inputs, and nothing random: lost partitions are
-    computed again. The groupings of its inputs do not matter, since Spark decides where rows are; each
-    partition of what it returns counts as a task.
+    computed again. The order of rows is Spark's: nothing may depend on it, such as `first` or `limit` without
+    a sort, and what is returned is handed on in the order of its values. The groupings of its inputs do not
+    matter, since Spark decides where rows are; each partition of what it returns counts as a task.
     """
 
     def transform(self, df: Any) -> Any:
