@@ -12,8 +12,13 @@ def read_rows(url: str, table: str) -> list[dict[str, Any]]:
     engine = sa.create_engine(url)
     try:
         with engine.connect() as connection:
-            reflected = sa.Table(table, sa.MetaData(), autoload_with=connection)
-            return [dict(row._mapping) for row in connection.execute(sa.select(reflected))]
+            query: sa.Select[Any]
+            if connection.dialect.name == "sqlite":
+                # SQLite keeps types in the declaration alone: without it a decimal comes back as a number.
+                query = sa.select(sa.Table(table, sa.MetaData(), autoload_with=connection))
+            else:
+                query = sa.select(sa.literal_column("*")).select_from(sa.table(table))
+            return [dict(row._mapping) for row in connection.execute(query)]
     finally:
         engine.dispose()
 
