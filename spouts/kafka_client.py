@@ -123,9 +123,9 @@ class KafkaClient:
         reason = ""
         brokers = list(self._manager.cluster.bootstrap_brokers())
         for position, broker in enumerate(brokers):
-            # Each address its share, and one for the search: a frozen broker must not use up all the time.
+            # Each address its share of what is left: a frozen broker must not use up all the time.
             now = time.monotonic()
-            share = max(0.001, (deadline - now) / (len(brokers) - position + 1))
+            share = max(0.001, (deadline - now) / (len(brokers) - position))
             connection = self._manager.get_connection(
                 broker.node_id, timeout_ms=share * 1000, refresh_metadata_on_err=False
             )
