@@ -54,7 +54,7 @@ def secured(
         "ssl.keystore.location": str(certificate[0]),
         "ssl.keystore.password": PASSWORD,
         "ssl.key.password": PASSWORD,
-        "connections.max.idle.ms": "500",
+        "connections.max.idle.ms": "1500",
     }
     folder = tmp_path_factory.mktemp("secured")
     with EmbeddedKafka(folder, port=plain, controller_port=controller, overrides=overrides) as kafka:
@@ -87,7 +87,7 @@ def test_client_options_reach_driver_and_executor(
     assert batch.column("value").to_pylist() == ["a", "b"]
     # Both connections are idle now, until the broker has closed them.
     idle_since = time.monotonic()
-    wait_until(lambda: time.monotonic() - idle_since > 1.5, "the broker closes idle connections")
+    wait_until(lambda: time.monotonic() - idle_since > 3.0, "the broker closes idle connections")
     assert coordinator.plan({}, MANY) == plan
     [batch] = emitter.emit(attempt(2), f"{unique}/0", plan[f"{unique}/0"])
     assert batch.num_rows == 2
@@ -114,6 +114,6 @@ def test_wrong_credentials_are_said_and_not_shown(
     source = KafkaSource("lines", secured[1], client_options=options(certificate, **change))
     began = time.monotonic()
     with pytest.raises(ServiceUnavailableError, match=reason) as caught:
-        source.coordinator(SpoutContext("secured", "lines", {}, connect_timeout_seconds=1.0))
+        source.coordinator(SpoutContext("secured", "lines", {}, connect_timeout_seconds=2.0))
     assert time.monotonic() - began < 4
     assert "horse" not in str(caught.value) + caplog.text
