@@ -25,6 +25,7 @@ from txstream.api.errors import TopologyError
 from txstream.api.schema import format_schema, parse_schema
 from txstream.api.spouts import PartitionedSpout, SpoutContext
 from txstream.spouts.json_values import json_schema
+from txstream.spouts.ranges import Span
 
 if TYPE_CHECKING:
     from txstream.spouts.files_coordinator import FileCoordinator
@@ -35,7 +36,7 @@ _ORIGIN = (pa.field("path", pa.string()), pa.field("offset", pa.int64()))
 
 
 @dataclass(frozen=True, slots=True)
-class FileRange:
+class FileRange(Span):
     """Positions `[start, end)` of one file: bytes of a file of lines, rows of a Parquet file.
 
     records: how many lines or rows that is.
@@ -44,22 +45,15 @@ class FileRange:
     crc32: checksum of the bytes of the range; 0 for Parquet, whose files do not change.
     """
 
-    start: int
-    end: int
     records: int
     seen: int = 0
     mark: str = ""
     crc32: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.start <= self.end:
-            raise ValueError(f"start {self.start} and end {self.end} are not a range of positions")
+        Span.__post_init__(self)  # super() does not know a class that has got its slots
         if not 0 <= self.records <= self.end - self.start:
             raise ValueError(f"{self.records} records do not fit positions {self.start} to {self.end}")
-
-    @property
-    def is_empty(self) -> bool:
-        return self.start == self.end
 
 
 class FileSpout(PartitionedSpout[FileRange]):

@@ -32,6 +32,7 @@ from txstream.spouts.kafka_arguments import (
 )
 from txstream.spouts.kafka_options import check_client_options
 from txstream.spouts.kafka_selection import TopicSelection
+from txstream.spouts.ranges import RecordSpan, Span
 
 if TYPE_CHECKING:
     from txstream.spouts.kafka_coordinator import KafkaPartitionCoordinator
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class KafkaRange:
+class KafkaRange(RecordSpan):
     """Offsets `[start, end)` of one partition; not every offset need hold a record.
 
     `topic_id` is Kafka's id of the topic (empty with brokers older than 2.8), so that a topic deleted and
@@ -48,8 +49,6 @@ class KafkaRange:
     `[skipped_from, start)` were lost; above it, the log was cut back or the topic created again.
     """
 
-    start: int
-    end: int
     topic_id: str = ""
     skipped_from: int | None = None
 
@@ -61,18 +60,7 @@ class KafkaRange:
                 raise TypeError(f"{name} must be an integer, found {value!r}")
         if not isinstance(self.topic_id, str):
             raise TypeError(f"topic_id must be a string, found {self.topic_id!r}")
-        if not 0 <= self.start <= self.end:
-            raise ValueError(f"start {self.start} and end {self.end} are not a range of offsets")
-
-    @property
-    def is_empty(self) -> bool:
-        """True when the range holds a place only."""
-        return self.start == self.end
-
-    @property
-    def records(self) -> int:
-        """At most so many records: what the engine chooses the number of Spark tasks by."""
-        return self.end - self.start
+        Span.__post_init__(self)  # super() does not know a class that has got its slots
 
 
 class KafkaSource(PartitionedSpout[KafkaRange]):

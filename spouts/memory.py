@@ -29,6 +29,7 @@ from txstream.api.spouts import (
 )
 from txstream.spouts.memory_log import LogView, MemoryLog
 from txstream.spouts.memory_spool import SpoolReader
+from txstream.spouts.ranges import RecordSpan
 from txstream.spouts.sharing import share_limit
 from txstream.transaction import TransactionAttempt
 
@@ -40,24 +41,8 @@ os.register_at_fork(after_in_child=_logs.clear)
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryRange:
+class MemoryRange(RecordSpan):
     """Positions `[start, end)` of one partition. A marker takes a position and is no row."""
-
-    start: int
-    end: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.start <= self.end:
-            raise ValueError(f"start {self.start} and end {self.end} are not a range of positions")
-
-    @property
-    def is_empty(self) -> bool:
-        return self.start == self.end
-
-    @property
-    def records(self) -> int:
-        """At most so many rows."""
-        return self.end - self.start
 
 
 class MemorySpout(PartitionedSpout[MemoryRange]):

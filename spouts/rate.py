@@ -18,6 +18,7 @@ import pyarrow as pa
 from txstream.api.errors import DataLostError, TopologyError
 from txstream.api.schema import parse_schema
 from txstream.api.spouts import PartitionCoordinator, PartitionedSpout, PartitionEmitter, SpoutContext
+from txstream.spouts.ranges import RecordSpan
 from txstream.spouts.sharing import share_limit
 from txstream.transaction import TransactionAttempt
 
@@ -28,25 +29,11 @@ _MAX_ROWS = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class RateRange:
+class RateRange(RecordSpan):
     """Rows `[start, end)` of one partition, counted within it; `started_us` is when row 0 was due, in
     microseconds since 1970."""
 
-    start: int
-    end: int
     started_us: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.start <= self.end:
-            raise ValueError(f"start {self.start} and end {self.end} are not a range of rows")
-
-    @property
-    def is_empty(self) -> bool:
-        return self.start == self.end
-
-    @property
-    def records(self) -> int:
-        return self.end - self.start
 
 
 class RateSpout(PartitionedSpout[RateRange]):
