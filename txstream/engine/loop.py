@@ -223,6 +223,12 @@ class EventLoop:
         except Exception as error:  # noqa: BLE001 - only a wish; a cluster that is gone must not hide why
             log.info("%s could not be cancelled: %s", attempt, error)
 
+    def _release(self, result: BatchResult) -> None:
+        try:
+            self.runner.release(result)
+        except Exception as error:  # noqa: BLE001 - the batch itself is not concerned; what is kept goes with Spark
+            log.info("what was kept of a batch could not be dropped: %s", error)
+
     def _fail_run(self, error: BaseException) -> None:
         self._failure = self._failure or error
 
@@ -252,7 +258,7 @@ class EventLoop:
                     self._cancels.submit(self._cancel, attempt)
                     dropped = self._processed.pop(attempt, None)
                     if dropped is not None:
-                        self._cancels.submit(self.runner.release, dropped.result)
+                        self._cancels.submit(self._release, dropped.result)
 
     def _timing(self, txid: Txid) -> BatchTiming:
         return self._timings.setdefault(txid, BatchTiming(txid))
@@ -341,7 +347,7 @@ class EventLoop:
             timing.read_seconds = result.read_seconds
             timing.process_seconds = result.process_seconds
             if not self._is_active(attempt):
-                self._cancels.submit(self.runner.release, result)
+                self._cancels.submit(self._release, result)
             else:
                 failures = self._failures.get(attempt.txid)
                 self._processed[attempt] = ProcessedBatch(
@@ -391,7 +397,7 @@ class EventLoop:
                 self._reach(Point.BEFORE_COMMIT, attempt.txid)
                 return self.runner.commit(attempt, batch.result)
             finally:
-                self.runner.release(batch.result)
+                self._release(batch.result)
 
         def done(finished: BatchResult) -> None:
             if self._is_active(attempt):
