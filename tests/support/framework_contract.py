@@ -89,7 +89,7 @@ class FrameworkContract(StateFixtures):
 
     def test_older_revision_names_the_command(self, database: StateDatabase, url: str) -> None:
         to_first_revision(url)
-        with pytest.raises(SchemaRevisionError, match=r"revision 0001.*needs 0002.*`txstream db upgrade`"):
+        with pytest.raises(SchemaRevisionError, match=r"revision 0001.*needs 0003.*`txstream db upgrade`"):
             database.ensure_framework_tables()
         assert not table_exists(url, "txstream_table")
 

@@ -115,6 +115,22 @@ class Max(_Extreme):
     merge: ClassVar[str] = "max"
 
 
+@dataclass(frozen=True, slots=True)
+class Put(Reducer):
+    """The new value, whatever was there before: how a `MapState` writes. Not for tuples."""
+
+    field: str | None = None
+
+    partial: ClassVar[str] = "put"
+    merge: ClassVar[str] = "put"
+
+    def accepts(self, data_type: pa.DataType) -> bool:
+        return False
+
+    def result_type(self, data_type: pa.DataType | None) -> pa.DataType:
+        return data_type
+
+
 def _has_order(data_type: pa.DataType) -> bool:
     return bool(
         pa.types.is_integer(data_type)

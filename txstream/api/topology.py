@@ -20,6 +20,7 @@ from txstream.api.errors import TopologyError
 from txstream.api.groupings import Grouping
 from txstream.api.names import validate_topology_id
 from txstream.api.spouts import SourceSpout
+from txstream.api.state import SqlState
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.semantics import Semantics
 
@@ -54,6 +55,16 @@ class Component:
 
 
 @dataclass(frozen=True)
+class StateUse:
+    """A state that a user-written committer reads and writes through a `MapState`, under its `name` there."""
+
+    component: str
+    name: str
+    state: SqlState
+    semantics: Semantics
+
+
+@dataclass(frozen=True)
 class Topology:
     """A built topology: components from the spout down. Build it with `TransactionalTopologyBuilder`."""
 
@@ -65,6 +76,7 @@ class Topology:
     settings: Mapping[str, Any] = field(default_factory=dict)
     workers: int | None = None
     states: tuple[tuple[StateCommitter, Semantics], ...] = field(default=(), repr=False)
+    map_states: tuple[StateUse, ...] = field(default=(), repr=False)
 
     @property
     def spout(self) -> SourceSpout[Any]:

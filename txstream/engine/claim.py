@@ -7,12 +7,13 @@ takes back what it made and nothing else, so that the corrected run is not refus
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from txstream.api.errors import IdentityMismatchError, ProgressMismatchError, TxstreamError
 from txstream.api.topology import Topology
 from txstream.engine.commit import StateTarget
-from txstream.state import FenceLockedError, StateDatabase
+from txstream.state import FenceLockedError, StateBackend
 from txstream.transaction import FIRST_TXID
 from txstream.zookeeper import Identity, ProgressStore
 
@@ -52,10 +53,15 @@ def claim_identity(
     identity = store.create_identity(mine) if stored is None else stored
     _refuse_other(topology.id, identity, mine)
     first_run = store.load().current == FIRST_TXID
-    joined: list[StateDatabase] = []
+    # Each database knows the others: whoever is shown one of them can find them all.
+    kept = {
+        "identity": identity.to_document(),
+        "databases": sorted(target.database.url_for_people for target in targets),
+    }
+    joined: list[StateBackend] = []
     try:
         for target in targets:
-            _join(topology, target, identity, first_run=first_run, locked=locked)
+            _join(topology, target, identity.uuid, kept, first_run=first_run, locked=locked)
             joined.append(target.database)
     except TxstreamError:
         if stored is None:
@@ -67,7 +73,8 @@ def claim_identity(
 def _join(
     topology: Topology,
     target: StateTarget,
-    identity: Identity,
+    uuid: str,
+    kept: Mapping[str, Any],
     *,
     first_run: bool,
     locked: Callable[[FenceLockedError], None],
@@ -76,18 +83,17 @@ def _join(
         try:
             return target.database.join(
                 topology.id,
-                identity.uuid,
+                uuid,
                 target.tables,
                 semantics=topology.semantics,
                 first_run=first_run,
+                identity=kept,
             )
         except FenceLockedError as error:
             locked(error)
 
 
-def _undo(
-    topology_id: str, store: ProgressStore, identity: Identity, joined: Sequence[StateDatabase]
-) -> None:
+def _undo(topology_id: str, store: ProgressStore, identity: Identity, joined: Sequence[StateBackend]) -> None:
     """What cannot be removed now is told by the next run. Only what carries the fresh uuid is dropped."""
     with contextlib.suppress(TxstreamError):
         for database in joined:
@@ -95,7 +101,7 @@ def _undo(
         store.delete_everything()
 
 
-def _refuse_orphan(topology_id: str, database: StateDatabase) -> None:
+def _refuse_orphan(topology_id: str, database: StateBackend) -> None:
     """ZooKeeper knows nothing of this topology, a database does: one of the two was lost."""
     fence = database.read_fence(topology_id)
     if fence is not None:

@@ -19,7 +19,7 @@ from txstream.api.topology import Topology
 from txstream.bolts.sql import new_fold
 from txstream.engine.runner import BatchResult
 from txstream.semantics import Semantics
-from txstream.state import AnswerLostError, Commit, StateDatabase, TableSpec, place_of
+from txstream.state import AnswerLostError, Commit, StateBackend, TableSpec, place_of
 from txstream.transaction import TransactionAttempt
 
 
@@ -27,7 +27,7 @@ from txstream.transaction import TransactionAttempt
 class StateTarget:
     """One database and the tables of this topology in it; `components` fill them, in the same order."""
 
-    database: StateDatabase
+    database: StateBackend
     tables: tuple[TableSpec, ...]
     components: tuple[str, ...] = ()
 
@@ -43,7 +43,7 @@ class ProcessedBatch:
 
 
 def state_targets(
-    topology: Topology, default_url: str, open_database: Callable[[str], StateDatabase]
+    topology: Topology, default_url: str, open_database: Callable[[str], StateBackend]
 ) -> list[StateTarget]:
     """The topology's states by database; a state without a url lives in `default_url`.
 
@@ -147,7 +147,7 @@ class Committer:
                 if not self._outcome(database, attempt, lost=isinstance(error, AnswerLostError)):
                     raise BatchFailedError(f"{attempt} was not committed: {error}") from error
 
-    def _outcome(self, database: StateDatabase, attempt: TransactionAttempt, *, lost: bool) -> bool:
+    def _outcome(self, database: StateBackend, attempt: TransactionAttempt, *, lost: bool) -> bool:
         """Has the database committed this attempt? Lost may mean committed: only the ledger knows, and only
         once the database answers."""
         committed = False

@@ -33,7 +33,7 @@ from txstream.engine.report import RunProgress, RunReport
 from txstream.engine.runner import BatchRunner
 from txstream.metas import MetaCodec
 from txstream.settings import Settings
-from txstream.state import FenceLockedError, StateDatabase, open_database
+from txstream.state import FenceLockedError, StateBackend, open_database
 from txstream.transaction import Txid
 from txstream.zookeeper import Leadership, ProgressStore, ZooKeeper, ZooKeeperProgress
 
@@ -279,7 +279,7 @@ class RunningTopology:
     def _open_databases(self, stack: contextlib.ExitStack) -> list[StateTarget]:
         settings = self.settings
 
-        def opened(url: str) -> StateDatabase:
+        def opened(url: str) -> StateBackend:
             database = open_database(
                 url,
                 connect_timeout_seconds=settings.connect_timeout_seconds,

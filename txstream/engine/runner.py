@@ -36,7 +36,7 @@ class Emitted(NamedTuple):
 class BatchResult:
     """What a processed batch leaves: unmerged deltas by committer, and where its time went.
 
-    `places` are the tasks that ran. `kept` is the runner's own: what the commit phase reads, until `release`.
+    `places` are the tasks that ran, `written` the rows that they wrote through a `MapState`. `kept` is the runner's own: what the commit phase reads, until `release`.
     """
 
     deltas: Mapping[str, list[pa.Table]]
@@ -49,6 +49,7 @@ class BatchResult:
     emitted: Sequence[Emitted] = ()
     crossing: EdgeCount = field(default_factory=Counter)
     kept: Any = None
+    written: int = 0
 
 
 class BatchRunner(Protocol):

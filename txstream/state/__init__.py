@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from txstream.state.backend import StateBackend
 from txstream.state.database import StateDatabase, open_database
 from txstream.state.records import (
     AnswerLostError,
@@ -19,6 +20,7 @@ __all__ = [
     "Commit",
     "FenceLockedError",
     "FenceRow",
+    "StateBackend",
     "StateDatabase",
     "TableSpec",
     "open_database",

@@ -1,9 +1,10 @@
-"""`StateDatabase`: what the engine asks of one SQL database.
+"""`StateDatabase`: a SQL database as a `StateBackend`.
 
-Invariants. A commit is one transaction, in the order that the protocol was checked in: fence, restore,
-upserts, ledger, COMMIT. The fence is its first statement, nothing is read before it, and nothing is sent
-twice: whatever fails before COMMIT leaves nothing, and whatever fails at COMMIT is an AnswerLostError, to
-be settled by the ledger.
+Invariants. A commit from the driver is one transaction, in the order that the protocol was checked in:
+fence, restore, upserts, ledger, COMMIT; a commit from executors is one to begin it (fence, ledger, restore),
+one for each task (fence, upserts) and one to end it (fence, upserts, ledger). The fence is always the first
+statement, nothing is read before it, and nothing is sent twice: whatever fails before COMMIT leaves nothing,
+and whatever fails at COMMIT is an AnswerLostError, to be settled by the ledger.
 
 Thread-safe: every call takes a connection of its own from the pool.
 """
@@ -29,19 +30,21 @@ from txstream.api.errors import (
 )
 from txstream.semantics import Semantics
 from txstream.state import fence, ledger, revisions, tables as state_tables
+from txstream.state.backend import INSIDE_BEGIN, INSIDE_COMMIT, StateBackend, nobody
 from txstream.state.dialect import StateDialect, Touch
 from txstream.state.failures import one_line, to_error
 from txstream.state.framework import batch as batch_table, fence as fence_table
 from txstream.state.ledger import LedgerWriter
-from txstream.state.records import COMMITTED, BatchRecord, Commit, FenceRow, TableSpec
+from txstream.state.records import BatchRecord, Commit, FenceRow, TableSpec
 from txstream.state.sqlite import READ_ONLY
 from txstream.state.urls import dialect_of, without_password
 from txstream.state.writer import TableWriter
-from txstream.transaction import AttemptId, TransactionAttempt
+from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 T = TypeVar("T")
 
-INSIDE_COMMIT = "inside-commit"
+Work = list[tuple[TableWriter, pa.Table]]
+"""Tables and their prepared deltas, in the order in which every transaction writes them."""
 
 _PING_AFTER_IDLE_SECONDS = 1.0
 _USED_AT = "txstream_used_at"  # in what SQLAlchemy keeps beside a pooled connection
@@ -52,12 +55,8 @@ def open_database(url: str, **options: Any) -> StateDatabase:
     return StateDatabase(url, **options)
 
 
-def _nobody(_point: str) -> None:
-    """Nobody wants to know how far a commit has come."""
-
-
-class StateDatabase:
-    """One database that holds state tables, their fence and their ledger.
+class StateDatabase(StateBackend):
+    """One SQL database that holds state tables, their fence and their ledger.
 
     `connect_timeout_seconds` bounds reaching it. `message_timeout_seconds` is the topology's: a transaction
     that is idle for half of it is ended by the server, and a server that is silent for longer is given up.
@@ -83,7 +82,6 @@ class StateDatabase:
     # --- at start -----------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise ServiceUnavailableError, with the remedy, unless the database answers in time."""
         self._dialect.check()
         if self._dialect.is_there():
             with self._reading("a first question", self._connect_timeout_seconds) as connection:
@@ -115,65 +113,40 @@ class StateDatabase:
         *,
         semantics: Semantics,
         first_run: bool,
+        identity: Mapping[str, Any] | None = None,
     ) -> None:
-        """Make sure that fence and state tables are there and are this topology's; all or nothing.
-
-        On the first run what is missing is created; later, what is missing was lost, and is refused. The
-        fence is created for every semantics: it also registers the topology here. Raises
-        ProgressMismatchError, IdentityMismatchError, StateTableError or CorruptStateError.
-        """
         with self._writing(f"topology {topology!r} joining") as (connection, _):
             self._dialect.lock_definitions(connection)
-            fence.join(connection, self.url_for_people, topology, uuid, first_run=first_run)
+            fence.join(
+                connection, self.url_for_people, topology, uuid, first_run=first_run, identity=identity
+            )
             for spec in tables:
                 state_tables.join_table(connection, self._dialect, topology, uuid, spec, first_run=first_run)
 
     # --- the fence ----------------------------------------------------------------------------------
 
     def read_fence(self, topology: str) -> FenceRow | None:
-        """The fence of a topology; None when it has not been run here."""
         return self._read("the fence", lambda connection: fence.read(connection, topology), None)
 
     def raise_fence(
         self, topology: str, uuid: str, attempt: AttemptId, *, lock_timeout_seconds: float | None = None
     ) -> None:
-        """A new leader shuts its predecessors out. Repeating it is harmless.
-
-        Waits for a predecessor's open transaction; a frozen one is ended by the database before this gives
-        up with FenceLockedError (SQLite cannot do that: its message names the process). Raises
-        StaleAttemptError, CorruptStateError or ProgressMismatchError when it is not this leader's to raise.
-        """
+        """As every backend. A frozen writer is ended by the database before this gives up; SQLite cannot do
+        that: its message names the process."""
         doing = f"raising the fence of topology {topology!r}"
         with self._writing(doing, lock_timeout_seconds=lock_timeout_seconds) as (connection, _):
             fence.raise_to(connection, self.url_for_people, topology, uuid, attempt, may_be_equal=True)
 
     def topologies(self) -> list[FenceRow]:
-        """The topologies that have been run on this database, by id."""
         return self._read("its topologies", fence.read_all, [])
 
     # --- the ledger ---------------------------------------------------------------------------------
 
-    def last_batch(self, topology: str) -> BatchRecord | None:
-        """The ledger's row with the greatest txid."""
-        found = self.batches(topology, limit=1)
-        return found[0] if found else None
-
     def batch(self, topology: str, txid: int) -> BatchRecord | None:
-        """The ledger's row of one txid."""
         return self._read("the ledger", lambda connection: ledger.read_one(connection, topology, txid), None)
 
     def batches(self, topology: str, *, limit: int | None = None) -> list[BatchRecord]:
-        """The ledger's rows, oldest first; with `limit` only the last ones."""
         return self._read("the ledger", lambda connection: ledger.read_last(connection, topology, limit), [])
-
-    def outcome(self, topology: str, attempt: TransactionAttempt) -> bool:
-        """After an AnswerLostError: has this very attempt committed its batch?
-
-        False may become true while the lost transaction is still running on the server; a new attempt
-        waits for it at the fence and undoes it, so that does no harm.
-        """
-        row = self.batch(topology, attempt.txid)
-        return row is not None and row.status == COMMITTED and row.attempt == attempt.attempt
 
     # --- the commit ---------------------------------------------------------------------------------
 
@@ -185,45 +158,118 @@ class StateDatabase:
         commit: Commit,
         *,
         semantics: Semantics,
-        reached: Callable[[str], None] = _nobody,
+        reached: Callable[[str], None] = nobody,
     ) -> None:
-        """Commit one attempt of one batch to all state tables of this database, in one transaction.
-
-        Raises StaleAttemptError (fenced), CorruptStateError (the fence is gone), TxidRegressionError,
-        StateValueError or StateTableError, all with nothing written; ServiceUnavailableError with nothing
-        written; AnswerLostError when only the ledger knows.
-        """
         attempt = commit.attempt
         work = self._prepare(tables, commit.deltas)
-        try:
-            with self._writing(str(attempt)) as (connection, answered):
-                if semantics is not Semantics.NON_TRANSACTIONAL:
-                    fence.raise_to(
-                        connection, self.url_for_people, topology, uuid, attempt.attempt, may_be_equal=False
-                    )
-                    self._restore(connection, topology, attempt, work, answered)
-                for writer, deltas in work:
-                    writer.write(connection, attempt, deltas, answered)
-                keys = sum(deltas.num_rows for _, deltas in work)
-                now = datetime.now(UTC)
-                self._ledger.write_committed(connection, topology, uuid, commit, semantics, keys, now)
-                answered()
-                reached(INSIDE_COMMIT)
-        except StateValueError as refused:
-            if not isinstance(refused.__cause__, DBAPIError):
-                raise
-            raise self._explain(attempt, work, refused) from refused.__cause__
+        with self._explaining(attempt, work), self._writing(str(attempt)) as (connection, answered):
+            if semantics is not Semantics.NON_TRANSACTIONAL:
+                self._raise(connection, topology, uuid, attempt)
+                if ledger.has(connection, topology, attempt.txid):
+                    self._restore(connection, attempt, tables, answered)
+            self._write(connection, attempt, work, answered)
+            self._commit_ledger(connection, topology, uuid, commit, semantics, _rows(work))
+            answered()
+            reached(INSIDE_COMMIT)
 
-    def _prepare(
-        self, specs: Sequence[TableSpec], deltas: Mapping[str, pa.Table]
-    ) -> list[tuple[TableWriter, pa.Table]]:
+    def begin_commit(
+        self,
+        topology: str,
+        uuid: str,
+        tables: Sequence[TableSpec],
+        commit: Commit,
+        *,
+        semantics: Semantics,
+        reached: Callable[[str], None] = nobody,
+    ) -> None:
+        if semantics is Semantics.NON_TRANSACTIONAL:
+            return
+        attempt = commit.attempt
+        with self._writing(f"the beginning of {attempt}") as (connection, answered):
+            self._raise(connection, topology, uuid, attempt)
+            # Asked before the row is written over: without one nobody has written this txid.
+            written_before = ledger.has(connection, topology, attempt.txid)
+            self._ledger.write_committing(connection, topology, uuid, commit, semantics)
+            if written_before:
+                self._restore(connection, attempt, tables, answered)
+            reached(INSIDE_BEGIN)
+
+    def write(
+        self,
+        topology: str,
+        uuid: str,
+        attempt: TransactionAttempt,
+        writes: Sequence[tuple[TableSpec, pa.Table]],
+        *,
+        semantics: Semantics,
+    ) -> int:
+        work = [(self._writer(spec), deltas) for spec, deltas in writes]
+        work = [(writer, writer.prepare(deltas)) for writer, deltas in sorted(work, key=_table_name)]
+        with self._explaining(attempt, work), self._writing(str(attempt)) as (connection, answered):
+            self._hold(connection, topology, uuid, attempt, semantics)
+            self._write(connection, attempt, work, answered)
+        return _rows(work)
+
+    def end_commit(
+        self,
+        topology: str,
+        uuid: str,
+        tables: Sequence[TableSpec],
+        commit: Commit,
+        *,
+        semantics: Semantics,
+        keys: int = 0,
+        reached: Callable[[str], None] = nobody,
+    ) -> None:
+        attempt = commit.attempt
+        work = self._prepare(tables, commit.deltas)
+        with self._explaining(attempt, work), self._writing(str(attempt)) as (connection, answered):
+            self._hold(connection, topology, uuid, attempt, semantics)
+            self._write(connection, attempt, work, answered)
+            self._commit_ledger(connection, topology, uuid, commit, semantics, keys + _rows(work))
+            answered()
+            reached(INSIDE_COMMIT)
+
+    def _raise(self, connection: Connection, topology: str, uuid: str, attempt: TransactionAttempt) -> None:
+        fence.raise_to(connection, self.url_for_people, topology, uuid, attempt.attempt, may_be_equal=False)
+
+    def _hold(
+        self,
+        connection: Connection,
+        topology: str,
+        uuid: str,
+        attempt: TransactionAttempt,
+        semantics: Semantics,
+    ) -> None:
+        if semantics is not Semantics.NON_TRANSACTIONAL:
+            fence.require(connection, self._dialect, self.url_for_people, topology, uuid, attempt.attempt)
+
+    def _write(
+        self, connection: Connection, attempt: TransactionAttempt, work: Work, answered: Touch
+    ) -> None:
+        for writer, deltas in work:
+            writer.write(connection, attempt, deltas, answered)
+
+    def _commit_ledger(
+        self,
+        connection: Connection,
+        topology: str,
+        uuid: str,
+        commit: Commit,
+        semantics: Semantics,
+        keys: int,
+    ) -> None:
+        self._ledger.write_committed(connection, topology, uuid, commit, semantics, keys, datetime.now(UTC))
+
+    def _prepare(self, specs: Sequence[TableSpec], deltas: Mapping[str, pa.Table]) -> Work:
         """The tables of this database, in one order for all writers; deltas of other databases' tables are
         not ours to write."""
         work = []
         for spec in sorted(specs, key=lambda spec: spec.state.table):
-            writer = self._writer(spec)
             delta = deltas.get(spec.state.table)
-            work.append((writer, writer.empty() if delta is None else writer.prepare(delta)))
+            if delta is not None:
+                writer = self._writer(spec)
+                work.append((writer, writer.prepare(delta)))
         return work
 
     def _writer(self, spec: TableSpec) -> TableWriter:
@@ -235,26 +281,30 @@ class StateDatabase:
     def _restore(
         self,
         connection: Connection,
-        topology: str,
         attempt: TransactionAttempt,
-        work: Sequence[tuple[TableWriter, pa.Table]],
+        specs: Sequence[TableSpec],
         answered: Touch,
     ) -> None:
-        """Undo an earlier attempt of this txid. Only an attempt that left a ledger row can have written."""
-        opaque = [writer for writer, _ in work if writer.spec.semantics is Semantics.OPAQUE]
-        # A statement of its own, after the fence's: joined to it, it would see the ledger as it was before
-        # the fence's lock was granted, and miss the row of the transaction that was waited for.
-        if opaque and ledger.has(connection, topology, attempt.txid):
-            for writer in opaque:
-                writer.restore(connection, attempt.txid)
+        """Undo an earlier attempt of this txid, in every table, with deltas or without. Only an attempt that
+        left a ledger row can have written; it is asked for by a statement of its own, after the fence's:
+        joined to it, it would see the ledger as it was before the fence's lock was granted, and miss the row
+        of the transaction that was waited for."""
+        for spec in sorted(specs, key=lambda spec: spec.state.table):
+            if spec.semantics is Semantics.OPAQUE:
+                self._writer(spec).restore(connection, attempt.txid)
                 answered()
 
-    def _explain(
-        self,
-        attempt: TransactionAttempt,
-        work: Sequence[tuple[TableWriter, pa.Table]],
-        refused: TxstreamError,
-    ) -> TxstreamError:
+    @contextlib.contextmanager
+    def _explaining(self, attempt: TransactionAttempt, work: Work) -> Iterator[None]:
+        """Around a transaction: a value that the database refused is named."""
+        try:
+            yield
+        except StateValueError as refused:
+            if not isinstance(refused.__cause__, DBAPIError):
+                raise
+            raise self._explain(attempt, work, refused) from refused.__cause__
+
+    def _explain(self, attempt: TransactionAttempt, work: Work, refused: TxstreamError) -> TxstreamError:
         """Which sum it is that does not fit; the database's own words when it is something else."""
         with (
             contextlib.suppress(ServiceUnavailableError),
@@ -265,6 +315,12 @@ class StateDatabase:
                 if found is not None:
                     return found
         return refused
+
+    # --- reading ------------------------------------------------------------------------------------
+
+    def read(self, spec: TableSpec, keys: pa.Table, *, before: Txid) -> pa.Table:
+        with self._reading(f"table {spec.state.table!r}") as connection:
+            return self._writer(spec).read(connection, keys, before)
 
     # --- for people ---------------------------------------------------------------------------------
 
@@ -295,9 +351,6 @@ class StateDatabase:
         return rows
 
     def delete(self, topology: str, *, drop_state: bool, uuid: str | None = None) -> list[str]:
-        """Forget a topology: its fence and ledger, with `drop_state` its state tables too; the names of the
-        tables dropped. With `uuid` only what belongs to that life of it. What is not there is not missed. No
-        driver of it may be running."""
         if not self._dialect.is_there():
             return []
         with self._writing(f"deleting topology {topology!r}") as (connection, _):
@@ -318,7 +371,6 @@ class StateDatabase:
         return dropped
 
     def close(self) -> None:
-        """Close all connections. The object can be used again; it opens new ones."""
         self._engine.dispose()
 
     # --- transactions -------------------------------------------------------------------------------
@@ -405,3 +457,11 @@ class StateDatabase:
     def _understood(self, error: DBAPIError, doing: str, *, at_commit: bool = False) -> TxstreamError:
         failure = self._dialect.classify(error)
         return to_error(failure, self.url_for_people, doing, at_commit=at_commit)
+
+
+def _rows(work: Work) -> int:
+    return sum(deltas.num_rows for _, deltas in work)
+
+
+def _table_name(work: tuple[TableWriter, pa.Table]) -> str:
+    return work[0].spec.state.table

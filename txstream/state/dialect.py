@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
-from sqlalchemy import URL, Column, ColumnElement, Connection, Engine, Table, func, types
+from sqlalchemy import URL, Column, ColumnElement, Connection, Engine, Table, func, select, types
 from sqlalchemy.exc import DBAPIError
 
 from txstream.api.errors import StateTableError
 from txstream.api.reducers import Reducer
 from txstream.api.schema import format_type
 from txstream.state.failures import Failure
+from txstream.state.framework import fence
 
 Touch = Callable[[], None]
 """Tells a transaction's deadline that the database is still answering."""
@@ -77,6 +78,16 @@ class StateDialect(ABC):
 
     def lock_definitions(self, connection: Connection) -> None:  # noqa: B027 - SQLite has one writer
         """Keep other drivers from creating tables until this transaction ends."""
+
+    def hold_fence(self, connection: Connection, topology: str, uuid: str, attempt: int) -> bool:
+        """Lock the fence of a topology in share mode until the transaction ends, if it is at `attempt`; False
+        when it is not. The transaction's first statement, and no plain read: it waits for who raises it."""
+        held = (
+            select(fence.c.attempt)
+            .where(fence.c.topology == topology, fence.c.uuid == uuid, fence.c.attempt == attempt)
+            .with_for_update(read=True)
+        )
+        return connection.execute(held).one_or_none() is not None
 
     @abstractmethod
     def lock_timeout(self, connection: Connection, seconds: float) -> contextlib.AbstractContextManager[None]:
@@ -143,6 +154,8 @@ class StateDialect(ABC):
                 both = getattr(func, self.least)(stored, delta)
             case "max":
                 both = getattr(func, self.greatest)(stored, delta)
+            case "put":
+                return delta  # type: ignore[no-any-return]
             case other:
                 raise StateTableError(f"reducer {reducer} merges by {other!r}, which no database does here")
         return func.coalesce(both, stored, delta, type_=stored.type)

@@ -7,11 +7,15 @@ afterwards, it reads as the transaction that it may have waited for left it.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import Connection, Row, select, update
 
 from txstream.api.errors import CorruptStateError, ProgressMismatchError, StaleAttemptError
+from txstream.metas import to_json
+from txstream.state.dialect import StateDialect
 from txstream.state.framework import fence
 from txstream.state.records import FenceRow
 from txstream.transaction import AttemptId, epoch_of, sequence_of
@@ -39,6 +43,53 @@ def raise_to(
     ).rowcount
     if raised == 1:
         return
+    found = _read_own(connection, database, topology, uuid)
+    if found.attempt == attempt and may_be_equal:
+        return
+    if found.attempt == attempt:
+        raise StaleAttemptError(
+            f"topology {topology!r}: attempt {_shown(attempt)} has already been used for a commit; nothing "
+            f"was written again"
+        )
+    raise _superseded(topology, attempt, found)
+
+
+def require(
+    connection: Connection,
+    dialect: StateDialect,
+    database: str,
+    topology: str,
+    uuid: str,
+    attempt: AttemptId,
+) -> None:
+    """Demand that the fence is at `attempt`, and keep it there until the transaction ends: tasks of one
+    attempt hold it together, and nobody can raise it meanwhile.
+
+    Raises StaleAttemptError when it is not, CorruptStateError and ProgressMismatchError as `raise_to`.
+    """
+    if dialect.hold_fence(connection, topology, uuid, attempt):
+        return
+    found = _read_own(connection, database, topology, uuid)
+    if found.attempt < attempt:
+        raise CorruptStateError(
+            f"topology {topology!r}: the fence of database {database} is at attempt {_shown(found.attempt)}, "
+            f"but {_shown(attempt)} was begun; the database was restored from an older copy while the "
+            f"topology ran: start it again"
+        )
+    raise _superseded(topology, attempt, found)
+
+
+def _superseded(topology: str, attempt: AttemptId, found: FenceRow) -> StaleAttemptError:
+    return StaleAttemptError(
+        f"topology {topology!r}: the fence is at attempt {_shown(found.attempt)}, newer than "
+        f"{_shown(attempt)}; another driver has taken over and nothing was written"
+        if epoch_of(found.attempt) > epoch_of(attempt)
+        else f"topology {topology!r}: attempt {_shown(attempt)} has been superseded by this driver's own "
+        f"{_shown(found.attempt)}; nothing was written"
+    )
+
+
+def _read_own(connection: Connection, database: str, topology: str, uuid: str) -> FenceRow:
     found = read(connection, topology)
     if found is None:
         raise CorruptStateError(
@@ -48,20 +99,7 @@ def raise_to(
         )
     if found.uuid != uuid:
         raise other_life(found, uuid, database)
-    if found.attempt == attempt and may_be_equal:
-        return
-    if found.attempt == attempt:
-        raise StaleAttemptError(
-            f"topology {topology!r}: attempt {_shown(attempt)} has already been used for a commit; nothing "
-            f"was written again"
-        )
-    raise StaleAttemptError(
-        f"topology {topology!r}: the fence is at attempt {_shown(found.attempt)}, newer than "
-        f"{_shown(attempt)}; another driver has taken over and nothing was written"
-        if epoch_of(found.attempt) > epoch_of(attempt)
-        else f"topology {topology!r}: attempt {_shown(attempt)} has been superseded by this driver's own "
-        f"{_shown(found.attempt)}; nothing was written"
-    )
+    return found
 
 
 def read(connection: Connection, topology: str) -> FenceRow | None:
@@ -75,12 +113,23 @@ def read_all(connection: Connection) -> list[FenceRow]:
     return [_record(row) for row in connection.execute(select(fence).order_by(fence.c.topology))]
 
 
-def join(connection: Connection, database: str, topology: str, uuid: str, *, first_run: bool) -> None:
-    """Create the fence of a topology that runs for the first time; check it otherwise."""
+def join(
+    connection: Connection,
+    database: str,
+    topology: str,
+    uuid: str,
+    *,
+    first_run: bool,
+    identity: Mapping[str, Any] | None,
+) -> None:
+    """Create the fence of a topology that runs for the first time; check it otherwise. Keep its identity."""
     found = read(connection, topology)
+    kept = None if identity is None else to_json(identity)
     if found is not None:
         if found.uuid != uuid:
             raise other_life(found, uuid, database)
+        if identity is not None and found.identity != identity:
+            connection.execute(update(fence).where(fence.c.topology == topology).values(identity=kept))
         return
     if not first_run:
         raise ProgressMismatchError(
@@ -88,7 +137,7 @@ def join(connection: Connection, database: str, topology: str, uuid: str, *, fir
             f"knows nothing of it; point at the database that it was run with (--database / "
             f"TXSTREAM_DATABASE), or start afresh with `txstream delete {topology} --drop-state`"
         )
-    connection.execute(fence.insert().values(topology=topology, uuid=uuid, attempt=0))
+    connection.execute(fence.insert().values(topology=topology, uuid=uuid, attempt=0, identity=kept))
 
 
 def other_life(found: FenceRow, uuid: str, database: str) -> ProgressMismatchError:
@@ -101,7 +150,18 @@ def other_life(found: FenceRow, uuid: str, database: str) -> ProgressMismatchErr
 
 
 def _record(row: Row[Any]) -> FenceRow:
-    return FenceRow(row.topology, row.uuid, AttemptId(row.attempt))
+    identity: Any = None
+    if row.identity is not None:
+        try:
+            identity = json.loads(row.identity)
+        except ValueError:
+            identity = row.identity
+        if not isinstance(identity, dict):
+            raise CorruptStateError(
+                f"txstream_fence: the identity of topology {row.topology!r} must be a JSON object, found "
+                f"{row.identity!r:.200}"
+            )
+    return FenceRow(row.topology, row.uuid, AttemptId(row.attempt), identity)
 
 
 def _shown(attempt: int) -> str:

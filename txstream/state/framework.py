@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Column, DateTime, Dialect, MetaData, String, Table, Text, TypeDecorator
 
-REVISIONS = ("0001", "0002")
+REVISIONS = ("0001", "0002", "0003")
 """Every revision there is, oldest first: known without reading a script, because scripts cannot be read
 from a zip. A test compares it with the scripts."""
 
@@ -57,6 +57,7 @@ fence = Table(
     _topology(primary_key=True),
     _uuid(),
     Column("attempt", BigInteger, nullable=False),
+    Column("identity", Text, nullable=True),
 )
 
 batch = Table(
@@ -75,6 +76,7 @@ batch = Table(
     Column("processed_at", Utc, nullable=False),
     Column("committed_at", Utc, nullable=True),
     Column("error", Text, nullable=True),
+    Column("details", Text, nullable=True),
 )
 
 owned_table = Table(

@@ -17,7 +17,7 @@ from txstream.metas import to_json
 from txstream.semantics import Semantics
 from txstream.state.dialect import StateDialect
 from txstream.state.framework import batch
-from txstream.state.records import COMMITTED, COMMITTING, BatchRecord, Commit
+from txstream.state.records import COMMITTED, COMMITTING, BatchRecord, BatchStatus, Commit
 from txstream.transaction import AttemptId, Txid
 
 _HAS = select(exists().where(batch.c.topology == bindparam("id"), batch.c.txid == bindparam("number")))
@@ -29,7 +29,7 @@ def has(connection: Connection, topology: str, txid: int) -> bool:
 
 
 class LedgerWriter:
-    """The prepared upsert of a ledger row."""
+    """The prepared upsert of a ledger row, over whatever another attempt of its txid has left."""
 
     def __init__(self, dialect: StateDialect) -> None:
         insert = dialect.insert(batch)
@@ -42,6 +42,12 @@ class LedgerWriter:
             },
         )
 
+    def write_committing(
+        self, connection: Connection, topology: str, uuid: str, commit: Commit, semantics: Semantics
+    ) -> None:
+        """Say that this attempt may write from now on."""
+        self._write(connection, topology, uuid, commit, semantics, COMMITTING, 0, None)
+
     def write_committed(
         self,
         connection: Connection,
@@ -53,6 +59,19 @@ class LedgerWriter:
         now: datetime,
     ) -> None:
         """Say that this attempt committed its batch, with `keys` rows written."""
+        self._write(connection, topology, uuid, commit, semantics, COMMITTED, keys, now)
+
+    def _write(
+        self,
+        connection: Connection,
+        topology: str,
+        uuid: str,
+        commit: Commit,
+        semantics: Semantics,
+        status: BatchStatus,
+        keys: int,
+        committed_at: datetime | None,
+    ) -> None:
         connection.execute(
             self._upsert,
             {
@@ -61,14 +80,15 @@ class LedgerWriter:
                 "txid": commit.attempt.txid,
                 "attempt": commit.attempt.attempt,
                 "semantics": str(semantics),
-                "status": COMMITTED,
+                "status": status,
                 "metas": to_json(commit.metas),
                 "tuples": commit.tuples,
                 "keys": keys,
                 "planned_at": commit.planned_at,
                 "processed_at": commit.processed_at,
-                "committed_at": now,
+                "committed_at": committed_at,
                 "error": _storable(commit.error),
+                "details": to_json(commit.details) if commit.details else None,
             },
         )
 
@@ -90,12 +110,7 @@ def read_last(connection: Connection, topology: str, limit: int | None) -> list[
 
 def _record(row: Row[Any]) -> BatchRecord:
     where = f"ledger row of topology {row.topology!r}, txid {row.txid}"
-    try:
-        metas = json.loads(row.metas)
-    except ValueError as error:
-        raise CorruptStateError(f"{where}: its metas are not JSON: {row.metas!r:.200}") from error
-    if not isinstance(metas, dict):
-        raise CorruptStateError(f"{where}: its metas must be a JSON object, found {row.metas!r:.200}")
+    metas = _object(where, "metas", row.metas)
     if row.status not in (COMMITTING, COMMITTED):
         raise CorruptStateError(
             f"{where}: its status must be {COMMITTING} or {COMMITTED}, found {row.status!r}"
@@ -118,7 +133,18 @@ def _record(row: Row[Any]) -> BatchRecord:
         processed_at=row.processed_at,
         committed_at=row.committed_at,
         error=row.error,
+        details={} if row.details is None else _object(where, "details", row.details),
     )
+
+
+def _object(where: str, name: str, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise CorruptStateError(f"{where}: its {name} are not JSON: {text!r:.200}") from error
+    if not isinstance(found, dict):
+        raise CorruptStateError(f"{where}: its {name} must be a JSON object, found {text!r:.200}")
+    return found
 
 
 def _storable(message: str | None) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
@@ -34,7 +34,7 @@ class FenceLockedError(ServiceUnavailableError):
 
 @dataclass(frozen=True)
 class TableSpec:
-    """One state table of a topology: `reducers` by value column."""
+    """One state table of a topology: `reducers` by value column, how a delta is merged into it."""
 
     state: SqlState
     semantics: Semantics
@@ -47,7 +47,9 @@ class Commit:
 
     `deltas` by table name: key columns first, then one delta per value column, every key once; a missing
     table or one without rows has no deltas in this batch. `metas` is the ledger's JSON document, `tuples`
-    how many the spout emitted, `error` why the attempt before this one failed. Times are aware.
+    how many the spout emitted, `error` why the attempt before this one failed. Times are aware. `details`
+    are for people, as JSON values: `path` ("driver" or "executors"), `timings` (seconds by step), `attempts`
+    (those of this txid that failed: attempt, error, failed_at).
     """
 
     attempt: TransactionAttempt
@@ -57,15 +59,21 @@ class Commit:
     planned_at: datetime
     processed_at: datetime
     error: str | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class FenceRow:
-    """The row that every state transaction of a topology raises first."""
+    """The row that every state transaction of a topology raises first.
+
+    `identity` has two members: `identity`, as ZooKeeper has it, and `databases`, all those of the topology;
+    None when the row was written by a txstream that did not keep it.
+    """
 
     topology: str
     uuid: str
     attempt: AttemptId
+    identity: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -85,3 +93,4 @@ class BatchRecord:
     processed_at: datetime
     committed_at: datetime | None
     error: str | None
+    details: Mapping[str, Any] = field(default_factory=dict)

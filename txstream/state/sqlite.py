@@ -44,6 +44,7 @@ from sqlalchemy import (
     func,
     null,
     types,
+    update,
 )
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import DBAPIError
@@ -52,6 +53,7 @@ from txstream.api.errors import ServiceUnavailableError, StateValueError
 from txstream.api.reducers import Reducer
 from txstream.state.dialect import INTEGER_RANGES, StateDialect, Upsert
 from txstream.state.failures import REMEDY, Failure, Kind, driver_error, one_line
+from txstream.state.framework import fence
 from txstream.state.values import check_text, check_years
 
 READ_ONLY = "txstream_read_only"
@@ -125,6 +127,16 @@ class SQLiteDialect(StateDialect):
 
     def is_there(self) -> bool:
         return self.path.exists()
+
+    def hold_fence(self, connection: Connection, topology: str, uuid: str, attempt: int) -> bool:
+        # It has no FOR SHARE, and SQLAlchemy leaves it out without a word; an update that changes nothing
+        # takes the database's one write lock.
+        held = (
+            update(fence)
+            .where(fence.c.topology == topology, fence.c.uuid == uuid, fence.c.attempt == attempt)
+            .values(attempt=fence.c.attempt)
+        )
+        return connection.execute(held).rowcount == 1
 
     @contextlib.contextmanager
     def lock_timeout(self, connection: Connection, seconds: float) -> Iterator[None]:

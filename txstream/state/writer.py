@@ -55,9 +55,18 @@ class TableWriter:
         connection.execute(self._delete_created, {"restored_txid": txid})
         connection.execute(self._put_back, {"restored_txid": txid})
 
-    def empty(self) -> pa.Table:
-        """No deltas."""
-        return pa.schema([*self.spec.state.key_schema, *self.spec.state.value_schema]).empty_table()
+    def read(self, connection: Connection, keys: pa.Table, before: int) -> pa.Table:
+        """The rows of `keys` that exist, with key and value columns, as they were before batch `before`."""
+        state = self.spec.state
+        places: list[int] = []
+        rows: list[dict[str, Any]] = []
+        for place, stored in self._stored(connection, before, keys):
+            places.append(place)
+            rows.append(stored)
+        found = keys.select(list(state.key_names)).take(pa.array(places, pa.int64()))
+        for field in state.value_schema:
+            found = found.append_column(field, self._column([row[field.name] for row in rows], field.type))
+        return found
 
     def prepare(self, deltas: pa.Table) -> pa.Table:
         """Deltas checked and in the order to write them in. Raises StateValueError or StateTableError."""

@@ -26,7 +26,7 @@ from txstream.engine.recording import CallSink, recorded
 from txstream.engine.runner import BatchRunner
 from txstream.metas import MetaCodec
 from txstream.settings import Settings
-from txstream.state import FenceLockedError, StateDatabase, open_database
+from txstream.state import FenceLockedError, StateBackend, open_database
 from txstream.testing.attempts import Attempt, AttemptState, History
 from txstream.testing.clock import ManualClock
 from txstream.testing.gate import GatedRunner
@@ -162,7 +162,7 @@ class Driver:
         """What an operator's command writes to."""
         return OperatorRequests(self._world.tree, Paths(ROOT, self.topology.id))
 
-    def target_of(self, table: str) -> tuple[StateDatabase, Any]:
+    def target_of(self, table: str) -> tuple[StateBackend, Any]:
         """The database of a state table, and what the table is declared as. Raises UsageError."""
         for target in self.targets:
             for spec in target.tables:
@@ -215,7 +215,7 @@ class Driver:
         if self._world.failed is not None:
             self._world.failed(attempt, error)
 
-    def _open_database(self, url: str) -> StateDatabase:
+    def _open_database(self, url: str) -> StateBackend:
         database = open_database(
             url,
             connect_timeout_seconds=self._world.settings.connect_timeout_seconds,

@@ -55,8 +55,9 @@ class Identity:
             )
         return sentences
 
-    def encode(self) -> bytes:
-        document = {
+    def to_document(self) -> dict[str, Any]:
+        """As JSON values."""
+        return {
             "uuid": self.uuid,
             "format": self.format,
             "semantics": str(self.semantics),
@@ -65,7 +66,9 @@ class Identity:
             "tables": list(self.tables),
             "created_at": self.created_at,
         }
-        return to_json(document).encode()
+
+    def encode(self) -> bytes:
+        return to_json(self.to_document()).encode()
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> Identity:

@@ -1,0 +1,21 @@
+"""The topology's identity beside its fence, and what people ask of a batch beside its ledger row."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0003"
+down_revision = "0002"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("txstream_fence", sa.Column("identity", sa.Text, nullable=True))
+    op.add_column("txstream_batch", sa.Column("details", sa.Text, nullable=True))
+
+
+def downgrade() -> None:
+    op.drop_column("txstream_batch", "details")
+    op.drop_column("txstream_fence", "identity")

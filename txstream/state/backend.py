@@ -1,0 +1,217 @@
+"""`StateBackend`: what the engine asks of a store of states, be it a SQL database or one of your own.
+
+A commit takes one of two paths. *Driver path*: `commit`, one atomic step that does everything. *Executor
+path*: `begin_commit` on the driver, then `write` from any number of tasks, then `end_commit` on the driver.
+
+Invariants that every backend keeps:
+- The fence of a topology only grows. `commit` and `begin_commit` raise it to their attempt, before anything
+  else; `write` and `end_commit` demand that it is equal to theirs, and no raise gets past them while they
+  run. So when a raise has returned, nothing of an older attempt can be written any more.
+- The ledger says `committed` exactly when the state holds the whole batch. It says `committing` before the
+  first `write` can happen.
+- An opaque batch that an earlier attempt may have written is undone before the first delta of a new one.
+- What fails leaves nothing behind, but for an AnswerLostError, whose outcome `outcome` tells.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from txstream.semantics import Semantics
+from txstream.state.records import COMMITTED, BatchRecord, Commit, FenceRow, TableSpec
+from txstream.transaction import AttemptId, TransactionAttempt, Txid
+
+INSIDE_COMMIT = "inside-commit"
+"""Point inside `commit` and `end_commit`: everything is written, nothing committed."""
+
+INSIDE_BEGIN = "inside-begin"
+"""Point inside `begin_commit`: everything is written, nothing committed."""
+
+
+def nobody(_point: str) -> None:
+    """Nobody wants to know how far a commit has come."""
+
+
+class StateBackend(ABC):
+    """One store with states, their fence and their ledger. Thread-safe: called from several threads at once.
+
+    Every method raises ServiceUnavailableError while the store cannot be reached; the engine waits, with
+    backoff, and asks again.
+    """
+
+    url_for_people: str
+    """Where it is, without a password."""
+
+    on_executors: ClassVar[bool] = True
+    """Can a process on another machine open it by its URL? If not, every batch takes the driver path."""
+
+    # --- at start -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise ServiceUnavailableError, with the remedy, unless the store answers in time."""
+
+    @abstractmethod
+    def ensure_framework_tables(self) -> None:
+        """Make room for fence and ledger where there is none. Raises SchemaRevisionError where the room was
+        made by another version and must be upgraded by a command."""
+
+    @abstractmethod
+    def join(
+        self,
+        topology: str,
+        uuid: str,
+        tables: Sequence[TableSpec],
+        *,
+        semantics: Semantics,
+        first_run: bool,
+        identity: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Make sure that fence and state tables are there and are this topology's; all or nothing.
+
+        On the first run what is missing is created; later, what is missing was lost, and is refused. The
+        fence is created for every semantics: it also registers the topology here. `identity` is what
+        `txstream recover` rebuilds ZooKeeper from; it is kept beside the fence. Raises
+        ProgressMismatchError, IdentityMismatchError, StateTableError or CorruptStateError.
+        """
+
+    # --- the fence ----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def read_fence(self, topology: str) -> FenceRow | None:
+        """The fence of a topology; None when it has not been run here."""
+
+    @abstractmethod
+    def raise_fence(
+        self, topology: str, uuid: str, attempt: AttemptId, *, lock_timeout_seconds: float | None = None
+    ) -> None:
+        """A new leader shuts its predecessors out. Repeating it is harmless.
+
+        Waits for open transactions of predecessors; raises FenceLockedError when they do not end in time.
+        Raises StaleAttemptError, CorruptStateError or ProgressMismatchError when it is not this leader's to
+        raise.
+        """
+
+    @abstractmethod
+    def topologies(self) -> list[FenceRow]:
+        """The topologies that have been run here, by id."""
+
+    # --- the ledger ---------------------------------------------------------------------------------
+
+    @abstractmethod
+    def batch(self, topology: str, txid: int) -> BatchRecord | None:
+        """The ledger's row of one txid."""
+
+    @abstractmethod
+    def batches(self, topology: str, *, limit: int | None = None) -> list[BatchRecord]:
+        """The ledger's rows, oldest first; with `limit` only the last ones."""
+
+    def last_batch(self, topology: str) -> BatchRecord | None:
+        """The ledger's row with the greatest txid."""
+        found = self.batches(topology, limit=1)
+        return found[0] if found else None
+
+    def outcome(self, topology: str, attempt: TransactionAttempt) -> bool:
+        """After an AnswerLostError: has this very attempt committed its batch?
+
+        False may become true while the lost transaction is still running on the server; a new attempt
+        waits for it at the fence and undoes it, so that does no harm.
+        """
+        row = self.batch(topology, attempt.txid)
+        return row is not None and row.status == COMMITTED and row.attempt == attempt.attempt
+
+    # --- the commit ---------------------------------------------------------------------------------
+
+    @abstractmethod
+    def commit(
+        self,
+        topology: str,
+        uuid: str,
+        tables: Sequence[TableSpec],
+        commit: Commit,
+        *,
+        semantics: Semantics,
+        reached: Callable[[str], None] = nobody,
+    ) -> None:
+        """Driver path. One atomic step: raise the fence, undo an earlier attempt of this txid, merge the
+        deltas, write the ledger row `committed`.
+
+        Raises StaleAttemptError (fenced), CorruptStateError (the fence is gone), TxidRegressionError,
+        StateValueError or StateTableError, all with nothing written; ServiceUnavailableError with nothing
+        written; AnswerLostError when only the ledger knows.
+        """
+
+    @abstractmethod
+    def begin_commit(
+        self,
+        topology: str,
+        uuid: str,
+        tables: Sequence[TableSpec],
+        commit: Commit,
+        *,
+        semantics: Semantics,
+        reached: Callable[[str], None] = nobody,
+    ) -> None:
+        """Executor path, first step, on the driver: raise the fence, then write the ledger row `committing`
+        (over any other of this txid), then undo an earlier attempt in all `tables`. Deltas are not looked at.
+
+        Raises as `commit`; after an AnswerLostError the attempt is given up.
+        """
+
+    @abstractmethod
+    def write(
+        self,
+        topology: str,
+        uuid: str,
+        attempt: TransactionAttempt,
+        writes: Sequence[tuple[TableSpec, pa.Table]],
+        *,
+        semantics: Semantics,
+    ) -> int:
+        """Executor path, one task's share: demand that the fence is this attempt's, then merge the deltas of
+        each table, in one transaction; the number of rows written.
+
+        No key is in the share of two tasks. The same share may be written twice under one attempt, also side
+        by side: by the value rules the second changes nothing. Raises as `commit`.
+        """
+
+    @abstractmethod
+    def end_commit(
+        self,
+        topology: str,
+        uuid: str,
+        tables: Sequence[TableSpec],
+        commit: Commit,
+        *,
+        semantics: Semantics,
+        keys: int = 0,
+        reached: Callable[[str], None] = nobody,
+    ) -> None:
+        """Executor path, last step, on the driver, after every task has written: demand that the fence is
+        this attempt's, merge the deltas of `commit` (those that no task has written), write the ledger row
+        `committed`. `keys` rows were written by tasks. Raises as `commit`.
+        """
+
+    # --- reading ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def read(self, spec: TableSpec, keys: pa.Table, *, before: Txid) -> pa.Table:
+        """The rows of `keys` (key columns, no key twice) that exist: key and value columns.
+
+        Opaque: as they were before batch `before`, whatever an attempt of it has written since.
+        Transactional: as they are, since a batch that is written twice is the same both times.
+        """
+
+    @abstractmethod
+    def delete(self, topology: str, *, drop_state: bool, uuid: str | None = None) -> list[str]:
+        """Forget a topology: its fence and ledger, with `drop_state` its state tables too; the names of the
+        tables dropped. With `uuid` only what belongs to that life of it. What is not there is not missed. No
+        driver of it may be running."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close all connections. The object can be used again; it opens new ones."""
