@@ -36,7 +36,8 @@ class Emitted(NamedTuple):
 class BatchResult:
     """What a processed batch leaves: unmerged deltas by committer, and where its time went.
 
-    `places` are the tasks that ran, `written` the rows that they wrote through a `MapState`. `kept` is the runner's own: what the commit phase reads, until `release`.
+    `places` are the tasks that ran, `written` the rows that they wrote through a `MapState`. `kept` is the
+    runner's own: what the commit phase reads, until `release`.
     """
 
     deltas: Mapping[str, list[pa.Table]]
