@@ -10,8 +10,9 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
+from support.old_revisions import at_revision
 from support.state_contract import StateFixtures, execute
-from support.states import PLANNED, PROCESSED, Rig
+from support.states import Rig, word_table
 from support.tables import read_rows, table_exists
 from txstream.api.errors import CorruptStateError, SchemaRevisionError
 from txstream.state import StateDatabase, framework, revisions
@@ -37,35 +38,15 @@ def differences(url: str) -> list[Any]:
         engine.dispose()
 
 
-def to_first_revision(url: str) -> None:
-    """A database as revision 0001 left it, with a topology that has committed a batch."""
-    engine = sa.create_engine(url)
-    with engine.begin() as connection:
-        for table in (framework.fence, framework.batch):
-            table.create(connection)
-        connection.exec_driver_sql(
-            f"CREATE TABLE {framework.VERSION_TABLE} (version_num VARCHAR(32) NOT NULL)"
-        )
-        connection.exec_driver_sql(f"INSERT INTO {framework.VERSION_TABLE} VALUES ('0001')")
-        connection.execute(framework.fence.insert().values(topology="old", uuid="u", attempt=1 << 32 | 1))
-        connection.execute(
-            framework.batch.insert().values(
-                topology="old",
-                uuid="u",
-                txid=1,
-                attempt=1 << 32 | 1,
-                semantics="opaque",
-                status="committed",
-                metas='{"partitions":{}}',
-                tuples=3,
-                keys=2,
-                planned_at=PLANNED,
-                processed_at=PROCESSED,
-                committed_at=PROCESSED,
-                error=None,
-            )
-        )
-    engine.dispose()
+OLDER = framework.REVISIONS[:-1]
+
+
+def old_database(database: StateDatabase, url: str, revision: str) -> Rig:
+    """A database as `revision` left it, with a topology that has committed a batch."""
+    rig = Rig(database, url).join()
+    rig.commit(1, {"a": 1, "b": 2})
+    at_revision(database, url, revision)
+    return rig
 
 
 class FrameworkContract(StateFixtures):
@@ -87,21 +68,28 @@ class FrameworkContract(StateFixtures):
         execute(url, "ALTER TABLE txstream_batch ADD COLUMN note BIGINT")
         assert [change[0] for change in differences(url)] == ["remove_column"]
 
-    def test_older_revision_names_the_command(self, database: StateDatabase, url: str) -> None:
-        to_first_revision(url)
-        with pytest.raises(SchemaRevisionError, match=r"revision 0001.*needs 0003.*`txstream db upgrade`"):
+    @pytest.mark.parametrize("revision", OLDER)
+    def test_older_revision_names_the_command(
+        self, database: StateDatabase, url: str, revision: str
+    ) -> None:
+        old_database(database, url, revision)
+        told = rf"revision {revision}.*needs {framework.HEAD}.*`txstream db upgrade`"
+        with pytest.raises(SchemaRevisionError, match=told):
             database.ensure_framework_tables()
-        assert not table_exists(url, "txstream_table")
+        assert read_rows(url, framework.VERSION_TABLE) == [{"version_num": revision}]
 
-    def test_upgrade_keeps_what_is_there(self, database: StateDatabase, url: str) -> None:
-        to_first_revision(url)
-        before = (database.topologies(), database.batches("old"))
-        assert len(before[1]) == 1
-        assert database.upgrade() == ("0001", framework.HEAD)
-        assert (database.topologies(), database.batches("old")) == before
+    @pytest.mark.parametrize("revision", OLDER)
+    def test_upgrade_keeps_what_is_there(self, database: StateDatabase, url: str, revision: str) -> None:
+        rig = old_database(database, url, revision)
+        before = [read_rows(url, "txstream_fence"), read_rows(url, "txstream_batch")]
+        assert database.upgrade() == (revision, framework.HEAD)
+        after = [read_rows(url, "txstream_fence"), read_rows(url, "txstream_batch")]
+        for old_rows, new_rows in zip(before, after, strict=True):
+            assert [old.items() <= new.items() for old, new in zip(old_rows, new_rows, strict=True)] == [True]
+        assert (rig.values(), rig.last().txid, rig.fence()) == ({"a": 1, "b": 2}, 1, rig.last().attempt)
         assert differences(url) == []
         assert database.upgrade() == (framework.HEAD, framework.HEAD)
-        Rig(database, url, topology="new").join().commit(1, {"a": 1})
+        Rig(database, url, word_table("other"), topology="new").join().commit(1, {"a": 1})
 
     def test_upgrade_of_an_empty_database(self, database: StateDatabase, url: str) -> None:
         assert database.upgrade() == (None, framework.HEAD)

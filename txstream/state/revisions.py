@@ -72,7 +72,7 @@ def upgrade(connection: Connection, database: str) -> tuple[str | None, str]:
     return revision, HEAD
 
 
-def _run_scripts(connection: Connection) -> None:
+def _run_scripts(connection: Connection, *, to: str = HEAD) -> None:
     from alembic import command
     from alembic.config import Config
 
@@ -85,7 +85,7 @@ def _run_scripts(connection: Connection) -> None:
     config.set_main_option("script_location", str(_script_folder()).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
-    command.upgrade(config, HEAD)
+    command.upgrade(config, to)
 
 
 def _script_folder() -> Path:

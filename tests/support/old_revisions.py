@@ -1,0 +1,43 @@
+"""A database as an older txstream left it: made by that revision's own scripts, with the data that is there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from txstream.state import StateDatabase, framework, revisions
+
+
+def at_revision(database: StateDatabase, url: str, revision: str) -> None:
+    """Make the framework's tables again by the scripts up to `revision`, with all rows that they have now;
+    columns and tables that came later are lost, as they were never there. State tables stay as they are."""
+    kept = _rows(url)
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        for name in [*framework.metadata.tables, framework.VERSION_TABLE]:
+            connection.exec_driver_sql(f"DROP TABLE IF EXISTS {name}")
+    with database._writing(f"going back to revision {revision}") as (connection, _):
+        revisions._run_scripts(connection, to=revision)
+    with engine.begin() as connection:
+        present = sa.inspect(connection).get_table_names()
+        for name, rows in kept.items():
+            if name in present and rows:
+                table = sa.Table(name, sa.MetaData(), autoload_with=connection)
+                columns = set(table.columns.keys())
+                known = [{column: row[column] for column in row.keys() & columns} for row in rows]
+                connection.execute(table.insert(), known)
+    engine.dispose()
+
+
+def _rows(url: str) -> dict[str, list[dict[str, Any]]]:
+    engine = sa.create_engine(url)
+    found: dict[str, list[dict[str, Any]]] = {}
+    with engine.connect() as connection:
+        present = sa.inspect(connection).get_table_names()
+        for name in framework.metadata.tables:
+            if name in present:
+                table = sa.Table(name, sa.MetaData(), autoload_with=connection)
+                found[name] = [dict(row) for row in connection.execute(sa.select(table)).mappings()]
+    engine.dispose()
+    return found
