@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from support.states import Rig, word_table
 from support.tables import read_rows, table_exists
 from txstream.api.errors import CorruptStateError, SchemaRevisionError
 from txstream.state import StateDatabase, framework, revisions
+from txstream.transaction import attempt_id
 
 
 def differences(url: str) -> list[Any]:
@@ -69,9 +71,7 @@ class FrameworkContract(StateFixtures):
         assert [change[0] for change in differences(url)] == ["remove_column"]
 
     @pytest.mark.parametrize("revision", OLDER)
-    def test_older_revision_names_the_command(
-        self, database: StateDatabase, url: str, revision: str
-    ) -> None:
+    def test_older_revision_names_the_command(self, database: StateDatabase, url: str, revision: str) -> None:
         old_database(database, url, revision)
         told = rf"revision {revision}.*needs {framework.HEAD}.*`txstream db upgrade`"
         with pytest.raises(SchemaRevisionError, match=told):
@@ -90,6 +90,45 @@ class FrameworkContract(StateFixtures):
         assert differences(url) == []
         assert database.upgrade() == (framework.HEAD, framework.HEAD)
         Rig(database, url, word_table("other"), topology="new").join().commit(1, {"a": 1})
+
+    @pytest.mark.parametrize("revision", OLDER)
+    def test_reading_an_older_revision_names_the_command(
+        self, database: StateDatabase, url: str, revision: str
+    ) -> None:
+        old_database(database, url, revision)
+        reads: list[Callable[[], Any]] = [
+            database.topologies,
+            lambda: database.read_fence("words"),
+            lambda: database.batch("words", 1),
+            lambda: database.batches("words"),
+            lambda: database.last_batch("words"),
+        ]
+        if revision == "0001":  # later ones have all that this needs
+            reads.append(lambda: database.top("word_count", topology="words"))
+        for read in reads:
+            with pytest.raises(SchemaRevisionError, match=rf"revision {revision}.*`txstream db upgrade`"):
+                read()
+
+    @pytest.mark.parametrize("revision", OLDER)
+    def test_a_driver_that_runs_meanwhile_goes_on(
+        self, database: StateDatabase, url: str, revision: str
+    ) -> None:
+        """An upgrade only adds, and what it adds may be empty: so what a driver of the older txstream writes,
+        with the columns that it knows, is written as before and is read by the new one."""
+        rig = old_database(database, url, revision)
+        engine = sa.create_engine(url)
+        with engine.connect() as connection:
+            fence, batch = (
+                sa.Table(name, sa.MetaData(), autoload_with=connection)
+                for name in ("txstream_fence", "txstream_batch")
+            )
+            row = dict(connection.execute(sa.select(batch)).mappings().one())
+        database.upgrade()
+        with engine.begin() as connection:
+            connection.execute(fence.update().values(attempt=attempt_id(1, 7)))
+            connection.execute(batch.insert().values(row | {"txid": 2, "attempt": attempt_id(1, 7)}))
+        engine.dispose()
+        assert (rig.fence(), rig.last().txid, rig.last().details) == (attempt_id(1, 7), 2, {})
 
     def test_upgrade_of_an_empty_database(self, database: StateDatabase, url: str) -> None:
         assert database.upgrade() == (None, framework.HEAD)

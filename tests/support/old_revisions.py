@@ -1,4 +1,4 @@
-"""A database as an older txstream left it: made by that revision's own scripts, with the data that is there."""
+"""A database as an older txstream left it: made by that revision's own scripts, with the rows that it had."""
 
 from __future__ import annotations
 

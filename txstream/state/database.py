@@ -408,7 +408,8 @@ class StateDatabase(StateBackend):
             self._release(connection)
 
     def _read(self, doing: str, read: Callable[[Connection], T], without_tables: T) -> T:
-        """What `read` answers; `without_tables` when nothing of txstream is in this database."""
+        """What `read` answers; `without_tables` when nothing of txstream is in this database. Raises
+        SchemaRevisionError when an older or newer txstream made its tables, and they lack what is read."""
         if not self._dialect.is_there():
             return without_tables
         try:
@@ -418,8 +419,11 @@ class StateDatabase(StateBackend):
             if not isinstance(error.__cause__, DBAPIError):
                 raise
             with self._reading(doing) as connection:
-                if revisions.read_revision(connection, self.url_for_people) is None:
-                    return without_tables
+                revision = revisions.read_revision(connection, self.url_for_people)
+            if revision is None:
+                return without_tables
+            # What an older revision has and this one reads is read; what it lacks, its upgrade brings.
+            revisions.refuse_other_revision(revision, self.url_for_people)
             raise
 
     def _connect(self, doing: str) -> Connection:
