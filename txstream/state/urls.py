@@ -60,6 +60,19 @@ def place_of(url: str) -> str:
     return f"{name}:{(parsed.host or '').lower()}:{port}/{parsed.database}"
 
 
+def absolute(url: str) -> str:
+    """A URL that means the same database in another working directory, on this machine. One that cannot be
+    understood comes back as it is."""
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        return url
+    if _DIALECTS.get(parsed.drivername) is not SQLiteDialect or not parsed.database:
+        return url
+    path = str(Path(parsed.database).absolute())
+    return parsed.set(database=path).render_as_string(hide_password=False)
+
+
 def without_password(url: URL) -> str:
     """A URL as it may be printed and logged."""
     hidden = {name: "***" for name in _SECRETS if name in url.query}
