@@ -13,12 +13,13 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, select, update
 
-from txstream.api.errors import CorruptStateError, ProgressMismatchError, StaleAttemptError
+from txstream.api.errors import CorruptStateError
 from txstream.metas import to_json
+from txstream.state import fence_rules as rules
 from txstream.state.dialect import StateDialect
 from txstream.state.framework import fence
 from txstream.state.records import FenceRow
-from txstream.transaction import AttemptId, epoch_of, sequence_of
+from txstream.transaction import AttemptId
 
 
 def raise_to(
@@ -43,15 +44,13 @@ def raise_to(
     ).rowcount
     if raised == 1:
         return
-    found = _read_own(connection, database, topology, uuid)
-    if found.attempt == attempt and may_be_equal:
-        return
-    if found.attempt == attempt:
-        raise StaleAttemptError(
-            f"topology {topology!r}: attempt {_shown(attempt)} has already been used for a commit; nothing "
-            f"was written again"
+    found = rules.own_fence(read(connection, topology), database, topology, uuid)
+    if rules.must_rise(found, topology, attempt, may_be_equal=may_be_equal):
+        raise CorruptStateError(
+            f"database {database}: the fence of topology {topology!r} is at attempt "
+            f"{rules.shown_attempt(found.attempt)} and was not raised to {rules.shown_attempt(attempt)}; is "
+            f"there a trigger or a rule on txstream_fence?"
         )
-    raise _superseded(topology, attempt, found)
 
 
 def require(
@@ -69,37 +68,10 @@ def require(
     """
     if dialect.hold_fence(connection, topology, uuid, attempt):
         return
-    found = _read_own(connection, database, topology, uuid)
-    if found.attempt < attempt:
-        raise CorruptStateError(
-            f"topology {topology!r}: the fence of database {database} is at attempt {_shown(found.attempt)}, "
-            f"but {_shown(attempt)} was begun; the database was restored from an older copy while the "
-            f"topology ran: start it again"
-        )
-    raise _superseded(topology, attempt, found)
-
-
-def _superseded(topology: str, attempt: AttemptId, found: FenceRow) -> StaleAttemptError:
-    return StaleAttemptError(
-        f"topology {topology!r}: the fence is at attempt {_shown(found.attempt)}, newer than "
-        f"{_shown(attempt)}; another driver has taken over and nothing was written"
-        if epoch_of(found.attempt) > epoch_of(attempt)
-        else f"topology {topology!r}: attempt {_shown(attempt)} has been superseded by this driver's own "
-        f"{_shown(found.attempt)}; nothing was written"
-    )
-
-
-def _read_own(connection: Connection, database: str, topology: str, uuid: str) -> FenceRow:
-    found = read(connection, topology)
-    if found is None:
-        raise CorruptStateError(
-            f"database {database}: txstream_fence has no row for topology {topology!r}, which has been run "
-            f"on it; it was deleted, or the database restored from an older copy: restore it, or start "
-            f"afresh with `txstream delete {topology} --drop-state`"
-        )
-    if found.uuid != uuid:
-        raise other_life(found, uuid, database)
-    return found
+    found = rules.own_fence(read(connection, topology), database, topology, uuid)
+    rules.must_be_equal(found, database, topology, attempt)
+    # Equal by now, but not held.
+    raise rules.superseded(topology, attempt, found)
 
 
 def read(connection: Connection, topology: str) -> FenceRow | None:
@@ -127,26 +99,13 @@ def join(
     kept = None if identity is None else to_json(identity)
     if found is not None:
         if found.uuid != uuid:
-            raise other_life(found, uuid, database)
+            raise rules.other_life(found, uuid, database)
         if identity is not None and found.identity != identity:
             connection.execute(update(fence).where(fence.c.topology == topology).values(identity=kept))
         return
     if not first_run:
-        raise ProgressMismatchError(
-            f"topology {topology!r} has committed batches according to ZooKeeper, but database {database} "
-            f"knows nothing of it; point at the database that it was run with (--database / "
-            f"TXSTREAM_DATABASE), or start afresh with `txstream delete {topology} --drop-state`"
-        )
+        raise rules.unknown_here(topology, database)
     connection.execute(fence.insert().values(topology=topology, uuid=uuid, attempt=0, identity=kept))
-
-
-def other_life(found: FenceRow, uuid: str, database: str) -> ProgressMismatchError:
-    """The same id, but not the same topology."""
-    return ProgressMismatchError(
-        f"topology {found.topology!r} has uuid {uuid} in ZooKeeper and uuid {found.uuid} in database "
-        f"{database}; one of the two was deleted or lost: point at the right one, run it under another id "
-        f"(--id), or start afresh with `txstream delete {found.topology} --drop-state`"
-    )
 
 
 def _record(row: Row[Any]) -> FenceRow:
@@ -162,7 +121,3 @@ def _record(row: Row[Any]) -> FenceRow:
                 f"{row.identity!r:.200}"
             )
     return FenceRow(row.topology, row.uuid, AttemptId(row.attempt), identity)
-
-
-def _shown(attempt: int) -> str:
-    return f"{epoch_of(attempt)}.{sequence_of(attempt)}"

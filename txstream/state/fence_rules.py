@@ -1,0 +1,85 @@
+"""Whose fence it is and who may raise it, as pure functions: every backend answers with the same errors."""
+
+from __future__ import annotations
+
+from txstream.api.errors import CorruptStateError, ProgressMismatchError, StaleAttemptError
+from txstream.state.records import FenceRow
+from txstream.transaction import AttemptId, epoch_of, sequence_of
+
+
+def own_fence(found: FenceRow | None, database: str, topology: str, uuid: str) -> FenceRow:
+    """The fence, as it was found, of this life of a topology that has joined. Raises CorruptStateError when
+    there is none, ProgressMismatchError when it is another life's."""
+    if found is None:
+        raise CorruptStateError(
+            f"database {database}: txstream_fence has no row for topology {topology!r}, which has been run "
+            f"on it; it was deleted, or the database restored from an older copy: restore it, or start "
+            f"afresh with `txstream delete {topology} --drop-state`"
+        )
+    if found.uuid != uuid:
+        raise other_life(found, uuid, database)
+    return found
+
+
+def must_rise(found: FenceRow, topology: str, attempt: AttemptId, *, may_be_equal: bool) -> bool:
+    """May this attempt go through, and does the fence have to be raised for it?
+
+    With `may_be_equal` also one that is there already, because a leader whose answer was lost asks again.
+    Raises StaleAttemptError for one that may not.
+    """
+    if found.attempt < attempt:
+        return True
+    if found.attempt > attempt:
+        raise superseded(topology, attempt, found)
+    if not may_be_equal:
+        raise StaleAttemptError(
+            f"topology {topology!r}: attempt {shown_attempt(attempt)} has already been used for a commit; "
+            f"nothing was written again"
+        )
+    return False
+
+
+def must_be_equal(found: FenceRow, database: str, topology: str, attempt: AttemptId) -> None:
+    """Raises StaleAttemptError when the fence is above this attempt, CorruptStateError when it is below."""
+    if found.attempt < attempt:
+        raise CorruptStateError(
+            f"topology {topology!r}: the fence of database {database} is at attempt "
+            f"{shown_attempt(found.attempt)}, but {shown_attempt(attempt)} was begun; the database was "
+            f"restored from an older copy while the topology ran: start it again"
+        )
+    if found.attempt > attempt:
+        raise superseded(topology, attempt, found)
+
+
+def superseded(topology: str, attempt: AttemptId, found: FenceRow) -> StaleAttemptError:
+    """A newer attempt has raised the fence."""
+    return StaleAttemptError(
+        f"topology {topology!r}: the fence is at attempt {shown_attempt(found.attempt)}, newer than "
+        f"{shown_attempt(attempt)}; another driver has taken over and nothing was written"
+        if epoch_of(found.attempt) > epoch_of(attempt)
+        else f"topology {topology!r}: attempt {shown_attempt(attempt)} has been superseded by this driver's "
+        f"own {shown_attempt(found.attempt)}; nothing was written"
+    )
+
+
+def unknown_here(topology: str, database: str) -> ProgressMismatchError:
+    """A later run finds no fence."""
+    return ProgressMismatchError(
+        f"topology {topology!r} has committed batches according to ZooKeeper, but database {database} "
+        f"knows nothing of it; point at the database that it was run with (--database / "
+        f"TXSTREAM_DATABASE), or start afresh with `txstream delete {topology} --drop-state`"
+    )
+
+
+def other_life(found: FenceRow, uuid: str, database: str) -> ProgressMismatchError:
+    """The same id, but not the same topology."""
+    return ProgressMismatchError(
+        f"topology {found.topology!r} has uuid {uuid} in ZooKeeper and uuid {found.uuid} in database "
+        f"{database}; one of the two was deleted or lost: point at the right one, run it under another id "
+        f"(--id), or start afresh with `txstream delete {found.topology} --drop-state`"
+    )
+
+
+def shown_attempt(attempt: int) -> str:
+    """Epoch and sequence, as people read them."""
+    return f"{epoch_of(attempt)}.{sequence_of(attempt)}"
