@@ -1,0 +1,15 @@
+"""Upgrades of running topologies: the contract on SQLite."""
+
+from __future__ import annotations
+
+import pytest
+from support.upgrade_contract import UpgradeContract
+
+
+@pytest.fixture
+def url(sqlite_url: str) -> str:
+    return sqlite_url
+
+
+class TestContract(UpgradeContract):
+    pass
