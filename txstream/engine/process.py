@@ -1,4 +1,4 @@
-"""What a worker process keeps between batches: the plan's emitter, and what bolts have opened.
+"""What a worker process keeps between batches: the plan's emitter, what bolts have opened, open stores.
 
 Invariant: one run at a time. When a process gets the plan of another run, what the run before had opened is
 closed first.
@@ -14,6 +14,7 @@ from typing import Any
 from txstream.api.bolts import Bolt, WorkerContext
 from txstream.api.spouts import PartitionEmitter
 from txstream.engine.plan import BoltSpec, ExecutionPlan
+from txstream.engine.stores import OpenStores
 from txstream.metas import MetaCodec
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ class WorkerProcess:
         self.worker = f"{self.host}:{os.getppid()}"
         self._spout: tuple[PartitionEmitter[Any], MetaCodec[Any]] | None = None
         self._resources: dict[str, tuple[Bolt, Any]] = {}
+        self.stores = OpenStores()
 
     def spout(self) -> tuple[PartitionEmitter[Any], MetaCodec[Any]]:
         """The emitter, opened when first needed, and the codec of its metas."""
@@ -62,6 +64,7 @@ class WorkerProcess:
                 spout[0].close()
             except Exception:
                 log.warning("the emitter of %r failed to close", self.plan.spout_id, exc_info=True)
+        self.stores.close()
 
 
 _current: WorkerProcess | None = None
