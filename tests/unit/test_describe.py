@@ -161,6 +161,7 @@ def test_the_document_has_everything_as_json_values() -> None:
             },
         ],
         "state": None,
+        "states": [],
     }
     assert [given["grouping"] for given in by_id["lengths"]["inputs"]] == ["partial_key", "direct", "global"]
     assert by_id["lengths"]["inputs"][0]["fields"] == ["word"]

@@ -11,11 +11,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
-from txstream.api.errors import TopologyError
+from txstream.api.errors import TopologyError, UsageError
+from txstream.api.map_state import MapState
 from txstream.api.reducers import Reducer
 from txstream.api.schema import format_schema, format_type, parse_schema
 from txstream.api.state import SqlState
@@ -41,7 +43,8 @@ class TopologyContext:
 
     `slot` is the Spark task that this task runs in, `worker` the executor on its `host`. `task_counts`
     has the number of tasks of every component, for a bolt that emits to chosen tasks. `resource` is what
-    the bolt's `prepare_worker` returned in this process. `settings` are the topology's.
+    the bolt's `prepare_worker` returned in this process. `settings` are the topology's. `states` are those
+    that the bolt declares: see `state`.
     """
 
     topology_id: str
@@ -55,6 +58,19 @@ class TopologyContext:
     worker: str = ""
     host: str = ""
     resource: Any = None
+    states: Mapping[str, MapState[Any, Any]] = field(default_factory=dict, repr=False)
+
+    def state(self, name: str) -> MapState[Any, Any]:
+        """The state that the bolt declares under this name, for this task and attempt. Raises UsageError that
+        lists those it declares."""
+        found = self.states.get(name)
+        if found is None:
+            raise UsageError(
+                f"component {self.component!r} declares no state {name!r}; it declares "
+                f"{', '.join(map(repr, self.states)) or 'none'}. Declare it by states = "
+                f"{{{name!r}: SqlState(...)}} in the class or the constructor"
+            )
+        return found
 
 
 class OutputCollector(Protocol):
@@ -154,7 +170,13 @@ class BasicBolt(Bolt):
 
 
 class BatchBolt(Bolt):
-    """One fresh instance per task per attempt: aggregation within a batch."""
+    """One fresh instance per task per attempt: aggregation within a batch.
+
+    A committer, or a bolt below one, may declare `states` by name, in the class or in its constructor; it
+    finds each as a `MapState` by `context.state(name)`.
+    """
+
+    states: Mapping[str, SqlState] = MappingProxyType({})
 
     def prepare(
         self, context: TopologyContext, collector: OutputCollector, batch_id: TransactionAttempt
@@ -188,7 +210,7 @@ class Committer:
     A committer, and every bolt below it, runs in the commit phase: only for the oldest open txid, one txid
     at a time, in strict order. All of it may run several times for one txid, under growing attempts, also
     after it has run to its end; an attempt that is too slow may go on beside its successor. Change nothing
-    outside but state that knows the txid.
+    outside but state that knows the txid: a `MapState` does (`BatchBolt.states`).
     """
 
 

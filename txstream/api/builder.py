@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from txstream.api.bolts import (
     Bolt,
     Committer,
     DataFrameBolt,
+    MergeableBolt,
     OutputFieldsDeclarer,
     StateCommitter,
 )
@@ -24,7 +25,7 @@ from txstream.api.names import validate_topology_id
 from txstream.api.schema import format_schema, format_type
 from txstream.api.spouts import SourceSpout
 from txstream.api.state import SqlState
-from txstream.api.topology import Component, Topology
+from txstream.api.topology import Component, Phase, StateUse, Topology
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.semantics import Semantics, legal_state_semantics
 
@@ -182,6 +183,7 @@ class TransactionalTopologyBuilder:
         for name in self._order():
             built[name] = self._build_bolt(name, built)
         components = tuple(built.values())
+        states, map_states = self._check_states(spout.semantics, components)
         return Topology(
             id=self._id,
             components=components,
@@ -190,7 +192,8 @@ class TransactionalTopologyBuilder:
             max_attempts=self._max_attempts,
             settings=self._settings,
             workers=self._workers,
-            states=self._check_states(spout.semantics, components),
+            states=states,
+            map_states=map_states,
         )
 
     def _order(self) -> list[str]:
@@ -258,30 +261,45 @@ class TransactionalTopologyBuilder:
         )
 
     def _check_states(
-        self, semantics: Semantics, components: Iterable[Component]
-    ) -> tuple[tuple[StateCommitter, Semantics], ...]:
+        self, semantics: Semantics, components: Sequence[Component]
+    ) -> tuple[tuple[tuple[StateCommitter, Semantics], ...], tuple[StateUse, ...]]:
         states: list[tuple[StateCommitter, Semantics]] = []
+        uses: list[StateUse] = []
         tables: dict[tuple[str | None, str], str] = {}
-        for component in components:
-            bolt = component.instance
-            if not isinstance(bolt, StateCommitter):
-                continue
-            state = bolt.state
-            _check_state_inputs(component, state)
+
+        def claim(component: Component, state: SqlState, as_what: str = "") -> None:
+            writer = f"{component.id!r}{as_what}"
             place = (state.url, state.table.lower())
             if place in tables:
                 raise TopologyError(
-                    f"components {tables[place]!r} and {component.id!r} both write table {state.table!r}; "
+                    f"components {tables[place]} and {writer} both write table {state.table!r}; "
                     f"give each a table of its own"
                 )
-            tables[place] = component.id
-            states.append((bolt, _state_semantics(state, semantics)))
+            tables[place] = writer
+
+        by_id = {component.id: component for component in components}
+        for component in components:
+            for name, state in _declared_states(component).items():
+                _check_map_state(component, name, state, by_id)
+                claim(component, state, f" (state {name!r})")
+                uses.append(StateUse(component.id, name, state, _state_semantics(state, semantics)))
+                _check_cache(component, uses[-1])
+            bolt = component.instance
+            if isinstance(bolt, StateCommitter):
+                if bolt.state.cache_rows:
+                    raise TopologyError(
+                        f"component {component.id!r}: table {bolt.state.table!r} has cache_rows, but a "
+                        f"{type(bolt).__name__} reads nothing that could be kept; leave it out"
+                    )
+                _check_state_inputs(component, bolt.state)
+                claim(component, bolt.state)
+                states.append((bolt, _state_semantics(bolt.state, semantics)))
         if not any(component.is_committer for component in components):
             raise TopologyError(
                 f"topology {self._id!r} has no committer, so its results would be stored nowhere; "
                 f"add a SqlStateBolt with set_committer_bolt"
             )
-        return tuple(states)
+        return tuple(states), tuple(uses)
 
 
 def _emits_in_commit(component: Component) -> bool:
@@ -337,6 +355,67 @@ def _check_state_inputs(component: Component, state: SqlState) -> None:
         raise TopologyError(
             f"component {component.id!r}: group all its inputs alike, by the same fields in the same order; "
             f"it has {' and '.join(map(str, component.inputs))}, which can send one key to two tasks"
+        )
+
+
+def _declared_states(component: Component) -> Mapping[str, SqlState]:
+    """The states that a bolt declares for itself. Raises TopologyError for what is no such declaration."""
+    declared = getattr(component.instance, "states", None)
+    if not isinstance(component.instance, BatchBolt):
+        mine = declared.values() if isinstance(declared, Mapping) else ()
+        if any(isinstance(state, SqlState) for state in mine):
+            raise TopologyError(
+                f"component {component.id!r} declares states, but {type(component.instance).__name__} is no "
+                f"BatchBolt; only a committer, or a BatchBolt below one, has states"
+            )
+        return {}
+    if not isinstance(declared, Mapping) or not all(
+        isinstance(name, str) and isinstance(state, SqlState) for name, state in declared.items()
+    ):
+        raise TopologyError(
+            f"component {component.id!r}: its attribute states is {declared!r:.200}; it must be a mapping of "
+            f"names to SqlState"
+        )
+    return declared
+
+
+def _check_map_state(
+    component: Component, name: str, state: SqlState, components: Mapping[str, Component]
+) -> None:
+    """A state that the component reads and writes itself: does it run in the commit phase, and does one task
+    get all tuples of a key?"""
+    if isinstance(component.instance, (StateCommitter, MergeableBolt)):
+        raise TopologyError(
+            f"component {component.id!r} declares state {name!r}, but a {type(component.instance).__name__} "
+            f"runs wherever its tuples are, also several times for one key; use a BatchBolt and Committer"
+        )
+    if component.phase is not Phase.COMMIT:
+        raise TopologyError(
+            f"component {component.id!r} declares state {name!r}, but it runs before its batch commits; add "
+            f"it with set_committer_bolt, or below a committer"
+        )
+    _check_state_inputs(component, state)
+    if component.tasks == 1:
+        return
+    for grouping in component.inputs:
+        schema = components[grouping.component].streams[grouping.stream]
+        for field_name in grouping.fields:
+            given = schema.field(field_name).type
+            column = state.key_schema.field(field_name).type
+            if not given.equals(column):
+                raise TopologyError(
+                    f"component {component.id!r}: it is grouped by field {field_name!r} "
+                    f"({format_type(given)}), but that key column of table {state.table!r} is "
+                    f"{format_type(column)}; equal keys could be in two tasks: declare one type"
+                )
+
+
+def _check_cache(component: Component, use: StateUse) -> None:
+    if use.state.cache_rows and use.semantics is not Semantics.OPAQUE:
+        raise TopologyError(
+            f"component {component.id!r}: table {use.state.table!r} is {use.semantics} and cannot have "
+            f"cache_rows; only an opaque row tells what it held before a batch that is written again. "
+            f"Declare it semantics='opaque', or without a cache"
         )
 
 

@@ -18,7 +18,7 @@ from txstream.api.tuples import DEFAULT_STREAM
 from txstream.semantics import Semantics
 
 if TYPE_CHECKING:
-    from txstream.api.topology import Component, Topology
+    from txstream.api.topology import Component, StateUse, Topology
 
 _HEADER = ("component", "class", "slots", "tasks", "phase")
 _RIGHT = (False, False, True, True, False)
@@ -122,6 +122,15 @@ def _details(topology: Topology, component: Component) -> Iterator[tuple[str, st
         key = ", ".join(_columns(bolt.state.key_schema))
         stored[-1] += f" for each {key} ({state_semantics(topology, bolt)} table)"
         yield "stores", printable(bolt.state.table), stored
+    for use in _map_states(topology, component):
+        columns = _columns(use.state.value_schema)
+        key = ", ".join(_columns(use.state.key_schema))
+        columns[-1] += f" for each {key} ({use.semantics} table, state {printable(use.name)})"
+        yield "stores", printable(use.state.table), columns
+
+
+def _map_states(topology: Topology, component: Component) -> list[StateUse]:
+    return [use for use in topology.map_states if use.component == component.id]
 
 
 def _columns(schema: pa.Schema) -> list[str]:
@@ -185,6 +194,7 @@ def _component_document(topology: Topology, component: Component) -> dict[str, A
             for stream, schema in component.streams.items()
         ],
         "state": _state_document(topology, bolt) if isinstance(bolt, StateCommitter) else None,
+        "states": [_use_document(use) for use in _map_states(topology, component)],
     }
 
 
@@ -209,4 +219,16 @@ def _state_document(topology: Topology, bolt: StateCommitter) -> dict[str, Any]:
             {**column, "reducer": str(bolt.reducers[column["name"]])}
             for column in _fields(bolt.state.value_schema)
         ],
+    }
+
+
+def _use_document(use: StateUse) -> dict[str, Any]:
+    """A state that a committer reads and writes itself."""
+    return {
+        "name": use.name,
+        "table": use.state.table,
+        "semantics": str(use.semantics),
+        "key": _fields(use.state.key_schema),
+        "value": _fields(use.state.value_schema),
+        "cache_rows": use.state.cache_rows,
     }

@@ -6,13 +6,14 @@ anywhere and shipped to executors. `txstream.state` carries it out.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from txstream.api.errors import TopologyError
-from txstream.api.schema import format_schema, parse_schema
+from txstream.api.schema import format_schema, format_type, parse_schema
 from txstream.semantics import Semantics
 
 TXID_COLUMN = "txid"
@@ -26,7 +27,11 @@ class SqlState:
     `key` and `value` are DDL ("word string", "n bigint") or Arrow schemas. `url` is a SQLAlchemy URL;
     without one the run's database is used. `semantics` is the spout's unless given: a transactional
     spout may also fill an opaque table. `index_txid` adds an index that makes undoing a batch cheap and
-    every update dearer. Raises TopologyError or SchemaError for a declaration that cannot be.
+    every update dearer. `cache_rows` is for opaque tables that a committer reads through a `MapState`: as
+    many rows, last used, each of its tasks keeps in its worker process from batch to batch. `defaults` are
+    for value columns that are added to a table that exists: by column, what the rows that are there get (what
+    its reducer begins with: 0 for a count or a sum; None where the column may be NULL). Raises TopologyError
+    or SchemaError for a declaration that cannot be.
     """
 
     table: str
@@ -35,6 +40,8 @@ class SqlState:
     url: str | None = field(default=None, repr=False)
     semantics: Semantics | None = None
     index_txid: bool = False
+    cache_rows: int = 0
+    defaults: Mapping[str, Any] = field(default_factory=dict, hash=False)
     key_schema: pa.Schema = field(init=False, repr=False, compare=False)
     value_schema: pa.Schema = field(init=False, repr=False, compare=False)
 
@@ -47,9 +54,34 @@ class SqlState:
             )
         if self.semantics is not None:
             object.__setattr__(self, "semantics", Semantics(self.semantics))
+        if not isinstance(self.cache_rows, int) or isinstance(self.cache_rows, bool) or self.cache_rows < 0:
+            raise TopologyError(
+                f"state table {self.table!r}: cache_rows is {self.cache_rows!r}; it must be a whole number, "
+                f"0 for no cache"
+            )
         object.__setattr__(self, "key_schema", parse_schema(self.key))
         object.__setattr__(self, "value_schema", parse_schema(self.value))
+        object.__setattr__(self, "defaults", dict(self.defaults))
         self._check_names()
+        self._check_defaults()
+
+    def _check_defaults(self) -> None:
+        for name, value in self.defaults.items():
+            if name not in self.value_schema.names:
+                raise TopologyError(
+                    f"state table {self.table!r}: defaults name {name!r}, which is not one of its value "
+                    f"columns {', '.join(map(repr, self.value_names))}"
+                )
+            data_type = self.value_schema.field(name).type
+            try:
+                if pa.types.is_integer(data_type) and isinstance(value, float):
+                    raise TypeError("it is no whole number")
+                pa.scalar(value, data_type)
+            except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+                raise TopologyError(
+                    f"state table {self.table!r}: the default {value!r} does not fit value column {name!r} of "
+                    f"type {format_type(data_type)}: {error}"
+                ) from error
 
     def _check_names(self) -> None:
         taken: dict[str, str] = {TXID_COLUMN: "the framework's column"}
