@@ -68,6 +68,7 @@ class RecordingCommitter(Committer):
         batch: ProcessedBatch,
         deltas: Mapping[str, pa.Table],
         reached: Callable[[str], None],
+        **_: Any,
     ) -> None:
         self.attempts.append(attempt)
         self.errors.append(batch.error)

@@ -62,6 +62,7 @@ class StoringCommitter(Committer):
         batch: ProcessedBatch,
         deltas: Mapping[str, pa.Table],
         reached: Any,
+        **_: Any,
     ) -> None:
         (table,) = deltas.values()
         self._store.batches[attempt.txid] = table.to_pylist()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from txstream.api.spouts import SourceSpout
-from txstream.api.topology import Phase, Topology
+from txstream.api.topology import CommitChoice, Phase, Topology
 from txstream.engine.recording import Call
 from txstream.examples.storm_counts import FIELDS, graph
 from txstream.spouts.memory import MemorySpout
@@ -37,8 +38,16 @@ def storm_source(records: Records = FIRST) -> MemorySpout:
     return MemorySpout(FIELDS, records, max_records_per_partition=2)
 
 
-def storm_topology(spout: type[SourceSpout[Any]], source: MemorySpout, **options: Any) -> Topology:
-    return graph(spout(source), **options)
+def storm_topology(
+    spout: type[SourceSpout[Any]],
+    source: MemorySpout,
+    *,
+    commit: CommitChoice = "auto",
+    driver_commit_rows: int | None = None,
+    **options: Any,
+) -> Topology:
+    topology = graph(spout(source), **options)
+    return replace(topology, commit=commit, driver_commit_rows=driver_commit_rows)
 
 
 def append(source: MemorySpout, records: Records) -> None:

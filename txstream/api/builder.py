@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 
@@ -25,7 +25,7 @@ from txstream.api.names import validate_topology_id
 from txstream.api.schema import format_schema, format_type
 from txstream.api.spouts import SourceSpout
 from txstream.api.state import SqlState
-from txstream.api.topology import Component, Phase, StateUse, Topology
+from txstream.api.topology import CommitChoice, Component, Phase, StateUse, Topology
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.semantics import Semantics, legal_state_semantics
 
@@ -114,6 +114,12 @@ class TransactionalTopologyBuilder:
     `message_timeout_seconds` is replayed; a bug in a bolt stops the topology after `max_attempts` tries.
     `settings` are yours: every bolt finds them in its context. They are shipped once, by pickle. `workers` is
     how many executor processes a cluster is asked for; None leaves it to Spark's own settings.
+
+    `commit` says who writes the deltas of a batch into the states' databases: "driver" in one transaction,
+    "executors" in one for each slot, "auto" (the default) whoever is faster: the driver up to
+    `driver_commit_rows` rows in a database (None is a measured figure), executors beyond. Executors need
+    SQLAlchemy, the database's driver and a way to it, for "driver" they need none. What a bolt writes
+    through a `MapState` is always written by executors.
     """
 
     def __init__(
@@ -128,6 +134,8 @@ class TransactionalTopologyBuilder:
         max_attempts: int = DEFAULT_MAX_ATTEMPTS,
         settings: Mapping[str, Any] | None = None,
         workers: int | None = None,
+        commit: CommitChoice = "auto",
+        driver_commit_rows: int | None = None,
     ) -> None:
         self._id = validate_topology_id(topology_id)
         if not isinstance(spout, SourceSpout):
@@ -146,6 +154,19 @@ class TransactionalTopologyBuilder:
         self._max_attempts = _check_number("max_attempts", max_attempts)
         self._settings = dict(settings or {})
         self._workers = None if workers is None else _check_number("workers", workers)
+        if commit not in get_args(CommitChoice):
+            raise TopologyError(
+                f"commit is {commit!r}; it must be one of {', '.join(map(repr, get_args(CommitChoice)))}"
+            )
+        if driver_commit_rows is not None:
+            _check_number("driver_commit_rows", driver_commit_rows)
+            if commit != "auto":
+                raise TopologyError(
+                    f"driver_commit_rows is {driver_commit_rows}, but with commit={commit!r} nothing is "
+                    f"chosen by size; leave one of the two out"
+                )
+        self._commit: CommitChoice = commit
+        self._driver_commit_rows = driver_commit_rows
 
     def set_bolt(self, component: str, bolt: Bolt, parallelism: int = 1) -> BoltDeclarer:
         """Add a bolt; choose its inputs on what this returns. A `Committer` commits without further ado."""
@@ -184,6 +205,12 @@ class TransactionalTopologyBuilder:
             built[name] = self._build_bolt(name, built)
         components = tuple(built.values())
         states, map_states = self._check_states(spout.semantics, components)
+        if self._commit == "driver" and map_states:
+            use = map_states[0]
+            raise TopologyError(
+                f"component {use.component!r} writes state {use.name!r} from executors, but commit='driver' "
+                f"says that executors reach no database; leave commit out"
+            )
         return Topology(
             id=self._id,
             components=components,
@@ -192,6 +219,8 @@ class TransactionalTopologyBuilder:
             max_attempts=self._max_attempts,
             settings=self._settings,
             workers=self._workers,
+            commit=self._commit,
+            driver_commit_rows=self._driver_commit_rows,
             states=states,
             map_states=map_states,
         )

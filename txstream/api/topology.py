@@ -10,7 +10,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -23,6 +23,9 @@ from txstream.api.spouts import SourceSpout
 from txstream.api.state import SqlState
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.semantics import Semantics
+
+CommitChoice = Literal["auto", "driver", "executors"]
+"""Who writes a batch's deltas: whoever is faster for so many rows, always the driver, always executors."""
 
 
 class Phase(StrEnum):
@@ -75,6 +78,8 @@ class Topology:
     max_attempts: int
     settings: Mapping[str, Any] = field(default_factory=dict)
     workers: int | None = None
+    commit: CommitChoice = "auto"
+    driver_commit_rows: int | None = None
     states: tuple[tuple[StateCommitter, Semantics], ...] = field(default=(), repr=False)
     map_states: tuple[StateUse, ...] = field(default=(), repr=False)
 

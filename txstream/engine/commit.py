@@ -1,76 +1,65 @@
-"""The commit phase on the driver: merge the deltas of all tasks, then one transaction per database.
+"""The commit phase on the driver: merge the deltas of all tasks, then have every database commit them.
 
-Invariant: when `commit` returns, every database has committed this very attempt. When it raises
-BatchFailedError, some may have and some not; a new attempt undoes and redoes them all.
+Two paths, chosen per batch and database. *Driver*: one transaction does everything. *Executors*, for many
+rows and where bolts write states themselves: the driver begins the commit, tasks write their shares, the
+driver ends it.
+
+Invariants.
+- When `commit` returns, every database has committed this very attempt. When it raises BatchFailedError or
+  ServiceUnavailableError, some may have and some not; a new attempt undoes and redoes them all.
+- No task writes into a database before this attempt has begun there, and none ends before all tasks have
+  written. An attempt begins at most once in each: the fence refuses it a second time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from txstream.api.bolts import StateCommitter
-from txstream.api.errors import BatchFailedError, ServiceUnavailableError, TopologyError
+from txstream.api.errors import BatchFailedError, FencedError, ServiceUnavailableError, TopologyError
 from txstream.api.topology import Topology
 from txstream.bolts.sql import new_fold
+from txstream.engine.points import Point
 from txstream.engine.runner import BatchResult
+from txstream.engine.shares import StateWrite, TableDeltas
+from txstream.engine.targets import StateTarget, state_targets
 from txstream.semantics import Semantics
-from txstream.state import AnswerLostError, Commit, StateBackend, TableSpec, place_of
-from txstream.transaction import TransactionAttempt
+from txstream.state import AnswerLostError, Commit, StateBackend
+from txstream.transaction import TransactionAttempt, Txid
 
+__all__ = ["Committer", "ProcessedBatch", "StateTarget", "state_targets"]
 
-@dataclass(frozen=True)
-class StateTarget:
-    """One database and the tables of this topology in it; `components` fill them, in the same order."""
+log = logging.getLogger(__name__)
 
-    database: StateBackend
-    tables: tuple[TableSpec, ...]
-    components: tuple[str, ...] = ()
+DRIVER_COMMIT_ROWS = 100_000
+
+DRIVER, EXECUTORS = "driver", "executors"
 
 
 @dataclass(frozen=True)
 class ProcessedBatch:
-    """A batch between the phases."""
+    """A batch between the phases. `attempts` are those of its txid that failed, as the ledger keeps them;
+    `timings` are seconds by step, to which every further step adds its own."""
 
     result: BatchResult
     planned_at: datetime
     processed_at: datetime
     error: str | None
+    attempts: Sequence[Mapping[str, Any]] = ()
+    timings: dict[str, float] = field(default_factory=dict)
 
 
-def state_targets(
-    topology: Topology, default_url: str, open_database: Callable[[str], StateBackend]
-) -> list[StateTarget]:
-    """The topology's states by database; a state without a url lives in `default_url`.
+class ShareWriter(Protocol):
+    """`BatchRunner.write`."""
 
-    A topology without any state has its fence and ledger in `default_url`. Raises TopologyError when two
-    states fill one table, which `build` cannot tell where one has no url.
-    """
-    found: dict[str, list[tuple[TableSpec, str]]] = {}
-    spelled: dict[str, str] = {}  # the first URL that means a place
-    owners: dict[tuple[str, str], str] = {}
-    components = [c.id for c in topology.bolts if isinstance(c.instance, StateCommitter)]
-    for (bolt, semantics), component in zip(topology.states, components, strict=True):
-        state = bolt.state
-        url = state.url or default_url
-        url = spelled.setdefault(place_of(url), url)
-        owner = owners.setdefault((url, state.table.lower()), component)
-        if owner != component:
-            raise TopologyError(
-                f"components {owner!r} and {component!r} both write table {state.table!r} of one database, "
-                f"which they name differently or which is the run's default; give each a table of its own"
-            )
-        found.setdefault(url, []).append((TableSpec(state, semantics, bolt.reducers), component))
-    if not found:
-        found[default_url] = []
-    return [
-        StateTarget(open_database(url), tuple(t for t, _ in tables), tuple(c for _, c in tables))
-        for url, tables in found.items()
-    ]
+    def __call__(self, attempt: TransactionAttempt, writes: Sequence[StateWrite]) -> Sequence[int]: ...
 
 
 class Committer:
@@ -86,6 +75,8 @@ class Committer:
     ) -> None:
         self._topology = topology.id
         self._semantics: Semantics = topology.semantics
+        self._commit = topology.commit
+        self._driver_commit_rows = topology.driver_commit_rows
         self._uuid = uuid
         self._targets = targets
         self._wait_for = wait_for
@@ -94,6 +85,9 @@ class Committer:
             for component in topology.bolts
             if isinstance(component.instance, StateCommitter)
         }
+        # Of commit="auto": why no batch is written by executors any more, and whose last try failed there.
+        self._executors_cannot: str | None = None
+        self._failed_on_executors: Txid | None = None
 
     def merge(self, *results: BatchResult) -> dict[str, pa.Table]:
         """Each state's deltas by component, every key once: of what was processed, and what committed."""
@@ -107,6 +101,25 @@ class Committer:
             merged[component] = fold.finish()
         return merged
 
+    @property
+    def begins_before_bolts(self) -> bool:
+        """Do bolts of the commit phase write states, so that `begin` must come before they run?"""
+        return any(target.written_by_bolts for target in self._targets)
+
+    def begin(
+        self,
+        attempt: TransactionAttempt,
+        metas: Mapping[str, Any],
+        batch: ProcessedBatch,
+        reached: Callable[[str], None],
+    ) -> frozenset[int]:
+        """Begin the commit of an attempt where bolts will write: the positions of those databases, which
+        `commit` must be told. Raises as `commit`."""
+        found = frozenset(at for at, target in enumerate(self._targets) if target.written_by_bolts)
+        for at in sorted(found):
+            self._begin(self._targets[at], attempt, metas, batch, reached)
+        return found
+
     def commit(
         self,
         attempt: TransactionAttempt,
@@ -114,38 +127,142 @@ class Committer:
         batch: ProcessedBatch,
         deltas: Mapping[str, pa.Table],
         reached: Callable[[str], None],
+        *,
+        write: ShareWriter | None = None,
+        begun: Collection[int] = (),
+        written: int = 0,
     ) -> None:
-        """Commit to every database, one after the other.
+        """Commit to every database. `write` has tasks write shares; without it the driver writes everything.
+        `begun` is what `begin` answered for this attempt, `written` the rows that bolts wrote since.
 
-        Raises BatchFailedError when a new attempt is due, FencedError when a newer leader has taken over,
-        another TxstreamError when the data cannot be stored.
+        Raises BatchFailedError or ServiceUnavailableError when a new attempt is due, FencedError when a newer
+        leader has taken over, BoltError when a task died, another TxstreamError when the data cannot be
+        stored.
         """
-        for target in self._targets:
-            commit = Commit(
-                attempt=attempt,
-                metas=metas,
-                deltas={
-                    table.state.table: deltas[component]
-                    for table, component in zip(target.tables, target.components, strict=True)
-                },
-                tuples=batch.result.records,
-                planned_at=batch.planned_at,
-                processed_at=batch.processed_at,
-                error=batch.error,
+        own = [target.deltas(deltas) for target in self._targets]
+        shared: list[int] = []
+        if write is not None:
+            shared = [at for at, tables in enumerate(own) if self._is_for_executors(attempt, at, tables)]
+        for at in shared:
+            if at not in begun:
+                self._begin(self._targets[at], attempt, metas, batch, reached)
+        keys = self._keys_of_bolts(written)
+        if write is not None and shared:
+            reached(Point.BEFORE_WRITE)
+            rows = self._write_shares(attempt, {at: own[at] for at in shared}, batch, write)
+            keys.update({at: keys.get(at, 0) + count for at, count in rows.items()})
+            reached(Point.AFTER_WRITE)
+        for at, target in enumerate(self._targets):
+            if at:
+                reached(Point.BETWEEN_COMMITS)
+            mine = [] if at in shared else own[at]
+            path = EXECUTORS if at in shared or at in begun else DRIVER
+            commit = _commit(attempt, metas, batch, path, mine)
+            self._finish(target, commit, reached, keys=keys.get(at, 0), path=path)
+
+    # --- which path ---------------------------------------------------------------------------------
+
+    def _is_for_executors(self, attempt: TransactionAttempt, at: int, tables: Sequence[TableDeltas]) -> bool:
+        rows = sum(table.deltas.num_rows for table in tables)
+        target = self._targets[at]
+        if rows == 0 or self._commit == DRIVER or target.place is None or not target.database.on_executors:
+            return False
+        if self._commit == EXECUTORS:
+            return True
+        if self._executors_cannot is not None or self._failed_on_executors == attempt.txid:
+            return False
+        limit = self._driver_commit_rows
+        return rows > (DRIVER_COMMIT_ROWS if limit is None else limit)
+
+    # --- the steps ----------------------------------------------------------------------------------
+
+    def _begin(
+        self,
+        target: StateTarget,
+        attempt: TransactionAttempt,
+        metas: Mapping[str, Any],
+        batch: ProcessedBatch,
+        reached: Callable[[str], None],
+    ) -> None:
+        started = time.perf_counter()
+        database = target.database
+        try:
+            database.begin_commit(
+                self._topology,
+                self._uuid,
+                target.tables,
+                _commit(attempt, metas, batch, EXECUTORS, ()),
+                semantics=self._semantics,
+                reached=reached,
             )
-            database = target.database
-            try:
-                database.commit(
-                    self._topology,
-                    self._uuid,
-                    target.tables,
-                    commit,
-                    semantics=self._semantics,
-                    reached=reached,
-                )
-            except ServiceUnavailableError as error:
-                if not self._outcome(database, attempt, lost=isinstance(error, AnswerLostError)):
-                    raise BatchFailedError(f"{attempt} was not committed: {error}") from error
+        except ServiceUnavailableError as error:
+            # Begun or not, this attempt cannot begin again.
+            self._outcome(database, attempt, lost=False)
+            raise BatchFailedError(f"{attempt} was not committed: {error}") from error
+        _add(batch.timings, "begin", started)
+        reached(Point.AFTER_BEGIN)
+
+    def _write_shares(
+        self,
+        attempt: TransactionAttempt,
+        work: Mapping[int, Sequence[TableDeltas]],
+        batch: ProcessedBatch,
+        write: ShareWriter,
+    ) -> dict[int, int]:
+        """Have executors write the deltas of some databases: the rows written, by database."""
+        started = time.perf_counter()
+        writes = []
+        for at, tables in work.items():
+            place = self._targets[at].place
+            if place is not None:
+                writes.append(StateWrite(place, self._topology, self._uuid, attempt, self._semantics, tables))
+        try:
+            rows = write(attempt, writes)
+        except FencedError:
+            raise
+        except Exception as error:
+            self._failed_on_executors = attempt.txid
+            if isinstance(error, TopologyError) and self._commit == "auto":
+                if self._executors_cannot is None:
+                    log.warning("from now on the driver commits large batches too: %s", error)
+                self._executors_cannot = str(error)
+                raise BatchFailedError(f"{attempt} was not committed: {error}") from error
+            if isinstance(error, ServiceUnavailableError):
+                for at in work:
+                    self._outcome(self._targets[at].database, attempt, lost=False)
+                raise ServiceUnavailableError(
+                    f"{attempt} was not committed: {error}; the driver reaches that database: if executors "
+                    f"cannot, open the way for them or build with commit='driver'"
+                ) from error
+            raise
+        _add(batch.timings, "write", started)
+        return dict(zip(work, rows, strict=True))
+
+    def _finish(
+        self,
+        target: StateTarget,
+        commit: Commit,
+        reached: Callable[[str], None],
+        *,
+        keys: int,
+        path: str,
+    ) -> None:
+        """The last transaction of this attempt in one database."""
+        database, attempt = target.database, commit.attempt
+        where = (self._topology, self._uuid, target.tables, commit)
+        try:
+            if path == DRIVER:
+                database.commit(*where, semantics=self._semantics, reached=reached)
+            else:
+                database.end_commit(*where, semantics=self._semantics, keys=keys, reached=reached)
+        except ServiceUnavailableError as error:
+            if not self._outcome(database, attempt, lost=isinstance(error, AnswerLostError)):
+                raise BatchFailedError(f"{attempt} was not committed: {error}") from error
+
+    def _keys_of_bolts(self, written: int) -> dict[int, int]:
+        """What bolts wrote, by database."""
+        by_bolts = [at for at, target in enumerate(self._targets) if target.written_by_bolts]
+        return {by_bolts[0]: written} if by_bolts else {}
 
     def _outcome(self, database: StateBackend, attempt: TransactionAttempt, *, lost: bool) -> bool:
         """Has the database committed this attempt? Lost may mean committed: only the ledger knows, and only
@@ -159,3 +276,30 @@ class Committer:
 
         self._wait_for(f"database {database.url_for_people}", ask)
         return committed
+
+
+def _commit(
+    attempt: TransactionAttempt,
+    metas: Mapping[str, Any],
+    batch: ProcessedBatch,
+    path: str,
+    tables: Sequence[TableDeltas],
+) -> Commit:
+    return Commit(
+        attempt=attempt,
+        metas=metas,
+        deltas={table.spec.state.table: table.deltas for table in tables},
+        tuples=batch.result.records,
+        planned_at=batch.planned_at,
+        processed_at=batch.processed_at,
+        error=batch.error,
+        details={
+            "path": path,
+            "timings": {step: round(seconds, 6) for step, seconds in batch.timings.items()},
+            "attempts": list(batch.attempts),
+        },
+    )
+
+
+def _add(timings: dict[str, float], step: str, started: float) -> None:
+    timings[step] = timings.get(step, 0.0) + time.perf_counter() - started

@@ -11,15 +11,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from txstream.api.errors import (
     BatchFailedError,
     BatchTimeoutError,
+    BoltError,
     PartitionUnavailableError,
     ServiceUnavailableError,
     StaleAttemptError,
@@ -51,6 +52,7 @@ from txstream.engine.retries import (
     judge,
 )
 from txstream.engine.runner import BatchResult, BatchRunner
+from txstream.engine.shares import StateWrite
 from txstream.engine.waiting import Waiting
 from txstream.metas import BatchMetas, MetaCodec
 from txstream.semantics import Semantics
@@ -58,6 +60,10 @@ from txstream.transaction import TransactionAttempt, Txid
 from txstream.zookeeper import ProgressStore
 
 log = logging.getLogger(__name__)
+
+# What fails an attempt's transactions, but not the run: outages, and tasks that died. Data that cannot be
+# stored could not be stored the next time either.
+_COMMITS_AGAIN = (BatchFailedError, ServiceUnavailableError, BoltError)
 
 
 class RunAbortedError(TxstreamError):
@@ -113,6 +119,10 @@ class EventLoop:
         self._emitted: set[Txid] = set()
         # Past the bolts of its commit phase, an attempt waits for databases as long as it takes.
         self._bolts_committed: set[TransactionAttempt] = set()
+        # But for what executors write then: added and removed by the commit thread.
+        self._writing: set[TransactionAttempt] = set()
+        # The attempt before the current txid's, where this loop has seen it commit.
+        self._committed: TransactionAttempt | None = None
         self._waiting = Waiting()
         self._recheck = set(self._stored_plans())
         self._recovered = set(self._recheck)
@@ -296,6 +306,7 @@ class EventLoop:
             self._reach(Point.AFTER_ADVANCE, advance.txid)
 
         def done(_: None) -> None:
+            self._committed = TransactionAttempt(advance.txid, advance.attempt)
             timing = self._timings.pop(advance.txid, BatchTiming(advance.txid))
             timing.advance_seconds = time.perf_counter() - started
             statistics = self.statistics
@@ -355,6 +366,7 @@ class EventLoop:
                     planned_at=self._planned_at.get(attempt.txid, datetime.now(UTC)),
                     processed_at=datetime.now(UTC),
                     error=failures.last_error if failures is not None else None,
+                    attempts=tuple(failures.last) if failures is not None else (),
                 )
             self._do_all(self.coordinator.ack(attempt))
 
@@ -378,7 +390,7 @@ class EventLoop:
                 )
                 self._attempt_failed(attempt, error)
 
-        self._events.after(timeout, overdue)
+        self._set_deadline(timeout, overdue)
 
     def _is_active(self, attempt: TransactionAttempt) -> bool:
         batch = self.coordinator.active.get(attempt.txid)
@@ -387,41 +399,73 @@ class EventLoop:
     # --- commit -------------------------------------------------------------------------------------
 
     def _do_commit(self, emit: EmitCommit[Any]) -> None:
-        """The bolts of the commit phase first; then the states' transactions, which wait for databases."""
+        """The bolts of the commit phase first; then the states' transactions, which wait for databases. Where
+        those bolts write states, the commit begins in their databases before."""
         attempt = emit.attempt
         batch = self._processed.pop(attempt)
+        batch = replace(batch, timings=self._timing(attempt.txid).before_commit())
+        if not self.committer.begins_before_bolts:
+            self._commit_bolts(emit, batch, frozenset())
+            return
+
+        def work() -> frozenset[int]:
+            try:
+                self._enter_commit(attempt)
+                metas = self.codec.encode(emit.metas)
+                return self.committer.begin(attempt, metas, batch, self._reached(attempt))
+            except BaseException:
+                self._release(batch.result)
+                raise
+
+        def done(begun: frozenset[int]) -> None:
+            if self._is_active(attempt):
+                self._commit_bolts(emit, batch, begun)
+            else:
+                self._cancels.submit(self._release, batch.result)
+
+        self._events.submit(self._commits, work, done, lambda error: self._commit_failed(attempt, error))
+
+    def _commit_bolts(self, emit: EmitCommit[Any], batch: ProcessedBatch, begun: frozenset[int]) -> None:
+        attempt = emit.attempt
         started = time.perf_counter()
 
         def work() -> BatchResult:
             try:
-                self._reach(Point.BEFORE_COMMIT, attempt.txid)
-                return self.runner.commit(attempt, batch.result)
+                if not self.committer.begins_before_bolts:
+                    self._enter_commit(attempt)
+                return self.runner.commit(attempt, batch.result, self._committed)
             finally:
                 self._release(batch.result)
 
         def done(finished: BatchResult) -> None:
             if self._is_active(attempt):
-                self._timing(attempt.txid).commit_bolts_seconds = time.perf_counter() - started
+                seconds = time.perf_counter() - started
+                self._timing(attempt.txid).commit_bolts_seconds = batch.timings["commit_bolts"] = seconds
                 self._bolts_committed = {attempt}
-                self._commit_states(emit, batch, finished)
+                self._commit_states(emit, batch, finished, begun)
 
         self._fail_when_overdue(attempt, Phase.COMMITTING, "through its commit phase")
-        self._events.submit(self._commits, work, done, lambda error: self._attempt_failed(attempt, error))
+        self._events.submit(self._commits, work, done, lambda error: self._commit_failed(attempt, error))
 
-    def _commit_states(self, emit: EmitCommit[Any], batch: ProcessedBatch, finished: BatchResult) -> None:
+    def _commit_states(
+        self, emit: EmitCommit[Any], batch: ProcessedBatch, finished: BatchResult, begun: frozenset[int]
+    ) -> None:
         attempt = emit.attempt
         started = time.perf_counter()
         timing = self._timing(attempt.txid)
 
         def work() -> None:
             deltas = self.committer.merge(batch.result, finished)
-            timing.merge_seconds = time.perf_counter() - started
+            timing.merge_seconds = batch.timings["merge"] = time.perf_counter() - started
             self.committer.commit(
                 attempt,
                 self.codec.encode(emit.metas),
                 batch,
                 deltas,
-                lambda point: self._reach(Point(point), attempt.txid),
+                self._reached(attempt),
+                write=self._write_shares,
+                begun=begun,
+                written=finished.written,
             )
             self._reach(Point.AFTER_COMMIT, attempt.txid)
 
@@ -430,15 +474,49 @@ class EventLoop:
             self.statistics.saw(attempt, batch.result, finished)
             self._do_all(self.coordinator.ack(attempt))
 
-        def failed(error: BaseException) -> None:
-            if isinstance(error, StaleAttemptError):
-                self._verify_leader(attempt, error)
-            elif isinstance(error, (BatchFailedError, ServiceUnavailableError)):
-                self._attempt_failed(attempt, error)
-            else:
-                self._fail_run(error)
+        self._events.submit(self._commits, work, done, lambda error: self._commit_failed(attempt, error))
 
-        self._events.submit(self._commits, work, done, failed)
+    def _enter_commit(self, attempt: TransactionAttempt) -> None:
+        """On the commit thread, before anything of a commit."""
+        self._reach(Point.BEFORE_COMMIT, attempt.txid)
+
+    def _reached(self, attempt: TransactionAttempt) -> Callable[[str], None]:
+        return lambda point: self._reach(Point(point), attempt.txid)
+
+    def _write_shares(self, attempt: TransactionAttempt, writes: Sequence[StateWrite]) -> Sequence[int]:
+        """On the commit thread: tasks write, and a frozen one must not hold everything up for ever.
+
+        An attempt that is failed just when its last share is written does no harm: the next one waits for
+        this thread, then undoes what it finds."""
+        self._writing.add(attempt)
+        self._events.post(lambda: self._fail_when_writing_is_overdue(attempt))
+        try:
+            return self.runner.write(attempt, writes)
+        finally:
+            self._writing.discard(attempt)
+
+    def _fail_when_writing_is_overdue(self, attempt: TransactionAttempt) -> None:
+        timeout = self.options.message_timeout_seconds
+
+        def overdue() -> None:
+            if attempt in self._writing and self._is_active(attempt):
+                error = BatchTimeoutError(
+                    f"{attempt} was not written by executors within {timeout:g} s (message_timeout_seconds)"
+                )
+                self._attempt_failed(attempt, error)
+
+        self._set_deadline(timeout, overdue)
+
+    def _set_deadline(self, seconds: float, overdue: Callable[[], None]) -> None:
+        self._events.after(seconds, overdue)
+
+    def _commit_failed(self, attempt: TransactionAttempt, error: BaseException) -> None:
+        if isinstance(error, StaleAttemptError):
+            self._verify_leader(attempt, error)
+        elif attempt in self._bolts_committed and not isinstance(error, _COMMITS_AGAIN):
+            self._fail_run(error)
+        else:
+            self._attempt_failed(attempt, error)
 
     def _verify_leader(self, attempt: TransactionAttempt, error: StaleAttemptError) -> None:
         """A fence was newer. If the epoch is still ours it was our own newer attempt, which goes on."""
@@ -474,7 +552,7 @@ class EventLoop:
             self._end_with(attempt, error)
             return
         failures = self._failures.setdefault(attempt.txid, TxidFailures())
-        failures.add(error)
+        failures.add(error, attempt)
         self.statistics.failed_attempts += 1
         if failures.bugs >= self.options.max_attempts:
             self._end_with(attempt, error)

@@ -13,15 +13,28 @@ from txstream.transaction import Txid
 
 
 class Point(StrEnum):
-    """Where a batch is, in the order in which it gets there."""
+    """Where a batch is, in the order in which it gets there.
+
+    INSIDE_BEGIN to AFTER_WRITE are passed only when executors write. With several databases INSIDE_BEGIN,
+    AFTER_BEGIN and INSIDE_COMMIT are passed once in each, BETWEEN_COMMITS after each but the last.
+    """
 
     BEFORE_PERSIST = "before-persist"
     AFTER_PERSIST = "after-persist"
     BEFORE_COMMIT = "before-commit"
+    INSIDE_BEGIN = "inside-begin"
+    AFTER_BEGIN = "after-begin"
+    BEFORE_WRITE = "before-write"
+    AFTER_WRITE = "after-write"
     INSIDE_COMMIT = "inside-commit"
+    BETWEEN_COMMITS = "between-commits"
     AFTER_COMMIT = "after-commit"
     BEFORE_ADVANCE = "before-advance"
     AFTER_ADVANCE = "after-advance"
+
+
+WRITE_POINTS = (Point.INSIDE_BEGIN, Point.AFTER_BEGIN, Point.BEFORE_WRITE, Point.AFTER_WRITE)
+"""The points that only a commit from executors passes."""
 
 
 class PointListener(Protocol):

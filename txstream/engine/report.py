@@ -34,6 +34,17 @@ class BatchTiming:
     advance_seconds: float = 0.0
     width: int = 0
 
+    def before_commit(self) -> dict[str, float]:
+        """What came before the commit, by step, for the ledger; a step that there was not is left out."""
+        steps = {
+            "plan": self.plan_seconds,
+            "persist": self.persist_seconds,
+            "job": self.job_seconds,
+            "read": self.read_seconds,
+            "process": self.process_seconds,
+        }
+        return {step: seconds for step, seconds in steps.items() if seconds}
+
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import Enum
+from typing import Any
 
 from txstream.api.errors import (
     BatchFailedError,
@@ -12,9 +16,13 @@ from txstream.api.errors import (
     TupleError,
     TxstreamError,
 )
+from txstream.transaction import TransactionAttempt
 
 BACKOFF_FIRST_SECONDS = 0.05
 BACKOFF_LONGEST_SECONDS = 5.0
+
+_KEPT_FAILURES = 10
+_LONGEST_MESSAGE = 1_000
 
 
 class Verdict(Enum):
@@ -38,16 +46,24 @@ def judge(error: BaseException) -> Verdict:
 
 @dataclass
 class TxidFailures:
-    """How often a txid has failed in this run."""
+    """How often a txid has failed in this run; `last` are its latest failures, as the ledger keeps them."""
 
     attempts: int = 0
     bugs: int = 0
     last_error: str | None = None
+    last: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=_KEPT_FAILURES))
 
-    def add(self, error: BaseException) -> None:
+    def add(self, error: BaseException, attempt: TransactionAttempt | None = None) -> None:
+        """One more. Without an `attempt` it is counted, but not kept."""
         self.attempts += 1
         self.bugs += judge(error) is Verdict.BUG
         self.last_error = str(error)
+        if attempt is not None:
+            message = self.last_error
+            if len(message) > _LONGEST_MESSAGE:
+                message = f"{message[:_LONGEST_MESSAGE]}..."
+            failed_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+            self.last.append({"attempt": attempt.attempt, "error": message, "failed_at": failed_at})
 
     @property
     def delay_seconds(self) -> float:

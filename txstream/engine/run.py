@@ -25,6 +25,7 @@ from txstream.api.errors import (
 from txstream.api.spouts import PartitionCoordinator, SpoutContext
 from txstream.api.topology import Topology
 from txstream.engine.assembly import take_up
+from txstream.engine.bindings import Bindings, map_bindings
 from txstream.engine.commit import Committer, StateTarget, state_targets
 from txstream.engine.loop import EventLoop, LoopOptions, RunAbortedError
 from txstream.engine.plan import ExecutionPlan, compile_topology
@@ -223,7 +224,7 @@ class RunningTopology:
         if self._stop.is_set():
             return None  # rather than start Spark for nothing
         self.state = "starting Spark"
-        runner = self._create_runner(stack)
+        runner = self._create_runner(stack, map_bindings(topology, taken.identity.uuid, targets))
         committer = Committer(topology, taken.identity.uuid, targets, wait_for=self._wait_for)
         loop = EventLoop(
             taken.coordinator,
@@ -290,7 +291,12 @@ class RunningTopology:
 
         if settings.uses_default_database:
             settings.data_dir.mkdir(parents=True, exist_ok=True)
-        targets = state_targets(self.topology, settings.database_url(), opened)
+        targets = state_targets(
+            self.topology,
+            settings.database_url(),
+            opened,
+            connect_timeout_seconds=settings.connect_timeout_seconds,
+        )
         for target in targets:
             self._connecting_to(f"database {target.database.url_for_people}")
             target.database.check()
@@ -323,8 +329,8 @@ class RunningTopology:
                 if self._stop.wait(_RETRY_SECONDS):
                     raise RunAbortedError("the run was stopped while a partition was unreadable") from error
 
-    def _create_runner(self, stack: contextlib.ExitStack) -> BatchRunner:
-        plan = compile_topology(self.topology, self._context(), uuid.uuid4().hex)
+    def _create_runner(self, stack: contextlib.ExitStack, bindings: Bindings) -> BatchRunner:
+        plan = compile_topology(self.topology, self._context(), uuid.uuid4().hex, bindings=bindings)
         if self._runner_factory is not None:
             runner = self._runner_factory(plan)
         else:

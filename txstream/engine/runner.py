@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -21,6 +21,9 @@ from txstream.engine.plan import ExecutionPlan
 from txstream.engine.wire import WorkOrder
 from txstream.metas import BatchMetas, MetaCodec
 from txstream.transaction import TransactionAttempt
+
+if TYPE_CHECKING:
+    from txstream.engine.shares import StateWrite
 
 
 class Emitted(NamedTuple):
@@ -36,8 +39,8 @@ class Emitted(NamedTuple):
 class BatchResult:
     """What a processed batch leaves: unmerged deltas by committer, and where its time went.
 
-    `places` are the tasks that ran, `written` the rows that they wrote through a `MapState`. `kept` is the
-    runner's own: what the commit phase reads, until `release`.
+    `places` are the tasks that ran, `written` the rows that they wrote through a `MapState`, `written_by`
+    the same by component and state. `kept` is the runner's own: what the commit phase reads, until `release`.
     """
 
     deltas: Mapping[str, list[pa.Table]]
@@ -51,6 +54,7 @@ class BatchResult:
     crossing: EdgeCount = field(default_factory=Counter)
     kept: Any = None
     written: int = 0
+    written_by: Mapping[tuple[str, str], int] = field(default_factory=dict)
 
 
 class BatchRunner(Protocol):
@@ -64,9 +68,19 @@ class BatchRunner(Protocol):
     def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
         """Process one attempt. Raises the TxstreamError that an executor reported, or another on a crash."""
 
-    def commit(self, attempt: TransactionAttempt, processed: BatchResult) -> BatchResult:
+    def commit(
+        self,
+        attempt: TransactionAttempt,
+        processed: BatchResult,
+        committed: TransactionAttempt | None = None,
+    ) -> BatchResult:
         """Run the bolts of the commit phase, if there are any: only for the current txid, once per attempt.
-        Raises as `run`."""
+        `committed` is the attempt that was committed last, None when that is not known. Raises as `run`."""
+
+    def write(self, attempt: TransactionAttempt, writes: Sequence[StateWrite]) -> Sequence[int]:
+        """Have tasks write these deltas in shares (see `shares`), after the driver has begun the commit of
+        this attempt in their databases; how many rows of each were written. Raises as `run`; then any of the
+        shares may be written, or be written still."""
 
     def release(self, processed: BatchResult) -> None:
         """The result is not needed any more: drop what is kept for its commit."""
@@ -166,8 +180,10 @@ def collect_result(
     emitted: list[Emitted] = []
     places: list[TaskPlace] = []
     under_way: EdgeCount = Counter(crossing or {})
+    written: Counter[tuple[str, str]] = Counter()
     records, read_seconds, process_seconds = 0, 0.0, 0.0
     for answer in answers:
+        written.update(answer.written)
         records += answer.records
         read_seconds += answer.read_seconds
         process_seconds += answer.process_seconds
@@ -195,6 +211,8 @@ def collect_result(
         emitted,
         +under_way,
         kept,
+        written.total(),
+        written,
     )
 
 

@@ -16,8 +16,8 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark import StorageLevel, cloudpickle
@@ -31,6 +31,7 @@ from txstream.engine.plan import ExecutionPlan
 from txstream.engine.pools import COMMIT_POOL, PROCESSING_POOL
 from txstream.engine.process import worker_process
 from txstream.engine.runner import NOTHING, BatchResult, collect_result, open_answers, work_order
+from txstream.engine.shares import Message, StateWrite, cut_all, rows_by_write, rows_written, write_share
 from txstream.engine.spark_errors import spark_error
 from txstream.engine.wire import WorkOrder
 from txstream.engine.worker import run_first_stage, run_later_stage
@@ -110,7 +111,7 @@ class SparkRunner:
         pipeline = _Pipeline(attempt, order, layout, self._first_stage(layout), {PYTHON: width})
         self._begin(pipeline)
         try:
-            with _Job(self._context, self.plan, order, PROCESSING_POOL):
+            with _Job(self._context, _tag(self.plan.run_id, attempt), PROCESSING_POOL, order):
                 for stage in layout.process[1:]:
                     self._extend(pipeline, stage)
                 self._finish(pipeline, settle=bool(layout.commit))
@@ -129,7 +130,12 @@ class SparkRunner:
             self._drop(pipeline)
         return result
 
-    def commit(self, attempt: TransactionAttempt, processed: BatchResult) -> BatchResult:
+    def commit(
+        self,
+        attempt: TransactionAttempt,
+        processed: BatchResult,
+        committed: TransactionAttempt | None = None,
+    ) -> BatchResult:
         """Run the bolts of the commit phase. Raises the TxstreamError that a Spark task reported, or
         BoltError."""
         pipeline: _Pipeline = processed.kept
@@ -137,7 +143,8 @@ class SparkRunner:
             return NOTHING
         started = time.perf_counter()
         pipeline.answers = []
-        with _Job(self._context, self.plan, pipeline.order, COMMIT_POOL):
+        order = replace(pipeline.order, committed=committed)
+        with _Job(self._context, _tag(self.plan.run_id, attempt), COMMIT_POOL, order):
             for stage in pipeline.layout.commit:
                 self._extend(pipeline, stage)
             self._finish(pipeline, settle=False)
@@ -149,6 +156,19 @@ class SparkRunner:
             pipeline.order.width,
             crossing=processed.crossing,
         )
+
+    def write(self, attempt: TransactionAttempt, writes: Sequence[StateWrite]) -> Sequence[int]:
+        """Write deltas in shares, a Spark task for each. Raises the TxstreamError that a task reported, or
+        BoltError when Spark gave one up."""
+        messages, positions = cut_all(writes, self.plan.slots(self.slots))
+        shares = self._context.parallelize(messages, len(messages))
+        write = functools.partial(_write_shares, self._shipped, self.plan.run_id)
+        with _Job(self._context, _tag(self.plan.run_id, attempt), COMMIT_POOL):
+            try:
+                answers = shares.mapPartitions(write).collect()
+            except Exception as error:
+                raise spark_error(error, attempt, ()) from error
+        return rows_by_write(writes, positions, rows_written(attempt, answers))
 
     def release(self, processed: BatchResult) -> None:
         """Drop what was persisted for the commit phase."""
@@ -276,14 +296,15 @@ class SparkRunner:
 class _Job:
     """The local properties of a thread's Spark jobs while an attempt uses it."""
 
-    def __init__(self, context: SparkContext, plan: ExecutionPlan, order: WorkOrder, pool: str) -> None:
+    def __init__(self, context: SparkContext, tag: str, pool: str, order: WorkOrder | None = None) -> None:
         self._context = context
         self._order = order
         self._pool = pool
-        self._tag = _tag(plan.run_id, order.attempt)
+        self._tag = tag
 
     def __enter__(self) -> None:
-        self._context.setLocalProperty(WORK_PROPERTY, self._order.to_json())
+        if self._order is not None:
+            self._context.setLocalProperty(WORK_PROPERTY, self._order.to_json())
         self._context.setLocalProperty("spark.scheduler.pool", self._pool)
         self._context.addJobTag(self._tag)
 
@@ -320,6 +341,12 @@ def _is_message(element: Element) -> bool:
 def _first_stage(shipped: Broadcast[bytes], run_id: str, index: int, _: Iterator[int]) -> Iterator[Element]:
     plan = shipped_plan(shipped, run_id)
     return iter(run_first_stage(plan, index, current_order(), worker_process(plan)))
+
+
+def _write_shares(shipped: Broadcast[bytes], run_id: str, messages: Iterable[Message]) -> Iterator[bytes]:
+    process = worker_process(shipped_plan(shipped, run_id))
+    for message in messages:
+        yield write_share(message, process)
 
 
 def _later_stage(

@@ -18,6 +18,7 @@ from txstream.api.spouts import SpoutContext
 from txstream.api.topology import Topology
 from txstream.coordinator import Coordinator, EmitBatch
 from txstream.engine.assembly import take_up
+from txstream.engine.bindings import map_bindings
 from txstream.engine.commit import Committer, state_targets
 from txstream.engine.loop import LoopOptions
 from txstream.engine.plan import ExecutionPlan, compile_topology
@@ -77,7 +78,12 @@ class Driver:
 
     def _assemble(self) -> None:
         world, topology = self._world, self.topology
-        self.targets = state_targets(topology, world.database_url, self._open_database)
+        self.targets = state_targets(
+            topology,
+            world.database_url,
+            self._open_database,
+            connect_timeout_seconds=world.settings.connect_timeout_seconds,
+        )
         codec: MetaCodec[Any] = MetaCodec(topology.spout.source.meta_type)
         store = MemoryProgress(world.tree, topology.id, codec)
         context = self._context()
@@ -91,7 +97,8 @@ class Driver:
             locked=_never_locked,
             last_txid=lambda current: Txid(current - 1),  # nothing is opened before a step asks for it
         )
-        plan = compile_topology(topology, context, uuid.uuid4().hex, capture=True)
+        bindings = map_bindings(topology, taken.identity.uuid, self.targets)
+        plan = compile_topology(topology, context, uuid.uuid4().hex, capture=True, bindings=bindings)
         plan = replace(plan, bolts=tuple(recorded(spec, world.calls) for spec in plan.bolts))
         self.gate = GatedRunner(self._create_runner(plan), world.history, self._beginning_commit)
         self._stack.callback(self.gate.close)

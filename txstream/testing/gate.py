@@ -7,12 +7,13 @@ by the end of the driver, so no thread waits there for ever.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from txstream.api.errors import BatchFailedError
 from txstream.engine.events import EventQueue
 from txstream.engine.runner import BatchResult, BatchRunner
+from txstream.engine.shares import StateWrite
 from txstream.metas import BatchMetas
 from txstream.testing.attempts import AttemptState, History
 from txstream.testing.failures import CrashError
@@ -98,15 +99,26 @@ class GatedRunner:
             found.processed = result
         return result
 
-    def commit(self, attempt: TransactionAttempt, processed: BatchResult) -> BatchResult:
-        """Run the bolts of an attempt's commit phase once it is let through."""
+    def enter_commit(self, attempt: TransactionAttempt) -> None:
+        """Let an attempt's commit begin, once it is let through."""
         self._pass(attempt, AttemptState.COMMITTING)
         self._beginning_commit(attempt)
-        result = self._inner.commit(attempt, processed)
+
+    def commit(
+        self,
+        attempt: TransactionAttempt,
+        processed: BatchResult,
+        committed: TransactionAttempt | None = None,
+    ) -> BatchResult:
+        """Run the bolts of an attempt's commit phase."""
+        result = self._inner.commit(attempt, processed, committed)
         found = self._history.find(attempt)
         if found is not None:
             found.finished = result
         return result
+
+    def write(self, attempt: TransactionAttempt, writes: Sequence[StateWrite]) -> Sequence[int]:
+        return self._inner.write(attempt, writes)
 
     def release(self, processed: BatchResult) -> None:
         self._inner.release(processed)

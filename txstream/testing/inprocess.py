@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from txstream.api.errors import TopologyError
@@ -21,6 +21,7 @@ from txstream.engine.messages import ANSWER, PYTHON, Element
 from txstream.engine.plan import ExecutionPlan
 from txstream.engine.process import WorkerProcess
 from txstream.engine.runner import NOTHING, BatchResult, collect_result, open_answers, work_order
+from txstream.engine.shares import Message, StateWrite, cut_all, rows_by_write, rows_written, write_share
 from txstream.engine.wire import WorkOrder
 from txstream.engine.worker import run_first_stage, run_later_stage
 from txstream.metas import BatchMetas
@@ -75,15 +76,21 @@ class InProcessRunner:
             kept=_Kept(order, layout, [element for element in elements if element[0] != ANSWER]),
         )
 
-    def commit(self, attempt: TransactionAttempt, processed: BatchResult) -> BatchResult:
+    def commit(
+        self,
+        attempt: TransactionAttempt,
+        processed: BatchResult,
+        committed: TransactionAttempt | None = None,
+    ) -> BatchResult:
         """Run the bolts of the commit phase. Raises the TxstreamError that a stage reported."""
         kept: _Kept = processed.kept
         if not kept.layout.commit:
             return NOTHING
         started = time.perf_counter()
+        order = replace(kept.order, committed=committed)
         elements = kept.elements
         for stage in kept.layout.commit:
-            elements = self._later_stage(kept.order, kept.layout, stage, elements)
+            elements = self._later_stage(order, kept.layout, stage, elements)
         return collect_result(
             self.plan,
             attempt,
@@ -92,6 +99,18 @@ class InProcessRunner:
             kept.order.width,
             crossing=processed.crossing,
         )
+
+    def write(self, attempt: TransactionAttempt, writes: Sequence[StateWrite]) -> Sequence[int]:
+        """Write deltas in shares, one after the other. Raises the TxstreamError of the first that failed, as
+        Spark would: the others are written all the same."""
+        messages, positions = cut_all(writes, self.plan.slots(self.slots))
+        rows = rows_written(attempt, [self.write_share(message) for message in messages])
+        return rows_by_write(writes, positions, rows)
+
+    def write_share(self, message: Message) -> bytes:
+        """One share, as a Spark task writes it. Override it to write one twice, late or not at all."""
+        with self._process() as process:
+            return write_share(message, process)
 
     def release(self, processed: BatchResult) -> None:
         """Nothing is kept but in the result itself."""

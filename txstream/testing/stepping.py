@@ -95,6 +95,9 @@ class SteppedLoop(EventLoop):
                     self.moved(attempt, AttemptState.DROPPED)
         super()._do_all(commands)
 
+    def _enter_commit(self, attempt: TransactionAttempt) -> None:
+        self.gate.enter_commit(attempt)
+
     def _attempt_failed(self, attempt: TransactionAttempt, error: BaseException) -> None:
         if isinstance(error, CrashError):
             self._fail_run(error)  # it stands for the driver's death: nothing is judged any more
@@ -103,6 +106,6 @@ class SteppedLoop(EventLoop):
             self.failed(attempt, error)
         super()._attempt_failed(attempt, error)
 
-    def _fail_when_overdue(self, attempt: TransactionAttempt, phase: Phase, done: str) -> None:
+    def _set_deadline(self, seconds: float, overdue: Callable[[], None]) -> None:
         with self._events.adding_deadlines():
-            super()._fail_when_overdue(attempt, phase, done)
+            super()._set_deadline(seconds, overdue)
