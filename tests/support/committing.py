@@ -163,11 +163,16 @@ class _Watched(InProcessRunner):
             self.custody.given.append((attempt, result.kept))
         return result
 
-    def commit(self, attempt: TransactionAttempt, processed: BatchResult) -> BatchResult:
+    def commit(
+        self,
+        attempt: TransactionAttempt,
+        processed: BatchResult,
+        committed: TransactionAttempt | None = None,
+    ) -> BatchResult:
         with self.custody.noting():
             assert all(processed.kept is not kept for kept in self.custody.released), "released too early"
             self.custody.committed.append(attempt)
-        return super().commit(attempt, processed)
+        return super().commit(attempt, processed, committed)
 
     def release(self, processed: BatchResult) -> None:
         super().release(processed)

@@ -6,17 +6,18 @@ of a topology unpickles its bindings, also one that never touches a state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from txstream.api.reducers import Put, Reducer
+from txstream.api.reducers import Reducer
 from txstream.api.state import SqlState
 from txstream.api.topology import StateUse, Topology
 from txstream.engine.stores import StorePlace
 from txstream.semantics import Semantics
 
 if TYPE_CHECKING:
+    from txstream.engine.targets import StateTarget
     from txstream.state import TableSpec
 
 
@@ -48,37 +49,30 @@ Bindings = Mapping[str, Mapping[str, StateBinding]]
 """By component, and by the name that the state has there."""
 
 
-def map_bindings(
-    topology: Topology, uuid: str, default_url: str, *, connect_timeout_seconds: float
-) -> dict[str, dict[str, StateBinding]]:
-    """The bindings of a topology's map states; a state without a url lives in `default_url`. On the driver:
-    relative paths are made absolute here."""
-    from txstream.state.urls import absolute
-
+def map_bindings(topology: Topology, uuid: str, targets: Sequence[StateTarget]) -> Bindings:
+    """The bindings of a topology's map states, on the driver; `targets` are its databases."""
     bindings: dict[str, dict[str, StateBinding]] = {}
     for use in topology.map_states:
-        place = StorePlace(
-            absolute(use.state.url or default_url), connect_timeout_seconds, topology.message_timeout_seconds
-        )
+        target, spec = _home(use, targets)
+        if target.place is None:
+            raise ValueError(
+                f"the database of table {use.state.table!r} has no place that executors can open"
+            )
         bindings.setdefault(use.component, {})[use.name] = StateBinding(
-            place=place,
+            place=target.place,
             topology=topology.id,
             uuid=uuid,
-            state=use.state,
-            table_semantics=use.semantics,
+            state=spec.state,
+            table_semantics=spec.semantics,
             semantics=topology.semantics,
-            reducers=put_reducers(use.state),
+            reducers=spec.reducers,
         )
     return bindings
 
 
-def map_spec(use: StateUse) -> TableSpec:
-    """A map state's table as `StateBackend` knows it, on the driver."""
-    from txstream.state import TableSpec
-
-    return TableSpec(use.state, use.semantics, put_reducers(use.state))
-
-
-def put_reducers(state: SqlState) -> dict[str, Reducer]:
-    """How a `MapState` writes: what it has computed takes the place of what was there."""
-    return {name: Put() for name in state.value_names}
+def _home(use: StateUse, targets: Sequence[StateTarget]) -> tuple[StateTarget, TableSpec]:
+    for target in targets:
+        for spec, component in zip(target.tables, target.components, strict=True):
+            if component == use.component and spec.state is use.state:
+                return target, spec
+    raise ValueError(f"none of the databases has table {use.state.table!r} of component {use.component!r}")

@@ -25,6 +25,7 @@ from txstream.api.groupings import Grouping, GroupingKind
 from txstream.api.reducers import Reducer
 from txstream.api.spouts import PartitionedSpout, SpoutContext
 from txstream.api.topology import Component, Topology
+from txstream.engine.bindings import Bindings
 from txstream.metas import MetaCodec
 
 
@@ -82,7 +83,8 @@ class BoltSpec:
 class ExecutionPlan:
     """What is shipped to executors, once per run. `run_id` tells the caches of worker processes apart.
 
-    With `capture`, what every component emits comes back with the batch's result: for tests.
+    With `capture`, what every component emits comes back with the batch's result: for tests. `bindings` are
+    the states that bolts read and write themselves; without them such a plan can be looked at, not run.
     """
 
     run_id: str
@@ -95,6 +97,7 @@ class ExecutionPlan:
     bolts: tuple[BoltSpec, ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
     capture: bool = False
+    bindings: Bindings = field(default_factory=dict)
 
     def create_source(self) -> PartitionedSpout[Any]:
         source = pickle.loads(self.source)  # noqa: S301 - pickled by the driver of this very run
@@ -124,7 +127,12 @@ class ExecutionPlan:
 
 
 def compile_topology(
-    topology: Topology, context: SpoutContext, run_id: str, *, capture: bool = False
+    topology: Topology,
+    context: SpoutContext,
+    run_id: str,
+    *,
+    capture: bool = False,
+    bindings: Bindings | None = None,
 ) -> ExecutionPlan:
     """The plan of a topology. Raises TopologyError when a bolt, the source or a setting cannot be pickled."""
     spout = topology.components[0]
@@ -141,6 +149,7 @@ def compile_topology(
         bolts=tuple(_compile_bolt(topology, component) for component in topology.bolts),
         settings=dict(topology.settings),
         capture=capture,
+        bindings=bindings or {},
     )
 
 

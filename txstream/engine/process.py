@@ -1,4 +1,5 @@
-"""What a worker process keeps between batches: the plan's emitter, what bolts have opened, open stores.
+"""What a worker process keeps between batches: the plan's emitter, what bolts have opened, open stores,
+and rows of states.
 
 Invariant: one run at a time. When a process gets the plan of another run, what the run before had opened is
 closed first.
@@ -14,6 +15,7 @@ from typing import Any
 from txstream.api.bolts import Bolt, WorkerContext
 from txstream.api.spouts import PartitionEmitter
 from txstream.engine.plan import BoltSpec, ExecutionPlan
+from txstream.engine.state_cache import StateCache
 from txstream.engine.stores import OpenStores
 from txstream.metas import MetaCodec
 
@@ -31,6 +33,8 @@ class WorkerProcess:
         self._spout: tuple[PartitionEmitter[Any], MetaCodec[Any]] | None = None
         self._resources: dict[str, tuple[Bolt, Any]] = {}
         self.stores = OpenStores()
+        # By component, name of the state, and task.
+        self.state_caches: dict[tuple[str, str, int], StateCache] = {}
 
     def spout(self) -> tuple[PartitionEmitter[Any], MetaCodec[Any]]:
         """The emitter, opened when first needed, and the codec of its metas."""

@@ -49,7 +49,14 @@ class StageRun:
             send = self._sender(spec)
             self._hosted[spec.id] = {
                 task: TaskRuntime(
-                    spec, task, self.spark_task, self.order.attempt, self.process, send, stopwatch
+                    spec,
+                    task,
+                    self.spark_task,
+                    self.order.attempt,
+                    self.process,
+                    send,
+                    stopwatch,
+                    self.order.committed,
                 )
                 for task in self.stage.hosted(spec, self.spark_task)
             }
@@ -91,6 +98,14 @@ class StageRun:
                 with runtime.working():
                     tables[runtime.spec.id] = runtime.bolt.deltas()
         return tables
+
+    def written(self) -> dict[tuple[str, str], int]:
+        """How many rows the bolts of this Spark task have written, by component and state."""
+        rows: Counter[tuple[str, str]] = Counter()
+        for runtime in self._runtimes():
+            for name, count in runtime.written.items():
+                rows[runtime.spec.id, name] += count
+        return dict(rows)
 
     def places(self) -> list[TaskPlace]:
         """Where the tasks ran and how long each took."""

@@ -7,6 +7,7 @@ the tuple that was being processed.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from txstream.api.bolts import BasicBolt, BatchBolt, StateCommitter, TopologyContext
@@ -15,6 +16,7 @@ from txstream.engine.collector import Collector, Send
 from txstream.engine.failures import Failure, describe
 from txstream.engine.plan import BoltSpec
 from txstream.engine.process import WorkerProcess
+from txstream.engine.task_states import TaskStates
 from txstream.transaction import TransactionAttempt
 
 
@@ -47,7 +49,11 @@ class Stopwatch:
 
 
 class TaskRuntime:
-    """One bolt task of this attempt: the instance, its collector, and how many tuples it got."""
+    """One bolt task of this attempt: the instance, its collector, its states, and how many tuples it got.
+
+    `committed` is the attempt that was committed last, where that is known. `written` has the rows by state
+    that the task has written, once it is finished.
+    """
 
     def __init__(
         self,
@@ -58,17 +64,20 @@ class TaskRuntime:
         process: WorkerProcess,
         send: Send,
         stopwatch: Stopwatch,
+        committed: TransactionAttempt | None = None,
     ) -> None:
         self.spec = spec
         self.task = task
         self.received = 0
         self.seconds = 0.0
+        self.written: Mapping[str, int] = {}
         self.collector = Collector(spec, task, send)
         self._stopwatch = stopwatch
         self._tuple: Tuple | None = None
         plan = process.plan
         with self.working():
             self.bolt = spec.create()
+            self._states = TaskStates(spec, task, attempt, process, committed)
             context = TopologyContext(
                 topology_id=plan.topology_id,
                 component=spec.id,
@@ -81,6 +90,7 @@ class TaskRuntime:
                 worker=process.worker,
                 host=process.host,
                 resource=process.resource(spec, self.bolt),
+                states=self._states.states,
             )
             if isinstance(self.bolt, BatchBolt):
                 self.bolt.prepare(context, self.collector, attempt)
@@ -112,6 +122,7 @@ class TaskRuntime:
             if isinstance(self.bolt, BatchBolt) and not isinstance(self.bolt, StateCommitter):
                 self.bolt.finish_batch()
             self.collector.flush()
+            self.written = self._states.flush()
 
     def working(self) -> _Working:
         """Enter it around a call of the bolt."""

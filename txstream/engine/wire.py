@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -27,13 +27,15 @@ class WorkOrder:
     """One attempt of one batch: `assignments[i]` are the partitions of Spark task i, as JSON metas.
 
     `slots` are those that an operator has changed since the topology was started: with them in the order,
-    every Spark task of an attempt, recomputed ones too, sees the same layout.
+    every Spark task of an attempt, recomputed ones too, sees the same layout. `committed` is the attempt that
+    was committed last, where that is known: only in the commit phase.
     """
 
     attempt: TransactionAttempt
     width: int
     assignments: Sequence[Mapping[str, Any]]
     slots: Mapping[str, int] = field(default_factory=dict)
+    committed: TransactionAttempt | None = None
 
     def to_json(self) -> str:
         return json.dumps(
@@ -43,6 +45,7 @@ class WorkOrder:
                 "width": self.width,
                 "assignments": self.assignments,
                 "slots": dict(self.slots),
+                "committed": None if self.committed is None else list(astuple(self.committed)),
             },
             separators=(",", ":"),
         )
@@ -51,7 +54,14 @@ class WorkOrder:
     def from_json(cls, text: str) -> WorkOrder:
         document = json.loads(text)
         attempt = TransactionAttempt(Txid(document["txid"]), AttemptId(document["attempt"]))
-        return cls(attempt, document["width"], document["assignments"], document["slots"])
+        committed = document["committed"]
+        return cls(
+            attempt,
+            document["width"],
+            document["assignments"],
+            document["slots"],
+            None if committed is None else TransactionAttempt(*committed),
+        )
 
 
 def pack(header: Mapping[str, Any], tables: Mapping[str, pa.Table] | None = None) -> bytes:

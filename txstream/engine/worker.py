@@ -137,6 +137,7 @@ def _answer(run: StageRun, started: float, waited: float) -> Answer:
         places=run.places(),
         sent=run.outbox.sent,
         received=run.received,
+        written=run.written(),
         process_seconds=time.perf_counter() - started - waited,
     )
 

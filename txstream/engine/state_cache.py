@@ -1,0 +1,48 @@
+"""Rows of a state that a task keeps in its worker process from one batch to the next.
+
+Invariant: a cache is used by the batch after the one that left it, and only if that very attempt was
+committed. Whatever else came between (an attempt that failed, a batch that the task spent in another
+process, another leader) makes it worthless: then it is empty. It is taken out of the process while an attempt
+uses it and put back when all of its writes have been made, so what fails half-way leaves none.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Any
+
+from txstream.transaction import TransactionAttempt
+
+
+class StateCache:
+    """The last used rows, at most `rows`: value by key, None for a key without a row."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._left_by: TransactionAttempt | None = None
+        self._entries: OrderedDict[Any, Any] = OrderedDict()
+
+    def begin(self, committed: TransactionAttempt | None) -> None:
+        """An attempt takes it; `committed` is the one before it, None when that is not known."""
+        if committed is None or committed != self._left_by:
+            self._entries.clear()
+        self._left_by = None
+
+    def __contains__(self, key: Any) -> bool:
+        return key in self._entries
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._entries[key]
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def leave(self, attempt: TransactionAttempt, rows: Iterable[tuple[Any, Any]]) -> None:
+        """An attempt has written; `rows` is what it knows of the keys that are its own."""
+        for key, value in rows:
+            self._entries[key] = value
+            self._entries.move_to_end(key)
+        while len(self._entries) > self._rows:
+            self._entries.popitem(last=False)
+        self._left_by = attempt
