@@ -22,7 +22,8 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from postgres import PostgresServer
 from support.cut import AnswerLosingProxy
 from support.framework_contract import FrameworkContract
-from support.state_contract import StateContract, StateFixtures
+from support.sql_contract import SqlStateContract
+from support.state_contract import StateFixtures
 from support.state_histories import histories, play
 from support.states import Rig, word_table
 from support.value_rules import Runner, ValueRules, sql_runner
@@ -75,7 +76,7 @@ def host_of(url: str) -> str:
     return str(sa.make_url(url).query["host"])
 
 
-class TestContract(StateContract):
+class TestContract(SqlStateContract):
     pass
 
 

@@ -12,9 +12,9 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from support.old_revisions import at_revision
-from support.state_contract import StateFixtures, execute
+from support.state_contract import StateFixtures
 from support.states import Rig, word_table
-from support.tables import read_rows, table_exists
+from support.tables import execute, read_rows, table_exists
 from txstream.api.errors import CorruptStateError, SchemaRevisionError
 from txstream.state import StateDatabase, framework, revisions
 from txstream.transaction import attempt_id

@@ -16,7 +16,7 @@ from support.states import Rig, word_table
 from txstream.api.errors import StaleAttemptError
 from txstream.api.reducers import Count, Max, Min
 from txstream.semantics import Semantics
-from txstream.state import StateDatabase
+from txstream.state import StateBackend
 
 Deltas = Mapping[str, tuple[int, int, int]]
 KEYS = "abcd"
@@ -54,7 +54,7 @@ class _CrashError(Exception):
 
 
 def play(
-    database: StateDatabase, url: str, name: str, semantics: Semantics, history: Sequence[Sequence[Try]]
+    database: StateBackend, url: str, name: str, semantics: Semantics, history: Sequence[Sequence[Try]]
 ) -> None:
     """Play a history against a table of its own and compare after every committed attempt."""
     spec = word_table(

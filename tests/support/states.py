@@ -13,7 +13,7 @@ from support.tables import read_rows
 from txstream.api.reducers import Reducer, Sum
 from txstream.api.state import SqlState
 from txstream.semantics import Semantics
-from txstream.state import BatchRecord, Commit, StateDatabase, TableSpec
+from txstream.state import BatchRecord, Commit, FenceRow, TableSpec
 from txstream.transaction import AttemptId, TransactionAttempt, Txid, attempt_id
 
 PLANNED = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -41,7 +41,7 @@ def attempt(txid: int, sequence: int, epoch: int = 1) -> TransactionAttempt:
 class Rig:
     """`commit` uses a new attempt each time unless one is given, as a driver would."""
 
-    database: StateDatabase
+    database: Any  # a StateBackend; tests of one kind of store look inside of it
     url: str
     spec: TableSpec = field(default_factory=word_table)
     topology: str = "words"
@@ -82,28 +82,60 @@ class Rig:
         error: str | None = None,
     ) -> TransactionAttempt:
         under = self.next(txid) if under is None else under
+        self.database.commit(
+            self.topology,
+            self.uuid,
+            [self.spec],
+            self.whole(under, deltas, metas=metas, error=error),
+            semantics=self.spec.semantics,
+            reached=reached,
+        )
+        return under
+
+    def whole(
+        self,
+        under: TransactionAttempt,
+        deltas: Mapping[Any, Any] | pa.Table | None = None,
+        *,
+        metas: Mapping[str, Any] | None = None,
+        error: str | None = None,
+    ) -> Commit:
+        """The commit of an attempt with these deltas."""
         tables: dict[str, pa.Table] = {}
         if deltas is not None:
             table = deltas if isinstance(deltas, pa.Table) else self.table_of(deltas)
             tables[self.spec.state.table] = table
-        commit = Commit(
+        return Commit(
             attempt=under,
-            metas=metas or {"partitions": {"lines/0": {"start": txid, "end": txid + 1}}},
+            metas=metas or {"partitions": {"lines/0": {"start": under.txid, "end": under.txid + 1}}},
             deltas=tables,
             tuples=7,
             planned_at=PLANNED,
             processed_at=PROCESSED,
             error=error,
         )
-        self.database.commit(
-            self.topology,
-            self.uuid,
-            [self.spec],
-            commit,
-            semantics=self.spec.semantics,
-            reached=reached,
+
+    def begin(self, txid: int) -> TransactionAttempt:
+        """Begin a commit from executors."""
+        under = self.next(txid)
+        self.database.begin_commit(
+            self.topology, self.uuid, [self.spec], self.whole(under), semantics=self.spec.semantics
         )
         return under
+
+    def write(self, under: TransactionAttempt, deltas: Mapping[Any, Any]) -> int:
+        """One task's share of it."""
+        writes = [(self.spec, self.table_of(deltas))]
+        written: int = self.database.write(
+            self.topology, self.uuid, under, writes, semantics=self.spec.semantics
+        )
+        return written
+
+    def end(self, under: TransactionAttempt, keys: int = 0) -> None:
+        """End it."""
+        self.database.end_commit(
+            self.topology, self.uuid, [self.spec], self.whole(under), semantics=self.spec.semantics, keys=keys
+        )
 
     def rows(self) -> list[tuple[Any, ...]]:
         """The table's rows in column order, sorted by key."""
@@ -120,11 +152,11 @@ class Rig:
         return found
 
     def last(self) -> BatchRecord:
-        row = self.database.last_batch(self.topology)
+        row: BatchRecord | None = self.database.last_batch(self.topology)
         assert row is not None
         return row
 
     def fence(self) -> AttemptId:
-        row = self.database.read_fence(self.topology)
+        row: FenceRow | None = self.database.read_fence(self.topology)
         assert row is not None
         return row.attempt

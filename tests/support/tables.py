@@ -1,4 +1,4 @@
-"""Reading results as a user would: plain SQL."""
+"""Reading results as a user would: plain SQL. A store that has none is read with its own transaction."""
 
 from __future__ import annotations
 
@@ -6,9 +6,30 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from txstream.state import StoreBackend, layout, open_database
+from txstream.state.declarations import declared_spec
+from txstream.state.merging import RowRules
+from txstream.state.registry import scheme_of
+from txstream.state.urls import SQL_SCHEMES
+
+
+def is_sql(url: str) -> bool:
+    """Does this URL mean a SQL database?"""
+    scheme = scheme_of(url)
+    return scheme is not None and scheme.partition("+")[0] in SQL_SCHEMES
+
+
+def store_at(url: str) -> StoreBackend:
+    """The store of a URL that means no SQL database."""
+    store = open_database(url)
+    assert isinstance(store, StoreBackend)
+    return store
+
 
 def read_rows(url: str, table: str) -> list[dict[str, Any]]:
     """All rows of a table."""
+    if not is_sql(url):
+        return _rows_in_store(url, table)
     engine = sa.create_engine(url)
     try:
         with engine.connect() as connection:
@@ -29,8 +50,55 @@ def read_counts(url: str, table: str) -> dict[str, int]:
 
 
 def table_exists(url: str, table: str) -> bool:
+    if not is_sql(url):
+        with store_at(url).transaction() as here:
+            return layout.read_owner(here, table) is not None
     engine = sa.create_engine(url)
     try:
         return sa.inspect(engine).has_table(table)
     finally:
         engine.dispose()
+
+
+def execute(url: str, *statements: str) -> None:
+    """What a person could do to the database behind our back."""
+    engine = sa.create_engine(url)
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+    engine.dispose()
+
+
+def lose_fence(url: str, topology: str) -> None:
+    """Delete a fence behind our back."""
+    if is_sql(url):
+        execute(url, f"DELETE FROM txstream_fence WHERE topology = '{topology}'")
+        return
+    with store_at(url).transaction(exclusive=["definitions"]) as here:
+        here.put("fence", (topology,), None)
+
+
+def lose_batch(url: str, topology: str, txid: int) -> None:
+    """Delete a row of the ledger behind our back."""
+    if is_sql(url):
+        execute(url, f"DELETE FROM txstream_batch WHERE topology = '{topology}' AND txid = {txid}")
+        return
+    with store_at(url).transaction(exclusive=["definitions"]) as here:
+        here.put(layout.ledger_space(topology), (txid,), None)
+
+
+def lose_table(url: str, table: str) -> None:
+    """Drop a table behind our back."""
+    if is_sql(url):
+        execute(url, f'DROP TABLE "{table}"')
+        return
+    with store_at(url).transaction(exclusive=["definitions"]) as here:
+        here.put("table", (table,), None)
+
+
+def _rows_in_store(url: str, table: str) -> list[dict[str, Any]]:
+    with store_at(url).transaction() as here:
+        owner = layout.read_owner(here, table)
+        assert owner is not None, f"there is no table {table!r}"
+        rules = RowRules(declared_spec(owner))
+        return [rules.columns(key, row) for key, row in here.scan(layout.rows_space(table))]

@@ -13,7 +13,7 @@ from support.states import Rig, word_table
 from txstream.api.errors import TxidRegressionError
 from txstream.api.reducers import Max, Min, Reducer, Sum
 from txstream.semantics import OpaqueValue, Semantics, TransactionalValue
-from txstream.state import StateDatabase
+from txstream.state import StateBackend
 from txstream.transaction import Txid
 
 Step = tuple[int, int | None]
@@ -120,7 +120,7 @@ def run_pure(semantics: Semantics, reducer: Reducer, steps: Sequence[Step]) -> t
     return None if plain is None else (plain,)
 
 
-def sql_runner(database: StateDatabase, url: str) -> Runner:
+def sql_runner(database: StateBackend, url: str) -> Runner:
     """The steps as commits to a table of a fresh database."""
 
     def run(semantics: Semantics, reducer: Reducer, steps: Sequence[Step]) -> tuple[Any, ...] | None:

@@ -11,7 +11,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
-from support.state_contract import StateContract, StateFixtures
+from support.sql_contract import SqlStateContract
+from support.state_contract import StateFixtures
 from support.states import Rig, word_table
 
 from txstream.api.errors import (
@@ -31,7 +32,7 @@ def url(sqlite_url: str) -> str:
     return sqlite_url
 
 
-class TestContract(StateContract):
+class TestContract(SqlStateContract):
     pass
 
 

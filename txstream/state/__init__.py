@@ -1,9 +1,11 @@
-"""State in a SQL database: the fence, the ledger, the state tables, and the one-transaction commit."""
+"""State in a SQL database or another store: fence, ledger, state tables, and the one-transaction commit."""
 
 from __future__ import annotations
 
 from txstream.state.backend import StateBackend
-from txstream.state.database import StateDatabase, open_database
+from txstream.state.database import StateDatabase
+from txstream.state.layout import Transaction
+from txstream.state.memory import MemoryBackend
 from txstream.state.records import (
     AnswerLostError,
     BatchRecord,
@@ -12,7 +14,8 @@ from txstream.state.records import (
     FenceRow,
     TableSpec,
 )
-from txstream.state.urls import place_of
+from txstream.state.registry import open_database, open_sql_database, place_of, register_backend
+from txstream.state.store import StoreBackend
 
 __all__ = [
     "AnswerLostError",
@@ -20,9 +23,14 @@ __all__ = [
     "Commit",
     "FenceLockedError",
     "FenceRow",
+    "MemoryBackend",
     "StateBackend",
     "StateDatabase",
+    "StoreBackend",
     "TableSpec",
+    "Transaction",
     "open_database",
+    "open_sql_database",
     "place_of",
+    "register_backend",
 ]

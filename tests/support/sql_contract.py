@@ -1,0 +1,88 @@
+"""What every SQL database must do: the contract of all stores, and what can be said in SQL alone.
+
+Subclasses have a fixture `url` with an empty database.
+"""
+
+from __future__ import annotations
+
+import pytest
+import sqlalchemy as sa
+
+from support.state_contract import StateContract, StateFixtures
+from support.states import Rig, word_table
+from support.tables import execute, read_rows
+from txstream.api.errors import CorruptStateError, StateTableError
+from txstream.state import StateDatabase
+
+
+class SqlContract(StateFixtures):
+    """What a person can do to the database behind our back."""
+
+    def test_index_on_txid(self, database: StateDatabase, url: str) -> None:
+        Rig(database, url).join()
+        for _ in range(2):
+            rig = Rig(database, url, word_table(index_txid=True)).join()
+        engine = sa.create_engine(url)
+        assert [index["column_names"] for index in sa.inspect(engine).get_indexes("word_count")] == [["txid"]]
+        engine.dispose()
+        rig.commit(1, {"a": 1, "b": 1})
+        rig.commit(1, {"a": 2})
+        assert rig.values() == {"a": 2}
+
+    @pytest.mark.parametrize(
+        ("column", "value", "expected"),
+        [
+            ("metas", "{", "metas are not JSON"),
+            ("metas", "[]", "must be a JSON object"),
+            ("status", "done", "found 'done'"),
+            ("semantics", "exact", "no semantics 'exact'"),
+        ],
+    )
+    def test_a_foreign_value_in_the_ledger_is_told(
+        self, rig: Rig, column: str, value: str, expected: str
+    ) -> None:
+        rig.commit(1, {"a": 1})
+        execute(rig.url, f"UPDATE txstream_batch SET {column} = '{value}'")
+        with pytest.raises(CorruptStateError, match=f"'words', txid 1.*{expected}"):
+            rig.database.last_batch("words")
+
+    def test_a_table_of_the_users_own_is_left_alone(self, database: StateDatabase, url: str) -> None:
+        execute(
+            url,
+            "CREATE TABLE word_count (word TEXT PRIMARY KEY, n BIGINT, prev_n BIGINT, txid BIGINT)",
+            "INSERT INTO word_count VALUES ('mine', 1, NULL, 1)",
+        )
+        with pytest.raises(StateTableError, match=r"'word_count' exists and was not created by txstream"):
+            Rig(database, url).join()
+        assert read_rows(url, "word_count") == [{"word": "mine", "n": 1, "prev_n": None, "txid": 1}]
+
+    def test_a_view_is_left_alone(self, database: StateDatabase, url: str) -> None:
+        execute(url, "CREATE VIEW word_count AS SELECT 'a' AS word, 1 AS n")
+        with pytest.raises(StateTableError, match="exists and was not created"):
+            Rig(database, url).join()
+
+    def test_altered_columns_are_listed(self, rig: Rig) -> None:
+        execute(
+            rig.url,
+            "ALTER TABLE word_count ADD COLUMN note TEXT",
+            "ALTER TABLE word_count RENAME COLUMN prev_n TO before_n",
+        )
+        with pytest.raises(
+            StateTableError,
+            match=r"'before_n' is not ours; column 'note' is not ours; column 'prev_n' is",
+        ):
+            rig.join()
+
+    def test_dropped_table_is_not_created_again(self, rig: Rig) -> None:
+        execute(rig.url, "DROP TABLE word_count")
+        with pytest.raises(CorruptStateError, match="was created for topology 'words' and is gone"):
+            rig.join()
+
+    def test_top_of_a_table_that_is_nobodys(self, rig: Rig) -> None:
+        execute(rig.url, "CREATE TABLE nobodys (word TEXT, n BIGINT)")
+        with pytest.raises(StateTableError, match=r"no state table 'nobodys'.*it has word_count"):
+            rig.database.top("nobodys", topology="words")
+
+
+class SqlStateContract(StateContract, SqlContract):
+    """All of it."""

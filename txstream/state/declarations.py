@@ -1,0 +1,106 @@
+"""State tables as they are declared, and whose they are: what every backend checks, in the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from txstream.api.errors import (
+    CorruptStateError,
+    IdentityMismatchError,
+    ProgressMismatchError,
+    StateTableError,
+)
+from txstream.api.reducers import Put
+from txstream.api.schema import format_type
+from txstream.api.state import SqlState
+from txstream.semantics import Semantics
+from txstream.state.records import TableSpec
+
+TABLE_LENGTH = 255
+"""Characters in the name of a state table."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Which topology a state table belongs to, and how it was declared."""
+
+    table: str
+    topology: str
+    uuid: str
+    declaration: dict[str, Any]
+
+
+def check_table(spec: TableSpec, label: str, can_keep: Callable[[pa.DataType], bool]) -> None:
+    """Raise StateTableError for a declaration that a kind of store, `label`, cannot keep."""
+    state = spec.state
+    if len(state.table) > TABLE_LENGTH:
+        raise StateTableError(f"state table {state.table!r}: a name has at most {TABLE_LENGTH} characters")
+    for field in state.key_schema:
+        if pa.types.is_floating(field.type):
+            raise StateTableError(
+                f"state table {state.table!r}: key column {field.name!r} is a floating-point number, which "
+                f"is not always equal to itself; use an integer, a decimal or a string"
+            )
+    for field in (*state.key_schema, *state.value_schema):
+        if not can_keep(field.type):
+            raise StateTableError(
+                f"state table {state.table!r}: {label} cannot keep column {field.name!r} of type "
+                f"{format_type(field.type)} exactly; use another type or another database"
+            )
+
+
+def refuse_other_owner(owner: Owner, topology: str, uuid: str) -> None:
+    """Raise IdentityMismatchError for a table that is not this life's of this topology."""
+    if owner.topology != topology:
+        raise IdentityMismatchError(
+            f"state table {owner.table!r} belongs to topology {owner.topology!r}; choose another table for "
+            f"{topology!r}, or drop that one with `txstream delete {owner.topology} --drop-state`"
+        )
+    if owner.uuid != uuid:
+        raise IdentityMismatchError(
+            f"state table {owner.table!r} belongs to an earlier life of topology {topology!r} (uuid "
+            f"{owner.uuid}, now {uuid}); choose another table, or drop it with "
+            f"`txstream delete {topology} --drop-state`"
+        )
+
+
+def refuse_other_declaration(owner: Owner, declared: Mapping[str, Any]) -> None:
+    """Raise StateTableError that names what the table was declared and is now."""
+    differences = [
+        f"its {part} was declared {owner.declaration.get(part)!r} and is now {declared[part]!r}"
+        for part in declared
+        if owner.declaration.get(part) != declared[part]
+    ]
+    if differences:
+        raise StateTableError(
+            f"state table {owner.table!r} is not as topology {owner.topology!r} declares it: "
+            f"{'; '.join(differences)}. Choose another table under another topology id (--id), or start "
+            f"afresh with `txstream delete {owner.topology} --drop-state`"
+        )
+
+
+def not_here(topology: str, table: str) -> ProgressMismatchError:
+    """A later run finds no table."""
+    return ProgressMismatchError(
+        f"topology {topology!r} has committed batches, but its state table {table!r} is not in this "
+        f"database; point at the database that it was run with, or start afresh with "
+        f"`txstream delete {topology} --drop-state`"
+    )
+
+
+def declared_spec(owner: Owner) -> TableSpec:
+    """The table as its owner declared it, good for reading. Raises CorruptStateError for a declaration that
+    cannot be read."""
+    try:
+        declaration = owner.declaration
+        state = SqlState(owner.table, key=declaration["key"], value=declaration["value"])
+        semantics = Semantics(declaration["semantics"])
+    except (KeyError, ValueError, TypeError) as error:
+        raise CorruptStateError(
+            f"the declaration of table {owner.table!r} cannot be read: {owner.declaration!r:.200}"
+        ) from error
+    return TableSpec(state, semantics, {name: Put() for name in state.value_names})

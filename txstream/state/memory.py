@@ -1,0 +1,190 @@
+"""`MemoryBackend`: states in this process, by name, for tests.
+
+Invariants. All backends of one name in one process are one store, and `forget` alone ends it. Writing
+transactions note what they change and put it into the store at their end, in one piece, under `_Store.mutex`;
+who only reads holds the mutex, so it sees whole transactions. Locks are granted in the order of their names,
+so that no two transactions wait for each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar
+from urllib.parse import unquote
+
+from txstream.api.errors import UsageError
+from txstream.state.layout import Transaction
+from txstream.state.merging import Key
+from txstream.state.records import FenceLockedError
+from txstream.state.store import StoreBackend
+
+SCHEME = "memory"
+
+Spaces = dict[str, dict[Key, Any]]
+
+
+class MemoryBackend(StoreBackend):
+    """The store `memory://NAME` of this process. Raises UsageError for a URL without a name.
+
+    `message_timeout_seconds` bounds waiting for a lock that another transaction holds.
+    """
+
+    label: ClassVar[str] = "memory"
+    on_executors: ClassVar[bool] = False
+    outlives_process: ClassVar[bool] = False
+
+    def __init__(
+        self, url: str, *, connect_timeout_seconds: float = 10.0, message_timeout_seconds: float = 30.0
+    ) -> None:
+        name = name_of(url)
+        super().__init__(f"{SCHEME}://{name}")
+        self._lock_timeout_seconds = message_timeout_seconds
+        self._store = _open(name)
+
+    @contextlib.contextmanager
+    def transaction(
+        self,
+        *,
+        exclusive: Sequence[str] = (),
+        shared: Sequence[str] = (),
+        timeout_seconds: float | None = None,
+    ) -> Iterator[Transaction]:
+        store = self._store
+        if not exclusive and not shared:
+            with store.mutex:
+                yield _Changes(store.spaces)
+            return
+        bound = self._lock_timeout_seconds if timeout_seconds is None else timeout_seconds
+        deadline = time.monotonic() + bound
+        with contextlib.ExitStack() as locks:
+            for name, alone in sorted([*((n, True) for n in exclusive), *((n, False) for n in shared)]):
+                if not store.lock(name).acquire(alone=alone, deadline=deadline):
+                    raise FenceLockedError(
+                        f"{self.url_for_people}: another transaction has held the lock {name!r} for "
+                        f"{bound:g} s; wait until it ends"
+                    )
+                locks.callback(store.lock(name).release, alone=alone)
+            changes = _Changes(store.spaces)
+            yield changes
+            with store.mutex:
+                changes.apply()
+
+    @staticmethod
+    def place_of(url: str) -> str:
+        """The store that a URL means."""
+        return f"{SCHEME}://{name_of(url)}"
+
+    def close(self) -> None:
+        """Nothing to close: the store stays, for the next one that opens it."""
+
+
+def name_of(url: str) -> str:
+    """The name in `memory://NAME`. Raises UsageError where there is none."""
+    scheme, separator, name = url.partition("://")
+    name = unquote(name).strip("/")
+    if scheme.lower() != SCHEME or not separator or not name:
+        raise UsageError(f"the database {url!r} has no name; write for example {SCHEME}://words")
+    return name
+
+
+def forget(name: str) -> None:
+    """Drop the store of a name and all that is in it. Who has it open goes on with what is dropped."""
+    with _stores_lock:
+        _stores.pop(name, None)
+
+
+class _Changes:
+    """One transaction's view: the store below, its own changes above."""
+
+    def __init__(self, spaces: Spaces) -> None:
+        self._spaces = spaces
+        self._changed: Spaces = {}
+
+    def get(self, space: str, key: Key) -> Any:
+        changed = self._changed.get(space)
+        if changed is not None and key in changed:
+            return changed[key]
+        return self._spaces.get(space, {}).get(key)
+
+    def put(self, space: str, key: Key, value: Any) -> None:
+        self._changed.setdefault(space, {})[key] = value
+
+    def scan(self, space: str) -> Iterable[tuple[Key, Any]]:
+        changed = self._changed.get(space, {})
+        # Copied in one step, which other threads cannot come between.
+        below = list(self._spaces.get(space, {}).items())
+        found = [item for item in below if item[0] not in changed]
+        return found + [item for item in changed.items() if item[1] is not None]
+
+    def apply(self) -> None:
+        """Put the changes into the store."""
+        for space, changed in self._changed.items():
+            kept = self._spaces.setdefault(space, {})
+            for key, value in changed.items():
+                if value is None:
+                    kept.pop(key, None)
+                else:
+                    kept[key] = value
+
+
+class _Lock:
+    """Shared by several holders or held by one; who wants it alone goes before those that come later."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._sharing = 0
+        self._alone = False
+        self._waiting_alone = 0
+
+    def acquire(self, *, alone: bool, deadline: float) -> bool:
+        """False when it was not granted before the deadline."""
+        with self._changed:
+            self._waiting_alone += alone
+            try:
+                free = self._changed.wait_for(
+                    lambda: self._is_free(alone), max(0.0, deadline - time.monotonic())
+                )
+            finally:
+                self._waiting_alone -= alone
+                self._changed.notify_all()
+            if not free:
+                return False
+            self._alone = alone
+            self._sharing += not alone
+            return True
+
+    def _is_free(self, alone: bool) -> bool:
+        if self._alone:
+            return False
+        return self._sharing == 0 if alone else self._waiting_alone == 0
+
+    def release(self, *, alone: bool) -> None:
+        with self._changed:
+            if alone:
+                self._alone = False
+            else:
+                self._sharing -= 1
+            self._changed.notify_all()
+
+
+class _Store:
+    def __init__(self) -> None:
+        self.mutex = threading.RLock()
+        self.spaces: Spaces = {}
+        self._locks: dict[str, _Lock] = {}
+
+    def lock(self, name: str) -> _Lock:
+        with self.mutex:
+            return self._locks.setdefault(name, _Lock())
+
+
+_stores: dict[str, _Store] = {}
+_stores_lock = threading.Lock()
+
+
+def _open(name: str) -> _Store:
+    with _stores_lock:
+        return _stores.setdefault(name, _Store())

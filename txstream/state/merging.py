@@ -1,0 +1,283 @@
+"""Writing one state table row by row: the value rules of `txstream.semantics` over several value columns.
+
+Invariants. A row is `(values, prev, txid)` and is never changed, only replaced: `values` as the
+declared Arrow types give them back, `prev` as OpaqueValue has it (None in other semantics), `txid` None in a
+non-transactional table. What the rules refuse leaves no row behind.
+"""
+
+from __future__ import annotations
+
+import decimal
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txstream.api.errors import StateTableError, StateValueError, TxidRegressionError
+from txstream.api.reducers import Reducer
+from txstream.api.schema import format_type
+from txstream.semantics import OpaqueValue, Semantics, TransactionalValue
+from txstream.state.reading import StoredRow
+from txstream.state.records import TableSpec
+from txstream.state.values import check_text, check_years
+from txstream.transaction import TransactionAttempt, Txid
+
+Key = tuple[Any, ...]
+"""A key as the declared Arrow types give it back."""
+
+Values = tuple[Any, ...]
+"""Values in the order of the declaration; in an opaque table none of them is None."""
+
+RowValues = tuple[Values, Values | None, int | None]
+
+Merge = Callable[[Any, Any], Any]
+
+# Python's default of 28 digits would round a decimal(38,n).
+_EXACT = decimal.Context(prec=100, traps=[decimal.InvalidOperation, decimal.DivisionByZero, decimal.Overflow])
+
+
+class RowRules:
+    """The value rules of one table."""
+
+    def __init__(self, spec: TableSpec) -> None:
+        self.spec = spec
+        fields = list(spec.state.value_schema)
+        self._columns = [(field, merge_of(spec.reducers[field.name])) for field in fields]
+
+    def written(
+        self, stored: RowValues | None, delta: Values, attempt: TransactionAttempt, key: Key
+    ) -> RowValues:
+        """The row with a delta of this attempt's batch in it.
+
+        Raises TxidRegressionError for a row that is newer, StateValueError for a value that its column
+        cannot hold.
+        """
+        txid = attempt.txid
+
+        def combine(base: Values, more: Values) -> Values:
+            return tuple(
+                self._merged(field, merge, old, new, attempt, key)
+                for (field, merge), old, new in zip(self._columns, base, more, strict=True)
+            )
+
+        try:
+            match self.spec.semantics:
+                case Semantics.OPAQUE:
+                    opaque = (
+                        OpaqueValue.create(delta, txid)
+                        if stored is None
+                        else _opaque(stored).update(delta, txid, combine)
+                    )
+                    self._refuse_null(opaque.value, attempt, key)
+                    return opaque.value, opaque.prev, opaque.txid
+                case Semantics.TRANSACTIONAL:
+                    transactional = (
+                        TransactionalValue.create(delta, txid)
+                        if stored is None
+                        else TransactionalValue(stored[0], _txid(stored)).update(delta, txid, combine)
+                    )
+                    return transactional.value, None, transactional.txid
+                case Semantics.NON_TRANSACTIONAL:
+                    return (delta if stored is None else combine(stored[0], delta)), None, None
+        except TxidRegressionError as error:
+            assert stored is not None
+            raise TxidRegressionError(
+                f"table {self.spec.state.table!r}, key {self.shown(key)}: the row carries txid {stored[2]}, "
+                f"newer than {attempt}, which was about to be written; the table holds results of another "
+                f"run of this topology"
+            ) from error
+
+    def restored(self, stored: RowValues, txid: Txid) -> RowValues | None:
+        """What is left of an opaque row when batch `txid` is undone; None when that created it."""
+        left = _opaque(stored).restore(txid)
+        return None if left is None else (left.value, left.prev, left.txid)
+
+    def before(self, stored: RowValues, txid: Txid) -> Values | None:
+        """The values as they were before batch `txid` where the table can tell (opaque), else as they are."""
+        if self.spec.semantics is Semantics.OPAQUE and stored[2] == txid:
+            return stored[1]
+        return stored[0]
+
+    def columns(self, key: Key, stored: RowValues) -> dict[str, Any]:
+        """A row as people read a SQL table of this declaration, by column."""
+        state, (values, prev, txid) = self.spec.state, stored
+        row = dict(zip(state.key_names, key, strict=True))
+        for place, name in enumerate(state.value_names):
+            row[name] = values[place]
+            if self.spec.semantics is Semantics.OPAQUE:
+                row[f"prev_{name}"] = None if prev is None else prev[place]
+        if txid is not None:
+            row["txid"] = txid
+        return row
+
+    def shown_row(self, key: Key, stored: RowValues, *, unfinished: bool) -> StoredRow:
+        """A row as `StateReading` gives it."""
+        state, (values, prev, txid) = self.spec.state, stored
+        return StoredRow(
+            dict(zip(state.key_names, key, strict=True)),
+            dict(zip(state.value_names, values, strict=True)),
+            None if prev is None else dict(zip(state.value_names, prev, strict=True)),
+            None if txid is None else Txid(txid),
+            unfinished,
+        )
+
+    def shown(self, key: Key) -> str:
+        """A key as people write it: word='spark'."""
+        named = zip(self.spec.state.key_names, key, strict=True)
+        return ", ".join(f"{name}={value!r}" for name, value in named)
+
+    # --- inside -------------------------------------------------------------------------------------
+
+    def _merged(
+        self, field: pa.Field, merge: Merge, old: Any, new: Any, attempt: TransactionAttempt, key: Key
+    ) -> Any:
+        merged = merge(old, new)
+        if merged is None:
+            return None
+        if pa.types.is_integer(field.type) and isinstance(merged, int) and fits(merged, field.type):
+            return merged
+        try:
+            if not fits(merged, field.type):
+                raise OverflowError
+            # As the column gives it back: a float32 is no Python float, a timestamp has its unit.
+            return pa.scalar(merged, field.type).as_py()
+        except (pa.ArrowInvalid, OverflowError) as error:
+            raise StateValueError(
+                f"table {self.spec.state.table!r}, key {self.shown(key)}: column {field.name!r} "
+                f"({format_type(field.type)}) cannot hold {old} + {new} = {merged}, found in {attempt}; "
+                f"declare a wider type"
+            ) from error
+
+    def _refuse_null(self, values: Values, attempt: TransactionAttempt, key: Key) -> None:
+        if None in values:
+            name = self.spec.state.value_names[values.index(None)]
+            raise StateValueError(
+                f"table {self.spec.state.table!r}, key {self.shown(key)}: column {name!r} is NOT NULL and "
+                f"got only nulls in {attempt}; filter them out before the state"
+            )
+
+
+def merge_of(reducer: Reducer) -> Merge:
+    """How a delta is merged into a stored value. Null is the identity: it gives the other side."""
+    match reducer.merge:
+        case "sum":
+            merge: Merge = _plus
+        case "min":
+            merge = min
+        case "max":
+            merge = max
+        case "put":
+            merge = _second
+        case other:
+            raise StateTableError(f"reducer {reducer} merges by {other!r}, which is not known here")
+
+    def or_other(old: Any, new: Any) -> Any:
+        if old is None:
+            return new
+        return old if new is None else merge(old, new)
+
+    return or_other
+
+
+def fits(total: Any, data_type: pa.DataType) -> bool:
+    """Can a column of this type hold the number? Other values always fit."""
+    if pa.types.is_floating(data_type):
+        return math.isinf(total) or math.isfinite(pa.scalar(total, data_type).as_py())
+    if pa.types.is_decimal(data_type):
+        return bool(abs(total) < 10 ** (data_type.precision - data_type.scale))
+    if pa.types.is_integer(data_type):
+        bits = data_type.bit_width - 1
+        return bool(-(2**bits) <= total < 2**bits)
+    return True
+
+
+def can_keep(data_type: pa.DataType) -> bool:
+    """Is this a type whose values Python keeps as they are?"""
+    return bool(
+        pa.types.is_string(data_type)
+        or pa.types.is_large_string(data_type)
+        or pa.types.is_binary(data_type)
+        or pa.types.is_large_binary(data_type)
+        or pa.types.is_boolean(data_type)
+        or pa.types.is_signed_integer(data_type)
+        or pa.types.is_float32(data_type)
+        or pa.types.is_float64(data_type)
+        or pa.types.is_decimal128(data_type)
+        or pa.types.is_date32(data_type)
+        or (pa.types.is_timestamp(data_type) and data_type.unit in ("s", "ms", "us"))
+    )
+
+
+class ValueChecks:
+    """The checks of deltas that every SQL database makes, in the form that `values.prepare` asks for."""
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+
+    def check_values(self, table: str, name: str, column: pa.ChunkedArray, reducer: Reducer | None) -> None:
+        """Raise StateValueError for a value that not every database keeps. No reducer: a key."""
+        data_type = column.type
+        if pa.types.is_string(data_type) or pa.types.is_large_string(data_type):
+            check_text(table, name, column)
+        elif pa.types.is_date(data_type) or pa.types.is_timestamp(data_type):
+            check_years(table, name, column)
+        elif pa.types.is_floating(data_type):
+            summed = reducer is not None and reducer.merge == "sum"
+            fit = pc.is_finite(column) if summed else pc.invert(pc.is_nan(column))
+            row = pc.index(fit, pa.scalar(False)).as_py()
+            if row >= 0:
+                raise StateValueError(
+                    f"column {name!r} of table {table!r} got {column[row].as_py()}, which {self.label} "
+                    f"cannot keep; filter it out before the state"
+                )
+
+
+def rows_of(spec: TableSpec, deltas: pa.Table) -> Iterator[tuple[Key, Values]]:
+    """Prepared deltas by key."""
+    return zip(keys_of(spec, deltas), _tuples(deltas, spec.state.value_names), strict=True)
+
+
+def keys_of(spec: TableSpec, table: pa.Table) -> Iterator[Key]:
+    """The keys of a table that has the key columns."""
+    return _tuples(table, spec.state.key_names)
+
+
+def read_key(spec: TableSpec, key: Sequence[Any]) -> Key:
+    """A key given as one Python value per column, as its types give it back."""
+    fields = zip(spec.state.key_schema, key, strict=True)
+    return tuple(pa.scalar(value, field.type).as_py() for field, value in fields)
+
+
+def to_table(spec: TableSpec, rows: Mapping[Key, Values]) -> pa.Table:
+    """Key and value columns of these rows, typed as declared."""
+    state = spec.state
+    schema = pa.schema([*state.key_schema, *state.value_schema])
+    columns = (
+        zip(*((*key, *values) for key, values in rows.items()), strict=True) if rows else [()] * len(schema)
+    )
+    return pa.Table.from_arrays(
+        [pa.array(column, field.type) for field, column in zip(schema, columns, strict=True)], schema=schema
+    )
+
+
+def _tuples(table: pa.Table, names: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
+    return zip(*(table.column(name).to_pylist() for name in names), strict=True)
+
+
+def _opaque(stored: RowValues) -> OpaqueValue[Values]:
+    return OpaqueValue(stored[0], stored[1], _txid(stored))
+
+
+def _txid(stored: RowValues) -> Txid:
+    assert stored[2] is not None
+    return Txid(stored[2])
+
+
+def _plus(old: Any, new: Any) -> Any:
+    return _EXACT.add(old, new) if isinstance(old, decimal.Decimal) else old + new
+
+
+def _second(_old: Any, new: Any) -> Any:
+    return new

@@ -1,0 +1,196 @@
+"""Which backend a URL means: those that ship with txstream, and those of others.
+
+A backend of another kind is known by the scheme of its URLs, either to this process (`register_backend`) or,
+by an entry point of an installed package, to every process: drivers, executors and the command line.
+
+Invariant: looking a scheme up connects to nothing, and loads no other backend than the one asked for.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Final, Protocol
+
+from txstream.api.errors import ServiceUnavailableError, UsageError
+from txstream.state import memory, urls
+from txstream.state.backend import StateBackend
+from txstream.state.database import StateDatabase
+from txstream.state.memory import MemoryBackend
+
+ENTRY_POINTS: Final = "txstream.state_backends"
+"""The group of entry points: the name is the scheme, the object a `BackendFactory`."""
+
+DEFAULT_CONNECT_TIMEOUT_SECONDS: Final = 10.0
+DEFAULT_MESSAGE_TIMEOUT_SECONDS: Final = 30.0
+
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
+
+
+class BackendFactory(Protocol):
+    """Opens the store that a URL means, usually the class itself. It connects to nothing yet.
+
+    `connect_timeout_seconds` bounds reaching the store, `message_timeout_seconds` is the topology's: no
+    transaction may keep its locks longer than that when its process freezes, where the store can do that.
+    Raises UsageError for a URL that cannot be used.
+
+    An attribute `place_of(url) -> str`, where there is one, tells the store that a URL means, however it is
+    spelled; without it two URLs are two stores unless they are equal.
+    """
+
+    def __call__(
+        self, url: str, *, connect_timeout_seconds: float, message_timeout_seconds: float
+    ) -> StateBackend: ...
+
+
+_registered: dict[str, BackendFactory] = {}
+_lock = threading.Lock()
+
+
+def open_database(
+    url: str,
+    *,
+    connect_timeout_seconds: float = DEFAULT_CONNECT_TIMEOUT_SECONDS,
+    message_timeout_seconds: float = DEFAULT_MESSAGE_TIMEOUT_SECONDS,
+) -> StateBackend:
+    """The backend of a URL. Connects to nothing yet.
+
+    Raises UsageError for a URL that cannot be used, ServiceUnavailableError when what it needs is not
+    installed.
+    """
+    scheme = scheme_of(url)
+    if scheme is None or scheme.partition("+")[0] in urls.SQL_SCHEMES:
+        return StateDatabase(
+            url,
+            connect_timeout_seconds=connect_timeout_seconds,
+            message_timeout_seconds=message_timeout_seconds,
+        )
+    factory = _factory(scheme)
+    if factory is None:
+        raise _unknown(url, scheme)
+    backend = factory(
+        url,
+        connect_timeout_seconds=connect_timeout_seconds,
+        message_timeout_seconds=message_timeout_seconds,
+    )
+    if not isinstance(backend, StateBackend):
+        raise UsageError(
+            f"the factory registered for {scheme}:// answered with {type(backend).__name__}, which is no "
+            f"StateBackend"
+        )
+    return backend
+
+
+def open_sql_database(url: str, **options: Any) -> StateDatabase:
+    """The SQL database of a URL, for what only SQL databases have. Raises UsageError for another store."""
+    database = open_database(url, **options)
+    if not isinstance(database, StateDatabase):
+        raise UsageError(
+            f"{database.url_for_people} is no SQL database; it is a {type(database).__name__}, which has its "
+            f"own tools for this"
+        )
+    return database
+
+
+def register_backend(scheme: str, factory: BackendFactory) -> Callable[[], None]:
+    """Have `scheme://...` mean what `factory` opens, in this process; the call takes the place of an entry
+    point of that scheme. Returns what takes it back.
+
+    Executors and the command line are processes of their own: for them a package declares the entry point
+    `[project.entry-points."txstream.state_backends"]`, `scheme = "module:factory"`. Raises UsageError for a
+    scheme that is no scheme, is txstream's own, or is registered.
+    """
+    _refuse_scheme(scheme)
+    with _lock:
+        if scheme in _registered:
+            raise UsageError(f"a state backend is registered for {scheme}:// already; choose another scheme")
+        _registered[scheme] = factory
+
+    def take_back() -> None:
+        with _lock:
+            if _registered.get(scheme) is factory:
+                del _registered[scheme]
+
+    return take_back
+
+
+def known_schemes() -> list[str]:
+    """Every scheme that `open_database` knows in this process, txstream's own first."""
+    own = [memory.SCHEME, *sorted(urls.SQL_SCHEMES)]
+    with _lock:
+        others = {*_registered, *(point.name for point in _entry_points())}
+    return [*own, *sorted(others - set(own))]
+
+
+def place_of(url: str) -> str:
+    """The store that a URL means, however it is spelled: two URLs of one place are one fence and one ledger.
+    A URL that cannot be understood is its own place."""
+    scheme = scheme_of(url)
+    if scheme is None or scheme.partition("+")[0] in urls.SQL_SCHEMES:
+        return urls.place_of(url)
+    try:
+        tell = getattr(_factory(scheme), "place_of", None)
+        return url if tell is None else str(tell(url))
+    except (ServiceUnavailableError, UsageError):
+        return url  # opening it tells what is wrong
+
+
+def scheme_of(url: str) -> str | None:
+    """What stands before `://`, in lower case; None where nothing does."""
+    scheme, separator, _ = url.partition("://")
+    scheme = scheme.lower()
+    return scheme if separator and _SCHEME.fullmatch(scheme) else None
+
+
+def _factory(scheme: str) -> BackendFactory | None:
+    if scheme == memory.SCHEME:
+        return MemoryBackend
+    with _lock:
+        found = _registered.get(scheme)
+    if found is not None:
+        return found
+    points = [point for point in _entry_points() if point.name == scheme]
+    if len(points) > 1:
+        packages = ", ".join(sorted(_package(point) for point in points))
+        raise UsageError(f"{packages} each have a state backend for {scheme}://; uninstall all but one")
+    return _load(points[0]) if points else None
+
+
+def _entry_points() -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=ENTRY_POINTS))
+
+
+def _load(point: EntryPoint) -> BackendFactory:
+    try:
+        factory: BackendFactory = point.load()
+    except (ImportError, AttributeError) as error:
+        raise ServiceUnavailableError(
+            f"the state backend for {point.name}:// of {_package(point)} cannot be loaded from "
+            f"{point.value!r} ({error}); install what it needs"
+        ) from error
+    return factory
+
+
+def _package(point: EntryPoint) -> str:
+    return "a package" if point.dist is None else str(point.dist.name)
+
+
+def _refuse_scheme(scheme: str) -> None:
+    if not isinstance(scheme, str) or not _SCHEME.fullmatch(scheme):
+        raise UsageError(
+            f"{scheme!r} cannot be the scheme of a state backend: a scheme begins with a letter and has "
+            f"lower-case letters, digits, '+', '.' and '-' only, without the '://'"
+        )
+    if scheme == memory.SCHEME or scheme.partition("+")[0] in urls.SQL_SCHEMES:
+        raise UsageError(f"{scheme}:// is txstream's own; register the state backend under another scheme")
+
+
+def _unknown(url: str, scheme: str) -> UsageError:
+    return UsageError(
+        f"database {urls.shown(url)}: {scheme!r} is not supported; known are {', '.join(known_schemes())}, "
+        f"for example {urls.EXAMPLES}. A state backend of your own becomes known by "
+        f"txstream.register_backend({scheme!r}, factory) or, to executors and commands too, by an entry "
+        f"point in the group {ENTRY_POINTS!r}"
+    )

@@ -1,0 +1,398 @@
+"""`StoreBackend`: a `StateBackend` over any store that has transactions, in terms of `get`, `put` and `scan`.
+
+The protocol is here, once: fence, ledger, value rules, ownership of tables. A subclass brings transactions.
+
+Invariants. Every method is one transaction. One that writes for a topology holds the topology's lock: whoever
+raises the fence or commits alone, the tasks of one attempt together. The fence is looked at first, and after
+the lock is granted. Nothing of a transaction is there before its end, and then all of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from txstream.api.errors import (
+    CorruptStateError,
+    SchemaRevisionError,
+    StateTableError,
+)
+from txstream.metas import to_json
+from txstream.semantics import Semantics
+from txstream.state import declarations, fence_rules, layout
+from txstream.state.backend import INSIDE_BEGIN, INSIDE_COMMIT, StateBackend, nobody
+from txstream.state.declarations import Owner
+from txstream.state.layout import Transaction
+from txstream.state.merging import RowRules, ValueChecks, can_keep, keys_of, rows_of, to_table
+from txstream.state.reading import StateReading
+from txstream.state.records import (
+    COMMITTED,
+    COMMITTING,
+    BatchRecord,
+    BatchStatus,
+    Commit,
+    FenceRow,
+    TableSpec,
+)
+from txstream.state.store_reading import StoreReading
+from txstream.state.values import prepare
+from txstream.transaction import AttemptId, TransactionAttempt, Txid
+
+FORMAT = 1
+"""What is written by this version. Another one in a store is refused."""
+
+_DEFINITIONS = "definitions"
+
+
+class StoreBackend(StateBackend):
+    """Subclasses implement `transaction`, and `check` and `close` where there is something to do.
+
+    `label` is what errors call this kind of store.
+    """
+
+    label: ClassVar[str]
+
+    def __init__(self, url_for_people: str) -> None:
+        self.url_for_people = url_for_people
+        self._checks = ValueChecks(self.label)
+
+    @abstractmethod
+    def transaction(
+        self,
+        *,
+        exclusive: Sequence[str] = (),
+        shared: Sequence[str] = (),
+        timeout_seconds: float | None = None,
+    ) -> AbstractContextManager[Transaction]:
+        """One transaction, committed at the end of the `with` block and undone when that raises.
+
+        It holds the named locks from before its first look until after its commit: an exclusive one alone,
+        a shared one together with others that share it. Locks may be coarser than named. Two transactions
+        that share a lock change different keys; neither may undo the other's. Without any lock it only reads,
+        waits for no lock, and sees whole transactions only.
+
+        Raises FenceLockedError when a lock is not granted within `timeout_seconds` (by default a bound of
+        the store's own), ServiceUnavailableError when the store cannot be reached, both with nothing
+        written; AnswerLostError when it is not known whether the commit happened.
+        """
+
+    # --- at start -----------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        with self.transaction() as here:
+            here.get("format", ())
+
+    def ensure_framework_tables(self) -> None:
+        with self.transaction() as here:
+            found = here.get("format", ())
+        if found is None:
+            with self.transaction(exclusive=[_DEFINITIONS]) as here:
+                found = here.get("format", ())
+                if found is None:
+                    here.put("format", (), FORMAT)
+                    return
+        if found != FORMAT:
+            raise SchemaRevisionError(
+                f"{self.url_for_people} was written by another txstream: its format is {found!r}, this one "
+                f"writes {FORMAT}; run the txstream that wrote it, or use another store"
+            )
+
+    def join(
+        self,
+        topology: str,
+        uuid: str,
+        tables: Sequence[TableSpec],
+        *,
+        semantics: Semantics,
+        first_run: bool,
+        identity: Mapping[str, Any] | None = None,
+    ) -> None:
+        for spec in tables:
+            declarations.check_table(spec, self.label, can_keep)
+        kept = None if identity is None else json.loads(to_json(identity))
+        with self.transaction(exclusive=[_DEFINITIONS, layout.lock_of(topology)]) as here:
+            fence = here.get("fence", (topology,))
+            if fence is None and not first_run:
+                raise fence_rules.unknown_here(topology, self.url_for_people)
+            row = FenceRow(topology, uuid, AttemptId(0)) if fence is None else layout.read_fence(fence)
+            fence_rules.own_fence(row, self.url_for_people, topology, uuid)
+            if fence is None or (kept is not None and kept != row.identity):
+                kept = row.identity if kept is None else kept
+                layout.put_fence(here, FenceRow(topology, uuid, row.attempt, kept))
+            for spec in tables:
+                self._join_table(here, topology, uuid, spec, first_run=first_run)
+
+    def _join_table(
+        self, here: Transaction, topology: str, uuid: str, spec: TableSpec, *, first_run: bool
+    ) -> None:
+        name, declared = spec.state.table, spec.state.declaration(spec.semantics)
+        owner = layout.read_owner(here, name)
+        if owner is not None:
+            declarations.refuse_other_owner(owner, topology, uuid)
+            declarations.refuse_other_declaration(owner, declared)
+            return
+        if not first_run:
+            raise declarations.not_here(topology, name)
+        layout.put_owner(here, Owner(name, topology, uuid, declared))
+
+    # --- the fence ----------------------------------------------------------------------------------
+
+    def read_fence(self, topology: str) -> FenceRow | None:
+        with self.transaction() as here:
+            found = here.get("fence", (topology,))
+        return None if found is None else layout.read_fence(found)
+
+    def raise_fence(
+        self, topology: str, uuid: str, attempt: AttemptId, *, lock_timeout_seconds: float | None = None
+    ) -> None:
+        with self.transaction(
+            exclusive=[layout.lock_of(topology)], timeout_seconds=lock_timeout_seconds
+        ) as here:
+            self._raise(here, topology, uuid, attempt, may_be_equal=True)
+
+    def topologies(self) -> list[FenceRow]:
+        with self.transaction() as here:
+            found = [layout.read_fence(value) for _, value in here.scan("fence")]
+        return sorted(found, key=lambda row: row.topology)
+
+    def _raise(
+        self, here: Transaction, topology: str, uuid: str, attempt: AttemptId, *, may_be_equal: bool
+    ) -> None:
+        row = self._own_fence(here, topology, uuid)
+        if fence_rules.must_rise(row, topology, attempt, may_be_equal=may_be_equal):
+            layout.put_fence(here, FenceRow(topology, uuid, attempt, row.identity))
+
+    def _hold(self, here: Transaction, topology: str, uuid: str, attempt: AttemptId) -> None:
+        row = self._own_fence(here, topology, uuid)
+        fence_rules.must_be_equal(row, self.url_for_people, topology, attempt)
+
+    def _own_fence(self, here: Transaction, topology: str, uuid: str) -> FenceRow:
+        found = here.get("fence", (topology,))
+        row = None if found is None else layout.read_fence(found)
+        return fence_rules.own_fence(row, self.url_for_people, topology, uuid)
+
+    # --- the ledger ---------------------------------------------------------------------------------
+
+    def batch(self, topology: str, txid: int) -> BatchRecord | None:
+        with self.transaction() as here:
+            found = here.get(layout.ledger_space(topology), (txid,))
+        return None if found is None else layout.read_record(found)
+
+    def batches(self, topology: str, *, limit: int | None = None) -> list[BatchRecord]:
+        with self.transaction() as here:
+            found = sorted(here.scan(layout.ledger_space(topology)), key=lambda item: item[0])
+        if limit is not None:
+            found = found[-limit:] if limit else []
+        return [layout.read_record(value) for _, value in found]
+
+    def _write_ledger(
+        self,
+        here: Transaction,
+        topology: str,
+        uuid: str,
+        commit: Commit,
+        semantics: Semantics,
+        status: BatchStatus,
+        keys: int,
+    ) -> None:
+        attempt = commit.attempt
+        row = {
+            "topology": topology,
+            "uuid": uuid,
+            "txid": attempt.txid,
+            "attempt": attempt.attempt,
+            "semantics": str(semantics),
+            "status": status,
+            "metas": json.loads(to_json(commit.metas)),
+            "tuples": commit.tuples,
+            "keys": keys,
+            "planned_at": commit.planned_at,
+            "processed_at": commit.processed_at,
+            "committed_at": datetime.now(UTC) if status == COMMITTED else None,
+            "error": layout.storable(commit.error),
+            "details": json.loads(to_json(commit.details)),
+        }
+        here.put(layout.ledger_space(topology), (attempt.txid,), row)
+
+    # --- the commit ---------------------------------------------------------------------------------
+
+    def commit(
+        self,
+        topology: str,
+        uuid: str,
+        tables: Sequence[TableSpec],
+        commit: Commit,
+        *,
+        semantics: Semantics,
+        reached: Callable[[str], None] = nobody,
+    ) -> None:
+        attempt, work = commit.attempt, self._prepare(tables, commit)
+        with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
+            if semantics is not Semantics.NON_TRANSACTIONAL:
+                self._raise(here, topology, uuid, attempt.attempt, may_be_equal=False)
+                if here.get(layout.ledger_space(topology), (attempt.txid,)) is not None:
+                    self._restore(here, attempt.txid, tables)
+            keys = self._write(here, attempt, work)
+            self._write_ledger(here, topology, uuid, commit, semantics, COMMITTED, keys)
+            reached(INSIDE_COMMIT)
+
+    def begin_commit(
+        self,
+        topology: str,
+        uuid: str,
+        tables: Sequence[TableSpec],
+        commit: Commit,
+        *,
+        semantics: Semantics,
+        reached: Callable[[str], None] = nobody,
+    ) -> None:
+        if semantics is Semantics.NON_TRANSACTIONAL:
+            return
+        attempt = commit.attempt
+        with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
+            self._raise(here, topology, uuid, attempt.attempt, may_be_equal=False)
+            # Asked before the row is written over: without one nobody has written this txid.
+            written_before = here.get(layout.ledger_space(topology), (attempt.txid,)) is not None
+            self._write_ledger(here, topology, uuid, commit, semantics, COMMITTING, 0)
+            if written_before:
+                self._restore(here, attempt.txid, tables)
+            reached(INSIDE_BEGIN)
+
+    def write(
+        self,
+        topology: str,
+        uuid: str,
+        attempt: TransactionAttempt,
+        writes: Sequence[tuple[TableSpec, pa.Table]],
+        *,
+        semantics: Semantics,
+    ) -> int:
+        work = [(spec, prepare(spec, deltas, self._checks)) for spec, deltas in writes]
+        with self._sharing(topology, semantics) as here:
+            if semantics is not Semantics.NON_TRANSACTIONAL:
+                self._hold(here, topology, uuid, attempt.attempt)
+            return self._write(here, attempt, work)
+
+    def end_commit(
+        self,
+        topology: str,
+        uuid: str,
+        tables: Sequence[TableSpec],
+        commit: Commit,
+        *,
+        semantics: Semantics,
+        keys: int = 0,
+        reached: Callable[[str], None] = nobody,
+    ) -> None:
+        attempt, work = commit.attempt, self._prepare(tables, commit)
+        with self._sharing(topology, semantics) as here:
+            if semantics is not Semantics.NON_TRANSACTIONAL:
+                self._hold(here, topology, uuid, attempt.attempt)
+            keys += self._write(here, attempt, work)
+            self._write_ledger(here, topology, uuid, commit, semantics, COMMITTED, keys)
+            reached(INSIDE_COMMIT)
+
+    def _sharing(self, topology: str, semantics: Semantics) -> AbstractContextManager[Transaction]:
+        """Tasks of one attempt write side by side. Without a txid to tell them apart, two writes of one row
+        must come one after the other."""
+        if semantics is Semantics.NON_TRANSACTIONAL:
+            return self.transaction(exclusive=[layout.lock_of(topology)])
+        return self.transaction(shared=[layout.lock_of(topology)])
+
+    def _prepare(self, tables: Sequence[TableSpec], commit: Commit) -> list[tuple[TableSpec, pa.Table]]:
+        return [
+            (spec, prepare(spec, commit.deltas[spec.state.table], self._checks))
+            for spec in tables
+            if spec.state.table in commit.deltas
+        ]
+
+    def _restore(self, here: Transaction, txid: Txid, tables: Sequence[TableSpec]) -> None:
+        """Undo an earlier attempt of this txid in every opaque table, with deltas or without."""
+        for spec in tables:
+            if spec.semantics is Semantics.OPAQUE:
+                rules, rows = RowRules(spec), self._rows(here, spec)
+                for key, stored in list(here.scan(rows)):
+                    if stored[2] == txid:
+                        here.put(rows, key, rules.restored(stored, txid))
+
+    def _write(
+        self, here: Transaction, attempt: TransactionAttempt, work: Sequence[tuple[TableSpec, pa.Table]]
+    ) -> int:
+        written = 0
+        for spec, deltas in work:
+            rules, rows = RowRules(spec), self._rows(here, spec)
+            for key, delta in rows_of(spec, deltas):
+                here.put(rows, key, rules.written(here.get(rows, key), delta, attempt, key))
+            written += deltas.num_rows
+        return written
+
+    def _rows(self, here: Transaction, spec: TableSpec) -> str:
+        """The space of a table's rows. Raises CorruptStateError for a table that was dropped."""
+        name = spec.state.table
+        if layout.read_owner(here, name) is None:
+            raise CorruptStateError(
+                f"{self.url_for_people}: state table {name!r} is no longer there; somebody dropped it while "
+                f"it was in use: restore it, or start afresh with `txstream delete ID --drop-state`"
+            )
+        return layout.rows_space(name)
+
+    # --- reading ------------------------------------------------------------------------------------
+
+    def read(self, spec: TableSpec, keys: pa.Table, *, before: Txid) -> pa.Table:
+        rules, found = RowRules(spec), {}
+        with self.transaction() as here:
+            rows = self._rows(here, spec)
+            for key in keys_of(spec, keys):
+                stored = here.get(rows, key)
+                values = None if stored is None else rules.before(stored, before)
+                if values is not None:
+                    found[key] = values
+        return to_table(spec, found)
+
+    @contextlib.contextmanager
+    def read_state(self, topology: str) -> Iterator[StateReading]:
+        """Raises StateTableError when nothing of txstream is in this store."""
+        with self.transaction() as here:
+            if here.get("format", ()) is None:
+                raise StateTableError(
+                    f"{self.url_for_people} has no state tables; no topology has been run on it"
+                )
+            yield StoreReading(here, self.url_for_people, topology)
+
+    def top(self, table: str, *, topology: str, n: int = 10) -> list[dict[str, Any]]:
+        """The `n` rows of a state table with the greatest first value, as column -> value in table order.
+
+        Raises StateTableError when the table is not this topology's.
+        """
+        with self.read_state(topology) as state:
+            assert isinstance(state, StoreReading)
+            return state.columns(table, n)
+
+    def delete(self, topology: str, *, drop_state: bool, uuid: str | None = None) -> list[str]:
+        dropped = []
+        with self.transaction(exclusive=[_DEFINITIONS, layout.lock_of(topology)]) as here:
+            fence = here.get("fence", (topology,))
+            if fence is not None and uuid in (None, layout.read_fence(fence).uuid):
+                here.put("fence", (topology,), None)
+            for key, row in list(here.scan(layout.ledger_space(topology))):
+                if uuid in (None, row["uuid"]):
+                    here.put(layout.ledger_space(topology), key, None)
+            if drop_state:
+                for _, value in list(here.scan("table")):
+                    owner = Owner(*value)
+                    if owner.topology == topology and uuid in (None, owner.uuid):
+                        here.put("table", (owner.table,), None)
+                        for key, _ in list(here.scan(layout.rows_space(owner.table))):
+                            here.put(layout.rows_space(owner.table), key, None)
+                        dropped.append(owner.table)
+        return sorted(dropped)
+
+    def close(self) -> None:
+        return
