@@ -16,6 +16,7 @@ from txstream.api.errors import UsageError
 DATA_DIR = ".txstream"
 SETTINGS_FILE = "txstream.toml"
 _ADDRESSES = ("zookeeper", "kafka", "database", "master")
+_LISTS = ("state_databases",)
 _DEADLINES = ("connect_timeout_seconds", "session_timeout_seconds", "fetch_timeout_seconds")
 
 
@@ -27,6 +28,7 @@ class Settings:
     `master` a Spark master. None means: not given, look further. `spark_conf` is passed to a session that
     txstream makes, whose JVM prints into `spark_log` if that is given; `py_files` are shipped to executors,
     and `package` is the one of them that holds the framework, for executors that do not have it.
+    `state_databases` are URLs, with passwords, of further databases with state, for commands that look there.
     """
 
     zookeeper: str | None = None
@@ -41,6 +43,7 @@ class Settings:
     py_files: tuple[str, ...] = ()
     spark_log: Path | None = None
     package: str | None = None
+    state_databases: tuple[str, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         for name in _DEADLINES:
@@ -55,15 +58,15 @@ class Settings:
         Raises UsageError for a file that cannot be read or has unknown names.
         """
         given = self.resolve_given(directory)
-        found = {name: getattr(given, name) for name in _ADDRESSES}
+        found: dict[str, Any] = {name: getattr(given, name) for name in _ADDRESSES}
         if not (found["zookeeper"] and found["kafka"]):
             for name, value in self._from_embedded().items():
                 found[name] = found[name] or value
-        return replace(self, **found)
+        return replace(self, **found, state_databases=given.state_databases)
 
     def resolve_given(self, directory: Path | None = None) -> Settings:
         """As `resolve`, but without looking for embedded services."""
-        found = {name: getattr(self, name) for name in _ADDRESSES}
+        found: dict[str, Any] = {name: getattr(self, name) for name in (*_ADDRESSES, *_LISTS)}
         for source in (_from_environment(), _from_file((directory or Path.cwd()) / SETTINGS_FILE)):
             for name, value in source.items():
                 found[name] = found[name] or value
@@ -104,25 +107,32 @@ class Settings:
         return not self.database
 
 
-def _from_environment() -> Mapping[str, str]:
-    values = {name: os.environ.get(f"TXSTREAM_{name.upper()}", "") for name in _ADDRESSES}
+def _from_environment() -> Mapping[str, Any]:
+    values: dict[str, Any] = {
+        name: os.environ.get(f"TXSTREAM_{name.upper()}", "") for name in (*_ADDRESSES, *_LISTS)
+    }
+    values |= {name: tuple(values[name].split()) for name in _LISTS}  # a URL has no blanks
     return {name: value for name, value in values.items() if value}
 
 
-def _from_file(path: Path) -> Mapping[str, str]:
+def _from_file(path: Path) -> Mapping[str, Any]:
     if not path.exists():
         return {}
     try:
         document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
-    unknown = sorted(set(document) - set(_ADDRESSES))
+    unknown = sorted(set(document) - {*_ADDRESSES, *_LISTS})
     if unknown:
         raise UsageError(
-            f"{path} has unknown settings {', '.join(unknown)}; known are {', '.join(_ADDRESSES)}"
+            f"{path} has unknown settings {', '.join(unknown)}; known are {', '.join((*_ADDRESSES, *_LISTS))}"
         )
     for name, value in document.items():
-        if not isinstance(value, str):
+        if name in _LISTS:
+            if not isinstance(value, list) or not all(isinstance(url, str) for url in value):
+                raise UsageError(f"{path}: {name} must be a list of strings, found {value!r:.100}")
+            document[name] = tuple(value)
+        elif not isinstance(value, str):
             raise UsageError(f"{path}: {name} must be a string, found a {type(value).__name__}")
     return document
 

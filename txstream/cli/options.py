@@ -101,6 +101,20 @@ _ADDRESSES: dict[str, Any] = {
         10.0,
     ),
 }
+_STATE_DATABASES: dict[str, Any] = {
+    "state_database": (
+        Annotated[
+            list[str] | None,
+            typer.Option(
+                "--state-database",
+                metavar="URL",
+                help="Another database with state of it, with its password; may be given again.",
+                rich_help_panel=_PANEL,
+            ),
+        ],
+        None,
+    ),
+}
 _JSON: dict[str, Any] = {
     "json_output": (
         Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")],
@@ -112,7 +126,13 @@ Command = Callable[..., int | None]
 
 
 def command(
-    app: typer.Typer, name: str, *, addresses: bool = True, data_dir: bool = True, json: bool = True
+    app: typer.Typer,
+    name: str,
+    *,
+    addresses: bool = True,
+    data_dir: bool = True,
+    json: bool = True,
+    state_databases: bool = False,
 ) -> Callable[[Command], Command]:
     """Register a command that takes a `Cli`, with the shared options that it needs."""
 
@@ -124,6 +144,8 @@ def command(
             shared |= _DATA_DIR
         if addresses:
             shared |= _ADDRESSES
+        if state_databases:
+            shared |= _STATE_DATABASES
 
         def run(**values: Any) -> int | None:
             cli = _make_cli({option: values.pop(option) for option in shared})
@@ -157,6 +179,7 @@ def _make_cli(values: dict[str, Any]) -> Cli:
     named: dict[str, Any] = {
         name: values[name] or None for name in ("zookeeper", "kafka", "database", "master") if name in values
     }
+    named["state_databases"] = tuple(values.get("state_database") or ())
     if "data_dir" in values:
         named["data_dir"] = values["data_dir"]
     if "connect_timeout" in values:

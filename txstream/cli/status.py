@@ -10,8 +10,19 @@ import typer
 
 from txstream.api.errors import TxstreamError, UsageError
 from txstream.cli.context import Cli, shown
-from txstream.cli.inspection import batch_document, list_topologies, shown_attempt, shown_ranges, shown_time
-from txstream.cli.stores import UnknownTopologyError, existing_database, open_zookeeper
+from txstream.cli.inspection import (
+    batch_document,
+    shown_attempt,
+    shown_ranges,
+    shown_time,
+    topology_document,
+)
+from txstream.cli.stores import (
+    UnknownTopologyError,
+    existing_database,
+    open_zookeeper,
+    warn_of_missing,
+)
 from txstream.cli.tasks import show_tasks
 from txstream.transaction import Txid
 
@@ -59,8 +70,9 @@ def _services(cli: Cli, settings: Settings) -> int:
         answers = dict(zip(checks, found, strict=True))
     listed: list[dict[str, Any]] = []
     if answers["zookeeper"]["reachable"] and answers["database"]["reachable"]:
-        with open_zookeeper(settings) as zookeeper, existing_database(settings) as database:
-            listed = list_topologies(zookeeper, database)
+        from txstream.inspect.overview import topologies
+
+        listed = [topology_document(one) for one in topologies(settings)]
     if cli.as_json:
         cli.print_json({"services": answers, "topologies": listed})
     else:
@@ -110,16 +122,22 @@ def _check_database(settings: Settings) -> tuple[str, str | None]:
 
 def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
     from txstream.cli.stored import positions, read_progress
+    from txstream.inspect.stores import open_databases
 
-    with open_zookeeper(settings) as zookeeper, existing_database(settings) as database:
+    with (
+        open_zookeeper(settings) as zookeeper,
+        open_databases(settings, topology_id) as databases,
+    ):
         if topology_id not in zookeeper.topologies():
             raise UnknownTopologyError(topology_id)
         identity, progress = read_progress(zookeeper, topology_id)
         if identity is None or progress is None:
             raise UnknownTopologyError(topology_id)
         leader = zookeeper.leader(topology_id)
-        last = None if database is None else database.last_batch(topology_id)
-        place = None if database is None else database.url_for_people
+        rows = [row for db in databases.opened if (row := db.last_batch(topology_id)) is not None]
+        last = max(rows, key=lambda row: row.txid, default=None)
+        places = [database.url_for_people for database in databases.opened]
+    warn_of_missing(databases.missing)
     committed = progress.batches.get(Txid(progress.current - 1))
     open_plans = [txid for txid in sorted(progress.batches) if txid >= progress.current]
     document: dict[str, Any] = {
@@ -129,7 +147,8 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
         "spout": identity.spout,
         "source": dict(identity.source),
         "tables": list(identity.tables),
-        "database": place,
+        "database": places[0] if places else None,
+        "databases": places,
         "leader": leader,
         "current_txid": progress.current,
         "stored_plans": open_plans,
@@ -143,7 +162,7 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
     lines = {
         "topology": f"{topology_id} ({identity.semantics})",
         "source": f"{identity.spout} {dict(identity.source)}",
-        "tables": f"{', '.join(identity.tables)} in {place or 'no database yet'}",
+        "tables": f"{', '.join(identity.tables)} in {', '.join(places) or 'no database yet'}",
         "leader": leader or "none, it is not running",
         "next txid": f"{progress.current}{f', plans stored for {open_plans}' if open_plans else ''}",
         "lag": "not known"

@@ -1,44 +1,7 @@
-"""A topology's progress as commands read it: they do not have the spout's code, so metas stay JSON objects.
-
-A module of its own because it needs Arrow, which most commands' start need not wait for.
-"""
+"""A topology's progress as commands read it: see `txstream.inspect.plain`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from txstream.inspect.plain import PlainCodec, positions, read_progress
 
-from txstream.metas import BatchMetas, MetaCodec
-from txstream.zookeeper import ZooKeeperProgress
-
-if TYPE_CHECKING:
-    from txstream.zookeeper import Identity, Progress, ZooKeeper
-
-
-class PlainCodec(MetaCodec[Mapping[str, Any]]):
-    """Metas as the JSON objects that they are stored as: commands do not have the spout's code."""
-
-    def __init__(self) -> None:
-        # Not the parent's: that one reads the fields of a dataclass.
-        self.meta_type = dict
-
-    def encode_meta(self, meta: Mapping[str, Any]) -> dict[str, Any]:
-        return dict(meta)
-
-    def decode_meta(self, document: Any, where: str) -> Mapping[str, Any]:
-        return dict(document) if isinstance(document, dict) else {"value": document}
-
-
-def read_progress(zookeeper: ZooKeeper, topology_id: str) -> tuple[Identity | None, Progress | None]:
-    """What ZooKeeper has of a topology; (None, None) when it has nothing. Raises CorruptStateError."""
-    store = ZooKeeperProgress(zookeeper, topology_id, PlainCodec())
-    identity = store.read_identity()
-    return identity, None if identity is None else store.load()
-
-
-def positions(batch: BatchMetas[Any]) -> dict[str, Any]:
-    """Where every partition stands after a batch: the next offset where the meta says it."""
-    return {
-        partition: meta["end"] if isinstance(meta, Mapping) and "end" in meta else meta
-        for partition, meta in sorted(batch.positions().items())
-    }
+__all__ = ["PlainCodec", "positions", "read_progress"]

@@ -4,46 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from txstream.api.errors import TxstreamError
+from txstream.cli.context import print_error
+from txstream.inspect.stores import UnknownTopologyError, is_missing_file, open_zookeeper
 
 if TYPE_CHECKING:
+    from txstream.inspect.records import MissingDatabase
     from txstream.settings import Settings
     from txstream.state import StateDatabase
-    from txstream.zookeeper import ZooKeeper
 
-
-class UnknownTopologyError(TxstreamError):
-    """No topology of this id is known where the command looked."""
-
-    exit_status: ClassVar[int] = 1
-
-    def __init__(self, topology_id: str, sentence: str | None = None) -> None:
-        super().__init__(
-            sentence
-            or f"there is no topology {topology_id!r} in this ZooKeeper and database; "
-            "`txstream topologies` lists those that are"
-        )
-
-
-@contextlib.contextmanager
-def open_zookeeper(settings: Settings) -> Iterator[ZooKeeper]:
-    """Raises UsageError without an address, ServiceUnavailableError when it does not answer in time."""
-    from txstream.zookeeper import ZooKeeper
-
-    zookeeper = ZooKeeper(
-        settings.require_zookeeper(),
-        connect_timeout_seconds=settings.connect_timeout_seconds,
-        session_timeout_seconds=settings.session_timeout_seconds,
-    )
-    zookeeper.start()
-    try:
-        yield zookeeper
-    finally:
-        zookeeper.close()
+__all__ = ["UnknownTopologyError", "existing_database", "is_dead", "open_zookeeper", "warn_of_missing"]
 
 
 @contextlib.contextmanager
@@ -54,7 +26,7 @@ def existing_database(settings: Settings) -> Iterator[StateDatabase | None]:
     """
     from txstream.state import open_database
 
-    if _is_missing_file(settings.database_url()):
+    if is_missing_file(settings.database_url()):
         yield None
         return
     database = open_database(
@@ -65,16 +37,6 @@ def existing_database(settings: Settings) -> Iterator[StateDatabase | None]:
         yield database
     finally:
         database.close()
-
-
-def _is_missing_file(url: str) -> bool:
-    scheme, separator, path = url.partition(":///")
-    return bool(separator) and scheme.split("+")[0] == "sqlite" and not Path(path.partition("?")[0]).exists()
-
-
-def missing_database(settings: Settings) -> str:
-    """The name of a SQLite file that is not there."""
-    return f"{settings.database_url().partition(':///')[2]} (no such file)"
 
 
 def is_dead(driver: str) -> bool:
@@ -93,12 +55,7 @@ def is_dead(driver: str) -> bool:
         return False
 
 
-def plain_partitions(metas: Mapping[str, Any]) -> dict[str, Any]:
-    """A ledger row's ranges as scripts read them: start and end alone where a meta has them."""
-    return {partition: plain_range(meta) for partition, meta in metas.get("partitions", {}).items()}
-
-
-def plain_range(meta: Any) -> Any:
-    if isinstance(meta, Mapping) and {"start", "end"} <= meta.keys():
-        return {"start": meta["start"], "end": meta["end"]}
-    return meta
+def warn_of_missing(missing: Sequence[MissingDatabase]) -> None:
+    """Name what could not be looked at, on standard error, whatever --quiet says."""
+    for one in missing:
+        print_error(f"txstream: {one}")

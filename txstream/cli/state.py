@@ -1,0 +1,183 @@
+"""`txstream state list | get | top | diff`: state tables, rendered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from txstream.cli.context import Cli
+from txstream.cli.options import command
+from txstream.cli.stores import warn_of_missing
+from txstream.inspect.documents import document, flat_row, plain_value
+
+if TYPE_CHECKING:
+    from txstream.inspect.records import RowChange, StateRow, TableDiff
+    from txstream.semantics import Semantics
+
+state = typer.Typer(help="State tables.", no_args_is_help=True)
+
+Id = Annotated[str, typer.Argument(metavar="ID", help="The topology's id.")]
+Table = Annotated[str, typer.Argument(metavar="TABLE", help="One of its state tables.")]
+In = Annotated[
+    str | None,
+    typer.Option(
+        "--in", metavar="DATABASE", help="Part of a database's URL, where two have a table of this name."
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(state, name="state")
+    for function, name in ((list_tables, "list"), (get, "get"), (top, "top"), (diff, "diff")):
+        command(state, name, state_databases=True)(function)
+
+
+def list_tables(cli: Cli, topology_id: Id) -> None:
+    """List a topology's state tables: where they are, how declared, how many rows."""
+    from txstream.inspect.tables import states_and_missing
+
+    tables, missing = states_and_missing(topology_id, cli.resolve())
+    warn_of_missing(missing)
+    if cli.as_json:
+        cli.print_json(document(tables))
+        return
+    if not tables:
+        cli.say(f"{topology_id} has no state tables")
+        return
+    cli.print_table(
+        ["table", "key", "value", "semantics", ">rows", ">as of txid", "database"],
+        [[t.table, t.key, t.value, t.semantics, t.rows, t.as_of, t.database] for t in tables],
+    )
+    _say_notes(cli, [note for table in tables for note in table.notes])
+
+
+def get(
+    cli: Cli,
+    topology_id: Id,
+    table: Table,
+    key: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY...", help="One per key column; dates and times in ISO 8601, binary as hexadecimal."
+        ),
+    ],
+    place: In = None,
+) -> int:
+    """Show one row: key, value, what the value was before its txid, and that txid."""
+    from txstream import inspect
+
+    found = inspect.get(topology_id, table, key, cli.resolve(), database=place, parse=True)
+    if cli.as_json:
+        cli.print_json(
+            {
+                "database": found.database,
+                "table": found.table,
+                "as_of": found.as_of,
+                "row": document(found.rows[0]) if found.rows else None,
+                "notes": list(found.notes),
+            }
+        )
+        return 0 if found.rows else 1
+    _say_notes(cli, found.notes)
+    if not found.rows:
+        cli.say(f"table {table} has no row of key {', '.join(key)} as of txid {found.as_of}")
+        return 1
+    _print_rows(cli, found.rows, found.semantics)
+    cli.say(f"as of txid {found.as_of}, in {found.database}")
+    return 0
+
+
+def top(
+    cli: Cli,
+    topology_id: Id,
+    table: Table,
+    rows: Annotated[int, typer.Option("--rows", "-n", metavar="N", help="How many rows.", min=1)] = 10,
+    place: In = None,
+) -> None:
+    """Show the rows of a state table with the greatest values."""
+    from txstream import inspect
+
+    found = inspect.top(topology_id, table, rows, cli.resolve(), database=place)
+    if cli.as_json:
+        cli.print_json([flat_row(row, found.semantics) for row in found.rows])
+        return
+    _say_notes(cli, found.notes)
+    if not found.rows:
+        cli.say(f"table {table} has no rows yet")
+        return
+    _print_rows(cli, found.rows, found.semantics)
+
+
+def diff(
+    cli: Cli,
+    topology_id: Id,
+    table: Table,
+    txid: Annotated[int, typer.Option("--txid", metavar="N", help="A txid that the ledger has.")],
+    rows: Annotated[
+        int | None,
+        typer.Option("--rows", "-n", metavar="N", help="At most so many rows; unset: all.", min=1),
+    ] = None,
+    place: In = None,
+) -> None:
+    """Show what one batch changed in a table, as far as the table still knows."""
+    from txstream import inspect
+
+    found = inspect.diff(topology_id, table, txid, cli.resolve(), database=place, limit=rows)
+    if cli.as_json:
+        cli.print_json(document(found))
+        return
+    _print_diff(cli, found)
+    _say_notes(cli, found.notes)
+
+
+# --- rendering ---------------------------------------------------------------------------------------------
+
+
+def _print_rows(cli: Cli, rows: Sequence[StateRow], semantics: Semantics) -> None:
+    flat = [flat_row(row, semantics) for row in rows]
+    numbers = {name for row in flat for name, value in row.items() if isinstance(value, (int, float))}
+    cli.print_table(
+        [f">{name}" if name in numbers else name for name in flat[0]], [list(row.values()) for row in flat]
+    )
+
+
+def _print_diff(cli: Cli, found: TableDiff) -> None:
+    if found.created or found.changed:
+        changes = [*found.created, *found.changed]
+        keys, values = list(changes[0].key), list(changes[0].after)
+        cli.print_table(
+            ["change", *keys, *(title for name in values for title in (f">{name} before", f">{name}"))],
+            [
+                ["created" if change.before is None else "changed", *_cells(change, keys, values)]
+                for change in changes
+            ],
+        )
+    elif found.carrying:
+        _print_rows(cli, found.carrying, found.semantics)
+    cli.print(f"txid {found.txid} is {found.status}; {_counted(found)}")
+
+
+def _counted(found: TableDiff) -> str:
+    if found.carrying:
+        return f"{found.carrying_count:,} rows of {found.table} were last changed by it"
+    words = [f"created {len(found.created):,} rows of {found.table}", f"changed {len(found.changed):,}"]
+    if found.unchanged:
+        words.append(f"touched {found.unchanged:,} without a change")
+    return ", ".join(words)
+
+
+def _cells(change: RowChange, keys: Sequence[str], values: Sequence[str]) -> list[Any]:
+    cells = [plain_value(change.key[name]) for name in keys]
+    for name in values:
+        cells += [
+            None if change.before is None else plain_value(change.before[name]),
+            plain_value(change.after[name]),
+        ]
+    return cells
+
+
+def _say_notes(cli: Cli, notes: Sequence[str]) -> None:
+    for note in dict.fromkeys(notes):
+        cli.say(f"note: {note}")

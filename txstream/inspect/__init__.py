@@ -1,0 +1,91 @@
+"""Looking at topologies from Python, for notebooks: what the command line shows, as frozen dataclasses.
+
+Nothing here changes anything, but `recover`. Functions take `settings` (addresses; unset: as commands find
+them) and open what they need for the time of the call. Names are loaded when first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from txstream.inspect.ledgers import UnknownTxidError, batch, batches
+    from txstream.inspect.overview import status, topologies
+    from txstream.inspect.records import (
+        Batch,
+        BatchDetails,
+        FailedAttempt,
+        LedgerEntry,
+        MissingDatabase,
+        PartitionRange,
+        RowChange,
+        StateRow,
+        StateRows,
+        StateTable,
+        TableDiff,
+        TopologyStatus,
+        TopologySummary,
+    )
+    from txstream.inspect.stores import UnknownTopologyError
+    from txstream.inspect.tables import diff, get, states, top
+
+_HOMES = {
+    "txstream.inspect.ledgers": ("UnknownTxidError", "batch", "batches"),
+    "txstream.inspect.overview": ("status", "topologies"),
+    "txstream.inspect.records": (
+        "Batch",
+        "BatchDetails",
+        "FailedAttempt",
+        "LedgerEntry",
+        "MissingDatabase",
+        "PartitionRange",
+        "RowChange",
+        "StateRow",
+        "StateRows",
+        "StateTable",
+        "TableDiff",
+        "TopologyStatus",
+        "TopologySummary",
+    ),
+    "txstream.inspect.stores": ("UnknownTopologyError",),
+    "txstream.inspect.tables": ("diff", "get", "states", "top"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "Batch",
+    "BatchDetails",
+    "FailedAttempt",
+    "LedgerEntry",
+    "MissingDatabase",
+    "PartitionRange",
+    "RowChange",
+    "StateRow",
+    "StateRows",
+    "StateTable",
+    "TableDiff",
+    "TopologyStatus",
+    "TopologySummary",
+    "UnknownTopologyError",
+    "UnknownTxidError",
+    "batch",
+    "batches",
+    "diff",
+    "get",
+    "states",
+    "status",
+    "top",
+    "topologies",
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = _HOME_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module 'txstream.inspect' has no attribute {name!r}")
+    return getattr(importlib.import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -1,0 +1,144 @@
+"""Answers as JSON values: what `--json` prints. Names here are public; they are added to, never changed.
+
+Times are ISO 8601, bytes hexadecimal, decimals text, and so are numbers that JSON does not have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from txstream.semantics import Semantics
+from txstream.transaction import epoch_of
+
+if TYPE_CHECKING:
+    from txstream.inspect.records import (
+        Batch,
+        BatchDetails,
+        LedgerEntry,
+        StateRow,
+    )
+
+
+def plain_value(value: Any) -> Any:
+    """A column's value as JSON has it."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (bytes, memoryview)):
+        return bytes(value).hex()
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def document(answer: Any) -> Any:
+    """A dataclass of this package as JSON values, field by field."""
+    if is_dataclass(answer) and not isinstance(answer, type):
+        return {field.name: document(getattr(answer, field.name)) for field in fields(answer)}
+    if isinstance(answer, Mapping):
+        return {str(name): document(value) for name, value in answer.items()}
+    if isinstance(answer, (list, tuple)):
+        return [document(value) for value in answer]
+    return plain_value(answer)
+
+
+def plain_partitions(metas: Mapping[str, Any]) -> dict[str, Any]:
+    """A ledger row's ranges as scripts read them: start and end alone where a meta has them."""
+    return {partition: plain_range(meta) for partition, meta in metas.get("partitions", {}).items()}
+
+
+def plain_range(meta: Any) -> Any:
+    if isinstance(meta, Mapping) and {"start", "end"} <= meta.keys():
+        return {"start": meta["start"], "end": meta["end"]}
+    return meta
+
+
+def entry_document(txid: int, row: LedgerEntry) -> dict[str, Any]:
+    """A ledger row. `partitions` has what the batch read, with start and end alone."""
+    found: dict[str, Any] = {
+        "txid": txid,
+        "attempt": row.attempt,
+        "epoch": epoch_of(row.attempt),
+        "status": row.status,
+        "semantics": str(row.semantics),
+        "tuples": row.tuples,
+        "keys": row.keys,
+        "partitions": plain_partitions(row.metas),
+        "unavailable": row.metas.get("unavailable", {}),
+        "planned_at": iso(row.planned_at),
+        "processed_at": iso(row.processed_at),
+        "committed_at": iso(row.committed_at),
+        "error": row.error,
+    }
+    skipped = {
+        partition: {"from": meta["skipped_from"], "to": meta.get("start")}
+        for partition, meta in {**row.metas.get("carried", {}), **row.metas.get("partitions", {})}.items()
+        if isinstance(meta, dict) and meta.get("skipped_from") is not None
+    }
+    if skipped:
+        found["skipped"] = skipped
+    return found
+
+
+def batch_document(batch: Batch) -> dict[str, Any]:
+    """A batch: its first ledger row, `keys` over all databases, and `databases` with each one's row."""
+    found = entry_document(batch.txid, batch.first)
+    found |= {"status": batch.status, "keys": batch.keys, "databases": _rows_by_database(batch)}
+    return found
+
+
+def details_document(details: BatchDetails) -> dict[str, Any]:
+    """As `batch_document`, and: `ranges` (a list, with records and the stored meta), `path`, `timings`,
+    `failed_attempts`."""
+    return {
+        **batch_document(details.batch),
+        "ranges": [
+            {
+                "partition": one.partition,
+                "start": one.start,
+                "end": one.end,
+                "records": one.records,
+                "skipped_from": one.skipped_from,
+                "meta": one.meta,
+            }
+            for one in details.ranges
+        ],
+        "path": details.path,
+        "timings": dict(details.timings),
+        "failed_attempts": [
+            {"attempt": one.attempt, "error": one.error, "failed_at": iso(one.failed_at)}
+            for one in details.failed_attempts
+        ],
+    }
+
+
+def _rows_by_database(batch: Batch) -> list[dict[str, Any]]:
+    return [
+        {
+            "database": row.database,
+            "attempt": row.attempt,
+            "status": row.status,
+            "keys": row.keys,
+            "committed_at": iso(row.committed_at),
+        }
+        for row in batch.entries
+    ]
+
+
+def flat_row(row: StateRow, semantics: Semantics) -> dict[str, Any]:
+    """A row by column, in the table's order: keys, each value followed by its prev_, then txid."""
+    found = {name: plain_value(value) for name, value in row.key.items()}
+    for name, value in row.value.items():
+        found[name] = plain_value(value)
+        if semantics is Semantics.OPAQUE:
+            found[f"prev_{name}"] = None if row.prev is None else plain_value(row.prev.get(name))
+    if semantics is not Semantics.NON_TRANSACTIONAL:
+        found["txid"] = row.txid
+    return found
+
+
+def iso(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat()

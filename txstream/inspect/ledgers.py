@@ -1,0 +1,195 @@
+"""Batches as the ledgers have them, over all databases of a topology."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from txstream.api.errors import UsageError
+from txstream.inspect.records import (
+    Batch,
+    BatchDetails,
+    FailedAttempt,
+    LedgerEntry,
+    MissingDatabase,
+    PartitionRange,
+)
+from txstream.inspect.stores import topology_databases
+from txstream.settings import Settings
+from txstream.transaction import AttemptId, Txid
+
+if TYPE_CHECKING:
+    from txstream.state import BatchRecord
+
+COMMITTED, COMMITTING, PARTIAL = "committed", "committing", "partial"
+
+
+class UnknownTxidError(UsageError):
+    """The ledger has no batch of this txid; says which there are."""
+
+    exit_status = 1
+
+
+def batches(topology_id: str, settings: Settings | None = None, *, last: int | None = None) -> list[Batch]:
+    """A topology's batches, oldest first; with `last` only the newest ones.
+
+    Raises UnknownTopologyError; ServiceUnavailableError for a database that cannot be opened.
+    """
+    from txstream.inspect.tables import refuse_missing
+
+    found, missing = batches_and_missing(topology_id, settings, last=last)
+    refuse_missing(missing)
+    return found
+
+
+def batches_and_missing(
+    topology_id: str, settings: Settings | None = None, *, last: int | None = None
+) -> tuple[list[Batch], list[MissingDatabase]]:
+    """As `batches`, but what cannot be opened is named instead of raised."""
+    by_database: dict[str, list[BatchRecord]] = {}
+    with topology_databases((settings or Settings()).resolve(), topology_id) as databases:
+        for database in databases.opened:
+            by_database[database.url_for_people] = database.batches(topology_id, limit=last)
+    merged = merge(by_database)
+    return merged[-last:] if last is not None else merged, databases.missing
+
+
+def batch(topology_id: str, txid: int, settings: Settings | None = None) -> BatchDetails:
+    """One batch in full. Raises UnknownTxidError, and as `batches`."""
+    from txstream.inspect.tables import refuse_missing
+
+    found, missing = batch_and_missing(topology_id, txid, settings)
+    refuse_missing(missing)
+    return found
+
+
+def batch_and_missing(
+    topology_id: str, txid: int, settings: Settings | None = None
+) -> tuple[BatchDetails, list[MissingDatabase]]:
+    """As `batch`, but what cannot be opened is named instead of raised."""
+    with topology_databases((settings or Settings()).resolve(), topology_id) as databases:
+        records = {db.url_for_people: db.batch(topology_id, txid) for db in databases.opened}
+        rows = {url: [] if record is None else [record] for url, record in records.items()}
+        if not any(rows.values()):
+            known = [record for db in databases.opened for record in db.batches(topology_id)]
+            raise no_such_txid(topology_id, txid, known)
+    return details(merge(rows)[0]), databases.missing
+
+
+def no_such_txid(topology_id: str, txid: int, known: Iterable[BatchRecord]) -> UnknownTxidError:
+    """The error that names the txids that are there."""
+    txids = sorted({record.txid for record in known})
+    there = f"it has txid {txids[0]} to {txids[-1]}" if txids else "it has none yet"
+    return UnknownTxidError(f"the ledger of topology {topology_id!r} has no txid {txid}; {there}")
+
+
+def merge(by_database: Mapping[str, Sequence[BatchRecord]]) -> list[Batch]:
+    """Ledger rows of several databases, by txid."""
+    entries: dict[Txid, list[LedgerEntry]] = {}
+    first = {url: rows[0].txid for url, rows in by_database.items() if rows}
+    for url, rows in by_database.items():
+        for row in rows:
+            entries.setdefault(row.txid, []).append(entry(url, row))
+    found = []
+    for txid, rows_of_it in sorted(entries.items()):
+        # A database whose older rows were pruned has had this one.
+        absent = any(txid >= first.get(url, 1) for url in by_database if url not in _places(rows_of_it))
+        statuses = {row.status for row in rows_of_it}
+        status = COMMITTING if COMMITTING in statuses else PARTIAL if absent else COMMITTED
+        found.append(Batch(txid, status, tuple(rows_of_it)))
+    return found
+
+
+def _places(entries: Iterable[LedgerEntry]) -> set[str]:
+    return {entry.database for entry in entries}
+
+
+def entry(database: str, row: BatchRecord) -> LedgerEntry:
+    """A ledger row with its place."""
+    return LedgerEntry(
+        database=database,
+        uuid=row.uuid,
+        attempt=row.attempt,
+        semantics=row.semantics,
+        status=row.status,
+        tuples=row.tuples,
+        keys=row.keys,
+        planned_at=row.planned_at,
+        processed_at=row.processed_at,
+        committed_at=row.committed_at,
+        error=row.error,
+        metas=row.metas,
+        details=row.details,
+    )
+
+
+# --- one batch -------------------------------------------------------------------------------------
+
+
+def details(found: Batch) -> BatchDetails:
+    """What is known of a batch, read from its ledger rows."""
+    metas = found.first.metas
+    ranges = tuple(
+        range_of(partition, meta) for partition, meta in sorted(_part(metas, "partitions").items())
+    )
+    carried = (range_of(partition, meta) for partition, meta in sorted(_part(metas, "carried").items()))
+    # The databases of one batch were told the same; the one that committed last may know most.
+    best = max(found.entries, key=lambda one: len(one.details))
+    timings = best.details.get("timings")
+    return BatchDetails(
+        batch=found,
+        ranges=tuple(ranges),
+        skipped=tuple(place for place in carried if place.skipped_from is not None),
+        unavailable={partition: str(why) for partition, why in _part(metas, "unavailable").items()},
+        path=_text(best.details.get("path")),
+        timings={
+            str(step): float(seconds)
+            for step, seconds in (timings.items() if isinstance(timings, Mapping) else ())
+            if isinstance(seconds, (int, float))
+        },
+        failed_attempts=tuple(_failed_attempts(best)),
+    )
+
+
+def range_of(partition: str, meta: Any) -> PartitionRange:
+    """A stored meta as a range, as far as it is one."""
+    fields = meta if isinstance(meta, Mapping) else {}
+    start, end, skipped_from = (_whole(fields.get(name)) for name in ("start", "end", "skipped_from"))
+    return PartitionRange(partition, start, end, skipped_from, meta)
+
+
+def _part(metas: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = metas.get(name, {})
+    return part if isinstance(part, Mapping) else {}
+
+
+def _failed_attempts(found: LedgerEntry) -> list[FailedAttempt]:
+    listed = found.details.get("attempts")
+    if isinstance(listed, list) and listed:
+        return [
+            FailedAttempt(
+                None if _whole(one.get("attempt")) is None else AttemptId(one["attempt"]),
+                str(one.get("error")),
+                _time(one.get("failed_at")),
+            )
+            for one in listed
+            if isinstance(one, Mapping)
+        ]
+    # Rows of an older txstream know the last error alone.
+    return [FailedAttempt(None, found.error, None)] if found.error else []
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _time(value: Any) -> datetime | None:
+    try:
+        return datetime.fromisoformat(value) if isinstance(value, str) else None
+    except ValueError:
+        return None

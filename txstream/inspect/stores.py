@@ -1,0 +1,206 @@
+"""ZooKeeper and a topology's databases, opened to be looked at: with deadlines, never created by looking.
+
+Invariant: a database of the topology that cannot be opened is named, with what would help; none is left out
+without a word. Each fence knows all databases of its topology, without their passwords.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from txstream.api.errors import ServiceUnavailableError, TxstreamError, UsageError
+from txstream.inspect.records import MissingDatabase
+
+if TYPE_CHECKING:
+    from txstream.settings import Settings
+    from txstream.state import FenceRow, StateBackend
+    from txstream.zookeeper import ZooKeeper
+
+_HIDDEN = ":***@"
+_OPTION = "give its URL with --state-database (or state_databases in txstream.toml)"
+# Reading a large table may take longer than a commit.
+_READING_SECONDS = 300.0
+
+
+class UnknownTopologyError(TxstreamError):
+    """No topology of this id is known where it was looked for."""
+
+    exit_status: ClassVar[int] = 1
+
+    def __init__(self, topology_id: str, sentence: str | None = None) -> None:
+        super().__init__(
+            sentence
+            or f"there is no topology {topology_id!r} in this ZooKeeper and database; "
+            "`txstream topologies` lists those that are"
+        )
+
+
+@contextlib.contextmanager
+def open_zookeeper(settings: Settings) -> Iterator[ZooKeeper]:
+    """Raises UsageError without an address, ServiceUnavailableError when it does not answer in time."""
+    from txstream.zookeeper import ZooKeeper
+
+    zookeeper = ZooKeeper(
+        settings.require_zookeeper(),
+        connect_timeout_seconds=settings.connect_timeout_seconds,
+        session_timeout_seconds=settings.session_timeout_seconds,
+    )
+    zookeeper.start()
+    try:
+        yield zookeeper
+    finally:
+        zookeeper.close()
+
+
+@dataclass
+class Databases:
+    """Open databases, in the order in which they were found, and what could not be opened."""
+
+    opened: list[StateBackend] = field(default_factory=list)
+    missing: list[MissingDatabase] = field(default_factory=list)
+    fences: dict[str, FenceRow | None] = field(default_factory=dict)
+    """By URL for people; only filled where one topology was asked for."""
+
+
+@contextlib.contextmanager
+def open_databases(
+    settings: Settings, topology_id: str | None = None, *, strict: bool = True, for_writing: bool = False
+) -> Iterator[Databases]:
+    """The databases of a topology, or of all topologies: those of the settings that know it, and those that
+    its fences name.
+
+    With `strict` a database of the settings that does not answer is a ServiceUnavailableError, otherwise one
+    more that is missing. `for_writing` keeps the timeouts of a run, since others wait for what it locks.
+    """
+    with contextlib.ExitStack() as stack:
+        found = Databases()
+        given = [settings.database_url(), *settings.state_databases]
+        pending = deque((url, True) for url in given)
+        seen: set[str] = set()
+        from txstream.state import place_of
+
+        while pending:
+            url, is_given = pending.popleft()
+            if (place := place_of(url)) in seen:
+                continue
+            seen.add(place)
+            try:
+                database = _opened(settings, url, stack, for_writing=for_writing, is_given=is_given)
+                listed, belongs = _look(database, topology_id, found)
+            except TxstreamError as error:
+                if is_given and (strict or isinstance(error, UsageError)):
+                    raise
+                if is_given and isinstance(error, _NoFileError) and url == settings.database_url():
+                    continue  # no run has made it yet; if one has, another database names it
+                found.missing.append(_missing(url, error))
+                continue
+            if database is None:
+                continue
+            if belongs or not is_given:
+                found.opened.append(database)
+            pending.extend((other, False) for other in listed)
+        yield found
+
+
+class _NoFileError(ServiceUnavailableError):
+    """The SQLite file is not there."""
+
+
+def _opened(
+    settings: Settings, url: str, stack: contextlib.ExitStack, *, for_writing: bool, is_given: bool
+) -> StateBackend | None:
+    from txstream.state import open_database
+
+    if _HIDDEN in url:
+        raise ServiceUnavailableError("only its URL without the password is known")
+    if is_missing_file(url):
+        if is_given and url == settings.database_url():
+            return None
+        raise _NoFileError("there is no such file")
+    options = {} if for_writing else {"message_timeout_seconds": _READING_SECONDS}
+    database = open_database(url, connect_timeout_seconds=settings.connect_timeout_seconds, **options)
+    stack.callback(database.close)
+    database.check()
+    return database
+
+
+def _look(database: StateBackend | None, topology_id: str | None, found: Databases) -> tuple[list[str], bool]:
+    """The databases that this one names, and whether it has anything of the topology."""
+    if database is None:
+        return [], False
+    if topology_id is None:
+        rows = database.topologies()
+        return [url for row in rows for url in databases_of(row)], True
+    fence = database.read_fence(topology_id)
+    found.fences[database.url_for_people] = fence
+    if fence is not None:
+        return databases_of(fence), True
+    return [], database.last_batch(topology_id) is not None
+
+
+def databases_of(fence: FenceRow) -> list[str]:
+    """The databases of a topology as a fence has them; empty for a row of an older txstream."""
+    listed = (fence.identity or {}).get("databases")
+    return [url for url in listed if isinstance(url, str)] if isinstance(listed, list) else []
+
+
+def _missing(url: str, error: TxstreamError) -> MissingDatabase:
+    from sqlalchemy import make_url
+
+    from txstream.state.urls import without_password
+
+    shown = url if _HIDDEN in url else without_password(make_url(url))
+    remedy = "start or repair it"
+    if isinstance(error, _NoFileError):
+        remedy = f"restore it, or {_OPTION} if it is elsewhere"
+    elif _HIDDEN in url:
+        remedy = _OPTION
+    elif isinstance(error, ServiceUnavailableError):
+        remedy = f"{remedy}, or {_OPTION} if it needs others"
+    return MissingDatabase(shown, str(error), remedy)
+
+
+@contextlib.contextmanager
+def topology_databases(settings: Settings, topology_id: str) -> Iterator[Databases]:
+    """The databases that know a topology. Raises UnknownTopologyError; when ZooKeeper has the topology, it
+    was run with another database, and the message says so."""
+    with open_databases(settings, topology_id) as databases:
+        if not databases.opened:
+            raise _nowhere(settings, topology_id)
+        yield databases
+
+
+def _nowhere(settings: Settings, topology_id: str) -> UnknownTopologyError:
+    if settings.zookeeper:
+        with open_zookeeper(settings) as zookeeper:
+            known = topology_id in zookeeper.topologies()
+        if known:
+            return UnknownTopologyError(
+                topology_id,
+                f"topology {topology_id!r} is in ZooKeeper, but {place_for_people(settings)} has nothing of "
+                "it; give the database that it was run with by --database or TXSTREAM_DATABASE",
+            )
+    return UnknownTopologyError(topology_id)
+
+
+def place_for_people(settings: Settings) -> str:
+    """The settings' database; a SQLite file that is not there is called that."""
+    from sqlalchemy import make_url
+
+    from txstream.state.urls import without_password
+
+    url = settings.database_url()
+    if is_missing_file(url):
+        return f"{url.partition(':///')[2]} (no such file)"
+    return without_password(make_url(url))
+
+
+def is_missing_file(url: str) -> bool:
+    """Is this the URL of a SQLite file that is not there?"""
+    scheme, separator, path = url.partition(":///")
+    return bool(separator) and scheme.split("+")[0] == "sqlite" and not Path(path.partition("?")[0]).exists()

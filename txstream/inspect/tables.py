@@ -1,0 +1,229 @@
+"""State tables: which there are, single rows, the greatest, and what a batch changed.
+
+Each table is read in one transaction that sees one moment, together with the ledger's last row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from txstream.api.errors import StateTableError
+from txstream.api.schema import format_schema
+from txstream.inspect.ledgers import no_such_txid
+from txstream.inspect.keys import parse_key
+from txstream.inspect.records import RowChange, StateRow, StateRows, StateTable, TableDiff
+from txstream.inspect.stores import Databases, topology_databases
+from txstream.semantics import Semantics
+from txstream.settings import Settings
+from txstream.state.reading import StateReading, StoredRow, StoredTable
+from txstream.transaction import Txid
+
+if TYPE_CHECKING:
+    from txstream.inspect.records import MissingDatabase
+    from txstream.state import StateBackend
+
+
+def states(topology_id: str, settings: Settings | None = None) -> list[StateTable]:
+    """The state tables of a topology in all its databases, by name.
+
+    Raises UnknownTopologyError, StateTableError; ServiceUnavailableError where a database cannot be opened.
+    """
+    found, missing = states_and_missing(topology_id, settings)
+    refuse_missing(missing)
+    return found
+
+
+def states_and_missing(
+    topology_id: str, settings: Settings | None = None
+) -> tuple[list[StateTable], list[MissingDatabase]]:
+    """As `states`, but what cannot be opened is named instead of raised."""
+    found: list[StateTable] = []
+    with topology_databases((settings or Settings()).resolve(), topology_id) as databases:
+        for database in databases.opened:
+            with database.read_state(topology_id) as reading:
+                found += [_described(database, reading, table) for table in reading.tables()]
+    return sorted(found, key=lambda table: (table.table, table.database)), databases.missing
+
+
+def get(
+    topology_id: str,
+    table: str,
+    key: Sequence[Any],
+    settings: Settings | None = None,
+    *,
+    database: str | None = None,
+    parse: bool = False,
+) -> StateRows:
+    """The row of a key, one value per key column; no rows when there is none.
+
+    With `parse` the values are texts, read by the columns' types. `database` (a URL, or a part of one) says
+    which table is meant when two databases have one of this name. Raises UsageError for values that are not
+    of the key's types, StateTableError for a table that is not there, UnknownTopologyError.
+    """
+    with _reading(topology_id, table, settings, database) as (place, reading, stored):
+        values = parse_key(table, stored.key, list(key)) if parse else list(key)
+        row = reading.find(table, values)
+        return _answer(place, reading, stored, [] if row is None else [row])
+
+
+def top(
+    topology_id: str,
+    table: str,
+    n: int = 10,
+    settings: Settings | None = None,
+    *,
+    database: str | None = None,
+) -> StateRows:
+    """The `n` rows with the greatest first value. Raises as `get`."""
+    with _reading(topology_id, table, settings, database) as (place, reading, stored):
+        return _answer(place, reading, stored, reading.top(table, n))
+
+
+def diff(
+    topology_id: str,
+    table: str,
+    txid: int,
+    settings: Settings | None = None,
+    *,
+    database: str | None = None,
+    limit: int | None = None,
+) -> TableDiff:
+    """What batch `txid` changed in a table, as far as the table still knows; at most `limit` rows, by key.
+
+    A row is only known to the last batch that changed it. Raises as `get`, and UsageError for a txid that the
+    ledger does not have.
+    """
+    with _reading(topology_id, table, settings, database) as (place, reading, stored):
+        record = place.batch(topology_id, txid)
+        if record is None:
+            raise no_such_txid(topology_id, txid, place.batches(topology_id))
+        rows = reading.written_by(table, txid, limit)
+        count = reading.count_written_by(table, txid)
+        committed = txid <= reading.as_of
+        overwritten = None
+        if committed:
+            still = sum(
+                reading.count_written_by(other.name, txid) for other in reading.tables() if other.has_txid
+            )
+            overwritten = max(0, record.keys - still)
+        changes = [RowChange(row.key, row.prev, row.value) for row in rows] if stored.has_prev else []
+        return TableDiff(
+            database=place.url_for_people,
+            table=table,
+            semantics=stored.semantics,
+            txid=Txid(txid),
+            status=record.status,
+            created=tuple(change for change in changes if change.before is None),
+            changed=tuple(c for c in changes if c.before is not None and c.before != c.after),
+            unchanged=sum(change.before == change.after for change in changes),
+            carrying=() if stored.has_prev else tuple(_row(row) for row in rows),
+            carrying_count=count,
+            overwritten=overwritten,
+            notes=tuple(_diff_notes(stored, txid, count, len(rows), overwritten, committed=committed)),
+        )
+
+
+def refuse_missing(missing: Sequence[MissingDatabase]) -> None:
+    """Raises ServiceUnavailableError that names what could not be opened, and what would help."""
+    from txstream.api.errors import ServiceUnavailableError
+
+    if missing:
+        raise ServiceUnavailableError("; ".join(map(str, missing)))
+
+
+@contextlib.contextmanager
+def _reading(
+    topology_id: str, table: str, settings: Settings | None, database: str | None
+) -> Iterator[tuple[StateBackend, StateReading, StoredTable]]:
+    with topology_databases((settings or Settings()).resolve(), topology_id) as databases:
+        place = _place_of_table(topology_id, table, databases, database)
+        with place.read_state(topology_id) as reading:
+            yield place, reading, next(found for found in reading.tables() if found.name == table)
+
+
+def _place_of_table(topology_id: str, table: str, databases: Databases, wanted: str | None) -> StateBackend:
+    places: list[StateBackend] = []
+    known: list[str] = []
+    for place in databases.opened:
+        with place.read_state(topology_id) as reading:
+            names = [found.name for found in reading.tables()]
+        known += [f"{name} in {place.url_for_people}" for name in names]
+        if table in names and (wanted is None or wanted in place.url_for_people):
+            places.append(place)
+    if len(places) == 1:
+        return places[0]
+    if places:
+        raise StateTableError(
+            f"topology {topology_id!r} has a state table {table!r} in "
+            f"{' and in '.join(place.url_for_people for place in places)}; say which with --in"
+        )
+    left_out = "".join(f"; {missing}" for missing in databases.missing)
+    where = "" if wanted is None else f" in a database like {wanted!r}"
+    raise StateTableError(
+        f"topology {topology_id!r} has no state table {table!r}{where}; it has "
+        f"{', '.join(known) or 'none'}{left_out}"
+    )
+
+
+def _described(database: StateBackend, reading: StateReading, table: StoredTable) -> StateTable:
+    return StateTable(
+        database.url_for_people,
+        table.name,
+        format_schema(table.key),
+        format_schema(table.value),
+        table.semantics,
+        reading.count(table.name),
+        reading.as_of,
+        tuple(_notes(reading, table)),
+    )
+
+
+def _answer(
+    database: StateBackend, reading: StateReading, table: StoredTable, rows: Sequence[StoredRow]
+) -> StateRows:
+    return StateRows(
+        database.url_for_people,
+        table.name,
+        table.semantics,
+        tuple(_row(row) for row in rows),
+        reading.as_of,
+        tuple(_notes(reading, table)),
+    )
+
+
+def _row(row: StoredRow) -> StateRow:
+    return StateRow(row.key, row.value, row.prev, row.txid)
+
+
+def _notes(reading: StateReading, table: StoredTable) -> Iterator[str]:
+    txid = reading.unfinished
+    if txid is None:
+        return
+    began = f"txid {txid} is being committed by executors, or was when its driver died"
+    if table.semantics is Semantics.OPAQUE:
+        yield (
+            f"{began}: all rows are shown as of txid {reading.as_of}; where it has written already, txid and "
+            f"prev are not known"
+        )
+    elif table.semantics is Semantics.TRANSACTIONAL:
+        yield f"{began}: rows with txid {txid} have it already, and what they were before is not kept"
+    else:
+        yield f"{began}: rows may have it already"
+
+
+def _diff_notes(
+    table: StoredTable, txid: int, count: int, shown: int, overwritten: int | None, *, committed: bool
+) -> Iterator[str]:
+    if not committed:
+        yield f"txid {txid} is not committed: these are the rows that it has written so far"
+    if table.semantics is Semantics.TRANSACTIONAL:
+        yield "a transactional table keeps no earlier values: what these rows were before is not known"
+    if shown < count:
+        yield f"{count - shown} more rows carry txid {txid}"
+    if overwritten:
+        yield (
+            f"{overwritten} more rows that txid {txid} wrote, in all tables of this database, were changed "
+            f"by later batches since: what it did to them is not known any more"
+        )

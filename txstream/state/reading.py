@@ -1,0 +1,101 @@
+"""Reading state for people: what a table holds as of the last committed batch.
+
+Invariant: everything that one `StateReading` answers is of one moment. Rows that a batch has written which is
+still being committed (executor path) are shown as they were before it, where the table knows that (opaque).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from txstream.semantics import Semantics
+from txstream.state.records import BatchRecord
+from txstream.transaction import Txid
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTable:
+    """A state table as it was declared. `owner` is the uuid of the topology that it was created for."""
+
+    name: str
+    key: pa.Schema
+    value: pa.Schema
+    semantics: Semantics
+    owner: str
+
+    @property
+    def has_txid(self) -> bool:
+        return self.semantics is not Semantics.NON_TRANSACTIONAL
+
+    @property
+    def has_prev(self) -> bool:
+        return self.semantics is Semantics.OPAQUE
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRow:
+    """A row by column, with Python values. `prev` are the values before `txid` (opaque), None when that txid
+    created the row; `txid` is None where the table has none.
+
+    `unfinished`: a batch that is still being committed has written the row. Of an opaque table this is then
+    the row as it was before that batch, and its `prev` and `txid` are not known.
+    """
+
+    key: Mapping[str, Any]
+    value: Mapping[str, Any]
+    prev: Mapping[str, Any] | None
+    txid: Txid | None
+    unfinished: bool = False
+
+
+class StateReading(ABC):
+    """One topology's state in one store, at one moment. Not thread-safe; valid inside its `with` block.
+
+    Methods that take a table raise StateTableError for one that is not the topology's.
+    """
+
+    @property
+    @abstractmethod
+    def last(self) -> BatchRecord | None:
+        """The ledger's last row."""
+
+    @property
+    @abstractmethod
+    def as_of(self) -> Txid:
+        """The last committed txid; 0 before the first."""
+
+    @property
+    def unfinished(self) -> Txid | None:
+        """The txid that is being committed from executors, or was when its driver died."""
+        last = self.last
+        return last.txid if last is not None and last.txid > self.as_of else None
+
+    @abstractmethod
+    def tables(self) -> list[StoredTable]:
+        """The topology's state tables here, by name."""
+
+    @abstractmethod
+    def count(self, table: str) -> int:
+        """How many rows a table has as of the last committed batch."""
+
+    @abstractmethod
+    def find(self, table: str, key: Sequence[Any]) -> StoredRow | None:
+        """The row of a key, given as one value per key column."""
+
+    @abstractmethod
+    def top(self, table: str, n: int) -> list[StoredRow]:
+        """The `n` rows with the greatest first value, then by key."""
+
+    @abstractmethod
+    def written_by(self, table: str, txid: int, limit: int | None = None) -> list[StoredRow]:
+        """The rows that carry `txid`, by key, as they are stored. It reads the whole table, unless txid is
+        indexed."""
+
+    @abstractmethod
+    def count_written_by(self, table: str, txid: int) -> int:
+        """How many rows carry `txid`."""
