@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.growth_contract import GrowthContract
 from support.upgrade_contract import UpgradeContract
 
 
@@ -12,4 +13,8 @@ def url(sqlite_url: str) -> str:
 
 
 class TestContract(UpgradeContract):
+    pass
+
+
+class TestGrowth(GrowthContract):
     pass

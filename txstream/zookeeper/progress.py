@@ -100,6 +100,27 @@ class TreeProgress:
                     return identity
         raise CorruptStateError(f"{self._paths.identity} cannot be created: {problem}")
 
+    def replace_identity(self, identity: Identity) -> None:
+        path = self._paths.identity
+        with self._lock:
+            self._fenced.require_claim()
+            failures = 0
+            while True:
+                node = self._tree.get(path)
+                if node is None:
+                    raise CorruptStateError(f"{path} is missing, though the topology runs; it was deleted")
+                if Identity.decode(node.data, path) == identity:
+                    return
+                operation = SetData(path, identity.encode(), node.version)
+                problem = self._fenced.try_multi("replace_identity", [operation])
+                if problem is None:
+                    return
+                self._fenced.verify()
+                if isinstance(problem, RefusedError) and self._tree.get(path) == node:
+                    _fail_if_refused(problem)
+                failures += 1
+                self._tree.back_off(failures)
+
     def read_epoch(self) -> Epoch:
         with self._lock:
             return self._fenced.read()

@@ -42,6 +42,11 @@ class ProgressStore(Protocol):
     def create_identity(self, identity: Identity) -> Identity:
         """Store `identity` and an empty progress in one write; the stored one when there is one already."""
 
+    def replace_identity(self, identity: Identity) -> None:
+        """Store what the topology is from now on: a state was added. Called after `claim_epoch`, by whoever
+        has read the present one. Repeated until it is known to be stored. Raises FencedError, and
+        CorruptStateError when there is none."""
+
     def read_epoch(self) -> Epoch:
         """The greatest epoch claimed so far; 0 before the first."""
 

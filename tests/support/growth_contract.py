@@ -1,0 +1,219 @@
+"""A state table whose declaration changed, on every SQL database: what grew is migrated, the rest refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from support.state_contract import CrashError, StateFixtures
+from support.states import Rig, word_table
+from support.tables import execute, read_rows
+from txstream.api.errors import StaleAttemptError, StateTableError
+from txstream.api.reducers import Count, Max, Sum
+from txstream.api.state import SqlState
+from txstream.semantics import Semantics
+from txstream.state import StateDatabase, TableSpec, growth
+from txstream.transaction import AttemptId, Txid, attempt_id
+
+OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL
+NON_TRANSACTIONAL = Semantics.NON_TRANSACTIONAL
+
+
+def grown(semantics: Semantics = OPAQUE, **options: Any) -> TableSpec:
+    """`word_table()` with a column more."""
+    options = {"value": "n bigint, total double", "defaults": {"total": 0.5}, **options}
+    state = SqlState("word_count", key="word string", **options)
+    return TableSpec(state, semantics, {"n": Count(), "total": Sum("x")})
+
+
+def next_leader(rig: Rig, spec: TableSpec) -> Rig:
+    """A driver with another declaration, up to where every fence is raised."""
+    leader = replace(rig, spec=spec, epoch=rig.epoch + 1).join(first_run=False)
+    rig.database.raise_fence(rig.topology, rig.uuid, attempt_id(leader.epoch, 0))
+    return leader
+
+
+def migrate(leader: Rig, unfinished: int | None = None) -> list[str]:
+    fence = AttemptId(attempt_id(leader.epoch, 0))
+    txid = None if unfinished is None else Txid(unfinished)
+    return leader.database.migrate(leader.topology, leader.uuid, [leader.spec], fence, unfinished=txid)
+
+
+def by_word(rig: Rig) -> dict[str, dict[str, Any]]:
+    return {row.pop("word"): row for row in read_rows(rig.url, "word_count")}
+
+
+def indexes(url: str) -> list[Any]:
+    engine = sa.create_engine(url)
+    found = [index["column_names"] for index in sa.inspect(engine).get_indexes("word_count")]
+    engine.dispose()
+    return found
+
+
+class GrowthContract(StateFixtures):
+    """Subclasses have a fixture `url` with an empty database."""
+
+    def test_a_column_is_added_to_an_opaque_table(self, rig: Rig) -> None:
+        rig.commit(1, {"a": 1, "b": 1})
+        rig.commit(2, {"b": 1, "c": 1})
+        leader = next_leader(rig, grown())
+        assert migrate(leader) == ["word_count: column 'total' added, with default 0.5"]
+        # A prev is NULL exactly where the row's txid created it.
+        assert by_word(leader) == {
+            "a": {"n": 1, "prev_n": None, "total": 0.5, "prev_total": None, "txid": 1},
+            "b": {"n": 2, "prev_n": 1, "total": 0.5, "prev_total": 0.5, "txid": 2},
+            "c": {"n": 1, "prev_n": None, "total": 0.5, "prev_total": None, "txid": 2},
+        }
+        leader.commit(3, {"a": (1, 2.0), "d": (1, 4.0)})
+        leader.commit(3, {"a": (1, 3.0)})
+        assert leader.values() == {"a": (2, 3.5), "b": (2, 0.5), "c": (1, 0.5)}
+        assert migrate(next_leader(leader, leader.spec)) == []
+
+    @pytest.mark.parametrize("semantics", [TRANSACTIONAL, NON_TRANSACTIONAL])
+    @pytest.mark.parametrize("default", [0.5, None])
+    def test_a_column_is_added_to_other_tables(
+        self, database: StateDatabase, url: str, semantics: Semantics, default: float | None
+    ) -> None:
+        rig = Rig(database, url, word_table(semantics=semantics)).join()
+        rig.commit(1, {"a": 1, "b": 1})
+        leader = next_leader(rig, grown(semantics, defaults={"total": default}))
+        assert len(migrate(leader)) == 1
+        assert leader.values() == {"a": (1, default), "b": (1, default)}
+        leader.commit(2, {"a": (1, 2.0)})
+        assert leader.values() == {"a": (2, 2.0 + (default or 0)), "b": (1, default)}
+
+    def test_a_txid_that_was_committed_in_part_is_undone_in_the_new_column_too(self, rig: Rig) -> None:
+        rig.commit(1, {"a": 1})
+        rig.commit(2, {"a": 5, "y": 5})  # another database has not committed it: it will be replayed
+        leader = next_leader(rig, grown())
+        assert len(migrate(leader, unfinished=2)) == 1
+        leader.commit(2, {"a": (1, 1.0)})
+        assert leader.values() == {"a": (2, 1.5)}
+        leader.commit(3, {"y": (1, 1.0)})
+        assert leader.values() == {"a": (2, 1.5), "y": (1, 1.0)}
+
+    def test_a_transactional_table_must_wait_for_the_end_of_its_txid(
+        self, database: StateDatabase, url: str
+    ) -> None:
+        """Rows of that txid are not written again, so they would never get its share of the new column."""
+        rig = Rig(database, url, word_table(semantics=TRANSACTIONAL)).join()
+        rig.commit(1, {"a": 1})
+        leader = next_leader(rig, grown(TRANSACTIONAL))
+        with pytest.raises(StateTableError, match=r"'total' cannot be added while txid 1.*--until-txid 1"):
+            migrate(leader, unfinished=1)
+        assert by_word(rig) == {"a": {"n": 1, "txid": 1}}
+        assert len(migrate(leader)) == 1
+
+    @pytest.mark.parametrize(
+        ("kind", "default"),
+        [
+            ("string", 'it\'s 100% \\ "größe" 🦀'),
+            ("string", ""),
+            ("binary", b"\0'\xff"),
+            ("boolean", True),
+            ("tinyint", -128),
+            ("bigint", -(2**63) + 1),
+            ("double", 0.1),
+            ("date", date(1, 1, 1)),
+            ("timestamp", datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)),
+            ("timestamp_ntz", datetime(2026, 1, 2, 3, 4, 5, 678)),
+        ],
+    )
+    def test_defaults_of_every_type(self, rig: Rig, kind: str, default: Any) -> None:
+        """What is read back is what a commit of that value reads back."""
+        rig.commit(1, {"a": 1})
+        state = SqlState(
+            "word_count", "word string", f"n bigint, `an %s x` {kind}", defaults={"an %s x": default}
+        )
+        spec = TableSpec(state, OPAQUE, {"n": Count(), "an %s x": Max("x")})
+        leader = next_leader(rig, spec)
+        assert len(migrate(leader)) == 1
+        leader.commit(2, {"b": (1, default)})
+        values = leader.values()
+        assert values["a"] == values["b"]
+
+    @pytest.mark.parametrize(
+        ("changed", "expected"),
+        [
+            (grown(defaults={}), r"\('total' added without a default: SqlState\(\.\.\., defaults=\{'total'"),
+            (grown(value="total double"), r"\('n' removed, 'total' added: a column cannot be renamed\)"),
+            (word_table(value="n double"), r"now 'n double' \('n' was bigint and is double\)"),
+            (grown(value="n int, total double"), r"\('n' was bigint and is int\)"),
+            (grown(TRANSACTIONAL), "its semantics was declared 'opaque' and is now 'transactional'"),
+            (grown(defaults={"total": None}), "default of 'total' cannot be None"),
+        ],
+        ids=["no default", "renamed", "type", "type and column", "semantics", "null"],
+    )
+    def test_what_cannot_be_migrated(self, rig: Rig, changed: TableSpec, expected: str) -> None:
+        rig.commit(1, {"a": 1})
+        with pytest.raises(StateTableError, match=expected):
+            next_leader(rig, changed)
+        assert by_word(rig) == {"a": {"n": 1, "prev_n": None, "txid": 1}}
+
+    @pytest.mark.parametrize(
+        ("changed", "expected"),
+        [("total double", r"\('n' removed\)"), ("total double, n bigint", "their order changed")],
+    )
+    def test_what_cannot_be_migrated_back(
+        self, database: StateDatabase, url: str, changed: str, expected: str
+    ) -> None:
+        rig = Rig(database, url, grown()).join()
+        with pytest.raises(StateTableError, match=expected):
+            next_leader(rig, grown(value=changed))
+
+    def test_a_leader_that_has_been_succeeded_changes_nothing(self, rig: Rig) -> None:
+        rig.commit(1, {"a": 1})
+        leader = next_leader(rig, grown())
+        rig.database.raise_fence(rig.topology, rig.uuid, attempt_id(9, 0))
+        with pytest.raises(StaleAttemptError):
+            migrate(leader)
+        assert by_word(rig) == {"a": {"n": 1, "prev_n": None, "txid": 1}}
+
+    def test_a_crash_in_the_middle(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+        rig.commit(1, {"a": 1})
+        rig.commit(2, {"a": 1, "b": 1})
+        leader = next_leader(rig, grown())
+
+        def crash(_document: object) -> str:
+            raise CrashError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(growth, "to_json", crash)  # all columns are there, the declaration is the old one
+            with pytest.raises(CrashError):
+                migrate(leader)
+        leader = next_leader(leader, leader.spec)
+        assert len(migrate(leader)) == 1
+        assert {word: row["prev_total"] for word, row in by_word(leader).items()} == {"a": 0.5, "b": None}
+
+    def test_a_migration_that_stopped_where_each_step_is_committed_goes_on(self, rig: Rig) -> None:
+        """As on a database that commits each ALTER TABLE by itself: the columns are there, the declaration
+        that is remembered is the old one."""
+        rig.commit(1, {"a": 1})
+        rig.commit(2, {"a": 1, "b": 1})
+        declared = read_rows(rig.url, "txstream_table")[0]["declaration"]
+        leader = next_leader(rig, grown())
+        migrate(leader)
+        execute(rig.url, f"UPDATE txstream_table SET declaration = '{declared}'")
+        execute(rig.url, "UPDATE word_count SET prev_total = 0.5")
+        leader = next_leader(leader, leader.spec)
+        assert len(migrate(leader)) == 1
+        assert {word: row["prev_total"] for word, row in by_word(leader).items()} == {"a": 0.5, "b": None}
+
+    def test_the_index_on_txid_is_switched_on_and_off(self, rig: Rig) -> None:
+        execute(rig.url, "CREATE INDEX mine ON word_count (n)")
+        switched = word_table(index_txid=True)
+        leader = next_leader(rig, switched)
+        assert migrate(leader) == ["word_count: index on txid made"]
+        assert sorted(indexes(rig.url)) == [["n"], ["txid"]]
+        leader = next_leader(leader, switched)
+        assert migrate(leader) == []
+        leader.commit(1, {"a": 1, "b": 1})
+        leader.commit(1, {"a": 2})
+        assert leader.values() == {"a": 2}
+        leader = next_leader(leader, word_table())
+        assert migrate(leader) == ["word_count: index on txid dropped"]
+        assert indexes(rig.url) == [["n"]]

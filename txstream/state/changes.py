@@ -1,0 +1,89 @@
+"""A declaration that has changed: which differences can be migrated, and how the others are refused.
+
+Value columns may be added, each with a default; everything else is refused. Pure, so that every backend says
+the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from txstream.api.errors import SchemaError, StateTableError
+from txstream.api.schema import format_type, parse_schema
+from txstream.api.state import SqlState
+from txstream.state.records import TableSpec
+from txstream.transaction import Txid
+
+
+def added_values(declared: Mapping[str, Any], spec: TableSpec) -> tuple[str, ...]:
+    """The value columns that `spec` adds to a table that was `declared` so; () when it is as it was."""
+    before = _values(declared)
+    if before is None:
+        return ()
+    return tuple(name for name in spec.state.value_names if name not in before.names)
+
+
+def refused_changes(declared: Mapping[str, Any], spec: TableSpec) -> list[str]:
+    """What differs from how the table was declared and cannot be migrated, a sentence each."""
+    now = spec.state.declaration(spec.semantics)
+    sentences = []
+    for part in now:
+        if declared.get(part) != now[part]:
+            reasons = _refused_values(declared, spec.state) if part == "value" else [""]
+            said = f"its {part} was declared {declared.get(part)!r} and is now {now[part]!r}"
+            sentences += [f"{said}{reason}" for reason in reasons]
+    return sentences
+
+
+def committed_in_part(table: str, added: Sequence[str], txid: Txid) -> StateTableError:
+    """A transactional txid is the same every time, so the rows that it has written are not written again: a
+    column that they lack would lack it for ever."""
+    return StateTableError(
+        f"state table {table!r}: column {', '.join(map(repr, added))} cannot be added while txid {txid} is "
+        f"committed in part; run the topology as it was until that txid is done (`--until-txid {txid}`), "
+        f"then as it is now"
+    )
+
+
+def _values(declared: Mapping[str, Any]) -> pa.Schema | None:
+    try:
+        return parse_schema(declared.get("value", ""))
+    except (SchemaError, TypeError, AttributeError):
+        return None
+
+
+def _refused_values(declared: Mapping[str, Any], state: SqlState) -> list[str]:
+    """Reasons why the values of now are not those of then with some added; [] when they are, and each of
+    those has a default."""
+    before, now = _values(declared), state.value_schema
+    if before is None:
+        return [""]
+    gone = [name for name in before.names if name not in now.names]
+    new = [name for name in now.names if name not in before.names]
+    if gone:
+        renamed = f", {_listed(new)} added: a column cannot be renamed" if new else ""
+        return [f" ({_listed(gone)} removed{renamed})"]
+    other = [
+        f"{field.name!r} was {format_type(field.type)} and is {format_type(now.field(field.name).type)}"
+        for field in before
+        if not field.type.equals(now.field(field.name).type)
+    ]
+    if other:
+        return [f" ({', '.join(other)})"]
+    if [name for name in now.names if name in before.names] != before.names:
+        return [" (their order changed)"]
+    without = [name for name in new if name not in state.defaults]
+    if without:
+        example = ", ".join(f"{name!r}: ..." for name in without)
+        return [
+            f" ({_listed(without)} added without a default: SqlState(..., defaults={{{example}}}) says what "
+            f"the rows that are there get)"
+        ]
+    return []
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names))
