@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from txstream.api.reducers import Put
 from txstream.api.schema import format_type
 from txstream.api.state import SqlState
 from txstream.semantics import Semantics
+from txstream.state.changes import refused_changes
 from txstream.state.records import TableSpec
 
 TABLE_LENGTH = 255
@@ -39,18 +40,18 @@ def check_table(spec: TableSpec, label: str, can_keep: Callable[[pa.DataType], b
     state = spec.state
     if len(state.table) > TABLE_LENGTH:
         raise StateTableError(f"state table {state.table!r}: a name has at most {TABLE_LENGTH} characters")
-    for field in state.key_schema:
-        if pa.types.is_floating(field.type):
-            raise StateTableError(
-                f"state table {state.table!r}: key column {field.name!r} is a floating-point number, which "
-                f"is not always equal to itself; use an integer, a decimal or a string"
-            )
     for field in (*state.key_schema, *state.value_schema):
         if not can_keep(field.type):
             raise StateTableError(
                 f"state table {state.table!r}: {label} cannot keep column {field.name!r} of type "
                 f"{format_type(field.type)} exactly; use another type or another database"
             )
+    if spec.semantics is Semantics.OPAQUE and None in state.defaults.values():
+        name = next(name for name, value in state.defaults.items() if value is None)
+        raise StateTableError(
+            f"state table {state.table!r}: value columns of an opaque table are NOT NULL, so the default of "
+            f"{name!r} cannot be None; give what its reducer begins with"
+        )
 
 
 def refuse_other_owner(owner: Owner, topology: str, uuid: str) -> None:
@@ -68,13 +69,9 @@ def refuse_other_owner(owner: Owner, topology: str, uuid: str) -> None:
         )
 
 
-def refuse_other_declaration(owner: Owner, declared: Mapping[str, Any]) -> None:
-    """Raise StateTableError that names what the table was declared and is now."""
-    differences = [
-        f"its {part} was declared {owner.declaration.get(part)!r} and is now {declared[part]!r}"
-        for part in declared
-        if owner.declaration.get(part) != declared[part]
-    ]
+def refuse_other_declaration(owner: Owner, spec: TableSpec) -> None:
+    """Raise StateTableError, with the difference, for a declaration that the table cannot be migrated to."""
+    differences = refused_changes(owner.declaration, spec)
     if differences:
         raise StateTableError(
             f"state table {owner.table!r} is not as topology {owner.topology!r} declares it: "

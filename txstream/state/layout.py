@@ -11,9 +11,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
+from txstream.metas import to_json
 from txstream.semantics import Semantics
 from txstream.state.declarations import Owner
 from txstream.state.merging import Key
@@ -78,3 +81,10 @@ def put_owner(here: Transaction, owner: Owner) -> None:
 
 def read_record(value: Mapping[str, Any]) -> BatchRecord:
     return BatchRecord(**{**value, "semantics": Semantics(value["semantics"])})
+
+
+def record_value(row: BatchRecord) -> dict[str, Any]:
+    """A row of the ledger as it is kept; its documents are copies."""
+    documents = {name: json.loads(to_json(getattr(row, name))) for name in ("metas", "details")}
+    kept = {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
+    return {**kept, **documents, "semantics": str(row.semantics)}

@@ -13,15 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from txstream.api.errors import StateTableError, StateValueError, TxidRegressionError
+from txstream.api.errors import StateValueError, TxidRegressionError
 from txstream.api.reducers import Reducer
 from txstream.api.schema import format_type
 from txstream.semantics import OpaqueValue, Semantics, TransactionalValue
 from txstream.state.reading import StoredRow
 from txstream.state.records import TableSpec
-from txstream.state.values import check_text, check_years
 from txstream.transaction import TransactionAttempt, Txid
 
 Key = tuple[Any, ...]
@@ -44,7 +42,8 @@ class RowRules:
     def __init__(self, spec: TableSpec) -> None:
         self.spec = spec
         fields = list(spec.state.value_schema)
-        self._columns = [(field, merge_of(spec.reducers[field.name])) for field in fields]
+        self._columns = [(field, spec.reducers[field.name]) for field in fields]
+        self._merges = [merge_of(reducer) for _, reducer in self._columns]
 
     def written(
         self, stored: RowValues | None, delta: Values, attempt: TransactionAttempt, key: Key
@@ -58,8 +57,8 @@ class RowRules:
 
         def combine(base: Values, more: Values) -> Values:
             return tuple(
-                self._merged(field, merge, old, new, attempt, key)
-                for (field, merge), old, new in zip(self._columns, base, more, strict=True)
+                self._merged(place, old, new, attempt, key)
+                for place, (old, new) in enumerate(zip(base, more, strict=True))
             )
 
         try:
@@ -130,24 +129,30 @@ class RowRules:
 
     # --- inside -------------------------------------------------------------------------------------
 
-    def _merged(
-        self, field: pa.Field, merge: Merge, old: Any, new: Any, attempt: TransactionAttempt, key: Key
-    ) -> Any:
-        merged = merge(old, new)
-        if merged is None:
-            return None
-        if pa.types.is_integer(field.type) and isinstance(merged, int) and fits(merged, field.type):
+    def _merged(self, place: int, old: Any, new: Any, attempt: TransactionAttempt, key: Key) -> Any:
+        field, reducer = self._columns[place]
+        if new is None and self.spec.semantics is Semantics.OPAQUE:
+            return old  # its columns are NOT NULL: nothing came for this one
+        try:
+            merged = self._merges[place](old, new)
+        except Exception as error:  # a reducer of the user's own
+            raise StateValueError(
+                f"table {self.spec.state.table!r}, key {self.shown(key)}: column {field.name!r}: {reducer} "
+                f"of {old!r} and {new!r} failed in {attempt}: {type(error).__name__}: {error}"
+            ) from error
+        if merged is None or (type(merged) is int and fits(merged, field.type)):
             return merged
         try:
-            if not fits(merged, field.type):
+            if not fits(merged, field.type) or (reducer.merge == "sum" and math.isinf(merged)):
                 raise OverflowError
             # As the column gives it back: a float32 is no Python float, a timestamp has its unit.
             return pa.scalar(merged, field.type).as_py()
-        except (pa.ArrowInvalid, OverflowError) as error:
+        except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError) as error:
+            how = f"{old} + {new}" if reducer.merge == "sum" else f"{reducer} of {old!r} and {new!r}"
+            wider = "declare a wider type" if reducer.merge == "sum" else "it must give a value of that type"
+            what = f"column {field.name!r} ({format_type(field.type)}) cannot hold {how} = {merged}"
             raise StateValueError(
-                f"table {self.spec.state.table!r}, key {self.shown(key)}: column {field.name!r} "
-                f"({format_type(field.type)}) cannot hold {old} + {new} = {merged}, found in {attempt}; "
-                f"declare a wider type"
+                f"table {self.spec.state.table!r}, key {self.shown(key)}: {what}, found in {attempt}; {wider}"
             ) from error
 
     def _refuse_null(self, values: Values, attempt: TransactionAttempt, key: Key) -> None:
@@ -159,35 +164,47 @@ class RowRules:
             )
 
 
+def grower(before: TableSpec, now: TableSpec) -> Callable[[RowValues], RowValues]:
+    """What becomes of a row when value columns are added to its table, each with its default."""
+    fields = now.state.value_schema
+    defaults = {
+        name: None if value is None else pa.scalar(value, fields.field(name).type).as_py()
+        for name, value in now.state.defaults.items()
+        if name in fields.names
+    }
+
+    def with_defaults(values: Values) -> Values:
+        known = dict(zip(before.state.value_names, values, strict=True))
+        return tuple(known[name] if name in known else defaults[name] for name in now.state.value_names)
+
+    def grow(row: RowValues) -> RowValues:
+        values, prev, txid = row
+        return with_defaults(values), None if prev is None else with_defaults(prev), txid
+
+    return grow
+
+
 def merge_of(reducer: Reducer) -> Merge:
-    """How a delta is merged into a stored value. Null is the identity: it gives the other side."""
-    match reducer.merge:
-        case "sum":
-            merge: Merge = _plus
-        case "min":
-            merge = min
-        case "max":
-            merge = max
-        case "put":
-            merge = _second
-        case other:
-            raise StateTableError(f"reducer {reducer} merges by {other!r}, which is not known here")
+    """How a delta is merged into a stored value. Null gives the other side, unless a reducer overwrites."""
+    if reducer.merge == "put":
+        return _second
+    both = _plus if reducer.merge == "sum" else reducer.combine
 
     def or_other(old: Any, new: Any) -> Any:
         if old is None:
             return new
-        return old if new is None else merge(old, new)
+        return old if new is None else both(old, new)
 
     return or_other
 
 
 def fits(total: Any, data_type: pa.DataType) -> bool:
-    """Can a column of this type hold the number? Other values always fit."""
-    if pa.types.is_floating(data_type):
+    """Can a column of this type hold the number? Of what is no number of its kind, Arrow tells."""
+    if pa.types.is_floating(data_type) and isinstance(total, float):
         return math.isinf(total) or math.isfinite(pa.scalar(total, data_type).as_py())
-    if pa.types.is_decimal(data_type):
-        return bool(abs(total) < 10 ** (data_type.precision - data_type.scale))
-    if pa.types.is_integer(data_type):
+    if pa.types.is_decimal(data_type) and isinstance(total, decimal.Decimal):
+        return bool(_EXACT.abs(total) < 10 ** (data_type.precision - data_type.scale))
+    if pa.types.is_integer(data_type) and isinstance(total, int):
         bits = data_type.bit_width - 1
         return bool(-(2**bits) <= total < 2**bits)
     return True
@@ -208,30 +225,6 @@ def can_keep(data_type: pa.DataType) -> bool:
         or pa.types.is_date32(data_type)
         or (pa.types.is_timestamp(data_type) and data_type.unit in ("s", "ms", "us"))
     )
-
-
-class ValueChecks:
-    """The checks of deltas that every SQL database makes, in the form that `values.prepare` asks for."""
-
-    def __init__(self, label: str) -> None:
-        self.label = label
-
-    def check_values(self, table: str, name: str, column: pa.ChunkedArray, reducer: Reducer | None) -> None:
-        """Raise StateValueError for a value that not every database keeps. No reducer: a key."""
-        data_type = column.type
-        if pa.types.is_string(data_type) or pa.types.is_large_string(data_type):
-            check_text(table, name, column)
-        elif pa.types.is_date(data_type) or pa.types.is_timestamp(data_type):
-            check_years(table, name, column)
-        elif pa.types.is_floating(data_type):
-            summed = reducer is not None and reducer.merge == "sum"
-            fit = pc.is_finite(column) if summed else pc.invert(pc.is_nan(column))
-            row = pc.index(fit, pa.scalar(False)).as_py()
-            if row >= 0:
-                raise StateValueError(
-                    f"column {name!r} of table {table!r} got {column[row].as_py()}, which {self.label} "
-                    f"cannot keep; filter it out before the state"
-                )
 
 
 def rows_of(spec: TableSpec, deltas: pa.Table) -> Iterator[tuple[Key, Values]]:

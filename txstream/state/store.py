@@ -14,6 +14,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
@@ -24,13 +25,15 @@ from txstream.api.errors import (
     SchemaRevisionError,
     StateTableError,
 )
+from txstream.api.reducers import Reducer
 from txstream.metas import to_json
 from txstream.semantics import Semantics
 from txstream.state import declarations, fence_rules, layout
 from txstream.state.backend import INSIDE_BEGIN, INSIDE_COMMIT, StateBackend, nobody
+from txstream.state.changes import added_values, committed_in_part
 from txstream.state.declarations import Owner
 from txstream.state.layout import Transaction
-from txstream.state.merging import RowRules, ValueChecks, can_keep, keys_of, rows_of, to_table
+from txstream.state.merging import RowRules, can_keep, grower, keys_of, rows_of, to_table
 from txstream.state.reading import StateReading
 from txstream.state.records import (
     COMMITTED,
@@ -61,7 +64,10 @@ class StoreBackend(StateBackend):
 
     def __init__(self, url_for_people: str) -> None:
         self.url_for_people = url_for_people
-        self._checks = ValueChecks(self.label)
+
+    def check_values(self, table: str, name: str, column: pa.ChunkedArray, reducer: Reducer | None) -> None:
+        """Raise StateValueError for a value that this store cannot keep although every type's rules are met:
+        for example a key that is too long. No reducer: a key."""
 
     @abstractmethod
     def transaction(
@@ -136,11 +142,47 @@ class StoreBackend(StateBackend):
         owner = layout.read_owner(here, name)
         if owner is not None:
             declarations.refuse_other_owner(owner, topology, uuid)
-            declarations.refuse_other_declaration(owner, declared)
+            declarations.refuse_other_declaration(owner, spec)
             return
         if not first_run:
             raise declarations.not_here(topology, name)
         layout.put_owner(here, Owner(name, topology, uuid, declared))
+
+    def migrate(
+        self,
+        topology: str,
+        uuid: str,
+        tables: Sequence[TableSpec],
+        attempt: AttemptId,
+        *,
+        unfinished: Txid | None = None,
+    ) -> list[str]:
+        done = []
+        with self.transaction(exclusive=[_DEFINITIONS, layout.lock_of(topology)]) as here:
+            self._hold(here, topology, uuid, attempt)
+            for spec in tables:
+                name = spec.state.table
+                owner = layout.read_owner(here, name)
+                added = () if owner is None else added_values(owner.declaration, spec)
+                if owner is None or not added:
+                    continue
+                if unfinished is not None and spec.semantics is Semantics.TRANSACTIONAL:
+                    raise committed_in_part(name, added, unfinished)
+                grown = grower(declarations.declared_spec(owner), spec)
+                for key, row in list(here.scan(layout.rows_space(name))):
+                    here.put(layout.rows_space(name), key, grown(row))
+                layout.put_owner(here, replace(owner, declaration=spec.state.declaration(spec.semantics)))
+                defaults = spec.state.defaults
+                done += [f"{name}: column {new!r} added, with default {defaults[new]!r}" for new in added]
+        return done
+
+    def begin_ledger(self, topology: str, uuid: str, attempt: AttemptId, last: BatchRecord) -> None:
+        ledger = layout.ledger_space(topology)
+        with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
+            self._hold(here, topology, uuid, attempt)
+            for key, _ in list(here.scan(ledger)):
+                here.put(ledger, key, None)
+            here.put(ledger, (last.txid,), layout.record_value(last))
 
     # --- the fence ----------------------------------------------------------------------------------
 
@@ -203,23 +245,23 @@ class StoreBackend(StateBackend):
         keys: int,
     ) -> None:
         attempt = commit.attempt
-        row = {
-            "topology": topology,
-            "uuid": uuid,
-            "txid": attempt.txid,
-            "attempt": attempt.attempt,
-            "semantics": str(semantics),
-            "status": status,
-            "metas": json.loads(to_json(commit.metas)),
-            "tuples": commit.tuples,
-            "keys": keys,
-            "planned_at": commit.planned_at,
-            "processed_at": commit.processed_at,
-            "committed_at": datetime.now(UTC) if status == COMMITTED else None,
-            "error": layout.storable(commit.error),
-            "details": json.loads(to_json(commit.details)),
-        }
-        here.put(layout.ledger_space(topology), (attempt.txid,), row)
+        row = BatchRecord(
+            topology=topology,
+            uuid=uuid,
+            txid=attempt.txid,
+            attempt=attempt.attempt,
+            semantics=semantics,
+            status=status,
+            metas=dict(commit.metas),
+            tuples=commit.tuples,
+            keys=keys,
+            planned_at=commit.planned_at,
+            processed_at=commit.processed_at,
+            committed_at=datetime.now(UTC) if status == COMMITTED else None,
+            error=layout.storable(commit.error),
+            details=commit.details,
+        )
+        here.put(layout.ledger_space(topology), (attempt.txid,), layout.record_value(row))
 
     # --- the commit ---------------------------------------------------------------------------------
 
@@ -274,7 +316,7 @@ class StoreBackend(StateBackend):
         *,
         semantics: Semantics,
     ) -> int:
-        work = [(spec, prepare(spec, deltas, self._checks)) for spec, deltas in writes]
+        work = [(spec, prepare(spec, deltas, self)) for spec, deltas in writes]
         with self._sharing(topology, semantics) as here:
             if semantics is not Semantics.NON_TRANSACTIONAL:
                 self._hold(here, topology, uuid, attempt.attempt)
@@ -308,7 +350,7 @@ class StoreBackend(StateBackend):
 
     def _prepare(self, tables: Sequence[TableSpec], commit: Commit) -> list[tuple[TableSpec, pa.Table]]:
         return [
-            (spec, prepare(spec, commit.deltas[spec.state.table], self._checks))
+            (spec, prepare(spec, commit.deltas[spec.state.table], self))
             for spec in tables
             if spec.state.table in commit.deltas
         ]
