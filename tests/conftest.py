@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from mariadb import MariaDBServer
 from postgres import PostgresServer
 from support.bare_python import make_bare_python
 from support.runs import SPARK_STARTS_SOONER, Launcher
@@ -57,6 +58,14 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServe
     server.close()
 
 
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[MariaDBServer]:
+    """A MariaDB server."""
+    server = MariaDBServer()
+    yield server
+    server.close()
+
+
 @pytest.fixture
 def postgres_url(postgres: PostgresServer, unique: str) -> str:
     """An empty database of this test."""
@@ -98,6 +107,20 @@ def own_postgres(_postgres: PostgresServer) -> PostgresServer:
     """A PostgreSQL server that the test may stop."""
     _postgres.start()
     return _postgres
+
+
+@pytest.fixture(scope="session")
+def _mariadb() -> Iterator[MariaDBServer]:
+    server = MariaDBServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def own_mariadb(_mariadb: MariaDBServer) -> MariaDBServer:
+    """A MariaDB server that the test may stop."""
+    _mariadb.start()
+    return _mariadb
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
+from txstream.migrations.steps import create_table, document, instant
+
 revision = "0002"
 down_revision = "0001"
 branch_labels = None
@@ -12,13 +14,13 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.create_table(
+    create_table(
         "txstream_table",
         sa.Column("table_name", sa.String(255), primary_key=True, nullable=False),
         sa.Column("topology", sa.String(255), nullable=False),
         sa.Column("uuid", sa.String(36), nullable=False),
-        sa.Column("declaration", sa.Text, nullable=False),
-        sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
+        sa.Column("declaration", document(), nullable=False),
+        sa.Column("created_at", instant(), nullable=False),
     )
 
 

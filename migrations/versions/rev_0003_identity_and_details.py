@@ -5,6 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
+from txstream.migrations.steps import add_column, document
+
 revision = "0003"
 down_revision = "0002"
 branch_labels = None
@@ -12,8 +14,8 @@ depends_on = None
 
 
 def upgrade() -> None:
-    op.add_column("txstream_fence", sa.Column("identity", sa.Text, nullable=True))
-    op.add_column("txstream_batch", sa.Column("details", sa.Text, nullable=True))
+    add_column("txstream_fence", sa.Column("identity", document(), nullable=True))
+    add_column("txstream_batch", sa.Column("details", document(), nullable=True))
 
 
 def downgrade() -> None:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import BigInteger, Column, DateTime, Dialect, MetaData, String, Table, Text, TypeDecorator
+from sqlalchemy.dialects import mysql
 
 REVISIONS = ("0001", "0002", "0003")
 """Every revision there is, oldest first: known without reading a script, because scripts cannot be read
@@ -25,13 +26,29 @@ TOPOLOGY_LENGTH = 255
 UUID_LENGTH = 36
 TABLE_LENGTH = 255
 
+STORED: dict[str, Any] = {
+    f"{name}_{option}": value
+    for name in ("mysql", "mariadb")
+    for option, value in (
+        ("engine", "InnoDB"),
+        ("default_charset", "utf8mb4"),
+        ("collate", "utf8mb4_bin"),  # ids differ by case and by accents
+    )
+}
+"""How MySQL and MariaDB store a table; the others take no notice."""
+
 metadata = MetaData()
+
+
+def document() -> Text:
+    """Text of any length: MySQL's own TEXT ends at 64 KiB."""
+    return Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 
 
 class Utc(TypeDecorator[datetime]):
     """An aware time, kept in UTC; SQLite stores no zone, so it is put back on reading."""
 
-    impl = DateTime(timezone=True)
+    impl = DateTime(timezone=True).with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
@@ -57,7 +74,8 @@ fence = Table(
     _topology(primary_key=True),
     _uuid(),
     Column("attempt", BigInteger, nullable=False),
-    Column("identity", Text, nullable=True),
+    Column("identity", document(), nullable=True),
+    **STORED,
 )
 
 batch = Table(
@@ -69,14 +87,15 @@ batch = Table(
     Column("attempt", BigInteger, nullable=False),
     Column("semantics", String(32), nullable=False),
     Column("status", String(16), nullable=False),
-    Column("metas", Text, nullable=False),
+    Column("metas", document(), nullable=False),
     Column("tuples", BigInteger, nullable=False),
     Column("keys", BigInteger, nullable=False),
     Column("planned_at", Utc, nullable=False),
     Column("processed_at", Utc, nullable=False),
     Column("committed_at", Utc, nullable=True),
-    Column("error", Text, nullable=True),
-    Column("details", Text, nullable=True),
+    Column("error", document(), nullable=True),
+    Column("details", document(), nullable=True),
+    **STORED,
 )
 
 owned_table = Table(
@@ -85,6 +104,7 @@ owned_table = Table(
     Column("table_name", String(TABLE_LENGTH), primary_key=True),
     _topology(),
     _uuid(),
-    Column("declaration", Text, nullable=False),
+    Column("declaration", document(), nullable=False),
     Column("created_at", Utc, nullable=False),
+    **STORED,
 )

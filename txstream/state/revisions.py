@@ -1,7 +1,9 @@
 """The revision of the framework's own tables in a database: read, created, upgraded.
 
 Invariant: a database is at no revision (it has none of these tables) or at exactly one; whoever changes it
-holds the definitions' lock, and does it in one transaction.
+holds the definitions' lock, and does it in one transaction. MySQL and MariaDB commit each step by itself;
+there a table says that a change has begun, from before its first step until after its last, and whoever
+comes upon it with the lock held goes on with that change.
 
 Reading needs no script, so it works from a zip. Creating and upgrading run Alembic's scripts, which must
 be files on disk. Alembic is imported only then: it costs as much start-up time as all of SQLAlchemy.
@@ -20,13 +22,19 @@ from txstream.api.errors import CorruptStateError, SchemaRevisionError
 from txstream.state.framework import HEAD, REVISIONS, VERSION_TABLE, metadata
 
 
+_COMMIT_EACH_STEP = ("mysql", "mariadb")
+_UNFINISHED = "txstream_alembic_unfinished"
+
+
 def read_revision(connection: Connection, database: str) -> str | None:
-    """The revision of the framework's tables; None when there are none.
+    """The revision of the framework's tables; None when there are none, or not all of them yet.
 
     Raises CorruptStateError when tables and version table contradict each other.
     """
-    names = {VERSION_TABLE, *metadata.tables}
+    names = {VERSION_TABLE, _UNFINISHED, *metadata.tables}
     present = sorted(names.intersection(inspect(connection).get_table_names()))
+    if _UNFINISHED in present:
+        return None
     rows: list[str] = []
     if VERSION_TABLE in present:
         rows = list(connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalars())  # noqa: S608
@@ -85,7 +93,13 @@ def _run_scripts(connection: Connection, *, to: str = HEAD) -> None:
     config.set_main_option("script_location", str(_script_folder()).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     config.attributes["connection"] = connection
+    if connection.dialect.name not in _COMMIT_EACH_STEP:
+        command.upgrade(config, to)
+        return
+    config.attributes["resuming"] = inspect(connection).has_table(_UNFINISHED)
+    connection.execute(text(f"CREATE TABLE IF NOT EXISTS {_UNFINISHED} (revision VARCHAR(32))"))
     command.upgrade(config, to)
+    connection.execute(text(f"DROP TABLE {_UNFINISHED}"))
 
 
 def _script_folder() -> Path:

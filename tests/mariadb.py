@@ -1,0 +1,182 @@
+"""A real MariaDB for tests, from the system's package: its own data, a loopback port, no system service."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final
+
+import pymysql
+from sqlalchemy import URL
+
+_START_SECONDS: Final = 60.0
+_ACCOUNT: Final = "root"  # of the server, not of the system
+
+_SETTINGS: Final = (
+    # Safe against everything but a power failure, and much faster.
+    "innodb_flush_log_at_trx_commit=2",
+    "innodb_doublewrite=OFF",
+    "innodb_stats_persistent=OFF",
+    "skip_log_bin",
+    # Small: it starts in a second.
+    "innodb_buffer_pool_size=64M",
+    "innodb_log_file_size=16M",
+    "innodb_fast_shutdown=2",
+    "key_buffer_size=1M",
+    "aria_pagecache_buffer_size=8M",
+    "performance_schema=OFF",
+    "max_connections=60",
+    "skip_name_resolve",
+    # What a session of ours must not depend on.
+    "transaction_isolation=REPEATABLE-READ",
+    "sql_mode=ANSI_QUOTES",
+    "character_set_server=latin1",
+    "default_time_zone=+05:00",
+)
+
+
+class MariaDBServer:
+    """One server on a loopback port. It can be stopped, killed, frozen, and started again.
+
+    Its data lies in a temporary folder of its own: a socket's path has at most 107 characters, and as root
+    the server runs as the package's own user, from whom pytest hides its folders.
+    """
+
+    def __init__(self) -> None:
+        self._program = _program("mariadbd", "mysqld")
+        self._home = Path(tempfile.mkdtemp(prefix="txstream-mariadb-"))
+        self._home.chmod(0o755)
+        self.data = self._home / "data"
+        self.log = self._home / "server.log"
+        self._user = _user()
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = _free_port()
+        atexit.register(self.close)
+        install = _program("mariadb-install-db", "mysql_install_db")
+        self.data.mkdir()
+        if self._user is not None:
+            shutil.chown(self._home, self._user)
+            shutil.chown(self.data, self._user)
+        done = subprocess.run(
+            [install, "--no-defaults", f"--datadir={self.data}", "--auth-root-authentication-method=normal",
+             "--skip-test-db", "--skip-name-resolve", "--innodb-log-file-size=16M"],
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            user=self._user,
+            timeout=_START_SECONDS,
+            cwd="/",
+        )  # fmt: skip
+        if done.returncode:
+            raise RuntimeError(f"{install} failed:\n{done.stdout.decode(errors='replace')[-2000:]}")
+        self.start()
+
+    @property
+    def pid(self) -> int:
+        """The server's process, while it runs."""
+        assert self._process is not None
+        return self._process.pid
+
+    def url(self, database: str = "mysql", *, user: str = _ACCOUNT, port: int | None = None) -> str:
+        """The SQLAlchemy URL of a database in it."""
+        url = URL.create("mysql+pymysql", user, host="127.0.0.1", port=port or self.port, database=database)
+        return url.render_as_string(hide_password=False)
+
+    def create_database(self, name: str) -> str:
+        """A new, empty database; its URL."""
+        self.execute(f"CREATE DATABASE `{name}`")
+        return self.url(name)
+
+    def connect(self, **options: Any) -> pymysql.Connection[Any]:
+        """A plain connection of an administrator."""
+        return pymysql.connect(
+            host="127.0.0.1", port=self.port, user=_ACCOUNT, autocommit=True, connect_timeout=5, **options
+        )
+
+    def execute(self, *statements: str) -> list[tuple[Any, ...]]:
+        """What an administrator types; the rows of the last statement."""
+        connection = self.connect()
+        try:
+            with connection.cursor() as cursor:
+                for statement in statements:
+                    cursor.execute(statement)
+                return list(cursor.fetchall())
+        finally:
+            connection.close()
+
+    def start(self) -> None:
+        """Start it if it does not run, also again after `kill`; returns when it answers."""
+        if self._process is not None:
+            return
+        with self.log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [
+                    self._program,
+                    "--no-defaults",
+                    f"--datadir={self.data}",
+                    f"--socket={self._home / 'socket'}",
+                    f"--pid-file={self._home / 'pid'}",
+                    "--bind-address=127.0.0.1",
+                    f"--port={self.port}",
+                    *(f"--{setting}" for setting in _SETTINGS),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                user=self._user,
+                cwd="/",
+            )
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            try:
+                self.execute("SELECT 1")
+                return
+            except pymysql.err.OperationalError as error:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    last = self.log.read_text(encoding="utf-8", errors="replace")[-2000:]
+                    self.kill()
+                    raise RuntimeError(f"{self._program} did not start:\n{last}") from error
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """Kill it if it runs, as a crash would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(_START_SECONDS)
+            self._process = None
+
+    def close(self) -> None:
+        """Stop it for good and remove its data."""
+        self.kill()
+        shutil.rmtree(self._home, ignore_errors=True)
+        atexit.unregister(self.close)
+
+
+def _program(*names: str) -> str:
+    for name in names:
+        found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+        if found:
+            return found
+    raise RuntimeError(f"there is no {names[0]} here; type apt-get install mariadb-server, as .ci/run does")
+
+
+def _user() -> str | None:
+    """Whom to run the server as; None for oneself. It refuses to be root."""
+    if os.geteuid() != 0:
+        return None
+    pwd.getpwnam("mysql")  # made by the package
+    return "mysql"
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

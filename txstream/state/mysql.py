@@ -1,0 +1,309 @@
+"""MySQL and MariaDB through PyMySQL.
+
+Locks. Every transaction is READ COMMITTED, whatever the server's default: under REPEATABLE READ a
+transaction that waited at the fence would not see the ledger row of the one it waited for, and restore
+nothing, without an error. A session that is idle in a transaction, as a frozen driver's is, is ended by
+the server before `message_timeout` has passed; whoever waits for its fence waits longer than that.
+MySQL knows no such limit for transactions alone, so there every idle session ends then, and the next
+batch after a pause connects again.
+
+Definitions are not transactional: CREATE TABLE commits what was done before it. What creates tables is
+therefore written so that whoever starts next takes it up again (`StateDialect.definitions_roll_back`).
+
+Rowcounts are of the rows found, not of those changed: SQLAlchemy asks PyMySQL for CLIENT.FOUND_ROWS.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    ColumnElement,
+    Connection,
+    Date,
+    Double,
+    Engine,
+    Integer,
+    Numeric,
+    SmallInteger,
+    Table,
+    create_engine,
+    event,
+    func,
+    types,
+)
+from sqlalchemy.dialects import mysql
+from sqlalchemy.exc import DBAPIError
+
+from txstream.api.errors import StateValueError
+from txstream.api.reducers import Reducer
+from txstream.state import mysql_types
+from txstream.state.dialect import StateDialect, Touch, Upsert
+from txstream.state.failures import Failure, driver_error
+from txstream.state.mysql_failures import classify
+from txstream.state.mysql_types import BinaryKey, TextKey, TextValue, collation
+from txstream.state.mysql_upsert import JoinedUpsert
+from txstream.state.records import FenceLockedError
+from txstream.state.watchdog import Watchdog
+
+PACKET_BYTES = "txstream_packet_bytes"
+"""In what SQLAlchemy keeps beside a pooled connection: the longest statement that the server takes."""
+
+_DEFINING = "txstream_defining"
+_PATIENT = "txstream_patient"
+_GRACE_SECONDS = 5.0
+# Its name belongs to the whole server and has 64 characters at most.
+_LOCK = "CONCAT('txstream ', SHA1(DATABASE()))"
+_LONGEST_IDENTIFIER = 64
+_LARGEST_FLOAT = 3.4028234663852886e38
+
+# Whatever the server's own mode is: a value that does not fit is refused, and a backslash escapes.
+_MODE = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION"
+
+_SIMPLE: dict[pa.DataType, Callable[[], types.TypeEngine[Any]]] = {
+    pa.string(): TextValue,
+    pa.large_string(): TextValue,
+    pa.binary(): mysql.LONGBLOB,
+    pa.large_binary(): mysql.LONGBLOB,
+    pa.bool_(): Boolean,
+    pa.int8(): mysql.TINYINT,
+    pa.int16(): SmallInteger,
+    pa.int32(): Integer,
+    pa.int64(): BigInteger,
+    pa.float32(): Double,  # FLOAT is shown with six digits, so nobody reads back what was written
+    pa.float64(): Double,
+    pa.date32(): Date,
+}
+
+
+class MySQLDialect(StateDialect):
+    name: ClassVar[str] = "mysql"
+    label: ClassVar[str] = "MySQL or MariaDB"
+    least: ClassVar[str] = "least"
+    greatest: ClassVar[str] = "greatest"
+    definitions_roll_back: ClassVar[bool] = False
+
+    def __init__(self, url: Any, connect_timeout_seconds: float, message_timeout_seconds: float) -> None:
+        super().__init__(url, connect_timeout_seconds, message_timeout_seconds)
+        # Whole seconds, as the server counts them.
+        self.idle_timeout_seconds = max(1, math.floor(message_timeout_seconds / 2))
+        self.lock_timeout_seconds = math.ceil(self.idle_timeout_seconds + _GRACE_SECONDS)
+        self.silence_seconds = max(message_timeout_seconds, self.lock_timeout_seconds) + _GRACE_SECONDS
+        self._engine: Engine | None = None
+
+    def create_engine(self) -> Engine:
+        engine = create_engine(
+            self.url.set(drivername="mysql+pymysql"),
+            isolation_level="READ COMMITTED",
+            pool_size=2,
+            pool_timeout=self.connect_timeout_seconds,
+            max_identifier_length=_LONGEST_IDENTIFIER,
+            connect_args={
+                "charset": "utf8mb4",
+                "connect_timeout": self.connect_timeout_seconds,
+                # Of the handshake alone; `_configure` lifts them.
+                "read_timeout": self.connect_timeout_seconds,
+                "write_timeout": self.connect_timeout_seconds,
+                "program_name": "txstream",
+            },
+        )
+        # Before SQLAlchemy's own first look at the server, which notes how names are quoted.
+        event.listen(engine, "connect", self._configure, insert=True)
+        event.listen(engine, "reset", self._put_back)
+        self._engine = engine
+        return engine
+
+    def _configure(self, driver: Any, record: Any) -> None:
+        mariadb = is_mariadb(driver.get_server_info())
+        driver.set_character_set("utf8mb4", collation(mariadb=mariadb))
+        with driver.cursor() as cursor:
+            cursor.execute(f"SET SESSION {self.session_settings(mariadb=mariadb)}")
+            cursor.execute("SELECT @@max_allowed_packet")
+            (record.info[PACKET_BYTES],) = cursor.fetchone()
+        # From here on a deadline watches over the connection, which knows what each wait may last.
+        driver._read_timeout = driver._write_timeout = None
+
+    def session_settings(self, *, mariadb: bool) -> str:
+        """What every session sets, as SET takes it."""
+        return ", ".join(f"{name} = {value}" for name, value in self._settings(mariadb=mariadb).items())
+
+    def _settings(self, *, mariadb: bool) -> dict[str, str | float]:
+        statement_seconds = max(self.message_timeout_seconds, self.lock_timeout_seconds)
+        settings: dict[str, str | float] = {
+            "sql_mode": f"'{_MODE}'",
+            "time_zone": "'+00:00'",
+            "default_storage_engine": "InnoDB",
+            "innodb_lock_wait_timeout": self.lock_timeout_seconds,
+            "lock_wait_timeout": self.lock_timeout_seconds,  # of CREATE and DROP
+            # A client that freezes while it sends or receives holds its locks as well.
+            "net_read_timeout": self.idle_timeout_seconds,
+            "net_write_timeout": self.idle_timeout_seconds,
+        }
+        if mariadb:
+            settings["idle_transaction_timeout"] = self.idle_timeout_seconds
+            settings["idle_write_transaction_timeout"] = self.idle_timeout_seconds
+            settings["max_statement_time"] = statement_seconds
+        else:
+            settings["wait_timeout"] = self.idle_timeout_seconds
+            settings["max_execution_time"] = round(statement_seconds * 1000)  # of SELECT alone
+        return settings
+
+    @contextlib.contextmanager
+    def deadline(self, connection: Connection, seconds: float | None = None) -> Iterator[Touch]:
+        line = _driver(connection)._sock
+        if line is None:  # closed: the next statement says so
+            yield lambda: None
+            return
+        seconds = self.silence_seconds if seconds is None else seconds
+        with Watchdog(line.fileno(), seconds) as watchdog:
+            try:
+                yield watchdog.touch
+            except DBAPIError as error:
+                if watchdog.bitten and error.orig is not None:
+                    # The driver only saw its connection end; why is known here alone.
+                    error.orig.args = (2013, f"the server did not answer for {seconds:g} s")
+                raise
+
+    def ping(self, connection: Connection) -> None:
+        try:
+            connection.dialect.do_ping(_driver(connection))
+        except connection.dialect.loaded_dbapi.Error as error:
+            raise DBAPIError("ping", None, error) from error
+
+    def lock_definitions(self, connection: Connection) -> None:
+        # A lock of the session, because a transaction ends with each CREATE; it is released when the
+        # connection goes back to its pool, and by the server when the session ends.
+        connection.info[_DEFINING] = True
+        wait = f"SELECT GET_LOCK({_LOCK}, {self.lock_timeout_seconds})"
+        got = connection.exec_driver_sql(wait).scalar_one()
+        if got != 1:
+            raise FenceLockedError(
+                f"another session has been creating txstream's tables in database {self.url.database!r} for "
+                f"{self.lock_timeout_seconds} s; end that session, or wait until it is done"
+            )
+
+    def be_patient(self, connection: Connection) -> None:
+        mariadb = is_mariadb(_driver(connection).get_server_info())
+        connection.info[_PATIENT] = setting = "max_statement_time" if mariadb else "max_execution_time"
+        connection.exec_driver_sql(f"SET SESSION {setting} = 0")
+
+    def _put_back(self, driver: Any, record: Any, _state: object) -> None:
+        """What belonged to a transaction and is the session's here, when the connection goes to its pool."""
+        defining, setting = record.info.pop(_DEFINING, False), record.info.pop(_PATIENT, None)
+        if not driver.open or not (defining or setting):
+            return
+        with driver.cursor() as cursor:
+            if defining:
+                cursor.execute(f"DO RELEASE_LOCK({_LOCK})")
+            if setting:
+                usual = self._settings(mariadb=is_mariadb(driver.get_server_info()))[setting]
+                cursor.execute(f"SET SESSION {setting} = {usual}")
+
+    @contextlib.contextmanager
+    def lock_timeout(self, connection: Connection, seconds: float) -> Iterator[None]:
+        driver = _driver(connection)
+        _set_lock_timeout(driver, math.ceil(seconds))
+        try:
+            yield
+        finally:
+            if driver.open:
+                _set_lock_timeout(driver, self.lock_timeout_seconds)
+
+    def classify(self, error: DBAPIError) -> Failure:
+        return classify(driver_error(error), lost=error.connection_invalidated)
+
+    # --- tables -------------------------------------------------------------------------------------
+
+    def insert(self, table: Table) -> Any:
+        return mysql.insert(table)
+
+    def overwrite(self, table: Table) -> Any:
+        insert = mysql.insert(table)
+        return insert.on_duplicate_key_update(
+            {column.name: func.values(column) for column in table.columns if not column.primary_key}
+        )
+
+    def column_type(self, data_type: pa.DataType) -> types.TypeEngine[Any] | None:
+        if pa.types.is_decimal128(data_type):
+            # MySQL has 30 decimals at most, and which of the two it is, is known once it was connected to.
+            fits = data_type.scale <= 30 or self._engine is None or _may_be_mariadb(self._engine)
+            return Numeric(data_type.precision, data_type.scale) if fits else None
+        if pa.types.is_timestamp(data_type) and data_type.unit in ("s", "ms", "us"):
+            return mysql.DATETIME(fsp=6)  # TIMESTAMP ends in 2038
+        found = _SIMPLE.get(data_type)
+        return None if found is None else found()
+
+    def key_types(self, keys: pa.Schema, table: str) -> dict[str, types.TypeEngine[Any]]:
+        found = {}
+        for name, length in mysql_types.key_lengths(keys, table).items():
+            field = keys.field(name)
+            if length is None:
+                found[name] = self.type_of(field, table)
+            else:
+                found[name] = TextKey(length) if mysql_types.is_text(field.type) else BinaryKey(length)
+        return found
+
+    def value_check(self, column: Column[Any], data_type: pa.DataType) -> ColumnElement[bool] | None:
+        return column.between(-_LARGEST_FLOAT, _LARGEST_FLOAT) if data_type == pa.float32() else None
+
+    def table_options(self) -> dict[str, Any]:
+        return {
+            "mysql_engine": "InnoDB",
+            "mysql_row_format": "DYNAMIC",  # the only one with keys of 3072 bytes
+            "mysql_default_charset": "utf8mb4",
+        }
+
+    def shown_type(self, connection: Connection, column_type: Any) -> str:
+        return mysql_types.shown(connection.dialect, column_type)
+
+    def check_values(self, table: str, name: str, column: pa.ChunkedArray, reducer: Reducer | None) -> None:
+        if pa.types.is_floating(column.type):
+            row = pc.index(pc.is_finite(column), pa.scalar(False)).as_py()
+            if row >= 0:
+                raise StateValueError(
+                    f"column {name!r} of table {table!r} got {column[row].as_py()}, which {self.label} "
+                    f"cannot keep; filter it out before the state"
+                )
+
+    def check_keys(self, table: str, keys: pa.Table) -> None:
+        for name, length in mysql_types.key_lengths(keys.schema, table).items():
+            if length is not None:
+                mysql_types.refuse_too_long(table, name, keys.column(name), length)
+
+    def to_driver(self, column: pa.ChunkedArray) -> list[Any]:
+        if pa.types.is_timestamp(column.type):
+            if column.type.tz is not None:
+                column = column.cast(pa.timestamp("us", tz="UTC"))
+            column = column.cast(pa.timestamp("us"))  # DATETIME has no zone; what has one is kept in UTC
+        values: list[Any] = column.to_pylist()
+        return values
+
+    def upsert(self, table: Table, update: Callable[[Any], tuple[dict[str, Any], Any]]) -> Upsert:
+        return JoinedUpsert(self, table, update, PACKET_BYTES)
+
+
+def is_mariadb(version: str) -> bool:
+    """As the server's handshake tells: 8.0.36 or 5.5.5-10.11.6-MariaDB."""
+    return "mariadb" in version.lower()
+
+
+def _may_be_mariadb(engine: Engine) -> bool:
+    dialect: Any = engine.dialect
+    return dialect.is_mariadb or getattr(dialect, "server_version_info", None) is None
+
+
+def _driver(connection: Connection) -> Any:
+    return connection.connection.driver_connection
+
+
+def _set_lock_timeout(driver: Any, seconds: int) -> None:
+    with driver.cursor() as cursor:
+        cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {max(1, seconds)}")

@@ -1,0 +1,167 @@
+"""The upsert of MySQL and MariaDB: one statement for a whole chunk.
+
+    INSERT INTO t (...) WITH txstream_delta (...) AS (VALUES ...)
+    SELECT ... FROM txstream_delta LEFT JOIN t ... ON DUPLICATE KEY UPDATE n = VALUES(n), ...
+
+The rules are computed by the SELECT, from the row as it is, and the rest only overwrites. In ON DUPLICATE
+KEY UPDATE itself they would be wrong: it assigns from left to right, so that a column reads what another
+was just given. It has no WHERE either: a row that may not be written gets a null for its txid, which the
+strict mode refuses, and with it the whole statement.
+
+Between reading a row and writing it nobody else writes it: the fence allows one attempt, in which each key
+has one task. Measured on 10,000 keys this takes a fifth longer than a bare ON DUPLICATE KEY UPDATE, and is
+faster than JSON_TABLE and than a temporary table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import pyarrow as pa
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Table,
+    and_,
+    bindparam,
+    case,
+    column as plain_column,
+    null,
+    or_,
+    select,
+    table as plain_table,
+)
+from sqlalchemy.dialects import mysql
+from sqlalchemy.exc import DBAPIError
+
+from txstream.api.errors import StateValueError
+from txstream.state.dialect import StateDialect, Upsert
+from txstream.state.failures import driver_error
+
+_DELTA = "txstream_delta"
+_TXID = "txstream_txid"
+_CANNOT_BE_NULL = 1048
+_LONGEST_VALUE_BYTES = 64  # of a number or a time with its CAST; text and bytes come on top
+
+Update = Callable[[Any], tuple[dict[str, Any], Any]]
+
+
+class JoinedUpsert(Upsert):
+    chunk_rows: ClassVar[int] = 10_000
+
+    def __init__(self, dialect: StateDialect, table: Table, update: Update, packet_bytes: str) -> None:
+        self._dialect = dialect
+        self._table = table
+        self._packet_bytes = packet_bytes  # where the connection's info has its server's limit
+        written = [column for column in table.columns if "delta" in column.info or "key" in column.info]
+        self._names = [column.name for column in written]
+        self._row = f"({', '.join(_placeholder(column) for column in written)})"
+        self._txid = next((column.name for column in table.columns if "txid" in column.info), None)
+
+        delta: Any = plain_table(_DELTA, *(plain_column(name, table.c[name].type) for name in self._names))
+        values = _values(table, delta, update)
+        keys = list(table.primary_key.columns)
+        same_key = and_(*(key == delta.c[key.name] for key in keys))
+        rows = select(*values.values()).select_from(delta.outerjoin(table, same_key))
+        compiled = rows.compile(dialect=mysql.dialect(paramstyle="format"))
+        self._bound = [(name, compiled.params[name]) for name in compiled.positiontup or ()]
+        quote = _Quote()
+        into = ", ".join(quote(name) for name in values)
+        changes = ", ".join(
+            f"{quote(name)} = VALUES({quote(name)})" for name in values if not table.c[name].primary_key
+        )
+        names = ", ".join(quote(name) for name in self._names)
+        self._head = f"INSERT INTO {quote(table.name)} ({into}) WITH {_DELTA} ({names}) AS (VALUES "
+        self._tail = f") {compiled} ON DUPLICATE KEY UPDATE {changes}"
+
+    def execute(self, connection: Connection, deltas: pa.Table, txid: int) -> int:
+        limit = connection.info[self._packet_bytes]
+        for part in _parts(deltas, limit):
+            if part.num_rows == 1:
+                self._refuse_too_large(connection, part, txid, limit)
+            try:
+                connection.exec_driver_sql(*self._statement(connection, part, txid))
+            except DBAPIError as error:
+                if _is_null_txid(error, self._txid):
+                    return 0
+                raise
+        return deltas.num_rows
+
+    def _statement(self, connection: Connection, deltas: pa.Table, txid: int) -> tuple[str, tuple[Any, ...]]:
+        dialect: Any = connection.dialect
+        row = self._row if dialect.is_mariadb else f"ROW{self._row}"
+        rows = ", ".join([row] * deltas.num_rows)
+        columns = [self._dialect.to_driver(deltas.column(name)) for name in self._names]
+        arguments = [value for values in zip(*columns, strict=True) for value in values]
+        arguments += [txid if name == _TXID else value for name, value in self._bound]
+        return f"{self._head}{rows}{self._tail}", tuple(arguments)
+
+    def _refuse_too_large(self, connection: Connection, deltas: pa.Table, txid: int, limit: int) -> None:
+        """The server would hang up instead of answering."""
+        driver: Any = connection.connection.driver_connection
+        with driver.cursor() as cursor:
+            size = len(cursor.mogrify(*self._statement(connection, deltas, txid)).encode())
+        if size >= limit:
+            key = ", ".join(
+                f"{column.name}={deltas.column(column.name)[0].as_py()!r:.100}"
+                for column in self._table.primary_key.columns
+            )
+            raise StateValueError(
+                f"table {self._table.name!r}, key {key}: its row takes a statement of {size} bytes, and the "
+                f"server's max_allowed_packet is {limit}; raise that, or keep less in a row"
+            )
+
+
+def _values(table: Table, delta: Any, update: Update) -> dict[str, Any]:
+    """What each column gets, by name: of a row that is new, and of one that is there."""
+    excluded = {name: delta.c[name] for name in delta.c.keys()}  # noqa: SIM118 - no mapping
+    txid = bindparam(_TXID, type_=BigInteger)
+    names = {column.name for column in table.columns if "txid" in column.info}
+    changes, condition = update({**excluded, **dict.fromkeys(names, txid)})
+    new = next(iter(table.primary_key.columns)).is_(None)
+    values: dict[str, Any] = {}
+    for column in table.columns:
+        if column.primary_key:
+            values[column.name] = delta.c[column.name]
+        elif "txid" in column.info:
+            allowed = new if condition is None else or_(new, condition)
+            values[column.name] = case((allowed, txid))
+        else:
+            created = delta.c[column.name] if "delta" in column.info else null()
+            values[column.name] = case((new, created), else_=changes[column.name])
+    return values
+
+
+def _placeholder(column: Column[Any]) -> str:
+    """Text would be compared as text, so times are times from the beginning."""
+    kind = str(column.type.compile(mysql.dialect()))
+    return f"CAST(%s AS {kind})" if kind.startswith("DATE") else "%s"
+
+
+def _parts(deltas: pa.Table, limit: int) -> Iterator[pa.Table]:
+    """Halves of halves until none can be longer than the server takes."""
+    # Escaped, each byte of text becomes two at most, and so does each byte in hexadecimal.
+    longest = 2 * deltas.nbytes + _LONGEST_VALUE_BYTES * deltas.num_rows * deltas.num_columns + 10_000
+    if deltas.num_rows < 2 or longest < limit:
+        yield deltas
+        return
+    half = deltas.num_rows // 2
+    yield from _parts(deltas.slice(0, half), limit)
+    yield from _parts(deltas.slice(half), limit)
+
+
+def _is_null_txid(error: DBAPIError, txid: str | None) -> bool:
+    code, *words = driver_error(error).args or (None,)
+    return txid is not None and code == _CANNOT_BE_NULL and any(f"'{txid}'" in str(word) for word in words)
+
+
+class _Quote:
+    """A name as text that the driver formats: quoted, with its percent signs doubled."""
+
+    def __init__(self) -> None:
+        self._preparer = mysql.dialect(paramstyle="format").identifier_preparer
+
+    def __call__(self, name: str) -> str:
+        return self._preparer.quote_identifier(name)
