@@ -58,10 +58,12 @@ if TYPE_CHECKING:
     from txstream.api.functions import bolt as bolt
     from txstream.api.reducers import (
         Count as Count,
+        Last as Last,
         Max as Max,
         Min as Min,
         Reducer as Reducer,
         Sum as Sum,
+        custom as custom,
     )
     from txstream.api.spouts import (
         NonTransactionalSpout as NonTransactionalSpout,
@@ -99,6 +101,9 @@ if TYPE_CHECKING:
     from txstream.spouts.kafka import KafkaSource as KafkaSource
     from txstream.spouts.memory import MemorySpout as MemorySpout
     from txstream.spouts.rate import RateSpout as RateSpout
+    from txstream.state.backend import StateBackend as StateBackend
+    from txstream.state.registry import register_backend as register_backend
+    from txstream.state.store import StoreBackend as StoreBackend
     from txstream.transaction import TransactionAttempt as TransactionAttempt
 
 _HOMES = {
@@ -143,7 +148,7 @@ _HOMES = {
         "UsageError",
     ),
     "txstream.api.functions": ("bolt",),
-    "txstream.api.reducers": ("Count", "Max", "Min", "Reducer", "Sum"),
+    "txstream.api.reducers": ("Count", "Last", "Max", "Min", "Reducer", "Sum", "custom"),
     "txstream.api.spouts": (
         "NonTransactionalSpout",
         "OpaqueSpout",
@@ -167,6 +172,9 @@ _HOMES = {
     "txstream.spouts.kafka": ("KafkaSource",),
     "txstream.spouts.memory": ("MemorySpout",),
     "txstream.spouts.rate": ("RateSpout",),
+    "txstream.state.backend": ("StateBackend",),
+    "txstream.state.registry": ("register_backend",),
+    "txstream.state.store": ("StoreBackend",),
     "txstream.transaction": ("TransactionAttempt",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -22,10 +22,13 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from postgres import PostgresServer
 from support.cut import AnswerLosingProxy
 from support.framework_contract import FrameworkContract
+from support.growth_contract import GrowthContract
 from support.sql_contract import SqlStateContract
 from support.state_contract import StateFixtures
 from support.state_histories import histories, play
 from support.states import Rig, word_table
+from support.upgrade_contract import UpgradeContract
+from support.type_contract import AllTypesContract
 from support.value_rules import Runner, ValueRules, sql_runner
 
 from txstream.api.errors import (
@@ -84,6 +87,14 @@ class TestFramework(FrameworkContract):
     pass
 
 
+class TestUpgrades(UpgradeContract):
+    pass
+
+
+class TestGrowth(GrowthContract):
+    pass
+
+
 class TestValueRules(ValueRules):
     @pytest.fixture
     def run(self, url: str) -> Iterator[Runner]:
@@ -108,11 +119,6 @@ class TestTypes(StateFixtures):
         with pytest.raises(StateValueError, match=r"key k=Decimal\('0.10'\): column 'n' \(decimal\(10,2\)\)"):
             rig.commit(4, {one: (Decimal("99999999.99"), Decimal(0))})
         assert rig.join(first_run=False)
-
-    def test_not_a_number(self, database: StateDatabase, url: str) -> None:
-        rig = Rig(database, url, word_table(value="n double", reducers={"n": Max("n")})).join()
-        rig.commit(1, {"a": float("nan"), "b": 1.0})
-        assert str(rig.values()) == "{'a': nan, 'b': 1.0}"
 
     def test_sum_beyond_the_largest_float(self, database: StateDatabase, url: str) -> None:
         rig = Rig(database, url, word_table(value="n double")).join()

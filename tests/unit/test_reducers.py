@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from txstream.api.reducers import Count, Max, Min, Reducer, Sum
+from txstream.api.errors import TopologyError
+from txstream.api.reducers import Count, Last, Max, Min, Put, Reducer, Sum, custom
 
 NUMBERS = [pa.int8(), pa.int64(), pa.uint32(), pa.float32(), pa.float64(), pa.decimal128(9, 2)]
 TIMES = [pa.date32(), pa.timestamp("us"), pa.timestamp("us", tz="UTC")]
-OTHERS = [pa.string(), pa.binary(), pa.bool_(), pa.list_(pa.int64())]
+ORDERED = [pa.string(), pa.binary(), pa.bool_()]
+OTHERS = [pa.list_(pa.int64()), pa.struct([("a", pa.int64())])]
 
 
-@pytest.mark.parametrize("data_type", [*NUMBERS, *TIMES, *OTHERS], ids=str)
+@pytest.mark.parametrize("data_type", [*NUMBERS, *TIMES, *ORDERED, *OTHERS], ids=str)
 def test_what_each_reducer_takes(data_type: pa.DataType) -> None:
     assert Count("x").accepts(data_type)
     assert Sum("x").accepts(data_type) == (data_type in NUMBERS)
-    for order in (Min("x"), Max("x")):
-        assert order.accepts(data_type) == (data_type in [*NUMBERS, *TIMES])
+    for order in (Min("x"), Max("x"), Last("x", by="t")):
+        assert order.accepts(data_type) == (data_type in [*NUMBERS, *TIMES, *ORDERED])
+    assert custom(max, None, field="x").accepts(data_type)
 
 
-@pytest.mark.parametrize("data_type", [*NUMBERS, *TIMES], ids=str)
+@pytest.mark.parametrize("data_type", [*NUMBERS, *TIMES, *ORDERED], ids=str)
 def test_arrow_has_both_steps_of_what_a_reducer_says_it_takes(data_type: pa.DataType) -> None:
     table = pa.table({"k": [1, 1], "x": pa.array([None, None], data_type)})
     taken = [r for r in (Count("x"), Sum("x"), Min("x"), Max("x")) if r.accepts(data_type)]
@@ -42,6 +47,10 @@ def test_arrow_has_both_steps_of_what_a_reducer_says_it_takes(data_type: pa.Data
         (Sum("x"), pa.decimal128(9, 2), pa.decimal128(9, 2)),
         (Min("x"), pa.float32(), pa.float32()),
         (Max("x"), pa.date32(), pa.date32()),
+        (Last("x", by="t"), pa.string(), pa.string()),
+        (custom(max, None), pa.int32(), pa.int32()),
+        (custom(max, None, output="decimal(5,1)"), pa.int32(), pa.decimal128(5, 1)),
+        (custom(max, None, output=pa.date32()), pa.int32(), pa.date32()),
     ],
     ids=str,
 )
@@ -64,10 +73,46 @@ def test_merging_an_identity_changes_nothing() -> None:
 
 
 def test_a_reducer_shows_what_it_reduces() -> None:
-    assert [str(r) for r in (Count(), Count("x"), Sum("n"), Min("n"), Max("n"))] == [
+    shown = [Count(), Count("x"), Sum("n"), Min("n"), Max("n"), Last("n", by="t"), Last("n", by=("t", "u"))]
+    assert [str(r) for r in (*shown, custom(max, 0), custom(max, 0, field="n"))] == [
         "Count()",
         "Count(x)",
         "Sum(n)",
         "Min(n)",
         "Max(n)",
+        "Last(n by t)",
+        "Last(n by t, u)",
+        "custom(max, )",
+        "custom(max, n)",
     ]
+
+
+@pytest.mark.parametrize("by", ["", (), ("t", ""), (1,), None])
+def test_last_needs_to_know_the_order(by: Any) -> None:
+    with pytest.raises(TopologyError, match=r"Last\('x', by=.*: by is a field or a tuple of fields"):
+        Last("x", by=by)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((3, 0), "takes a function of two values, not 3"),
+        ((max, 0, "quantum"), "output='quantum'.*unknown type"),
+        ((max, 0, "int, y int"), "is not one type"),
+    ],
+)
+def test_what_custom_refuses(arguments: tuple[Any, ...], message: str) -> None:
+    fn, identity, *output = arguments
+    with pytest.raises(TopologyError, match=message):
+        custom(fn, identity, output=output[0] if output else None)
+
+
+def test_the_field_of_a_custom_reducer_is_by_default_the_column() -> None:
+    assert custom(max, 0).for_column("n") == custom(max, 0, field="n")
+    assert custom(max, 0, field="x").for_column("n").field == "x"
+    assert Count().for_column("n") == Count()
+
+
+def test_merging_in_python() -> None:
+    reducers = [Count(), Sum("x"), Min("x"), Max("x"), Last("x", by="t"), Put(), custom(pow, None)]
+    assert [r.combine(5, 3) for r in reducers] == [8, 8, 3, 5, 3, 3, 125]

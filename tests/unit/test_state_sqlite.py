@@ -7,6 +7,7 @@ import os
 import signal
 import sqlite3
 import sys
+from decimal import Decimal
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -19,10 +20,8 @@ from txstream.api.errors import (
     CorruptStateError,
     ServiceUnavailableError,
     StateTableError,
-    StateValueError,
     UsageError,
 )
-from txstream.api.reducers import Min, Sum
 from txstream.state import BatchRecord, FenceLockedError, StateDatabase, open_database
 from txstream.transaction import attempt_id
 
@@ -133,20 +132,19 @@ class TestFile(StateFixtures):
             rig.commit(1, {f"{number}": 1 for number in range(10_000)})
         assert rig.rows() == []
 
-    @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-    def test_sums_that_it_would_turn_into_null(self, database: StateDatabase, url: str, value: float) -> None:
-        rig = Rig(database, url, word_table(value="n double", reducers={"n": Sum("n")})).join()
-        with pytest.raises(StateValueError, match="which SQLite cannot keep"):
-            rig.commit(1, {"a": 1.0, "b": value})
-
-    def test_not_a_number_as_a_minimum(self, database: StateDatabase, url: str) -> None:
-        rig = Rig(database, url, word_table(value="n double", reducers={"n": Min("n")})).join()
-        with pytest.raises(StateValueError, match="'n' of table 'word_count' got nan"):
-            rig.commit(1, {"a": float("nan")})
-
-    def test_no_exact_decimals(self, database: StateDatabase, url: str) -> None:
-        with pytest.raises(StateTableError, match=r"SQLite cannot keep column 'n' of type decimal\(10,2\)"):
-            Rig(database, url, word_table(value="n decimal(10,2)")).join()
+    def test_decimals_are_text_of_their_scale(self, database: StateDatabase, url: str) -> None:
+        """As a person reads them, and sorted as numbers, whatever reads the table."""
+        spec = word_table(key="k decimal(3,1)", value="n decimal(38,2)")
+        rig = Rig(database, url, spec).join()
+        rows = {Decimal(text): Decimal(text) for text in ("9.5", "-0.5", "10.0", "-10.0", "0.0")}
+        rig.commit(1, rows)
+        connection = sqlite3.connect(url.removeprefix("sqlite:///"))
+        stored = connection.execute("SELECT k, n, typeof(n) FROM word_count").fetchall()
+        assert sorted(stored) == sorted((str(k), f"{k}0", "text") for k in rows)
+        connection.close()
+        greatest_first = [row["n"] for row in database.top("word_count", topology="words")]
+        assert greatest_first == sorted(rows.values(), reverse=True)
+        assert rig.join(first_run=False)
 
     def test_integers_stay_integers(self, rig: Rig, url: str) -> None:
         rig.commit(1, {"a": 2**62})

@@ -340,7 +340,11 @@ class StateDatabase(StateBackend):
                 )
             found = state_tables.declared_table(owner, self._dialect)
             value = next(column for column in found.columns if "delta" in column.info)
-            largest_first = select(found).order_by(value.desc(), *found.primary_key.columns).limit(n)
+            largest_first = (
+                select(found)
+                .order_by(self._dialect.ordering(value).desc(), *found.primary_key.columns)
+                .limit(n)
+            )
             return [dict(row) for row in connection.execute(largest_first).mappings()]
 
         rows = self._read(f"table {table!r}", read, None)

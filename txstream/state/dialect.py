@@ -9,11 +9,24 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
-from sqlalchemy import URL, Column, ColumnElement, Connection, Engine, Table, func, select, types
+from sqlalchemy import (
+    URL,
+    Column,
+    ColumnElement,
+    Connection,
+    Engine,
+    Table,
+    func,
+    literal,
+    literal_column,
+    select,
+    tuple_,
+    types,
+)
 from sqlalchemy.exc import DBAPIError
 
 from txstream.api.errors import StateTableError
@@ -43,11 +56,27 @@ class Upsert(ABC):
         """Write a chunk; the number of rows written, which is less when a row refused."""
 
 
+Found = tuple[list[int], dict[str, pa.Array]]
+"""Rows that were looked up: the place of each one's key among the keys, and the columns asked for."""
+
+
+class Lookup(ABC):
+    """A prepared look-up of one table's rows by their keys."""
+
+    @abstractmethod
+    def find(self, connection: Connection, keys: pa.Table) -> Found:
+        """The rows that exist, in any order. `keys` has the key columns, no key twice."""
+
+
 class StateDialect(ABC):
     """One kind of database."""
 
     name: ClassVar[str]  # as SQLAlchemy calls it
     label: ClassVar[str]  # as people do
+    snapshot_isolation: ClassVar[str | None] = "REPEATABLE READ"
+    """The isolation level under which a transaction sees one moment; None where every one does."""
+    definitions_roll_back: ClassVar[bool] = True
+    """Does creating a table belong to its transaction? Elsewhere it commits what was done before it."""
 
     def __init__(self, url: URL, connect_timeout_seconds: float, message_timeout_seconds: float) -> None:
         self.url = url
@@ -102,7 +131,16 @@ class StateDialect(ABC):
 
     @abstractmethod
     def insert(self, table: Table) -> Any:
-        """SQLAlchemy's insert of this dialect, which has `on_conflict_do_update`."""
+        """SQLAlchemy's insert of this dialect."""
+
+    def overwrite(self, table: Table) -> Any:
+        """An insert that takes the place of the row with its primary key."""
+        insert = self.insert(table)
+        others = [column.name for column in table.columns if not column.primary_key]
+        return insert.on_conflict_do_update(
+            index_elements=list(table.primary_key.columns),
+            set_={name: insert.excluded[name] for name in others},
+        )
 
     @abstractmethod
     def column_type(self, data_type: pa.DataType) -> types.TypeEngine[Any] | None:
@@ -118,6 +156,14 @@ class StateDialect(ABC):
             )
         return found
 
+    def key_types(self, keys: pa.Schema, table: str) -> dict[str, types.TypeEngine[Any]]:
+        """The types of a table's key columns, by name. Raises StateTableError as `type_of`."""
+        return {field.name: self.type_of(field, table) for field in keys}
+
+    def shown_type(self, connection: Connection, column_type: Any) -> str:
+        """A type as text that is equal for what was declared and for what is found in the database."""
+        return str(column_type.compile(connection.dialect))
+
     def value_check(self, column: Column[Any], data_type: pa.DataType) -> ColumnElement[bool] | None:
         """A condition for a CHECK constraint where the database does not watch a type's range itself."""
         return None
@@ -126,13 +172,36 @@ class StateDialect(ABC):
     def table_options(self) -> dict[str, Any]:
         """Keyword arguments for `Table` that say how it is stored."""
 
-    @abstractmethod
-    def check_values(self, table: str, name: str, column: pa.ChunkedArray, reducer: Reducer | None) -> None:
-        """Raise StateValueError for a value that this database would refuse or change. No reducer: a key."""
+    def check_values(  # noqa: B027 - most have nothing to add to `values.check_column`
+        self, table: str, name: str, column: pa.ChunkedArray, reducer: Reducer | None
+    ) -> None:
+        """Raise StateValueError for a value that this database would refuse or change, and others not. No
+        reducer: a key."""
+
+    def check_keys(self, table: str, keys: pa.Table) -> None:  # noqa: B027 - most have room for any key
+        """Raise StateValueError for a key that is too long for its column."""
 
     @abstractmethod
     def to_driver(self, column: pa.ChunkedArray) -> list[Any]:
         """The values of a column as this database's driver takes them."""
+
+    def from_driver(self, values: list[Any], data_type: pa.DataType) -> pa.Array:
+        """A column from what a statement of SQLAlchemy's gives for it."""
+        return pa.array(values, data_type)
+
+    def ordering(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        """What to sort by to have the order of the values, where that is not the column itself."""
+        return column
+
+    def literal(self, column: pa.ChunkedArray, column_type: types.TypeEngine[Any]) -> ColumnElement[Any]:
+        """The one value of `column` as SQL text, for a column's default."""
+        value = self.to_driver(column)[0]
+        if isinstance(value, bytes):
+            return literal_column(f"X'{value.hex()}'")
+        return literal(value, column_type)
+
+    def be_patient(self, connection: Connection) -> None:  # noqa: B027 - most have no limit of their own
+        """For the rest of this transaction: a statement may take as long as it takes."""
 
     # --- statements ---------------------------------------------------------------------------------
 
@@ -140,6 +209,10 @@ class StateDialect(ABC):
     def upsert(self, table: Table, update: Callable[[Any], tuple[dict[str, Any], Any]]) -> Upsert:
         """Prepare the upsert of key and value columns. `update`, given `excluded`, answers with the new
         values of a row that exists and with the condition under which it may be written."""
+
+    def lookup(self, table: Table, columns: Mapping[str, pa.DataType]) -> Lookup:
+        """Prepare looking up these columns of a table, which become arrays of these types."""
+        return _InLookup(self, table, columns)
 
     least: ClassVar[str] = "min"
     greatest: ClassVar[str] = "max"
@@ -154,8 +227,41 @@ class StateDialect(ABC):
                 both = getattr(func, self.least)(stored, delta)
             case "max":
                 both = getattr(func, self.greatest)(stored, delta)
-            case "put":
-                return delta  # type: ignore[no-any-return]
+            case "last":
+                return func.coalesce(delta, stored, type_=stored.type)
+            case "put" | "custom":
+                return delta  # type: ignore[no-any-return]  # what is written is what the row becomes
             case other:
                 raise StateTableError(f"reducer {reducer} merges by {other!r}, which no database does here")
         return func.coalesce(both, stored, delta, type_=stored.type)
+
+
+class _InLookup(Lookup):
+    """SELECT ... WHERE (key) IN (...), which every database understands."""
+
+    chunk_rows: ClassVar[int] = 500
+
+    def __init__(self, dialect: StateDialect, table: Table, columns: Mapping[str, pa.DataType]) -> None:
+        self._dialect = dialect
+        self._keys = list(table.primary_key.columns)
+        self._columns = dict(columns)
+        self._query = select(*self._keys, *(table.c[name] for name in columns))
+
+    def find(self, connection: Connection, keys: pa.Table) -> Found:
+        width = len(self._keys)
+        places: list[int] = []
+        found: list[Any] = []
+        for start in range(0, keys.num_rows, self.chunk_rows):
+            part = keys.slice(start, self.chunk_rows)
+            columns = [self._dialect.to_driver(part.column(key.name)) for key in self._keys]
+            wanted = list(zip(*columns, strict=True))
+            place_of = {key: start + place for place, key in enumerate(wanted)}
+            condition = self._keys[0].in_(columns[0]) if width == 1 else tuple_(*self._keys).in_(wanted)
+            for row in connection.execute(self._query.where(condition)):
+                places.append(place_of[tuple(row[:width])])
+                found.append(row[width:])
+        arrays = {
+            name: self._dialect.from_driver([row[place] for row in found], data_type)
+            for place, (name, data_type) in enumerate(self._columns.items())
+        }
+        return places, arrays

@@ -80,7 +80,7 @@ class SqlStateReading(StateReading):
     def top(self, table: str, n: int) -> list[StoredRow]:
         stored, found = self._table(table)
         query = self._as_committed(found)
-        greatest = query.selected_columns[stored.value.names[0]]
+        greatest = self._dialect.ordering(query.selected_columns[stored.value.names[0]])
         return self._rows(stored, query.order_by(greatest.desc(), *found.primary_key.columns).limit(n))
 
     def written_by(self, table: str, txid: int, limit: int | None = None) -> list[StoredRow]:

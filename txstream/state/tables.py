@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-import pyarrow as pa
 from sqlalchemy import (
     BigInteger,
     CheckConstraint,
@@ -59,11 +58,6 @@ def build_table(state: SqlState, semantics: Semantics, dialect: StateDialect) ->
     """The table of a declaration. Raises StateTableError for a type that the database cannot keep."""
     columns: list[Column[Any]] = []
     for field in state.key_schema:
-        if pa.types.is_floating(field.type):
-            raise StateTableError(
-                f"state table {state.table!r}: key column {field.name!r} is a floating-point number, which "
-                f"is not always equal to itself; use an integer, a decimal or a string"
-            )
         columns.append(
             Column(
                 field.name,

@@ -7,18 +7,26 @@ key once, and keys in one order that every writer shares, so that two writers ca
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from txstream.api.errors import StateTableError, StateValueError
+from txstream.api.reducers import Reducer
 from txstream.api.schema import format_schema, format_type
 from txstream.semantics import Semantics
-from txstream.state.dialect import StateDialect
 from txstream.state.records import TableSpec
 
 
-def prepare(spec: TableSpec, deltas: pa.Table, dialect: StateDialect) -> pa.Table:
+class ChecksValues(Protocol):
+    """What `prepare` asks about single values: a dialect, or what stands for one."""
+
+    def check_values(self, table: str, name: str, column: pa.ChunkedArray, reducer: Reducer | None) -> None:
+        """Raise StateValueError for a value that would be refused or changed. No reducer: a key."""
+
+
+def prepare(spec: TableSpec, deltas: pa.Table, dialect: ChecksValues) -> pa.Table:
     """`deltas` ready to be written. Raises StateValueError that names table, column and value."""
     state = spec.state
     deltas = _declared_columns(spec, deltas)
@@ -36,10 +44,45 @@ def prepare(spec: TableSpec, deltas: pa.Table, dialect: StateDialect) -> pa.Tabl
     deltas = deltas.combine_chunks()
     _refuse_twice(spec, deltas)
     for name in keys:
+        check_column(state.table, name, deltas.column(name), None)
         dialect.check_values(state.table, name, deltas.column(name), None)
     for name in state.value_names:
+        check_column(state.table, name, deltas.column(name), spec.reducers[name])
         dialect.check_values(state.table, name, deltas.column(name), spec.reducers[name])
     return deltas
+
+
+def check_column(table: str, name: str, column: pa.ChunkedArray, reducer: Reducer | None) -> None:
+    """Raise StateValueError for a value that not every store can keep: so that a topology that ran on one
+    runs on another. No reducer: a key."""
+    data_type = column.type
+    if pa.types.is_string(data_type) or pa.types.is_large_string(data_type):
+        check_text(table, name, column)
+    elif pa.types.is_date(data_type) or pa.types.is_timestamp(data_type):
+        check_years(table, name, column)
+    elif pa.types.is_floating(data_type):
+        _check_numbers(table, name, column, summed=reducer is not None and reducer.merge == "sum")
+
+
+def normal_keys(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A key column in which equal keys are the same: -0.0 as 0.0."""
+    return pc.add(column, pa.scalar(0.0, column.type)) if pa.types.is_floating(column.type) else column
+
+
+def _check_numbers(table: str, name: str, column: pa.ChunkedArray, *, summed: bool) -> None:
+    # The sum of two finite numbers is checked by the database; NaN and infinity would stay in it for ever.
+    fit = pc.is_finite(column) if summed else pc.invert(pc.is_nan(column))
+    row = pc.index(fit, pa.scalar(False)).as_py()
+    if row >= 0:
+        value = column[row].as_py()
+        why = (
+            "would be in its sum for ever"
+            if summed
+            else "is not equal to itself and has no place in an order"
+        )
+        raise StateValueError(
+            f"column {name!r} of table {table!r} got {value}, which {why}; filter it out before the state"
+        )
 
 
 def chunks(deltas: pa.Table, rows: int) -> Iterator[pa.Table]:
@@ -105,7 +148,7 @@ def _declared_columns(spec: TableSpec, deltas: pa.Table) -> pa.Table:
                     f"column {field.name!r} of table {state.table!r} is {format_type(field.type)}, its delta "
                     f"{format_type(column.type)}"
                 ) from error
-        columns.append(column)
+        columns.append(normal_keys(column) if field.name in state.key_names else column)
     return pa.Table.from_arrays(columns, schema=schema.remove_metadata())
 
 

@@ -7,13 +7,14 @@ before anything of it is committed.
 
 from __future__ import annotations
 
+import decimal
 import math
 from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from sqlalchemy import Connection, Table, bindparam, case, delete, select, tuple_, update
+from sqlalchemy import Connection, Table, bindparam, case, delete, update
 
 from txstream.api.errors import StateValueError, TxidRegressionError, TxstreamError
 from txstream.api.schema import format_type
@@ -25,7 +26,7 @@ from txstream.state.tables import build_table
 from txstream.state.values import chunks, prepare, shown_key
 from txstream.transaction import TransactionAttempt
 
-_LOOKUP_ROWS = 500
+_EXACT = decimal.Context(prec=100)
 _LONG_KEY_BYTES = 2000  # PostgreSQL's limit is 2704, MySQL's 3072, less what other columns take
 
 
@@ -37,6 +38,7 @@ class TableWriter:
         self._dialect = dialect
         self._table: Table = build_table(spec.state, spec.semantics, dialect)
         self._upsert = dialect.upsert(self._table, self._update)
+        self._lookup = dialect.lookup(self._table, self._looked_up())
         if spec.semantics is Semantics.OPAQUE:
             values = spec.state.value_names
             here = self._table.c[TXID_COLUMN] == bindparam("restored_txid")
@@ -58,19 +60,18 @@ class TableWriter:
     def read(self, connection: Connection, keys: pa.Table, before: int) -> pa.Table:
         """The rows of `keys` that exist, with key and value columns, as they were before batch `before`."""
         state = self.spec.state
-        places: list[int] = []
-        rows: list[dict[str, Any]] = []
-        for place, stored in self._stored(connection, before, keys):
-            places.append(place)
-            rows.append(stored)
-        found = keys.select(list(state.key_names)).take(pa.array(places, pa.int64()))
-        for field in state.value_schema:
-            found = found.append_column(field, self._column([row[field.name] for row in rows], field.type))
-        return found
+        places, stored = self._stored(connection, before, keys)
+        found = keys.select(list(state.key_names)).take(places)
+        return pa.Table.from_arrays(
+            [*found.columns, *(stored.column(name) for name in state.value_names)],
+            schema=pa.schema([*state.key_schema, *state.value_schema]),
+        )
 
     def prepare(self, deltas: pa.Table) -> pa.Table:
         """Deltas checked and in the order to write them in. Raises StateValueError or StateTableError."""
-        return prepare(self.spec, deltas, self._dialect)
+        deltas = prepare(self.spec, deltas, self._dialect)
+        self._dialect.check_keys(self.spec.state.table, deltas.select(list(self.spec.state.key_names)))
+        return deltas
 
     def write(
         self, connection: Connection, attempt: TransactionAttempt, deltas: pa.Table, answered: Touch
@@ -95,14 +96,17 @@ class TableWriter:
         fit, with its key, or the size of a large key; None when it was neither."""
         state = self.spec.state
         sums = [field for field in state.value_schema if self.spec.reducers[field.name].merge == "sum"]
-        for row, stored in self._stored(connection, attempt.txid, deltas):
+        for row, stored in self._stored_rows(connection, attempt.txid, deltas):
             for field in sums:
-                delta, base = deltas.column(field.name)[row].as_py() or 0, stored[field.name] or 0
-                if not _fits(base + delta, field.type):
+                delta, base = deltas.column(field.name)[row].as_py(), stored[field.name]
+                if delta is None or base is None:
+                    continue
+                total = _plus(base, delta)
+                if not _fits(total, field.type):
                     return StateValueError(
                         f"table {state.table!r}, key {shown_key(self.spec, deltas, row)}: column "
                         f"{field.name!r} ({format_type(field.type)}) cannot hold {base} + {delta} = "
-                        f"{base + delta}, found in {attempt}; declare a wider type"
+                        f"{total}, found in {attempt}; declare a wider type"
                     )
         longest = max((_longest(deltas.column(name)) for name in state.key_names), default=0)
         if longest > _LONG_KEY_BYTES:
@@ -113,6 +117,16 @@ class TableWriter:
         return None
 
     # --- the rules ----------------------------------------------------------------------------------
+
+    def _looked_up(self) -> dict[str, pa.DataType]:
+        found: dict[str, pa.DataType] = {}
+        for field in self.spec.state.value_schema:
+            found[field.name] = field.type
+            if self.spec.semantics is Semantics.OPAQUE:
+                found[f"{PREV_PREFIX}{field.name}"] = field.type
+        if self.spec.semantics is not Semantics.NON_TRANSACTIONAL:
+            found[TXID_COLUMN] = pa.int64()
+        return found
 
     def _prev(self, name: str) -> Any:
         return self._table.c[f"{PREV_PREFIX}{name}"]
@@ -143,7 +157,7 @@ class TableWriter:
         self, connection: Connection, attempt: TransactionAttempt, chunk: pa.Table
     ) -> TxidRegressionError:
         table = self.spec.state.table
-        for row, stored in self._stored(connection, attempt.txid, chunk):
+        for row, stored in self._stored_rows(connection, attempt.txid, chunk):
             if stored[TXID_COLUMN] > attempt.txid:
                 return TxidRegressionError(
                     f"table {table!r}, key {shown_key(self.spec, chunk, row)}: the row carries txid "
@@ -168,7 +182,7 @@ class TableWriter:
             return deltas
         filled = {name: deltas.column(name).to_pylist() for name in names}
         rows = [row for row in range(deltas.num_rows) if any(filled[name][row] is None for name in names)]
-        found = dict(self._stored(connection, attempt.txid, deltas.take(pa.array(rows, pa.int64()))))
+        found = dict(self._stored_rows(connection, attempt.txid, deltas.take(pa.array(rows, pa.int64()))))
         for position, row in enumerate(rows):
             for name in names:
                 if filled[name][row] is not None:
@@ -184,41 +198,38 @@ class TableWriter:
                 filled[name][row] = 0 if self.spec.reducers[name].merge == "sum" else stored[name]
         for name in names:
             place, field = deltas.column_names.index(name), deltas.schema.field(name)
-            deltas = deltas.set_column(place, field, self._column(filled[name], field.type))
+            deltas = deltas.set_column(place, field, [pa.array(filled[name], field.type)])
         return deltas
 
-    def _column(self, values: list[Any], data_type: pa.DataType) -> pa.ChunkedArray:
-        if pa.types.is_temporal(data_type) and any(isinstance(value, str) for value in values):
-            values = [
-                value if not isinstance(value, str) else pa.scalar(value).cast(data_type).as_py()
-                for value in values
-            ]
-        return pa.chunked_array([pa.array(values, data_type)])
+    def _stored(self, connection: Connection, txid: int, keys: pa.Table) -> tuple[pa.Array, pa.Table]:
+        """The rows of these keys that exist: the place of each in `keys`, and the values that it held before
+        batch `txid`, with its txid as it is. A row that this batch created counts as absent."""
+        numbers, columns = self._lookup.find(connection, keys)
+        places, stored = pa.array(numbers, pa.int64()), dict(columns)
+        if self.spec.semantics is not Semantics.OPAQUE:
+            return places, pa.table(stored)
+        same_batch = pc.equal(stored[TXID_COLUMN], txid)
+        for name in self.spec.state.value_names:
+            prev = stored.pop(f"{PREV_PREFIX}{name}")
+            if same_batch.true_count:
+                stored[name] = pc.if_else(same_batch, prev, stored[name])
+        found = pa.table(stored)
+        if not same_batch.true_count:
+            return places, found
+        # Values are NOT NULL, so a null here was a prev: this batch created the row.
+        there = found.column(self.spec.state.value_names[0]).is_valid()
+        return places.filter(there), found.filter(there)
 
-    def _stored(
-        self, connection: Connection, txid: int, deltas: pa.Table
+    def _stored_rows(
+        self, connection: Connection, txid: int, keys: pa.Table
     ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The rows of these keys that exist: the key's place in `deltas`, and by column what the row held
-        before batch `txid` (its txid as it is). A row that this batch created counts as absent."""
-        columns = self._table.c
-        keys = [columns[name] for name in self.spec.state.key_names]
-        opaque = self.spec.semantics is Semantics.OPAQUE
-        for start in range(0, deltas.num_rows, _LOOKUP_ROWS):
-            part = deltas.slice(start, _LOOKUP_ROWS)
-            wanted = list(zip(*(self._dialect.to_driver(part.column(key.name)) for key in keys), strict=True))
-            places = {key: start + place for place, key in enumerate(wanted)}
-            condition = (
-                keys[0].in_([key[0] for key in wanted]) if len(keys) == 1 else tuple_(*keys).in_(wanted)
-            )
-            for row in connection.execute(select(self._table).where(condition)).mappings():
-                place = places[tuple(row[key] for key in keys)]
-                stored = {column.name: row[column] for column in columns}
-                if opaque and stored[TXID_COLUMN] == txid:
-                    for name in self.spec.state.value_names:
-                        stored[name] = stored[f"{PREV_PREFIX}{name}"]
-                    if stored[self.spec.state.value_names[0]] is None:
-                        continue
-                yield place, stored
+        places, stored = self._stored(connection, txid, keys)
+        return zip(places.to_pylist(), stored.to_pylist(), strict=True)
+
+
+def _plus(base: Any, delta: Any) -> Any:
+    # Python's own decimal addition rounds to 28 digits.
+    return _EXACT.add(base, delta) if isinstance(base, decimal.Decimal) else base + delta
 
 
 def _fits(total: Any, data_type: pa.DataType) -> bool:

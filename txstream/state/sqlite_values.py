@@ -1,0 +1,195 @@
+"""What SQLite keeps of each type, and what it has to be told about it.
+
+SQLite checks no types: it turns an integer sum that overflows into a float, a float sum into infinity and NaN
+into NULL. So every number column has a CHECK of its kind, and a sum that does not fit becomes a value of
+another kind, which the CHECK refuses. It has no exact decimals: they are text of the declared scale
+("-0.50"), so that equal ones are the same, and functions of ours, exact whatever their length, add and
+compare them. Dates and times are ISO 8601 text of a fixed width, whose order is that of time.
+
+Other programs that write such a column need none of the functions; they are in no table's definition.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any, Final
+
+import pyarrow as pa
+from sqlalchemy import (
+    REAL,
+    BigInteger,
+    Boolean,
+    Column,
+    ColumnElement,
+    Double,
+    Integer,
+    LargeBinary,
+    SmallInteger,
+    Text,
+    and_,
+    case,
+    func,
+    literal_column,
+    types,
+)
+
+from txstream.state.dialect import INTEGER_RANGES
+
+_SIMPLE: dict[pa.DataType, Callable[[], types.TypeEngine[Any]]] = {
+    pa.string(): Text,
+    pa.large_string(): Text,
+    pa.binary(): LargeBinary,
+    pa.large_binary(): LargeBinary,
+    pa.bool_(): Boolean,
+    pa.int8(): SmallInteger,
+    pa.int16(): SmallInteger,
+    pa.int32(): Integer,
+    pa.int64(): BigInteger,
+    pa.float32(): REAL,
+    pa.float64(): Double,
+    pa.date32(): Text,  # ISO 8601, as SQLite's own date functions read and write it
+}
+
+_LARGEST: Final = {REAL: "3.4028234663852886e38", Double: "1.7976931348623157e308"}
+
+_UNFIT: Final = "x''"  # of no number column's kind
+_MOST_DIGITS: Final = 38
+
+
+class DecimalText(types.TypeDecorator[Decimal]):
+    """A decimal as text of its scale."""
+
+    impl = Text
+    cache_ok = True
+
+    def __init__(self, precision: int, scale: int) -> None:
+        super().__init__()
+        self.precision = precision
+        self.scale = scale
+
+    def process_bind_param(self, value: Decimal | str | None, dialect: object) -> str | None:
+        return format(value, "f") if isinstance(value, Decimal) else value
+
+    def process_result_value(self, value: str | None, dialect: object) -> Decimal | None:
+        return None if value is None else Decimal(value)
+
+
+def column_type(data_type: pa.DataType) -> types.TypeEngine[Any] | None:
+    """As `StateDialect.column_type`."""
+    if pa.types.is_decimal128(data_type):
+        return DecimalText(data_type.precision, data_type.scale)
+    if pa.types.is_timestamp(data_type) and data_type.unit in ("s", "ms", "us"):
+        return Text()
+    found = _SIMPLE.get(data_type)
+    return None if found is None else found()
+
+
+def value_check(column: Column[Any], data_type: pa.DataType) -> ColumnElement[bool] | None:
+    """As `StateDialect.value_check`."""
+    kind = None
+    if data_type in INTEGER_RANGES:
+        kind = "integer"
+    elif pa.types.is_floating(data_type):
+        kind = "real"
+    elif pa.types.is_decimal(data_type):
+        kind = "text"
+    if kind is None:
+        return None
+    is_kind = func.typeof(column).in_([kind, "null"] if column.nullable else [kind])
+    if kind != "integer" or data_type == pa.int64():
+        return is_kind
+    return and_(is_kind, column.between(*INTEGER_RANGES[data_type]))
+
+
+def merged(merge: str, stored: Any, delta: Any) -> ColumnElement[Any] | None:
+    """SQL for merging two values where plain SQL does not; null where one of them is. None where it does."""
+    kind = stored.type
+    if isinstance(kind, DecimalText) and merge in ("sum", "min", "max"):
+        size = (kind.precision, kind.scale) if merge == "sum" else ()
+        literals = [literal_column(str(number)) for number in size]
+        found: ColumnElement[Any] = getattr(func, f"txstream_decimal_{merge}")(stored, delta, *literals)
+        return found
+    largest = next((text for known, text in _LARGEST.items() if isinstance(kind, known)), None)
+    if merge == "sum" and largest is not None:
+        both = stored + delta
+        return case(
+            (func.abs(both) <= literal_column(largest), both),
+            (both.is_not(None), literal_column(_UNFIT)),
+        )
+    return None
+
+
+def ordering(column: ColumnElement[Any]) -> ColumnElement[Any]:
+    """As `StateDialect.ordering`."""
+    return func.txstream_decimal_order(column) if isinstance(column.type, DecimalText) else column
+
+
+def to_driver(column: pa.ChunkedArray) -> list[Any]:
+    """As `StateDialect.to_driver`."""
+    data_type = column.type
+    if pa.types.is_decimal(data_type):
+        return [None if value is None else format(value, "f") for value in column.to_pylist()]
+    if pa.types.is_timestamp(data_type):
+        zone = None if data_type.tz is None else "UTC"
+        column = column.cast(pa.timestamp("us", tz=zone)).cast(pa.string())
+    elif pa.types.is_date(data_type):
+        column = column.cast(pa.string())
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def from_driver(values: list[Any], data_type: pa.DataType) -> pa.Array:
+    """The inverse of `to_driver`, from what the driver gives."""
+    if pa.types.is_temporal(data_type):
+        return pa.array(values, pa.string()).cast(data_type)
+    if pa.types.is_decimal(data_type):
+        return pa.array([None if value is None else Decimal(value) for value in values], data_type)
+    if pa.types.is_boolean(data_type):
+        return pa.array(values, pa.int8()).cast(data_type)
+    return pa.array(values, data_type)
+
+
+def add_functions(connection: sqlite3.Connection) -> None:
+    """Teach a connection to reckon with decimals."""
+    for name, arguments, function in (
+        ("txstream_decimal_sum", 4, _sum),
+        ("txstream_decimal_min", 2, _min),
+        ("txstream_decimal_max", 2, _max),
+        ("txstream_decimal_order", 1, _order),
+    ):
+        connection.create_function(name, arguments, function, deterministic=True)
+
+
+def _unscaled(text: str) -> int:
+    return int(text.replace(".", "", 1))
+
+
+def _sum(first: str | None, second: str | None, precision: int, scale: int) -> str | bytes | None:
+    if first is None or second is None:
+        return None
+    total = _unscaled(first) + _unscaled(second)
+    digits = str(abs(total)).rjust(scale + 1, "0")
+    if abs(total) >= 10**precision:
+        return b""  # of another kind: the column's CHECK refuses it
+    if scale:
+        digits = f"{digits[:-scale]}.{digits[-scale:]}"
+    return f"-{digits}" if total < 0 else digits
+
+
+def _min(first: str | None, second: str | None) -> str | None:
+    if first is None or second is None:
+        return None
+    return first if _unscaled(first) <= _unscaled(second) else second
+
+
+def _max(first: str | None, second: str | None) -> str | None:
+    if first is None or second is None:
+        return None
+    return first if _unscaled(first) >= _unscaled(second) else second
+
+
+def _order(text: str | None) -> str | None:
+    """Text that sorts as the number does."""
+    return None if text is None else f"{_unscaled(text) + 10**_MOST_DIGITS:0{_MOST_DIGITS + 1}}"
