@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from txstream.api.reducers import Reducer
 from txstream.api.state import SqlState
-from txstream.api.topology import StateUse, Topology
+from txstream.api.topology import Component, StateUse, Topology
 from txstream.engine.stores import StorePlace
 from txstream.semantics import Semantics
 
@@ -26,7 +26,8 @@ class StateBinding:
     """One state table of a run, as an executor uses it.
 
     `semantics` is the topology's, which decides about the fence, `table_semantics` the table's. `reducers`
-    by value column say how a write is merged.
+    by value column say how a write is merged. `grouped_by` are the key columns that say to which task of the
+    component a key belongs, none of them for task 0; None where there is only one task.
     """
 
     place: StorePlace
@@ -36,6 +37,7 @@ class StateBinding:
     table_semantics: Semantics
     semantics: Semantics
     reducers: Mapping[str, Reducer]
+    grouped_by: tuple[str, ...] | None = None
 
     @property
     def spec(self) -> TableSpec:
@@ -66,8 +68,14 @@ def map_bindings(topology: Topology, uuid: str, targets: Sequence[StateTarget]) 
             table_semantics=spec.semantics,
             semantics=topology.semantics,
             reducers=spec.reducers,
+            grouped_by=_grouped_by(topology.component(use.component)),
         )
     return bindings
+
+
+def _grouped_by(component: Component) -> tuple[str, ...] | None:
+    """By `build`, all inputs of several tasks are grouped alike: by fields of the key, or globally."""
+    return None if component.tasks == 1 else component.inputs[0].fields
 
 
 def _home(use: StateUse, targets: Sequence[StateTarget]) -> tuple[StateTarget, TableSpec]:

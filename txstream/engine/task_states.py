@@ -43,10 +43,12 @@ class TaskStates:
         self._process = process
         self._bindings: Mapping[str, StateBinding] = process.plan.bindings.get(spec.id, {})
         self._caches: dict[str, StateCache] = {}
-        ownership = _ownership(spec, task)
         self.states: dict[str, TaskMapState] = {}
         for name, binding in self._bindings.items():
             cache = self._take_cache(name, binding, committed)
+            ownership = None
+            if binding.grouped_by is not None:
+                ownership = Ownership(task, spec.tasks, binding.grouped_by)
             self.states[name] = TaskMapState(
                 name, binding.state, self._loader(binding), ownership=ownership, cache=cache
             )
@@ -90,10 +92,3 @@ class TaskStates:
             return store.read(binding.spec, keys, before=self._attempt.txid)
 
         return load
-
-
-def _ownership(spec: BoltSpec, task: int) -> Ownership | None:
-    """By `build`, all inputs of several tasks are grouped alike: by fields of the key, or to task 0."""
-    if spec.tasks == 1:
-        return None
-    return Ownership(task, spec.tasks, spec.inputs[0].grouping.fields)

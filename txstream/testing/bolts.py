@@ -38,6 +38,7 @@ from txstream.engine.tasks import Stopwatch, TaskFailedError, TaskRuntime
 from txstream.metas import BatchMetas
 from txstream.spouts.memory import MemoryRange
 from txstream.testing.attempts import Row, rows_of
+from txstream.testing.bolt_states import BoltStates
 from txstream.transaction import TransactionAttempt, Txid, attempt_id
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ _NO_ROWS = "test-rows"
 class BoltRun:
     """What a bolt did. `streams` has what it emitted, by stream, in the order in which it was emitted; of
     `direct` tuples the task that was chosen as well. `deltas` is what a state's bolt has folded: the key
-    columns, then one delta per value column.
+    columns, then one delta per value column. `states` are those that the bolt reads and writes itself, by
+    name, as they are when its batch has been written, and `written` is what it wrote: value by key.
 
     `instance` is the bolt as it was at the end; None for a DataFrameBolt.
     """
@@ -63,6 +65,8 @@ class BoltRun:
     direct: Mapping[str, list[tuple[int, Row]]] = field(default_factory=dict)
     deltas: list[Row] = field(default_factory=list)
     instance: Bolt | None = None
+    states: Mapping[str, dict[Any, Any]] = field(default_factory=dict)
+    written: Mapping[str, dict[Any, Any]] = field(default_factory=dict)
 
     @property
     def emitted(self) -> list[Row]:
@@ -89,6 +93,7 @@ def run_bolt(
     chunk_rows: int | None = None,
     finish: bool = True,
     spark: SparkSession | None = None,
+    states: Mapping[str, Mapping[Any, Any]] | None = None,
 ) -> BoltRun:
     """Run one task of a bolt for one attempt: `prepare_worker`, `prepare`, all rows, `finish_batch`,
     `close_worker`, on a fresh copy of the bolt that went through pickle as it would in a run.
@@ -101,6 +106,8 @@ def run_bolt(
     chunk_rows: how many rows come at once, for bolts that override `execute_chunk`; None is all of an input.
     finish: without it the batch is left as it is after its last tuple.
     spark: what a DataFrameBolt is run on; other bolts need none.
+    states: what the states that the bolt declares hold before the batch, value by key; by name, empty where
+        none is given. A task may write any key here; in a run only those that its grouping sends to it.
 
     Raises what an attempt in a run fails with: the bolt's own TxstreamError, or BoltError for anything else,
     with component, task and tuple, and the error itself as its cause. TopologyError and SchemaError as
@@ -131,8 +138,11 @@ def run_bolt(
             )
         return _run_on_spark(declared, inputs, attempt, settings or {}, spark)
     plan = _compile([declared], settings or {})
-    plan = replace(plan, bolts=(*plan.bolts, *_others(task_counts or {}, component)))
-    return _run_task(plan, plan.bolts[0], inputs, attempt, task, chunk_rows, finish=finish)
+    kept = BoltStates(instance, component, states or {})
+    plan = replace(
+        plan, bolts=(*plan.bolts, *_others(task_counts or {}, component)), bindings={component: kept.bindings}
+    )
+    return _run_task(plan, plan.bolts[0], inputs, attempt, task, chunk_rows, kept, finish=finish)
 
 
 def _check_bolt(bolt: object, component: str) -> None:
@@ -210,6 +220,7 @@ def _run_task(
     attempt: TransactionAttempt,
     task: int,
     chunk_rows: int | None,
+    kept: BoltStates,
     *,
     finish: bool,
 ) -> BoltRun:
@@ -222,6 +233,7 @@ def _run_task(
             direct[stream] += [(chosen, row) for row in rows_of(batch)]
 
     process = WorkerProcess(plan)
+    process.stores = kept
     try:
         runtime = TaskRuntime(spec, task, 0, attempt, process, send, Stopwatch())
         for given in inputs:
@@ -233,7 +245,7 @@ def _run_task(
             if isinstance(runtime.bolt, StateCommitter):
                 with runtime.working():
                     deltas = rows_of(runtime.bolt.deltas())
-        return BoltRun(streams, direct, deltas, runtime.bolt)
+        return BoltRun(streams, direct, deltas, runtime.bolt, kept.rows, kept.written)
     except TaskFailedError as error:
         raise error.failure.to_error(attempt) from error.__cause__
     finally:
