@@ -27,8 +27,8 @@ from support.sql_contract import SqlStateContract
 from support.state_contract import StateFixtures
 from support.state_histories import histories, play
 from support.states import Rig, word_table
-from support.upgrade_contract import UpgradeContract
 from support.type_contract import AllTypesContract
+from support.upgrade_contract import UpgradeContract
 from support.value_rules import Runner, ValueRules, sql_runner
 
 from txstream.api.errors import (
@@ -37,9 +37,16 @@ from txstream.api.errors import (
     StateTableError,
     StateValueError,
 )
-from txstream.api.reducers import Max, Min, Sum
+from txstream.api.reducers import Min, Sum
 from txstream.semantics import Semantics
-from txstream.state import AnswerLostError, FenceLockedError, StateDatabase, database, open_database
+from txstream.state import (
+    AnswerLostError,
+    FenceLockedError,
+    StateDatabase,
+    database,
+    open_database,
+    open_sql_database,
+)
 from txstream.transaction import attempt_id
 
 numbers = itertools.count()
@@ -81,6 +88,13 @@ def host_of(url: str) -> str:
 
 class TestContract(SqlStateContract):
     pass
+
+
+class TestEveryType(AllTypesContract):
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def url(server: PostgresServer) -> str:
+        return server.create_database("types")
 
 
 class TestFramework(FrameworkContract):
@@ -193,7 +207,7 @@ class TestHistories:
     @staticmethod
     def at(server: PostgresServer) -> Iterator[tuple[StateDatabase, str]]:
         url = server.create_database("histories")
-        database = open_database(url)
+        database = open_sql_database(url)
         yield database, url
         database.close()
 
