@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from support.state_histories import Try, histories, play
 
 from txstream.semantics import Semantics
-from txstream.state import StateDatabase, open_database
+from txstream.state import StateBackend, open_database
 
 names = itertools.count()
 
@@ -22,7 +22,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def database(url: str) -> Iterator[StateDatabase]:
+def database(url: str) -> Iterator[StateBackend]:
     database = open_database(url)
     yield database
     database.close()
@@ -32,12 +32,12 @@ def database(url: str) -> Iterator[StateDatabase]:
 @given(data=st.data())
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_history_gives_what_its_committed_attempts_held(
-    database: StateDatabase, url: str, semantics: Semantics, data: st.DataObject
+    database: StateBackend, url: str, semantics: Semantics, data: st.DataObject
 ) -> None:
     play(database, url, str(next(names)), semantics, data.draw(histories(semantics)))
 
 
-def test_the_oracle_notices_a_batch_that_counts_twice(database: StateDatabase, url: str) -> None:
+def test_the_oracle_notices_a_batch_that_counts_twice(database: StateBackend, url: str) -> None:
     """The same history without the protocol: a replay on non-transactional state counts twice."""
     replayed = [[Try({"a": (1, 1, 1)}, "commit"), Try({"a": (1, 1, 1)}, "commit")]]
     with pytest.raises(AssertionError):

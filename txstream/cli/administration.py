@@ -87,12 +87,12 @@ def _ask(topology_id: str, *, drop_state: bool, yes: bool) -> None:
 
 def upgrade(cli: Cli) -> None:
     """Bring the framework's tables in the database to this version of txstream."""
-    from txstream.state import open_database
+    from txstream.state import open_sql_database
 
     settings = cli.resolve()
     if settings.uses_default_database:
         settings.data_dir.mkdir(parents=True, exist_ok=True)
-    database = open_database(
+    database = open_sql_database(
         settings.database_url(), connect_timeout_seconds=settings.connect_timeout_seconds
     )
     try:

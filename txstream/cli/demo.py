@@ -306,10 +306,10 @@ def _tail(path: Path) -> str:
 
 
 def _collect(here: Demo, killed_at: Mapping[str, Any], report: Mapping[str, Any]) -> Result:
-    from txstream.state import open_database
+    from txstream.state import open_sql_database
     from txstream.transaction import epoch_of
 
-    database = open_database(
+    database = open_sql_database(
         here.settings.database_url(), connect_timeout_seconds=here.settings.connect_timeout_seconds
     )
     try:

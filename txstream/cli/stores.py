@@ -13,13 +13,13 @@ from txstream.inspect.stores import UnknownTopologyError, is_missing_file, open_
 if TYPE_CHECKING:
     from txstream.inspect.records import MissingDatabase
     from txstream.settings import Settings
-    from txstream.state import StateDatabase
+    from txstream.state import StateBackend
 
 __all__ = ["UnknownTopologyError", "existing_database", "is_dead", "open_zookeeper", "warn_of_missing"]
 
 
 @contextlib.contextmanager
-def existing_database(settings: Settings) -> Iterator[StateDatabase | None]:
+def existing_database(settings: Settings) -> Iterator[StateBackend | None]:
     """The database, or None for a SQLite file that is not there: looking must not create it.
 
     Raises ServiceUnavailableError when it does not answer in time.

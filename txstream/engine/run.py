@@ -287,6 +287,12 @@ class RunningTopology:
                 message_timeout_seconds=self.topology.message_timeout_seconds,
             )
             stack.callback(database.close)
+            if not database.outlives_process:
+                raise UsageError(
+                    f"database {database.url_for_people} forgets everything when the driver ends, while the "
+                    f"topology's progress stays in ZooKeeper; it is for tests (txstream.testing): give the run "
+                    f"another one, for example sqlite:///state.db"
+                )
             return database
 
         if settings.uses_default_database:

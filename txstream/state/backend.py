@@ -17,11 +17,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from txstream.api.errors import StateTableError, UsageError
 from txstream.semantics import Semantics
+from txstream.state.reading import StateReading
 from txstream.state.records import COMMITTED, BatchRecord, Commit, FenceRow, TableSpec
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
@@ -48,6 +51,10 @@ class StateBackend(ABC):
 
     on_executors: ClassVar[bool] = True
     """Can a process on another machine open it by its URL? If not, every batch takes the driver path."""
+
+    outlives_process: ClassVar[bool] = True
+    """Is what was committed still there when this process has ended? If not, it is for tests: a run, whose
+    progress in ZooKeeper stays, refuses it."""
 
     # --- at start -----------------------------------------------------------------------------------
 
@@ -78,6 +85,37 @@ class StateBackend(ABC):
         `txstream recover` rebuilds ZooKeeper from; it is kept beside the fence. Raises
         ProgressMismatchError, IdentityMismatchError, StateTableError or CorruptStateError.
         """
+
+    def migrate(
+        self,
+        topology: str,
+        uuid: str,
+        tables: Sequence[TableSpec],
+        attempt: AttemptId,
+        *,
+        unfinished: Txid | None = None,
+    ) -> list[str]:
+        """Bring tables whose declaration grew since they were joined last to what is declared now; what was
+        done, a sentence each. `join` accepts such a change and does nothing about it.
+
+        Called by each leader once, after every fence was raised to `attempt` and before its first commit; the
+        fence is demanded. A crash in it is followed by another call. `unfinished` is a txid that is committed
+        in part: raises StateTableError for what cannot be done before that is over. Optional: the default is
+        for a store whose `join` accepts no change.
+        """
+        return []
+
+    def begin_ledger(self, topology: str, uuid: str, attempt: AttemptId, last: BatchRecord) -> None:
+        """A store that joins a topology which has committed batches elsewhere: its ledger holds `last`, the
+        last of them, and nothing else.
+
+        Called by a leader after every fence was raised to `attempt`, which is demanded, before anything is
+        committed here; it may be called again after a crash. Optional: the default raises StateTableError.
+        """
+        raise StateTableError(
+            f"{self.url_for_people} cannot join topology {topology!r}, which has committed batches: "
+            f"{type(self).__name__} does not implement begin_ledger; run it under another id (--id)"
+        )
 
     # --- the fence ----------------------------------------------------------------------------------
 
@@ -205,6 +243,24 @@ class StateBackend(ABC):
         Opaque: as they were before batch `before`, whatever an attempt of it has written since.
         Transactional: as they are, since a batch that is written twice is the same both times.
         """
+
+    def read_state(self, topology: str) -> AbstractContextManager[StateReading]:
+        """The topology's state as of one moment, for people: `txstream state ...` and `txstream.inspect`.
+
+        Optional: the default raises UsageError, and everything but those commands works without it.
+        """
+        raise UsageError(
+            f"the state in {self.url_for_people} cannot be shown: {type(self).__name__} does not implement "
+            f"read_state; look at it with its own tools"
+        )
+
+    def top(self, table: str, *, topology: str, n: int = 10) -> list[dict[str, Any]]:
+        """The `n` rows of a state table with the greatest first value, as column -> value, the framework's
+        columns among them. As `read_state`; raises StateTableError when the table is not this topology's."""
+        with self.read_state(topology) as state:
+            rows = state.top(table, n)
+            stored = next(found for found in state.tables() if found.name == table)
+        return [stored.columns(row) for row in rows]
 
     @abstractmethod
     def delete(self, topology: str, *, drop_state: bool, uuid: str | None = None) -> list[str]:

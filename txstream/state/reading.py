@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from txstream.api.state import PREV_PREFIX, TXID_COLUMN
 from txstream.semantics import Semantics
 from txstream.state.records import BatchRecord
 from txstream.transaction import Txid
@@ -35,6 +36,17 @@ class StoredTable:
     @property
     def has_prev(self) -> bool:
         return self.semantics is Semantics.OPAQUE
+
+    def columns(self, row: StoredRow) -> dict[str, Any]:
+        """A row as SQL shows it: keys, each value followed by its `prev_` (opaque), then `txid`."""
+        found = dict(row.key)
+        for name, value in row.value.items():
+            found[name] = value
+            if self.has_prev:
+                found[f"{PREV_PREFIX}{name}"] = None if row.prev is None else row.prev[name]
+        if self.has_txid:
+            found[TXID_COLUMN] = row.txid
+        return found
 
 
 @dataclass(frozen=True, slots=True)
