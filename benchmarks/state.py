@@ -1,4 +1,4 @@
-"""How fast is a commit? Rows/s of `StateDatabase.commit` beside the bare fastest statement of the driver.
+"""How fast is a commit? Rows/s of `StateBackend.commit` beside the bare fastest statement of the driver.
 
     python benchmarks/state.py                          # an own PostgreSQL with fsync, and SQLite
     python benchmarks/state.py --postgres URL --json
@@ -41,7 +41,7 @@ from bare_statements import POSTGRESQL, SQLITE, Way
 from txstream.api.reducers import Sum
 from txstream.api.state import SqlState
 from txstream.semantics import Semantics
-from txstream.state import Commit, StateDatabase, TableSpec, open_database
+from txstream.state import Commit, StateBackend, TableSpec, open_database
 from txstream.transaction import TransactionAttempt, Txid, attempt_id
 
 TARGET = 0.7
@@ -168,7 +168,7 @@ def commit_of(topology: str, deltas: pa.Table, txid: int) -> Commit:
     return Commit(attempt, metas, {topology: deltas}, deltas.num_rows * 10, now, now)
 
 
-def commit_to(state: StateDatabase, topology: str, spec: TableSpec, commit: Commit) -> None:
+def commit_to(state: StateBackend, topology: str, spec: TableSpec, commit: Commit) -> None:
     state.commit(topology, "benchmark", [spec], commit, semantics=spec.semantics)
 
 

@@ -7,11 +7,14 @@ left alone between any two steps and inside any write.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from support.inmemory import Range
 
+from simulation.executors import Counts
 from simulation.model import NOW, UUID, Database
 from txstream.api.errors import (
     BatchFailedError,
@@ -32,6 +35,7 @@ from txstream.coordinator import (
 from txstream.engine.commit import Committer, ProcessedBatch, StateTarget
 from txstream.engine.recovery import Resume
 from txstream.engine.runner import BatchResult
+from txstream.engine.stores import StorePlace
 from txstream.metas import BatchMetas
 from txstream.semantics import Semantics
 from txstream.state import AnswerLostError, BatchRecord, Commit, FenceRow, TableSpec
@@ -56,6 +60,7 @@ class DatabaseView:
     def __init__(self, database: Database, driver: Driver) -> None:
         self.database = database
         self.url_for_people = database.name
+        self.on_executors = database.on_executors
         self._driver = driver
         self._world = driver.world
 
@@ -75,17 +80,60 @@ class DatabaseView:
     def commit(
         self, topology: str, uuid: str, tables: Any, commit: Commit, *, semantics: Semantics, reached: Any
     ) -> None:
+        what = f"{commit.attempt}: {dict(commit.deltas['words'])}"
+        late = functools.partial(self.database.commit, commit)
+        with self._call(f"commit {commit.attempt} to", what, late):
+            self.database.commit(commit)
+            self._world.note(f"{self.database.name} has committed {what}")
+
+    def begin_commit(
+        self, topology: str, uuid: str, tables: Any, commit: Commit, *, semantics: Semantics, reached: Any
+    ) -> None:
+        database, what = self.database, f"the beginning of {commit.attempt}"
+        late = functools.partial(database.begin_commit_at_once, commit)
+        try:
+            with self._call(f"begin {commit.attempt} in", what, late):
+                if self._world.random.random() < 0.5:
+                    database.begin_commit_at_once(commit)
+                else:
+                    for step in database.begin_commit(commit):
+                        self._driver.pass_point(f"{step} of {what} in {database.name}")
+                self._world.note(f"{database.name} has begun {commit.attempt}")
+        except AnswerLostError:
+            self._world.mutations.begin_answer_lost()
+
+    def end_commit(
+        self,
+        topology: str,
+        uuid: str,
+        tables: Any,
+        commit: Commit,
+        *,
+        semantics: Semantics,
+        keys: int,
+        reached: Any,
+    ) -> None:
+        if self._world.mutations.skips_the_end(self.database):
+            return
+        what = f"the end of {commit.attempt}"
+        late = functools.partial(self.database.end_commit, commit)
+        with self._call(f"end {commit.attempt} in", what, late):
+            self.database.end_commit(commit)
+            self._world.note(f"{self.database.name} has ended {commit.attempt}")
+
+    @contextlib.contextmanager
+    def _call(self, doing: str, what: str, late: Callable[[], None]) -> Iterator[None]:
+        """Around one call to the server: it may be lost before, be applied later, or lose its answer."""
         world, name = self._world, self.database.name
-        self._driver.pass_point(f"commit {commit.attempt} to {name}")
+        self._driver.pass_point(f"{doing} {name}")
         if world.happens("database away"):
             raise ServiceUnavailableError(f"{name} is away")
         if world.happens("commit late"):
-            world.note(f"{commit.attempt} is late at {name}")
-            world.late_commits.append((self.database, commit))
+            world.note(f"{what} is late at {name}")
+            world.late_calls.append((name, what, late))
             raise AnswerLostError(f"{name} did not answer")
-        self.database.commit(commit)
-        world.note(f"{name} has committed {commit.attempt}: {dict(commit.deltas['words'])}")
-        self._driver.pass_point(f"committed {commit.attempt} to {name}")
+        yield
+        self._driver.pass_point(f"did {doing} {name}")
         if world.happens("answer lost"):
             raise AnswerLostError(f"{name} did not answer")
 
@@ -123,15 +171,17 @@ class Driver:
         (bolt, semantics), *_ = world.topology.states
         table = TableSpec(bolt.state, semantics, bolt.reducers)
         self._component = world.topology.bolts[-1].id
-        self._committer = Committer(
-            world.topology,
-            UUID,
-            [
-                StateTarget(view, (table,), (self._component,))  # type: ignore[arg-type]  # a model of one
-                for view in self._views
-            ],
-            wait_for=self._wait_for,
-        )
+        self._targets = [
+            StateTarget(
+                view,  # type: ignore[arg-type]  # a model of one
+                (table,),
+                (self._component,),
+                StorePlace(view.database.name, 1.0, 1.0),
+                frozenset({"words"} if view.database.written_by_bolts else ()),
+            )
+            for view in self._views
+        ]
+        self._committer = Committer(world.topology, UUID, self._targets, wait_for=self._wait_for)
         self._commands: list[Command[Range]] = []
         self._answers: list[Callable[[], list[Command[Range]]]] = []
         self._attempts: list[TransactionAttempt] = []
@@ -297,21 +347,29 @@ class Driver:
             self._answers.append(lambda: self.coordinator.ack(attempt))
 
     def _commit(self, emit: EmitCommit[Range]) -> None:
-        attempt = emit.attempt
-        result = BatchResult({}, 0, 0.0, 0.0, 0.0)
-        deltas: dict[str, Any] = {self._component: self._processed.pop(attempt)}
+        attempt, metas = emit.attempt, self.world.codec.encode(emit.metas)
+        batch = ProcessedBatch(BatchResult({}, 0, 0.0, 0.0, 0.0), NOW, NOW, None)
+        deltas = Counts(self._processed.pop(attempt))
+        merged: dict[str, Any] = {self._component: deltas}
+        executors = self.world.executors
         try:
+            begun = self._committer.begin(attempt, metas, batch, lambda point: None)
+            # What bolts of the commit phase write themselves, between the beginning and the end.
+            written = [executors.start(attempt, self.world.databases[at], deltas) for at in sorted(begun)]
+            executors.wait_for(self, attempt, [task for tasks in written for task in tasks])
             self._committer.commit(
                 attempt,
-                self.world.codec.encode(emit.metas),
-                ProcessedBatch(result, NOW, NOW, None),
-                deltas,
-                lambda point: None,
+                metas,
+                batch,
+                merged,
+                lambda point: self.pass_point(f"{point} of {attempt}"),
+                write=lambda attempt, writes: executors.write(self, attempt, writes),
+                begun=begun,
             )
         except StaleAttemptError as error:
             self.store.verify()
             raise UnexplainedError(f"{self}: {attempt} is stale, though the epoch is its own") from error
-        except BatchFailedError as error:
+        except (BatchFailedError, ServiceUnavailableError) as error:
             self.world.note(f"{self}: {error}")
             self._answers.append(lambda: self.coordinator.fail(attempt))
         else:

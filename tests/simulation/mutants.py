@@ -8,8 +8,9 @@ from typing import Any
 
 from support.inmemory import Range
 
+from simulation.executors import Task
 from simulation.model import Database, Guards
-from simulation.world import FAULTS, Mutations, Tree, WrongResultError
+from simulation.world import FAULTS, Mutations, Tree, World, WrongResultError
 from txstream.api.errors import (
     CoordinatorError,
     CorruptStateError,
@@ -242,10 +243,138 @@ class AnOldLeaderMayWriteToZooKeeper(Mutations):
     tree = _UncheckedTree
 
 
+# --- the executor path ----------------------------------------------------------------------------------
+
+
+class BeginRaisesTheFenceLast(Mutations):
+    """The ledger is written and the batch undone while older attempts can still write."""
+
+    guards = Guards(begins_by=("ledger", "restore", "raise"))
+
+
+class BeginLooksAtTheFenceOnce(Mutations):
+    """A beginning in three transactions, of which only the first looks at the fence."""
+
+    guards = Guards(steps_demand_the_fence=False)
+
+
+class BeginRestoresBeforeItsLedgerRow(Mutations):
+    """What an earlier attempt committed is undone while the ledger still says that it is committed."""
+
+    guards = Guards(begins_by=("raise", "restore", "ledger"))
+
+
+class BeginWritesNoLedgerRow(Mutations):
+    """Nothing tells the next attempt that tasks may have written."""
+
+    guards = Guards(begins_by=("raise", "restore"))
+
+
+class BeginDoesNotRestore(Mutations):
+    """An earlier attempt's rows stay."""
+
+    guards = Guards(begins_by=("raise", "ledger"))
+
+
+class BeginAsksAfterItsOwnRow(Mutations):
+    """Its own row has taken the place of the earlier attempt's, so nothing is ever undone."""
+
+    guards = Guards(asks_before_the_ledger_row=False)
+
+
+class TasksDoNotLookAtTheFence(Mutations):
+    """A task of an old attempt writes whenever it runs."""
+
+    guards = Guards(tasks_demand="nothing")
+
+
+class TasksHoldNoLock(Mutations):
+    """A task looks at the fence, and writes when the fence may have been raised."""
+
+    def write(self, world: World, task: Task, *, alone: bool) -> None:
+        if not alone:
+            super().write(world, task, alone=alone)
+            return
+        task.database.demand_for_task(task.attempt)
+        world.go_on()
+        task.database.merge(task.attempt, task.deltas)
+
+
+class LostBeginsAreTakenForDone(Mutations):
+    """Tasks start though nobody knows whether their attempt has begun; the fence is below them then."""
+
+    def begin_answer_lost(self) -> None:
+        pass
+
+
+class TasksLookForNewerAttemptsOnly(LostBeginsAreTakenForDone):
+    """The same, and a fence below a task's attempt is good enough: a late beginning undoes its work."""
+
+    guards = Guards(tasks_demand="not above")
+
+
+class TheEndDoesNotLookAtTheFence(Mutations):
+    """An end that is late says `committed` of a batch that another attempt is writing."""
+
+    guards = Guards(the_end_demands_the_fence=False)
+
+
+class TheEndDoesNotWaitForEveryShare(Mutations):
+    """One task's answer is enough."""
+
+    def are_done(self, tasks: Sequence[Task]) -> bool:
+        return not tasks or any(task.is_done for task in tasks)
+
+
+class OneDatabaseIsNotEnded(Mutations):
+    """Its ledger goes on saying `committing`."""
+
+    def skips_the_end(self, database: Database) -> bool:
+        return database.name == "database 1"
+
+
+class _SaysCommitted:
+    """A database in whose ledger every row counts as committed."""
+
+    def __init__(self, view: Any) -> None:
+        self._view = view
+        self.url_for_people = view.url_for_people
+
+    def last_batch(self, topology: str) -> BatchRecord | None:
+        row: BatchRecord | None = self._view.last_batch(topology)
+        return None if row is None else replace(row, status="committed")
+
+
+class CommittingIsTakenForCommitted(Mutations):
+    """A new leader does not look at the status of a ledger's row."""
+
+    def recover(
+        self,
+        topology: str,
+        semantics: Semantics,
+        store: ProgressStore,
+        databases: Sequence[Any],
+        codec: MetaCodec[Any],
+    ) -> Resume:
+        views = [_SaysCommitted(view) for view in databases]
+        return super().recover(topology, semantics, store, views, codec)
+
+
+class TheOutcomeIsTheRowsAttempt(Mutations):
+    """After a lost answer `committing` by this attempt is enough."""
+
+    def outcome(self, database: Database, attempt: TransactionAttempt) -> bool:
+        row = database.ledger.get(attempt.txid)
+        return row is not None and row.attempt == attempt.attempt
+
+
 ZOMBIES = {"freeze": 0.08, "commit late": 0.2}
 MORE_ZOMBIES = {"freeze": 0.15, "commit late": 0.3}
 CRASHES = {"crash": 0.04, "commit late": 0.3}
-OUTAGES = {"freeze": 0.05, "commit late": 0.4, "database away": 0.2, "crash": 0.0}
+OUTAGES = {"freeze": 0.05, "commit late": 0.4, "database away": 0.2, "crash": 0.0, "another driver": 0.04}
+LATE = {"commit late": 0.3}
+LATE_ENDS = {"freeze": 0.1, "crash": 0.04, "commit late": 0.3}
+GIVEN_UP = {"tasks given up": 0.3, "freeze": 0.0, "crash": 0.005}
 STALE = {"stale message": 0.2}
 OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL
 
@@ -290,4 +419,24 @@ HUNTS = [
     Hunt(PartCommittedIsTakenForDone, WrongResultError, OPAQUE, 2),
     Hunt(PartCommittedIsTakenForDone, WrongResultError, TRANSACTIONAL, 2),
     Hunt(AnOldLeaderMayWriteToZooKeeper, CorruptStateError, OPAQUE, 1, OUTAGES),
+    Hunt(BeginRaisesTheFenceLast, WrongResultError, OPAQUE, 1, ZOMBIES),
+    Hunt(BeginRaisesTheFenceLast, WrongResultError, OPAQUE, 2, ZOMBIES),
+    Hunt(BeginLooksAtTheFenceOnce, WrongResultError, OPAQUE, 1, ZOMBIES),
+    Hunt(BeginRestoresBeforeItsLedgerRow, WrongResultError, OPAQUE, 1, LATE_ENDS),
+    Hunt(BeginWritesNoLedgerRow, WrongResultError, OPAQUE, 1, CRASHES),
+    Hunt(BeginDoesNotRestore, WrongResultError, OPAQUE),
+    Hunt(BeginDoesNotRestore, WrongResultError, OPAQUE, 2),
+    Hunt(BeginAsksAfterItsOwnRow, WrongResultError, OPAQUE),
+    Hunt(TasksDoNotLookAtTheFence, WrongResultError, OPAQUE),
+    Hunt(TasksDoNotLookAtTheFence, TxidRegressionError, TRANSACTIONAL),
+    Hunt(TasksHoldNoLock, WrongResultError, OPAQUE, 1, GIVEN_UP),
+    Hunt(LostBeginsAreTakenForDone, CorruptStateError, OPAQUE),
+    Hunt(TasksLookForNewerAttemptsOnly, WrongResultError, OPAQUE),
+    Hunt(TheEndDoesNotLookAtTheFence, WrongResultError, OPAQUE, 1, ZOMBIES),
+    Hunt(TheEndDoesNotWaitForEveryShare, WrongResultError, OPAQUE),
+    Hunt(TheEndDoesNotWaitForEveryShare, WrongResultError, TRANSACTIONAL),
+    Hunt(OneDatabaseIsNotEnded, ProgressMismatchError, OPAQUE, 2),
+    Hunt(CommittingIsTakenForCommitted, WrongResultError, OPAQUE),
+    Hunt(CommittingIsTakenForCommitted, WrongResultError, TRANSACTIONAL, 2),
+    Hunt(TheOutcomeIsTheRowsAttempt, ProgressMismatchError, OPAQUE, 1, LATE),
 ]

@@ -72,6 +72,14 @@ def test_histories_have_in_them_what_they_are_to_show() -> None:
         "is found",
         "replays {",
         "has advanced",
+        "has begun",
+        "has ended",
+        "has share",
+        ", again",
+        "refuses share",
+        "its tasks take too long",
+        "the beginning of txid",
+        "the end of txid",
     )
     for seed in range(40):
         for semantics in (OPAQUE, TRANSACTIONAL):

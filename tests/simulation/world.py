@@ -7,9 +7,10 @@ exactly what the oracle counts, and drivers that wake up later must change nothi
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,15 +18,17 @@ from support.bolts import word_count
 from support.inmemory import MemoryLog, Range
 
 from simulation.driver import Driver
+from simulation.executors import Executors, Task
 from simulation.model import UUID, Database, Guards, Log
 from txstream.api.errors import StaleAttemptError
 from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, TransactionalSpout
-from txstream.api.topology import Topology
+from txstream.api.topology import CommitChoice, Topology
 from txstream.coordinator import Coordinator
 from txstream.engine.recovery import Resume, recover, take_over
 from txstream.metas import BatchMetas, MetaCodec
 from txstream.semantics import Semantics
-from txstream.state import Commit
+from txstream.state import AnswerLostError
+from txstream.state.records import COMMITTED
 from txstream.transaction import AttemptId, Epoch, TransactionAttempt
 from txstream.zookeeper import FORMAT, Identity, MemoryProgress, MemoryTree, ProgressStore
 from txstream.zookeeper.tree import Node
@@ -47,7 +50,11 @@ FAULTS: Mapping[str, float] = {
     "batch fails": 0.1,
     "stale message": 0.05,
     "another driver": 0.01,
+    "tasks given up": 0.05,
+    "task again": 0.3,
 }
+
+COMMITS: tuple[CommitChoice, ...] = ("driver", "auto", "executors")
 
 _KEYS = "abcd"
 _MAX_DEPTH = 2
@@ -90,14 +97,30 @@ class Mutations:
     def outcome(self, database: Database, attempt: TransactionAttempt) -> bool:
         return database.has_committed(attempt)
 
+    def begin_answer_lost(self) -> None:
+        raise AnswerLostError("nobody knows whether it has begun")
+
+    def write(self, world: World, task: Task, *, alone: bool) -> None:
+        """One transaction of a task; `alone` when no driver waits for it in this step."""
+        task.database.write(task.attempt, task.deltas)
+
+    def are_done(self, tasks: Sequence[Task]) -> bool:
+        return all(task.is_done for task in tasks)
+
+    def skips_the_end(self, database: Database) -> bool:
+        return False
+
 
 class WrongResultError(AssertionError):
     """A table is not what the log says."""
 
 
 @functools.cache
-def topology_of(semantics: Semantics) -> Topology:
-    return word_count(MemoryLog({}), spout=SPOUTS[semantics])
+def topology_of(semantics: Semantics, commit: CommitChoice) -> Topology:
+    """`auto` takes executors for more than one key, and never twice for one txid."""
+    topology = word_count(MemoryLog({}), spout=SPOUTS[semantics])
+    rows = 1 if commit == "auto" else None
+    return dataclasses.replace(topology, commit=commit, driver_commit_rows=rows)
 
 
 @dataclass
@@ -114,15 +137,23 @@ class World:
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
-        self.topology = topology_of(self.semantics)
+        commit: CommitChoice = self.random.choice(COMMITS)
+        self.topology = topology_of(self.semantics, commit)
         self.codec: MetaCodec[Any] = MetaCodec(Range)
         self.log = Log()
         self.tree = self.mutations.tree()
         self.databases = [
-            Database(f"database {number}", self.state or self.semantics, self.mutations.guards)
+            Database(
+                f"database {number}",
+                self.state or self.semantics,
+                self.mutations.guards,
+                on_executors=self.random.random() < 0.85,
+                written_by_bolts=commit != "driver" and self.random.random() < 0.25,
+            )
             for number in range(1, self.databases_count + 1)
         ]
-        self.late_commits: list[tuple[Database, Commit]] = []
+        self.executors = Executors(self)
+        self.late_calls: list[tuple[str, str, Callable[[], None]]] = []
         self.drivers: list[Driver] = []
         self.history: list[tuple[int, str, BatchMetas[Range] | None]] = []
         self._depth = 0
@@ -131,6 +162,9 @@ class World:
         store.create_identity(Identity(UUID, FORMAT, self.semantics, "spout"))
         for _ in range(self.random.randint(1, 3)):
             self.grow()
+
+    def database(self, name: str) -> Database:
+        return next(database for database in self.databases if database.name == name)
 
     def note(self, what: str, metas: BatchMetas[Range] | None = None) -> None:
         self.history.append((self._depth, what, metas))
@@ -160,12 +194,18 @@ class World:
             return
         self.note(f"{driver} falls asleep: {where}")
         driver.is_frozen = True
+        self.go_on()
+        driver.is_frozen = False
+        self.note(f"{driver} wakes up: {where}")
+
+    def go_on(self) -> None:
+        """Some steps of everybody else, in the middle of somebody's."""
+        if self._depth == _MAX_DEPTH:
+            return
         self._depth += 1
         for _ in range(self.random.randint(5, 60)):
             self._step()
         self._depth -= 1
-        driver.is_frozen = False
-        self.note(f"{driver} wakes up: {where}")
 
     def _step(self) -> None:
         chance = self.random.random()
@@ -175,6 +215,8 @@ class World:
             self._lose_or_find()
         elif chance < 0.12:
             self._deliver_late()
+        elif chance < 0.17:
+            self.executors.run_one()
         else:
             self._step_a_driver()
 
@@ -206,14 +248,14 @@ class World:
     def _deliver_late(self) -> None:
         """What was sent long ago arrives, and is applied as far as fences and versions let it."""
         self.tree.deliver_late()
-        late, self.late_commits = self.late_commits, []
-        for database, commit in late:
+        late, self.late_calls = self.late_calls, []
+        for name, what, call in late:
             try:
-                database.commit(commit)
+                call()
             except StaleAttemptError:
-                self.note(f"{database.name} refuses {commit.attempt}, which is late")
+                self.note(f"{name} refuses {what}, which is late")
             else:
-                self.note(f"{database.name} has committed {commit.attempt} late")
+                self.note(f"{name} has {what}, late")
 
     # --- without faults -------------------------------------------------------------------------------
 
@@ -230,6 +272,7 @@ class World:
             raise AssertionError(f"{last} does not finish")
         self._check("at the end")
         self._deliver_late()
+        self.executors.run_all()
         for driver in self.drivers[:-1]:
             for _ in range(30):
                 if driver.is_alive:
@@ -252,6 +295,7 @@ class World:
     def _check_ledger(self, database: Database) -> None:
         """Every record is in exactly one batch, and no txid is missing."""
         assert sorted(database.ledger) == list(range(1, len(database.ledger) + 1)), "a txid is missing"
+        assert {row.status for row in database.ledger.values()} <= {COMMITTED}, "a txid is not committed"
         places = dict.fromkeys(self.log.partitions, 0)
         for txid in sorted(database.ledger):
             metas = self.codec.decode(database.ledger[txid].metas, f"txid {txid}")
