@@ -6,10 +6,9 @@ Subclasses have a fixture `url` with an empty database.
 from __future__ import annotations
 
 import pytest
-import sqlalchemy as sa
 
 from support.state_contract import StateContract, StateFixtures
-from support.states import Rig, word_table
+from support.states import Rig
 from support.tables import execute, read_rows
 from txstream.api.errors import CorruptStateError, StateTableError
 from txstream.state import StateDatabase
@@ -17,17 +16,6 @@ from txstream.state import StateDatabase
 
 class SqlContract(StateFixtures):
     """What a person can do to the database behind our back."""
-
-    def test_index_on_txid(self, database: StateDatabase, url: str) -> None:
-        Rig(database, url).join()
-        for _ in range(2):
-            rig = Rig(database, url, word_table(index_txid=True)).join()
-        engine = sa.create_engine(url)
-        assert [index["column_names"] for index in sa.inspect(engine).get_indexes("word_count")] == [["txid"]]
-        engine.dispose()
-        rig.commit(1, {"a": 1, "b": 1})
-        rig.commit(1, {"a": 2})
-        assert rig.values() == {"a": 2}
 
     @pytest.mark.parametrize(
         ("column", "value", "expected"),

@@ -44,8 +44,8 @@ def totals(table: str = "totals", url: str | None = None) -> Store:
 def storing(source: MemorySpout, spout: Any, *stores: Store) -> Topology:
     """The source's rows, into these states, and to a committer without any."""
     builder = TransactionalTopologyBuilder("words", "rows", spout(source, max_batch_records=2), 2)
-    for state, reducers in stores:
-        store = builder.set_committer_bolt(f"store_{state.table}", SqlStateBolt(state, **reducers), 2)
+    for number, (state, reducers) in enumerate(stores):
+        store = builder.set_committer_bolt(f"store{number}", SqlStateBolt(state, **reducers), 2)
         store.fields_grouping("rows", "word")
     builder.set_committer_bolt("stateless", CountByHand()).fields_grouping("rows", "word")
     return builder.build()

@@ -1,6 +1,7 @@
 """What every leader does before its first batch, in this order: a run's, and a test's without services.
 
-Invariant: nothing that a decision depends on is read before every fence is raised (`recovery`).
+Invariant: nothing that a decision depends on is read before every fence is raised (`recovery`), and no table
+is changed before that either (`joining`), so that no older leader can write beside it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from txstream.api.topology import Topology
 from txstream.coordinator import Coordinator
 from txstream.engine.claim import claim_identity
 from txstream.engine.commit import StateTarget
+from txstream.engine.joining import newcomers_of, settle_changes
 from txstream.engine.operators import Slots
 from txstream.engine.recovery import Resume, recover, take_over
 from txstream.metas import MetaCodec
@@ -47,10 +49,13 @@ def take_up(
     from the txid to commit next, where the coordinator is to end. Raises what `claim_identity`, `take_over`
     and `recover` do.
     """
-    identity = claim_identity(topology, store, targets, locked=locked)
+    claim = claim_identity(topology, store, targets, locked=locked)
     databases = [target.database for target in targets]
-    epoch = take_over(topology.id, identity.uuid, store, databases, locked=locked)
-    resume = recover(topology.id, topology.semantics, store, databases, codec)
+    epoch = take_over(topology.id, claim.identity.uuid, store, databases, locked=locked)
+    newcomers = newcomers_of(topology, claim, store, targets)
+    settled = [database for database in databases if database not in newcomers]
+    resume = recover(topology.id, topology.semantics, store, settled, codec)
+    identity = settle_changes(topology, claim, store, targets, newcomers, epoch, resume, codec, locked=locked)
     slots = Slots(topology)
     slots.restore(store.read_scale())
     coordinator: Coordinator[Any] = Coordinator(

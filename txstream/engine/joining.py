@@ -92,7 +92,7 @@ def settle_changes(
     store.replace_identity(identity)
     kept = kept_of(identity, targets)
     for target in targets:
-        join(topology, target, kept, first_run=False, locked=locked)
+        join(topology, target.database, target.tables, kept, first_run=False, locked=locked)
     for name in sorted(claim.joining):
         log.info("topology %s: state %s counts from txid %d on", topology.id, name, resume.progress.current)
     return identity

@@ -35,7 +35,9 @@ from txstream.state.dialect import StateDialect, Touch
 from txstream.state.failures import one_line, to_error
 from txstream.state.framework import batch as batch_table, fence as fence_table
 from txstream.state.ledger import LedgerWriter
+from txstream.state.reading import StateReading
 from txstream.state.records import BatchRecord, Commit, FenceRow, TableSpec
+from txstream.state.sql_reading import SqlStateReading
 from txstream.state.sqlite import READ_ONLY
 from txstream.state.urls import dialect_of, without_password
 from txstream.state.writer import TableWriter
@@ -47,12 +49,8 @@ Work = list[tuple[TableWriter, pa.Table]]
 """Tables and their prepared deltas, in the order in which every transaction writes them."""
 
 _PING_AFTER_IDLE_SECONDS = 1.0
+_PATIENCE_SECONDS = 24 * 3600.0  # a silent server is given up even then
 _USED_AT = "txstream_used_at"  # in what SQLAlchemy keeps beside a pooled connection
-
-
-def open_database(url: str, **options: Any) -> StateDatabase:
-    """The database of a SQLAlchemy URL; options as `StateDatabase` takes them. Connects to nothing yet."""
-    return StateDatabase(url, **options)
 
 
 class StateDatabase(StateBackend):
@@ -122,6 +120,37 @@ class StateDatabase(StateBackend):
             )
             for spec in tables:
                 state_tables.join_table(connection, self._dialect, topology, uuid, spec, first_run=first_run)
+
+    def migrate(
+        self,
+        topology: str,
+        uuid: str,
+        tables: Sequence[TableSpec],
+        attempt: AttemptId,
+        *,
+        unfinished: Txid | None = None,
+    ) -> list[str]:
+        with self._reading(f"the tables of topology {topology!r}") as connection:
+            due = [
+                spec
+                for spec in tables
+                if state_tables.changes_due(connection, self._dialect, spec, unfinished)
+            ]
+        if not due:
+            return []
+        done: list[str] = []
+        with self._writing(f"changing tables of topology {topology!r}", patient=True) as (connection, _):
+            fence.require(connection, self._dialect, self.url_for_people, topology, uuid, attempt)
+            self._dialect.lock_definitions(connection)
+            for spec in due:
+                changes = state_tables.migrate_table(connection, self._dialect, spec, unfinished)
+                done += [f"{spec.state.table}: {change}" for change in changes]
+        return done
+
+    def begin_ledger(self, topology: str, uuid: str, attempt: AttemptId, last: BatchRecord) -> None:
+        with self._writing(f"topology {topology!r} joining") as (connection, _):
+            fence.require(connection, self._dialect, self.url_for_people, topology, uuid, attempt)
+            self._ledger.begin(connection, last)
 
     # --- the fence ----------------------------------------------------------------------------------
 
@@ -322,6 +351,21 @@ class StateDatabase(StateBackend):
         with self._reading(f"table {spec.state.table!r}") as connection:
             return self._writer(spec).read(connection, keys, before)
 
+    @contextlib.contextmanager
+    def read_state(self, topology: str) -> Iterator[StateReading]:
+        """Raises StateTableError when nothing of txstream is in this database."""
+        nothing = StateTableError(
+            f"{self.url_for_people} has no state tables; no topology has been run on it"
+        )
+        if not self._dialect.is_there():
+            raise nothing
+        with self._reading(f"the state of topology {topology!r}", snapshot=True) as connection:
+            revision = revisions.read_revision(connection, self.url_for_people)
+            if revision is None:
+                raise nothing
+            revisions.refuse_other_revision(revision, self.url_for_people)
+            yield SqlStateReading(connection, self._dialect, self.url_for_people, topology)
+
     # --- for people ---------------------------------------------------------------------------------
 
     def top(self, table: str, *, topology: str, n: int = 10) -> list[dict[str, Any]]:
@@ -381,17 +425,21 @@ class StateDatabase(StateBackend):
 
     @contextlib.contextmanager
     def _writing(
-        self, doing: str, *, lock_timeout_seconds: float | None = None
+        self, doing: str, *, lock_timeout_seconds: float | None = None, patient: bool = False
     ) -> Iterator[tuple[Connection, Touch]]:
-        """One transaction, committed at the end. The database's errors become the framework's."""
+        """One transaction, committed at the end. The database's errors become the framework's. A `patient`
+        one may work on a whole table, for longer than a commit may take."""
         connection = self._connect(doing)
         at_commit = False
         try:
             with contextlib.ExitStack() as stack:
-                answered = stack.enter_context(self._dialect.deadline(connection))
+                silence_seconds = _PATIENCE_SECONDS if patient else None
+                answered = stack.enter_context(self._dialect.deadline(connection, silence_seconds))
                 if lock_timeout_seconds is not None:
                     stack.enter_context(self._dialect.lock_timeout(connection, lock_timeout_seconds))
                 with connection.begin():
+                    if patient:
+                        self._dialect.be_patient(connection)
                     yield connection, answered
                     at_commit = True
         except DBAPIError as error:
@@ -400,9 +448,14 @@ class StateDatabase(StateBackend):
             self._release(connection)
 
     @contextlib.contextmanager
-    def _reading(self, doing: str, silence_seconds: float | None = None) -> Iterator[Connection]:
-        """One transaction that only reads and waits for nobody."""
+    def _reading(
+        self, doing: str, silence_seconds: float | None = None, *, snapshot: bool = False
+    ) -> Iterator[Connection]:
+        """One transaction that only reads and waits for nobody; with `snapshot` all of it sees one moment."""
         connection = self._connect(doing).execution_options(**{READ_ONLY: True})
+        if snapshot and self._dialect.snapshot_isolation is not None:
+            # The pool puts the usual one back.
+            connection = connection.execution_options(isolation_level=self._dialect.snapshot_isolation)
         try:
             with self._dialect.deadline(connection, silence_seconds), connection.begin():
                 yield connection

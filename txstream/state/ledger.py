@@ -10,7 +10,7 @@ import json
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, exists, select
+from sqlalchemy import Connection, Row, bindparam, delete, exists, select
 
 from txstream.api.errors import CorruptStateError
 from txstream.metas import to_json
@@ -32,15 +32,7 @@ class LedgerWriter:
     """The prepared upsert of a ledger row, over whatever another attempt of its txid has left."""
 
     def __init__(self, dialect: StateDialect) -> None:
-        insert = dialect.insert(batch)
-        self._upsert = insert.on_conflict_do_update(
-            index_elements=[batch.c.topology, batch.c.txid],
-            set_={
-                column.name: insert.excluded[column.name]
-                for column in batch.columns
-                if not column.primary_key
-            },
-        )
+        self._upsert = dialect.overwrite(batch)
 
     def write_committing(
         self, connection: Connection, topology: str, uuid: str, commit: Commit, semantics: Semantics
@@ -60,6 +52,14 @@ class LedgerWriter:
     ) -> None:
         """Say that this attempt committed its batch, with `keys` rows written."""
         self._write(connection, topology, uuid, commit, semantics, COMMITTED, keys, now)
+
+    def begin(self, connection: Connection, last: BatchRecord) -> None:
+        """Let the ledger of a topology begin with `last`, in place of whatever is there."""
+        connection.execute(delete(batch).where(batch.c.topology == last.topology))
+        row = {column.name: getattr(last, column.name) for column in batch.columns}
+        row |= {"semantics": str(last.semantics), "metas": to_json(last.metas)}
+        row["details"] = to_json(last.details) if last.details else None
+        connection.execute(self._upsert, row)
 
     def _write(
         self,

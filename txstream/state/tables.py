@@ -1,15 +1,16 @@
 """State tables: built from a declaration, created once, compared with what is there, owned by one topology.
 
 Invariants. A state table and its ownership row are created by one transaction, so a table without one is
-somebody else's and is never adopted, altered or written. Column order is keys, then each value followed by
+somebody else's and is never adopted, altered or written. Where a database commits a creation by itself, the
+ownership row is there first, and says until the end that the table is being created. Column order is keys, then each value followed by
 its `prev_` (opaque), then `txid`; `Column.info` says which is which.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,6 +26,7 @@ from sqlalchemy import (
     delete,
     inspect,
     select,
+    update,
 )
 from sqlalchemy.exc import IdentifierError
 
@@ -37,10 +39,14 @@ from txstream.api.errors import (
 from txstream.api.state import PREV_PREFIX, TXID_COLUMN, SqlState
 from txstream.metas import to_json
 from txstream.semantics import Semantics
+from txstream.state.changes import added_values, committed_in_part, refused_changes
 from txstream.state.dialect import StateDialect
 from txstream.state.framework import TABLE_LENGTH, owned_table
+from txstream.state.growth import grow_table
 from txstream.state.records import TableSpec
+from txstream.transaction import Txid
 
+_CREATING = "creating"  # in the declaration of a table that may not be there yet
 _INDEX_NAMES = {"ix": "ix_%(table_name)s_%(column_0_name)s"}  # SQLAlchemy shortens what is too long
 
 
@@ -57,15 +63,13 @@ class Owner:
 def build_table(state: SqlState, semantics: Semantics, dialect: StateDialect) -> Table:
     """The table of a declaration. Raises StateTableError for a type that the database cannot keep."""
     columns: list[Column[Any]] = []
-    for field in state.key_schema:
-        columns.append(
-            Column(
-                field.name,
-                dialect.type_of(field, state.table),
-                autoincrement=False,
-                nullable=False,
-                info={"key": True},
-            )
+    for name, key_type in dialect.key_types(state.key_schema, state.table).items():
+        columns.append(Column(name, key_type, autoincrement=False, nullable=False, info={"key": True}))
+    if semantics is Semantics.OPAQUE and None in state.defaults.values():
+        name = next(name for name, value in state.defaults.items() if value is None)
+        raise StateTableError(
+            f"state table {state.table!r}: value columns of an opaque table are NOT NULL, so the default of "
+            f"{name!r} cannot be None; give what its reducer begins with"
         )
     checks: list[CheckConstraint] = []
     for field in state.value_schema:
@@ -117,13 +121,17 @@ def join_table(
     exists = inspect(connection).has_table(name)
     if owner is not None:
         _refuse_other_owner(owner, topology, uuid)
+        if not exists and owner.declaration.get(_CREATING):
+            _create(connection, table)
+            exists = True
         if not exists:
             raise CorruptStateError(
                 f"state table {name!r} was created for topology {topology!r} and is gone; restore it, or "
                 f"start afresh with `txstream delete {topology} --drop-state`"
             )
-        _refuse_differences(connection, owner, table, spec)
-        _add_index(connection, table)
+        _refuse_differences(connection, dialect, owner, table, spec)
+        if owner.declaration.get(_CREATING):
+            _declare(connection, name, spec)
         return
     if exists:
         raise StateTableError(
@@ -136,19 +144,84 @@ def join_table(
             f"database; point at the database that it was run with, or start afresh with "
             f"`txstream delete {topology} --drop-state`"
         )
-    try:
-        table.create(connection)
-    except IdentifierError as error:
-        raise StateTableError(f"state table {name!r}: {error}; choose a shorter name") from error
+    declaration = spec.state.declaration(spec.semantics)
     connection.execute(
         owned_table.insert().values(
             table_name=name,
             topology=topology,
             uuid=uuid,
-            declaration=to_json(spec.state.declaration(spec.semantics)),
+            declaration=to_json({**declaration, _CREATING: True}),
             created_at=datetime.now(UTC),
         )
     )
+    _create(connection, table)
+    _declare(connection, name, spec)
+
+
+def _create(connection: Connection, table: Table) -> None:
+    try:
+        table.create(connection)
+    except IdentifierError as error:
+        raise StateTableError(f"state table {table.name!r}: {error}; choose a shorter name") from error
+
+
+def _declare(connection: Connection, name: str, spec: TableSpec) -> None:
+    connection.execute(
+        update(owned_table)
+        .where(owned_table.c.table_name == name)
+        .values(declaration=to_json(spec.state.declaration(spec.semantics)))
+    )
+
+
+def changes_due(
+    connection: Connection, dialect: StateDialect, spec: TableSpec, unfinished: Txid | None
+) -> list[str]:
+    """What `migrate_table` would do to a table that `join_table` has accepted, a few words each.
+
+    Raises StateTableError when it cannot be done while txid `unfinished` is committed in part.
+    """
+    owner = read_owner(connection, spec.state.table)
+    if owner is None:
+        return []
+    added = added_values(owner.declaration, spec)
+    if added and unfinished is not None and spec.semantics is Semantics.TRANSACTIONAL:
+        raise committed_in_part(owner.table, added, unfinished)
+    index = _index_change(connection, dialect, build_table(spec.state, spec.semantics, dialect), spec)
+    due = [f"column {name!r} added, with default {spec.state.defaults[name]!r}" for name in added]
+    return due if index is None else [*due, index]
+
+
+def migrate_table(
+    connection: Connection, dialect: StateDialect, spec: TableSpec, unfinished: Txid | None
+) -> list[str]:
+    """Bring a table that `join_table` has accepted to its declaration; what was done, a few words each.
+
+    Called in a transaction that holds the fence. Raises StateTableError when it cannot be done, then or ever.
+    """
+    due = changes_due(connection, dialect, spec, unfinished)
+    owner = read_owner(connection, spec.state.table)
+    if not due or owner is None:
+        return []
+    table = build_table(spec.state, spec.semantics, dialect)
+    if added_values(owner.declaration, spec):
+        grow_table(connection, dialect, table, spec, owner.declaration)
+    if _index_change(connection, dialect, table, spec) is not None:
+        index = _index(dialect, spec)
+        if spec.state.index_txid:
+            index.create(connection)
+        else:
+            index.drop(connection)
+    grown = Owner(owner.table, owner.topology, owner.uuid, spec.state.declaration(spec.semantics))
+    _refuse_differences(connection, dialect, grown, table, spec)
+    return due
+
+
+def added_columns(table: Table, owner: Owner, spec: TableSpec) -> set[str]:
+    """The columns of the database that the declaration adds, those of the framework among them."""
+    added = added_values(owner.declaration, spec)
+    return {
+        column.name for column in table.columns if column.name in added or column.info.get("prev") in added
+    }
 
 
 def read_owner(connection: Connection, name: str) -> Owner | None:
@@ -214,13 +287,14 @@ def _refuse_other_owner(owner: Owner, topology: str, uuid: str) -> None:
         )
 
 
-def _refuse_differences(connection: Connection, owner: Owner, table: Table, spec: TableSpec) -> None:
-    declared = spec.state.declaration(spec.semantics)
-    differences = [
-        f"its {part} was declared {owner.declaration.get(part)!r} and is now {declared[part]!r}"
-        for part in declared
-        if owner.declaration.get(part) != declared[part]
-    ] or _column_differences(connection, table)
+def _refuse_differences(
+    connection: Connection, dialect: StateDialect, owner: Owner, table: Table, spec: TableSpec
+) -> None:
+    differences = refused_changes(owner.declaration, spec)
+    if not differences:
+        # Columns that a migration is about to add, or was adding when it was broken off.
+        coming = added_columns(table, owner, spec)
+        differences = _column_differences(connection, dialect, table, coming)
     if differences:
         raise StateTableError(
             f"state table {owner.table!r} is not as topology {owner.topology!r} declares it: "
@@ -229,14 +303,29 @@ def _refuse_differences(connection: Connection, owner: Owner, table: Table, spec
         )
 
 
-def _column_differences(connection: Connection, table: Table) -> list[str]:
+def differences_from_declaration(
+    connection: Connection, dialect: StateDialect, table: Table
+) -> list[str] | None:
+    """How the table that is there differs from the declared one, a sentence each; None when it is gone."""
+    there = inspect(connection).has_table(table.name)
+    return _column_differences(connection, dialect, table) if there else None
+
+
+def _column_differences(
+    connection: Connection, dialect: StateDialect, table: Table, coming: Collection[str] = ()
+) -> list[str]:
+    """How the columns differ from the declared ones; those that are `coming` may be missing."""
     inspector = inspect(connection)
-    wanted = {column.name: _shown(connection, column.type, column.nullable) for column in table.columns}
+
+    def shown(column_type: Any, nullable: bool | None) -> str:
+        return f"{dialect.shown_type(connection, column_type)}{'' if nullable else ' NOT NULL'}"
+
+    wanted = {column.name: shown(column.type, column.nullable) for column in table.columns}
     found = {
-        column["name"]: _shown(connection, column["type"], column["nullable"])
+        column["name"]: shown(column["type"], column["nullable"])
         for column in inspector.get_columns(table.name)
     }
-    differences = [f"column {name!r} is missing" for name in wanted.keys() - found.keys()]
+    differences = [f"column {name!r} is missing" for name in wanted.keys() - found.keys() - set(coming)]
     differences += [f"column {name!r} is not ours" for name in found.keys() - wanted.keys()]
     differences += [
         f"column {name!r} is {found[name]}, expected {wanted[name]}"
@@ -250,11 +339,18 @@ def _column_differences(connection: Connection, table: Table) -> list[str]:
     return sorted(differences)
 
 
-def _shown(connection: Connection, column_type: Any, nullable: bool | None) -> str:
-    return f"{column_type.compile(connection.dialect)}{'' if nullable else ' NOT NULL'}"
+def _index_change(connection: Connection, dialect: StateDialect, table: Table, spec: TableSpec) -> str | None:
+    """Is the index on txid to be made or dropped? The name tells it from an index of the user's own."""
+    if spec.semantics is Semantics.NON_TRANSACTIONAL:
+        return None
+    names = [index["name"] for index in inspect(connection).get_indexes(table.name)]
+    name = connection.dialect.identifier_preparer.format_index(_index(dialect, spec))
+    there = name in [connection.dialect.identifier_preparer.quote(found) for found in names if found]
+    if there == spec.state.index_txid:
+        return None
+    return "index on txid made" if spec.state.index_txid else "index on txid dropped"
 
 
-def _add_index(connection: Connection, table: Table) -> None:
-    """`index_txid` may be switched on for a table that exists."""
-    for index in table.indexes:
-        index.create(connection, checkfirst=True)
+def _index(dialect: StateDialect, spec: TableSpec) -> Index:
+    table = build_table(replace(spec.state, index_txid=True), spec.semantics, dialect)
+    return next(iter(table.indexes))
