@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -75,6 +76,7 @@ class Committer:
     ) -> None:
         self._topology = topology.id
         self._semantics: Semantics = topology.semantics
+        self._map_states = topology.map_states
         self._commit = topology.commit
         self._driver_commit_rows = topology.driver_commit_rows
         self._uuid = uuid
@@ -130,10 +132,11 @@ class Committer:
         *,
         write: ShareWriter | None = None,
         begun: Collection[int] = (),
-        written: int = 0,
+        written: Mapping[tuple[str, str], int] | None = None,
     ) -> None:
         """Commit to every database. `write` has tasks write shares; without it the driver writes everything.
-        `begun` is what `begin` answered for this attempt, `written` the rows that bolts wrote since.
+        `begun` is what `begin` answered for this attempt, `written` the rows that bolts wrote since, by
+        component and state.
 
         Raises BatchFailedError or ServiceUnavailableError when a new attempt is due, FencedError when a newer
         leader has taken over, BoltError when a task died, another TxstreamError when the data cannot be
@@ -146,11 +149,10 @@ class Committer:
         for at in shared:
             if at not in begun:
                 self._begin(self._targets[at], attempt, metas, batch, reached)
-        keys = self._keys_of_bolts(written)
+        keys = self._rows_of_bolts(written or {})
         if write is not None and shared:
             reached(Point.BEFORE_WRITE)
-            rows = self._write_shares(attempt, {at: own[at] for at in shared}, batch, write)
-            keys.update({at: keys.get(at, 0) + count for at, count in rows.items()})
+            keys.update(self._write_shares(attempt, {at: own[at] for at in shared}, batch, write))
             reached(Point.AFTER_WRITE)
         for at, target in enumerate(self._targets):
             if at:
@@ -158,7 +160,7 @@ class Committer:
             mine = [] if at in shared else own[at]
             path = EXECUTORS if at in shared or at in begun else DRIVER
             commit = _commit(attempt, metas, batch, path, mine)
-            self._finish(target, commit, reached, keys=keys.get(at, 0), path=path)
+            self._finish(target, commit, reached, keys=keys[at], path=path)
 
     # --- which path ---------------------------------------------------------------------------------
 
@@ -259,10 +261,14 @@ class Committer:
             if not self._outcome(database, attempt, lost=isinstance(error, AnswerLostError)):
                 raise BatchFailedError(f"{attempt} was not committed: {error}") from error
 
-    def _keys_of_bolts(self, written: int) -> dict[int, int]:
-        """What bolts wrote, by database."""
-        by_bolts = [at for at, target in enumerate(self._targets) if target.written_by_bolts]
-        return {by_bolts[0]: written} if by_bolts else {}
+    def _rows_of_bolts(self, written: Mapping[tuple[str, str], int]) -> Counter[int]:
+        """What bolts wrote, by database; `written` has it by component and state."""
+        rows: Counter[int] = Counter()
+        for use in self._map_states:
+            for at, target in enumerate(self._targets):
+                if target.has(use):
+                    rows[at] += written.get((use.component, use.name), 0)
+        return rows
 
     def _outcome(self, database: StateBackend, attempt: TransactionAttempt, *, lost: bool) -> bool:
         """Has the database committed this attempt? Lost may mean committed: only the ledger knows, and only

@@ -465,7 +465,7 @@ class EventLoop:
                 self._reached(attempt),
                 write=self._write_shares,
                 begun=begun,
-                written=finished.written,
+                written=finished.written_by,
             )
             self._reach(Point.AFTER_COMMIT, attempt.txid)
 

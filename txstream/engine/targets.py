@@ -13,7 +13,7 @@ from sqlalchemy.exc import ArgumentError
 from txstream.api.bolts import StateCommitter
 from txstream.api.errors import TopologyError
 from txstream.api.reducers import Put
-from txstream.api.topology import Topology
+from txstream.api.topology import StateUse, Topology
 from txstream.engine.shares import TableDeltas
 from txstream.engine.stores import StorePlace
 from txstream.state import StateBackend, TableSpec, place_of
@@ -42,6 +42,13 @@ class StateTarget:
             for spec, component in zip(self.tables, self.components, strict=True)
             if spec.state.table not in self.written_by_bolts
         ]
+
+    def has(self, use: StateUse) -> bool:
+        """Is this state of a bolt in this database?"""
+        return any(
+            spec.state is use.state and component == use.component
+            for spec, component in zip(self.tables, self.components, strict=True)
+        )
 
 
 @dataclass

@@ -18,7 +18,7 @@ from txstream.api.errors import BatchFailedError, UsageError
 from txstream.api.topology import Topology
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.coordinator import Phase
-from txstream.engine.points import Point, nobody_listens
+from txstream.engine.points import WRITE_POINTS, Point, nobody_listens
 from txstream.engine.recording import Call
 from txstream.semantics import Semantics
 from txstream.settings import Settings
@@ -37,7 +37,13 @@ if TYPE_CHECKING:
 DEADLINE_SECONDS = 60.0
 _ALL_ROWS = 1_000_000
 _PERSIST_POINTS = (Point.BEFORE_PERSIST, Point.AFTER_PERSIST)
-_FAIL_POINTS = (Point.BEFORE_COMMIT, Point.INSIDE_COMMIT, Point.AFTER_COMMIT)
+_FAIL_POINTS = (
+    Point.BEFORE_COMMIT,
+    *WRITE_POINTS,
+    Point.INSIDE_COMMIT,
+    Point.BETWEEN_COMMITS,
+    Point.AFTER_COMMIT,
+)
 
 
 class TopologyTest:
@@ -179,8 +185,8 @@ class TopologyTest:
         processed, processed, or held before its commit. A txid that is not open is opened first.
 
         That attempt and all later ones are dropped; they go again when a step asks for them. A string is the
-        reason of a BatchFailedError; an exception is failed with as it is. With `at` (BEFORE_COMMIT,
-        INSIDE_COMMIT or AFTER_COMMIT) the txid is committed up to that point, and fails there.
+        reason of a BatchFailedError; an exception is failed with as it is. With `at` (a point from
+        BEFORE_COMMIT to AFTER_COMMIT that its commit passes) the txid is committed up to there, and fails.
         """
         control = self._control
         driver = control.running

@@ -1,0 +1,130 @@
+"""A topology whose commits take either path, into one database or two, and what its states must hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+import txstream.testing.driver
+from txstream.api.builder import TransactionalTopologyBuilder
+from txstream.api.reducers import Count
+from txstream.api.spouts import OpaqueSpout
+from txstream.api.state import SqlState
+from txstream.api.topology import Topology
+from txstream.bolts.sql import SqlStateBolt
+from txstream.engine.plan import ExecutionPlan
+from txstream.engine.shares import Message
+from txstream.spouts.memory import MemorySpout
+from txstream.state import BatchRecord, open_database
+from txstream.testing import Attempt, InProcessRunner, TopologyTest
+
+# Each partition gives two words to a batch: batches of 4, 2, 3 and 1 keys.
+WORDS: Mapping[str, list[str]] = {
+    "p0": ["ash", "elm", "oak", "oak", "ash", "fir", "yew", "yew"],
+    "p1": ["oak", "may", "oak", "ash", "fir", "box"],
+}
+KEYS = (4, 2, 3, 1)
+
+PATHS: Mapping[str, Mapping[str, Any]] = {
+    "driver": {"commit": "driver"},
+    "executors": {"commit": "executors"},
+    "mixed": {"driver_commit_rows": 2},
+}
+"""Builder's options by name; with the last, batches of more than two keys are written by executors."""
+
+BY_EXECUTORS: Mapping[str, tuple[bool, ...]] = {
+    "driver": (False, False, False, False),
+    "executors": (True, True, True, True),
+    "mixed": (True, False, True, False),
+}
+
+
+def word_source() -> MemorySpout:
+    return MemorySpout("word string", WORDS, max_records_per_partition=2)
+
+
+def counting(
+    source: MemorySpout,
+    spout: Any = OpaqueSpout,
+    *,
+    second: str | None = None,
+    slots: int = 3,
+    tables: Iterable[str] = ("counts", "again"),
+    **options: Any,
+) -> Topology:
+    """Each table counts the words; with `second`, the last of them is in that database."""
+    tables = tuple(tables)
+    builder = TransactionalTopologyBuilder(
+        "paths", "words", spout(source), 2, **{"max_spout_pending": 2, **options}
+    )
+    for table in tables:
+        url = second if table == tables[-1] else None
+        state = SqlState(table, key="word string", value="n bigint", url=url)
+        builder.set_committer_bolt(table, SqlStateBolt(state, n=Count()), slots).fields_grouping(
+            "words", "word"
+        )
+    return builder.build()
+
+
+def counted(words: Mapping[str, Iterable[str]] = WORDS) -> Counter[str]:
+    return Counter(word for rows in words.values() for word in rows)
+
+
+def counted_in(*attempts: Attempt) -> Counter[str]:
+    """The words that these attempts held."""
+    return Counter(
+        word
+        for attempt in attempts
+        for partition, planned in attempt.partitions.items()
+        for word in WORDS[partition][planned.start : planned.end]
+    )
+
+
+def ledger(url: str) -> list[BatchRecord]:
+    with closing(open_database(url)) as database:
+        return database.batches("paths")
+
+
+def paths(url: str) -> list[str]:
+    """The path of each batch, as the ledger tells it."""
+    return [row.details["path"] for row in ledger(url)]
+
+
+@dataclass
+class Shares:
+    """What the test does with shares, instead of just writing them."""
+
+    seen: list[Message] = field(default_factory=list)
+    # Gets the runner's own way of writing a share, and one; answers as it does.
+    write: Callable[[Callable[[Message], bytes], Message], bytes] | None = None
+    runners: list[InProcessRunner] = field(default_factory=list)
+
+
+def watch_shares(monkeypatch: pytest.MonkeyPatch) -> Shares:
+    """Have the runners of every `TopologyTest` write their shares through what this returns."""
+    shares = Shares()
+
+    class Watched(InProcessRunner):
+        def __init__(self, plan: ExecutionPlan, *, width: int | None) -> None:
+            super().__init__(plan, width=width)
+            shares.runners.append(self)
+
+        def write_share(self, message: Message) -> bytes:
+            shares.seen.append(message)
+            if shares.write is None:
+                return super().write_share(message)
+            return shares.write(super().write_share, message)
+
+    monkeypatch.setattr(txstream.testing.driver, "InProcessRunner", Watched)
+    return shares
+
+
+def check(test: TopologyTest, words: Counter[str], tables: Iterable[str] = ("counts", "again")) -> None:
+    """Every table has exactly these words."""
+    for table in tables:
+        assert test.table(table) == words

@@ -1,0 +1,530 @@
+"""Two commit paths, one result: the driver's transaction, executors' shares, and both mixed in one run."""
+
+from __future__ import annotations
+
+import logging
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.commit_paths import (
+    BY_EXECUTORS,
+    KEYS,
+    PATHS,
+    Shares,
+    check,
+    counted,
+    counted_in,
+    counting,
+    ledger,
+    paths,
+    watch_shares,
+    word_source,
+)
+from support.storm import states
+
+from txstream.api.bolts import BasicBolt, OutputCollector
+from txstream.api.builder import TransactionalTopologyBuilder
+from txstream.api.errors import (
+    BatchFailedError,
+    BatchTimeoutError,
+    BoltError,
+    ServiceUnavailableError,
+    StaleAttemptError,
+    StateValueError,
+    TopologyError,
+)
+from txstream.api.reducers import Count, Sum
+from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, TransactionalSpout
+from txstream.api.state import SqlState
+from txstream.api.tuples import Tuple
+from txstream.bolts.sql import SqlStateBolt
+from txstream.engine import targets
+from txstream.engine.points import WRITE_POINTS, Point
+from txstream.engine.shares import Message, rows_written
+from txstream.engine.stores import OpenStores
+from txstream.spouts.memory import MemorySpout
+from txstream.state import StateDatabase, open_database
+from txstream.testing import AttemptState, NotReachedError, TopologyTest
+from txstream.transaction import AttemptId
+
+BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
+EACH_PATH = pytest.mark.parametrize("path", PATHS)
+COMMITTED, FAILED = AttemptState.COMMITTED, AttemptState.FAILED
+OF_A_COMMIT = [
+    Point.BEFORE_COMMIT,
+    *WRITE_POINTS,
+    Point.INSIDE_COMMIT,
+    Point.BETWEEN_COMMITS,
+    Point.AFTER_COMMIT,
+]
+
+
+class Nothing(BasicBolt):
+    """Emits nothing."""
+
+    output = "word string"
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        pass
+
+
+@pytest.fixture
+def source() -> Iterator[MemorySpout]:
+    with word_source() as spout:
+        yield spout
+
+
+@pytest.fixture
+def shares(monkeypatch: pytest.MonkeyPatch) -> Shares:
+    return watch_shares(monkeypatch)
+
+
+@pytest.fixture
+def second(tmp_path: Path) -> str:
+    """The URL of another database."""
+    return f"sqlite:///{tmp_path / 'second.db'}"
+
+
+# --- which path --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout, NonTransactionalSpout])
+@EACH_PATH
+def test_the_path_is_chosen_by_batch_and_told_by_the_ledger(
+    source: MemorySpout, spout: Any, path: str, shares: Shares
+) -> None:
+    topology = counting(source, spout, tables=["counts"], **PATHS[path])
+    with TopologyTest(topology) as test:
+        test.run()
+        check(test, counted(), ["counts"])
+        rows = ledger(test.database_url)
+        wanted = ["executors" if by_executors else "driver" for by_executors in BY_EXECUTORS[path]]
+        assert paths(test.database_url) == wanted
+        assert [row.keys for row in rows] == list(KEYS)
+        assert all(row.status == "committed" for row in rows)
+        # Three slots, and no share without a row.
+        in_shares = [keys for keys, way in zip(KEYS, wanted, strict=True) if way == "executors"]
+        assert len(shares.seen) == sum(min(3, keys) for keys in in_shares)
+
+
+def test_with_no_option_small_batches_are_committed_by_the_driver(source: MemorySpout) -> None:
+    with TopologyTest(counting(source)) as test:
+        test.run()
+        assert paths(test.database_url) == 4 * ["driver"]
+
+
+@EACH_PATH
+def test_a_batch_without_deltas_is_one_transaction_of_the_driver(path: str) -> None:
+    """Every database gets its ledger row all the same."""
+    with MemorySpout("word string", {"p0": ["ash"], "p1": ["oak"]}) as source:
+        builder = TransactionalTopologyBuilder("paths", "words", OpaqueSpout(source), **PATHS[path])
+        builder.set_bolt("none", Nothing()).shuffle_grouping("words")
+        state = SqlState("counts", key="word string", value="n bigint")
+        builder.set_committer_bolt("counts", SqlStateBolt(state, n=Count())).fields_grouping("none", "word")
+        with TopologyTest(builder.build()) as test:
+            test.run()
+            assert paths(test.database_url) == ["driver"]
+            assert test.table("counts") == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"commit": "executor"}, r"commit is 'executor'; it must be one of 'auto', 'driver', 'executors'"),
+        ({"commit": None}, "commit is None; it must be one of"),
+        ({"driver_commit_rows": 0}, "driver_commit_rows is 0; it must be a whole number of at least 1"),
+        ({"driver_commit_rows": 1e5}, "driver_commit_rows is 100000.0; it must be a whole number"),
+        (
+            {"driver_commit_rows": 10, "commit": "driver"},
+            "nothing is chosen by size; leave one of the two out",
+        ),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(
+    source: MemorySpout, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(TopologyError, match=message):
+        counting(source, **options)
+
+
+def test_a_store_that_executors_cannot_open_is_committed_by_the_driver(
+    source: MemorySpout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StateDatabase, "on_executors", False)
+    with TopologyTest(counting(source, driver_commit_rows=1)) as test:
+        test.run()
+        assert set(paths(test.database_url)) == {"driver"}
+    with pytest.raises(TopologyError, match=r"commit='executors', but sqlite:.* cannot be opened by another"):
+        TopologyTest(counting(source, commit="executors")).__enter__()
+
+
+# --- faults on either path ---------------------------------------------------------------------------------
+
+
+def passed(point: Point, path: str, txid: int, *, databases: int = 1) -> bool:
+    """Does the commit of this txid get to the point?"""
+    if point in WRITE_POINTS:
+        return BY_EXECUTORS[path][txid - 1]
+    return point is not Point.BETWEEN_COMMITS or databases > 1
+
+
+# In a mixed run txid 1 is written by executors and txid 2 by the driver.
+FAULTS = [(at, txid) for txid in (1, 2) for at in OF_A_COMMIT if passed(at, "mixed", txid)]
+
+
+@BOTH
+@pytest.mark.parametrize(("at", "txid"), FAULTS)
+def test_an_attempt_that_fails_anywhere_in_its_commit_is_undone_and_redone(
+    source: MemorySpout, spout: Any, at: Point, txid: int
+) -> None:
+    """An opaque replay holds less, with words that the first attempt may have stored."""
+    with TopologyTest(counting(source, spout, **PATHS["mixed"])) as test:
+        test.fail(txid, at=at)
+        if spout is OpaqueSpout:
+            source.hide("p1")
+            test.commit(txid)
+            attempts = [test.attempts(number)[-1] for number in range(1, txid + 1)]
+            assert "p1" not in attempts[-1].partitions
+            check(test, counted_in(*attempts))
+            source.show("p1")
+        test.run()
+        check(test, counted())
+        assert states(test, txid) == [FAILED, COMMITTED]
+
+
+BOTH_DATABASES = [
+    (path, at) for path in ("driver", "executors") for at in OF_A_COMMIT if passed(at, path, 1, databases=2)
+]
+
+
+@BOTH
+@pytest.mark.parametrize(("path", "at"), BOTH_DATABASES)
+def test_a_driver_that_dies_anywhere_leaves_two_databases_exact(
+    source: MemorySpout, spout: Any, path: str, at: Point, second: str
+) -> None:
+    topology = counting(source, spout, second=second, **PATHS[path])
+    with TopologyTest(topology) as test:
+        test.crash(at=at, txid=1)
+        if at is Point.BETWEEN_COMMITS:
+            assert ledger(test.database_url)[0].status == "committed"
+            other = ledger(second)
+            begun = BY_EXECUTORS[path][0]
+            assert [row.status for row in other] == (["committing"] if begun else [])
+        if spout is OpaqueSpout:
+            source.hide("p1")
+        test.restart()
+        committed = at is Point.AFTER_COMMIT
+        assert test.current == (2 if committed else 1)
+        if spout is OpaqueSpout:
+            last = test.commit()
+            before = [] if not committed else [test.attempts(1)[0]]
+            check(test, counted_in(*before, last))
+            source.show("p1")
+        test.run()
+        check(test, counted())
+        one, two = ledger(test.database_url), ledger(second)
+        assert [(row.txid, row.attempt, row.status) for row in one] == [
+            (row.txid, row.attempt, row.status) for row in two
+        ]
+
+
+def test_of_two_databases_each_takes_the_path_that_its_rows_are_worth(
+    source: MemorySpout, second: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first database has two tables, so twice the rows."""
+    topology = counting(source, tables=["counts", "again", "other"], second=second, driver_commit_rows=4)
+    for at in (Point.AFTER_WRITE, Point.BETWEEN_COMMITS):
+        with TopologyTest(topology) as test:
+            test.crash(at=at, txid=1)
+            test.restart()
+            test.run()
+            check(test, counted(), ["counts", "again", "other"])
+            assert paths(test.database_url) == ["executors", "driver", "executors", "driver"]
+            assert paths(second) == 4 * ["driver"]
+        Path(second.removeprefix("sqlite:///")).unlink()
+
+
+@BOTH
+def test_any_faults_in_any_order_leave_every_table_exact(
+    source: MemorySpout, spout: Any, second: str
+) -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    extra = {name: [chance.choice("uvwxyz") for _ in range(8)] for name in ("p0", "p1")}
+    for name, rows in extra.items():
+        source.append(name, *rows)
+    with TopologyTest(counting(source, spout, second=second, **PATHS["mixed"])) as test:
+        for _ in range(6):
+            at = chance.choice(OF_A_COMMIT)
+            hidden = chance.choice([None, "p0", "p1"]) if spout is OpaqueSpout else None
+            try:
+                if chance.random() < 0.5:
+                    test.fail(at=at)
+                else:
+                    test.crash(at=at)
+                    test.restart()
+            except NotReachedError:
+                continue  # this batch does not pass that point
+            if hidden is not None:
+                source.hide(hidden)
+                test.settle()
+                source.show(hidden)
+        test.run()
+        words = counted() + counted(extra)
+        check(test, words)
+
+
+# --- shares ------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_a_share_that_is_written_twice_under_one_attempt_counts_once(
+    source: MemorySpout, spout: Any, shares: Shares
+) -> None:
+    """As by a speculative task, or when an executor died after its COMMIT."""
+
+    def twice(write: Callable[[Message], bytes], message: Message) -> bytes:
+        assert write(message) != b""
+        return write(message)
+
+    shares.write = twice
+    with TopologyTest(counting(source, spout, commit="executors")) as test:
+        test.run()
+        check(test, counted())
+        assert [row.keys for row in ledger(test.database_url)] == [2 * keys for keys in KEYS]
+
+
+@BOTH
+def test_a_share_that_is_lost_between_two_others_is_undone_with_them(
+    source: MemorySpout, spout: Any, shares: Shares
+) -> None:
+    """Its task dies; those beside it have written. The opaque replay has other words."""
+    died: list[Message] = []
+
+    def dying(write: Callable[[Message], bytes], message: Message) -> bytes:
+        if len(shares.seen) == 2 and not died:
+            died.append(message)
+            raise BoltError("Spark gave the task up")
+        return write(message)
+
+    shares.write = dying
+    with TopologyTest(counting(source, spout, commit="executors")) as test:
+        test.process(1)
+        if spout is OpaqueSpout:
+            source.append("p2", "new")
+            source.hide("p0")
+        test.commit(1)
+        assert states(test, 1) == [FAILED, COMMITTED]
+        source.show("p0")
+        test.run()
+        check(test, counted() + (counted({"p2": ["new"]}) if spout is OpaqueSpout else counted({})))
+
+
+@BOTH
+def test_a_share_of_a_superseded_attempt_that_runs_late_writes_nothing(
+    source: MemorySpout, spout: Any, shares: Shares
+) -> None:
+    """A frozen executor wakes up when its attempt has been replayed, and again when the next txid came."""
+    with TopologyTest(counting(source, spout, commit="executors")) as test:
+        failed = test.fail(1, at=Point.AFTER_WRITE)
+        late = list(shares.seen)
+        (runner,) = shares.runners
+        for txid in (1, 2):
+            test.commit(txid)
+            before = test.rows("counts"), test.rows("again")
+            for message in late:
+                answer = runner.write_share(message)
+                with pytest.raises(StaleAttemptError, match="superseded by this driver's own"):
+                    rows_written(failed.id, [answer])
+            assert (test.rows("counts"), test.rows("again")) == before
+        test.run()
+        check(test, counted())
+
+
+def test_a_share_that_is_fenced_by_a_newer_leader_ends_the_run(source: MemorySpout, shares: Shares) -> None:
+    def fenced(write: Callable[[Message], bytes], message: Message) -> bytes:
+        with closing(open_database(test.database_url)) as database:
+            fence = database.read_fence("paths")
+            assert fence is not None
+            database.raise_fence("paths", fence.uuid, AttemptId(fence.attempt + (1 << 40)))
+        return write(message)
+
+    with TopologyTest(counting(source, commit="executors")) as test:
+        shares.write = fenced
+        with pytest.raises(StaleAttemptError):
+            test.commit(1)
+        assert test.table("counts") == {}
+
+
+def test_a_value_that_does_not_fit_ends_the_run_and_is_named(shares: Shares) -> None:
+    rows = [("ash", 1), ("oak", 2**62), ("oak", 2**62 - 1), ("ash", 1), ("oak", 1)]
+    for commit in ("driver", "executors"):
+        with MemorySpout("word string, n bigint", {"p": rows}, max_records_per_partition=4) as source:
+            builder = TransactionalTopologyBuilder("paths", "words", OpaqueSpout(source), commit=commit)
+            state = SqlState("sums", key="word string", value="n bigint")
+            builder.set_committer_bolt("store", SqlStateBolt(state, n=Sum("n")), 2).fields_grouping(
+                "words", "word"
+            )
+            with TopologyTest(builder.build()) as test:
+                test.commit(1)
+                with pytest.raises(StateValueError, match=r"word='oak'"):
+                    test.commit(2)
+                assert test.table("sums") == {"ash": 2, "oak": 2**63 - 1}
+                assert states(test, 2)[-1] is not COMMITTED
+    assert shares.seen
+
+
+# --- what executors lack -----------------------------------------------------------------------------------
+
+
+@BOTH
+@pytest.mark.parametrize("path", ["executors", "mixed"])
+def test_a_database_that_a_task_cannot_reach_fails_the_attempt_and_is_waited_for(
+    source: MemorySpout,
+    spout: Any,
+    path: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Of 'auto' the next try is the driver's own, lest it go on for ever."""
+    write, fails = StateDatabase.write, [True, True]
+
+    def away(self: StateDatabase, *given: Any, **options: Any) -> int:
+        if fails:
+            fails.pop()
+            raise ServiceUnavailableError("connection refused")
+        return write(self, *given, **options)
+
+    monkeypatch.setattr(StateDatabase, "write", away)
+    with (
+        caplog.at_level(logging.WARNING, "txstream"),
+        TopologyTest(counting(source, spout, slots=1, **PATHS[path])) as test,
+    ):
+        test.run()
+        check(test, counted())
+        failures = 2 if path == "executors" else 1
+        assert states(test, 1)[:-1] == failures * [FAILED]
+        first, *others = paths(test.database_url)
+        assert first == ("executors" if path == "executors" else "driver")
+        assert "executors" in others or path == "executors"
+        attempts = ledger(test.database_url)[0].details["attempts"]
+    assert [attempt["attempt"] for attempt in attempts] == [
+        attempt.id.attempt for attempt in test.attempts(1)[:-1]
+    ]
+    assert "host" in attempts[0]["error"]
+    assert "connection refused" in attempts[0]["error"]
+    assert "build with commit='driver'" in caplog.text
+
+
+@pytest.mark.parametrize("path", ["executors", "mixed"])
+def test_an_executor_without_the_library_says_so_and_auto_leaves_it_to_the_driver(
+    source: MemorySpout, path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    get = OpenStores.get
+
+    def without_library(self: OpenStores, *place: Any) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "txstream.state", None)
+            return get(self, *place)
+
+    monkeypatch.setattr(OpenStores, "get", without_library)
+    message = r"host .* cannot import what it needs to write states .*; install SQLAlchemy .*commit='driver'"
+    with TopologyTest(counting(source, **PATHS[path])) as test:
+        if path == "executors":
+            with pytest.raises(TopologyError, match=message):
+                test.run()
+            return
+        test.run()
+        check(test, counted())
+        assert paths(test.database_url) == 4 * ["driver"]
+        assert states(test, 1) == [FAILED, COMMITTED]
+        assert states(test, 3) == [COMMITTED]
+    told = [record for record in caplog.records if "from now on the driver commits" in record.getMessage()]
+    assert len(told) == 1
+
+
+def test_a_database_that_is_another_one_on_the_executors_host_is_told(
+    source: MemorySpout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file's path means another file there; it is not made."""
+    elsewhere = tmp_path / "elsewhere.db"
+    monkeypatch.setattr(targets, "_absolute", lambda url: f"sqlite:///{elsewhere}")
+    with (
+        TopologyTest(counting(source, commit="executors")) as test,
+        pytest.raises(TopologyError, match=r"finds nothing of topology 'paths' in database .*elsewhere.db"),
+    ):
+        test.run()
+    assert not elsewhere.exists()
+
+
+def test_a_task_that_never_answers_is_given_up_after_the_message_timeout(
+    source: MemorySpout, shares: Shares
+) -> None:
+    """The deadline begins with the writing; without it a frozen executor would hold everything up."""
+    cancelled = threading.Event()
+
+    def frozen(write: Callable[[Message], bytes], message: Message) -> bytes:
+        if len(shares.seen) > 1:
+            return write(message)
+        runner = shares.runners[0]
+        test.clock.advance(29.9)
+        assert not runner.cancelled
+        for _ in range(1000):
+            test.clock.advance(0.1)
+            if runner.cancelled or cancelled.wait(0.01):
+                break
+        raise BatchFailedError("its Spark job was cancelled")
+
+    shares.write = frozen
+    with TopologyTest(counting(source, commit="executors", message_timeout_seconds=30.0)) as test:
+        test.commit(1)
+        assert states(test, 1) == [FAILED, COMMITTED]
+        assert isinstance(test.attempts(1)[0].error, BatchTimeoutError)
+        assert "was not written by executors within 30 s" in str(test.attempts(1)[0].error)
+        test.run()
+        check(test, counted())
+
+
+# --- what the ledger tells ---------------------------------------------------------------------------------
+
+
+@EACH_PATH
+def test_the_ledger_has_the_time_of_each_step_and_the_attempts_that_failed(
+    source: MemorySpout, path: str
+) -> None:
+    with TopologyTest(counting(source, TransactionalSpout, **PATHS[path])) as test:
+        for number in range(12):
+            test.fail(1, f"failure {number}")
+        test.commit(2)
+        first, later = ledger(test.database_url)
+        steps = {"plan", "persist", "job", "read", "process", "commit_bolts", "merge"}
+        by_executors = {"begin", "write"} if BY_EXECUTORS[path][0] else set()
+        assert set(first.details["timings"]) == steps | by_executors
+        assert all(seconds >= 0 for seconds in first.details["timings"].values())
+        failed = test.attempts(1)[:-1]
+        assert [entry["attempt"] for entry in first.details["attempts"]] == [
+            a.id.attempt for a in failed[-10:]
+        ]
+        assert [entry["error"] for entry in first.details["attempts"]] == [
+            f"failure {number}" for number in range(2, 12)
+        ]
+        assert all(entry["failed_at"].endswith("+00:00") for entry in first.details["attempts"])
+        assert first.error == "failure 11"
+        assert later.details["attempts"] == []
+
+
+def test_a_batch_that_is_begun_says_so_in_the_ledger(source: MemorySpout) -> None:
+    with TopologyTest(counting(source, commit="executors")) as test:
+        test.crash(at=Point.AFTER_BEGIN, txid=1)
+        (row,) = ledger(test.database_url)
+        assert (row.status, row.details["path"]) == ("committing", "executors")
+        test.restart()
+        test.run()
+        check(test, counted())
