@@ -1,0 +1,121 @@
+"""A committer with states of its own, sources for it, and what must come out of it.
+
+Account movements go to a ledger: a table of balances, and one of how many batches an account was in. The
+ledger emits each new balance; an account whose balance is a multiple of 5 is noted in a third table, so that
+what one state says drives what another one gets.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from txstream.api.bolts import BatchBolt, Committer, OutputCollector, TopologyContext
+from txstream.api.builder import TransactionalTopologyBuilder
+from txstream.api.spouts import OpaqueSpout
+from txstream.api.state import SqlState
+from txstream.api.topology import Topology
+from txstream.api.tuples import Tuple
+from txstream.spouts.memory import MemorySpout
+from txstream.testing import TopologyTest
+from txstream.transaction import TransactionAttempt
+
+FIELDS = "account string, amount bigint"
+BALANCES = SqlState("balances", key="account string", value="balance bigint")
+SEEN = SqlState("seen", key="account string", value="batches bigint")
+ROUND = SqlState("round", key="account string, balance bigint", value="times bigint")
+
+Movement = tuple[str, int]
+
+
+def movements(count: int, accounts: int = 5, start: int = 0) -> list[Movement]:
+    """Amounts that differ, so that a batch too many or too few is seen in the sums."""
+    return [(f"a{n * n % accounts}", 1 + n % 7) for n in range(start, start + count)]
+
+
+class Ledger(BatchBolt, Committer):
+    """See the module."""
+
+    output = "account string, balance bigint"
+
+    def __init__(self, **options: Any) -> None:
+        self.states = {
+            "balances": replace(BALANCES, **options),
+            "seen": replace(SEEN, **options),
+            "round": replace(ROUND, **options),
+        }
+
+    def prepare(
+        self, context: TopologyContext, collector: OutputCollector, batch_id: TransactionAttempt
+    ) -> None:
+        super().prepare(context, collector, batch_id)
+        self.balances = context.state("balances")
+        self.amounts: defaultdict[str, int] = defaultdict(int)
+
+    def execute(self, tup: Tuple) -> None:
+        # Some at once and some at the end: all of it is one write for each key.
+        if tup["amount"] % 2:
+            self.balances.update(tup["account"], lambda old: (old or 0) + tup["amount"])
+        else:
+            self.amounts[tup["account"]] += tup["amount"]
+
+    def finish_batch(self) -> None:
+        accounts = sorted(self.amounts)
+        balances = self.balances.multi_update(
+            accounts, [lambda old, more=self.amounts[a]: (old or 0) + more for a in accounts]
+        )
+        self.context.state("seen").multi_update(accounts, lambda old: (old or 0) + 1)
+        for account, balance in zip(accounts, balances, strict=True):
+            self.collector.emit((account, balance))
+            if balance % 5 == 0:
+                self.context.state("round").update((account, balance), lambda old: (old or 0) + 1)
+
+
+def bank(
+    source: MemorySpout, bolt: BatchBolt | None = None, spout: Any = OpaqueSpout, **options: Any
+) -> Topology:
+    """Three records of each partition to a batch, two tasks for the ledger."""
+    builder = TransactionalTopologyBuilder(
+        "bank", "lines", spout(source, max_batch_records=6), max_spout_pending=3, **options
+    )
+    builder.set_bolt("ledger", bolt or Ledger(), 2).fields_grouping("lines", "account")
+    return builder.build()
+
+
+def expected(batches: Iterable[Iterable[Movement]]) -> dict[str, dict[Any, int]]:
+    """The tables after these batches, worked out one record after the other."""
+    balances: Counter[str] = Counter()
+    seen: Counter[str] = Counter()
+    rounds: Counter[tuple[str, int]] = Counter()
+    for batch in batches:
+        late: Counter[str] = Counter()
+        for account, amount in batch:
+            if amount % 2:
+                balances[account] += amount
+            else:
+                late[account] += amount
+        for account, amount in late.items():
+            balances[account] += amount
+            seen[account] += 1
+            if balances[account] % 5 == 0:
+                rounds[account, balances[account]] += 1
+    return {"balances": dict(balances), "seen": dict(seen), "round": dict(rounds)}
+
+
+def committed(test: TopologyTest, records: Mapping[str, list[Movement]]) -> list[list[Movement]]:
+    """The records of each committed batch, by its last attempt's ranges."""
+    batches = []
+    for txid in range(1, test.current):
+        attempt = test.attempts(txid)[-1]
+        batches.append(
+            [row for name, meta in attempt.partitions.items() for row in records[name][meta.start : meta.end]]
+        )
+    return batches
+
+
+def check(test: TopologyTest, records: Mapping[str, list[Movement]]) -> None:
+    """The tables hold each committed batch once."""
+    wanted = expected(committed(test, records))
+    assert {name: test.table(name) for name in wanted} == wanted
