@@ -152,9 +152,9 @@ def _refuse_orphan(topology_id: str, database: StateBackend) -> None:
         last = database.last_batch(topology_id)
         raise ProgressMismatchError(
             f"topology {topology_id!r} is not in ZooKeeper, but {database.url_for_people} holds its state up "
-            f"to txid {0 if last is None else last.txid} (uuid {fence.uuid}). Was ZooKeeper lost, or is this "
-            f"another ZooKeeper? Point at the right one, or start afresh with "
-            f"`txstream delete {topology_id} --drop-state`"
+            f"to txid {0 if last is None else last.txid} (uuid {fence.uuid}). If this is another ZooKeeper, "
+            f"point at the right one; if it was lost, `txstream recover {topology_id} --from-ledger` makes "
+            f"it again; `txstream delete {topology_id} --drop-state` starts afresh"
         )
 
 

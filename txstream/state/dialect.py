@@ -75,8 +75,6 @@ class StateDialect(ABC):
     label: ClassVar[str]  # as people do
     snapshot_isolation: ClassVar[str | None] = "REPEATABLE READ"
     """The isolation level under which a transaction sees one moment; None where every one does."""
-    definitions_roll_back: ClassVar[bool] = True
-    """Does creating a table belong to its transaction? Elsewhere it commits what was done before it."""
 
     def __init__(self, url: URL, connect_timeout_seconds: float, message_timeout_seconds: float) -> None:
         self.url = url

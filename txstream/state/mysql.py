@@ -7,8 +7,8 @@ the server before `message_timeout` has passed; whoever waits for its fence wait
 MySQL knows no such limit for transactions alone, so there every idle session ends then, and the next
 batch after a pause connects again.
 
-Definitions are not transactional: CREATE TABLE commits what was done before it. What creates tables is
-therefore written so that whoever starts next takes it up again (`StateDialect.definitions_roll_back`).
+Definitions are not transactional: CREATE TABLE commits what was done before it. What creates tables (`tables`,
+`growth`, `revisions`) is therefore written so that whoever starts next takes it up again.
 
 Rowcounts are of the rows found, not of those changed: SQLAlchemy asks PyMySQL for CLIENT.FOUND_ROWS.
 """
@@ -89,7 +89,6 @@ class MySQLDialect(StateDialect):
     label: ClassVar[str] = "MySQL or MariaDB"
     least: ClassVar[str] = "least"
     greatest: ClassVar[str] = "greatest"
-    definitions_roll_back: ClassVar[bool] = False
 
     def __init__(self, url: Any, connect_timeout_seconds: float, message_timeout_seconds: float) -> None:
         super().__init__(url, connect_timeout_seconds, message_timeout_seconds)

@@ -21,7 +21,6 @@ import txstream
 from txstream.api.errors import CorruptStateError, SchemaRevisionError
 from txstream.state.framework import HEAD, REVISIONS, VERSION_TABLE, metadata
 
-
 _COMMIT_EACH_STEP = ("mysql", "mariadb")
 _UNFINISHED = "txstream_alembic_unfinished"
 

@@ -9,6 +9,7 @@ from sqlalchemy.exc import ArgumentError
 
 from txstream.api.errors import UsageError
 from txstream.state.dialect import StateDialect
+from txstream.state.mysql import MySQLDialect
 from txstream.state.postgresql import PostgreSQLDialect
 from txstream.state.sqlite import SQLiteDialect
 
@@ -18,10 +19,17 @@ _DIALECTS: dict[str, type[StateDialect]] = {
     "postgres": PostgreSQLDialect,
     "postgresql": PostgreSQLDialect,
     "postgresql+psycopg": PostgreSQLDialect,
+    "mysql": MySQLDialect,
+    "mysql+pymysql": MySQLDialect,
+    "mariadb": MySQLDialect,
+    "mariadb+pymysql": MySQLDialect,
 }
-_EXAMPLES = "sqlite:///state.db or postgresql://user@host/name"
+SQL_SCHEMES = frozenset(name.partition("+")[0] for name in _DIALECTS)
+"""What a SQL database's URL begins with, before `+driver` and `://`."""
+
+EXAMPLES = "sqlite:///state.db, postgresql://user@host/name or mysql://user@host/name"
 _SECRETS = ("password", "sslpassword")
-_POSTGRESQL_PORT = 5432
+_PORTS: dict[type[StateDialect], int] = {PostgreSQLDialect: 5432, MySQLDialect: 3306}
 
 
 def dialect_of(url: str, connect_timeout_seconds: float, message_timeout_seconds: float) -> StateDialect:
@@ -32,13 +40,13 @@ def dialect_of(url: str, connect_timeout_seconds: float, message_timeout_seconds
         # Not the text itself: a URL that is nearly right may have a password in it.
         raise UsageError(
             f"the database {url.partition(':')[0]!r}:... is not a SQLAlchemy URL; write for "
-            f"example {_EXAMPLES}"
+            f"example {EXAMPLES}"
         ) from error
     dialect = _DIALECTS.get(parsed.drivername)
     if dialect is None:
         raise UsageError(
             f"database {without_password(parsed)}: {parsed.drivername!r} is not supported; supported are "
-            f"SQLite and PostgreSQL with psycopg, for example {_EXAMPLES}"
+            f"SQLite, PostgreSQL with psycopg, and MySQL and MariaDB with PyMySQL, for example {EXAMPLES}"
         )
     if dialect is SQLiteDialect:
         _refuse_no_file(parsed)
@@ -56,21 +64,8 @@ def place_of(url: str) -> str:
     if kind is SQLiteDialect:
         return f"sqlite:{Path(parsed.database or '').resolve()}"
     name = parsed.drivername if kind is None else kind.__name__
-    port = parsed.port or (_POSTGRESQL_PORT if kind is PostgreSQLDialect else None)
+    port = parsed.port or (None if kind is None else _PORTS.get(kind))
     return f"{name}:{(parsed.host or '').lower()}:{port}/{parsed.database}"
-
-
-def absolute(url: str) -> str:
-    """A URL that means the same database in another working directory, on this machine. One that cannot be
-    understood comes back as it is."""
-    try:
-        parsed = make_url(url)
-    except (ArgumentError, ValueError):
-        return url
-    if _DIALECTS.get(parsed.drivername) is not SQLiteDialect or not parsed.database:
-        return url
-    path = str(Path(parsed.database).absolute())
-    return parsed.set(database=path).render_as_string(hide_password=False)
 
 
 def without_password(url: URL) -> str:
@@ -90,3 +85,11 @@ def _refuse_no_file(url: URL) -> None:
         raise UsageError(
             f"database {without_password(url)}: give SQLite's file as a path, for example sqlite:///state.db"
         )
+
+
+def shown(url: str) -> str:
+    """Any URL as it may be printed; its scheme alone where a password cannot be told from the rest."""
+    try:
+        return without_password(make_url(url))
+    except (ArgumentError, ValueError):
+        return f"{url.partition(':')[0]}:..."
