@@ -10,7 +10,7 @@ from txstream.api.bolts import MergeableBolt, OutputFieldsDeclarer
 from txstream.api.errors import TopologyError
 from txstream.api.reducers import Count, Reducer
 from txstream.api.tuples import Chunk, Tuple
-from txstream.bolts.folding import Fold, check_reducers
+from txstream.bolts.folding import Fold, bound, check_reducers
 
 
 class ReduceBolt(MergeableBolt):
@@ -25,7 +25,7 @@ class ReduceBolt(MergeableBolt):
         if not reducers:
             raise TopologyError("ReduceBolt needs at least one reducer, for example n=Count()")
         self.keys = keys
-        self.reducers: Mapping[str, Reducer] = reducers
+        self.reducers: Mapping[str, Reducer] = bound(reducers)
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
         fields = [declarer.input_field(key) for key in self.keys]

@@ -9,11 +9,11 @@ import pyarrow.compute as pc
 
 from txstream.api.bolts import OutputFieldsDeclarer, StateCommitter
 from txstream.api.errors import StateValueError, TopologyError
-from txstream.api.reducers import Reducer, Sum
+from txstream.api.reducers import Count, Custom, Reducer, Sum
 from txstream.api.schema import format_type
 from txstream.api.state import SqlState
 from txstream.api.tuples import Chunk, Tuple
-from txstream.bolts.folding import Fold, check_reducers
+from txstream.bolts.folding import Fold, bound, check_reducers
 
 _BIGINT_DIGITS = 19
 
@@ -36,9 +36,9 @@ class SqlStateBolt(StateCommitter):
                 f"it has {', '.join(state.value_names)}"
             )
         self.state = state
-        self.reducers: Mapping[str, Reducer] = {
-            name: reducers.get(name) or Sum(name) for name in state.value_names
-        }
+        self.reducers: Mapping[str, Reducer] = bound(
+            {name: reducers.get(name) or Sum(name) for name in state.value_names}
+        )
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
         for column in self.state.key_schema:
@@ -73,17 +73,36 @@ class SqlStateBolt(StateCommitter):
         for name in self.state.key_names:
             column = chunk.batch.column(chunk.index[name])
             if column.null_count:
-                row = pc.index(pc.is_null(column), pa.scalar(True)).as_py()
-                raise StateValueError(
-                    f"key column {name!r} of table {self.state.table!r} got a null, in "
-                    f"{next(iter(Chunk(chunk.batch.slice(row, 1), chunk.source_component).tuples()))!r}; "
-                    f"filter such tuples out before the state or give them a key"
+                self._refuse(
+                    chunk,
+                    pc.is_null(column),
+                    f"key column {name!r}",
+                    "a null",
+                    "filter such tuples out before the state or give them a key",
                 )
+            self._refuse_nan(chunk, column, f"key column {name!r}")
+        for name, reducer in self.reducers.items():
+            # A minimum would skip it here and be it there; a sum would be it for ever.
+            if reducer.field is not None and not isinstance(reducer, (Count, Custom)):
+                column = chunk.batch.column(chunk.index[reducer.field])
+                self._refuse_nan(chunk, column, f"value column {name!r}")
         self.fold.add(chunk.batch)
 
+    def _refuse_nan(self, chunk: Chunk, column: pa.Array, what: str) -> None:
+        if pa.types.is_floating(column.type):
+            wrong = pc.is_nan(column)
+            if pc.any(wrong).as_py():
+                self._refuse(chunk, wrong, what, "nan", "filter such tuples out before the state")
+
+    def _refuse(self, chunk: Chunk, wrong: pa.Array, what: str, got: str, remedy: str) -> None:
+        row = pc.index(wrong, pa.scalar(True)).as_py()
+        found = next(iter(Chunk(chunk.batch.slice(row, 1), chunk.source_component).tuples()))
+        raise StateValueError(f"{what} of table {self.state.table!r} got {got}, in {found!r}; {remedy}")
+
     def deltas(self) -> pa.Table:
-        """This task's deltas: one row per key, keys first, then one delta per value column."""
-        return self.fold.finish()
+        """This task's deltas, as `Fold.partial` has them: one row per key, keys first, then one delta per
+        value column."""
+        return self.fold.partial()
 
 
 def _holds(column: pa.DataType, result: pa.DataType) -> bool:
@@ -102,4 +121,4 @@ def _holds(column: pa.DataType, result: pa.DataType) -> bool:
 def new_fold(bolt: StateCommitter) -> Fold:
     """The fold of a state's deltas: on the executors over tuples, on the driver over their results."""
     schema = pa.schema([*bolt.state.key_schema, *bolt.state.value_schema])
-    return Fold(bolt.state.key_names, bolt.reducers, schema)
+    return Fold(bolt.state.key_names, bolt.reducers, schema, f"table {bolt.state.table!r}")

@@ -12,7 +12,7 @@ from support.inmemory import CONTEXT, MemoryLog, MemorySource, Range, attempt
 
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.errors import TopologyError
-from txstream.api.reducers import Count, Max, Min, Reducer, Sum
+from txstream.api.reducers import Count, Last, Max, Min, Reducer, Sum, custom
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
@@ -101,6 +101,12 @@ def with_state(reduce: ReduceBolt, state: SqlState, **reducers: Reducer) -> Edge
         (ReduceBolt("word", n=Max("x")), {"n": Min("n")}, Edge.EXCHANGE),
         (ReduceBolt("word", "x", n=Count()), {"n": Sum("n")}, Edge.EXCHANGE),
         (ReduceBolt("word", n=Max("x"), m=Count()), {"n": Sum("m")}, Edge.PASS),
+        # Which of several rows is the last one is told by fields that they do not have.
+        (ReduceBolt("word", n=Last("x", by="x")), {"n": Last("n", by="n")}, Edge.EXCHANGE),
+        (ReduceBolt("word", n=Max("x")), {"n": Last("n", by="n")}, Edge.EXCHANGE),
+        (ReduceBolt("word", n=Last("x", by="x")), {"n": Max("n")}, Edge.EXCHANGE),
+        (ReduceBolt("word", n=custom(max, 0, field="x")), {"n": custom(max, 0)}, Edge.EXCHANGE),
+        (ReduceBolt("word", n=Last("x", by="x"), m=Count()), {"n": Sum("m")}, Edge.PASS),
     ],
     ids=str,
 )

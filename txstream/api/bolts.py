@@ -258,7 +258,7 @@ class StateCommitter(BatchBolt, Committer):
     @abstractmethod
     def deltas(self) -> pa.Table:
         """What this task has folded, asked once after its last tuple: one row per key, the key columns
-        first, then one delta per value column."""
+        first, then one delta per value column, then what their reducers need to merge them."""
 
 
 class MergeableBolt(BatchBolt):

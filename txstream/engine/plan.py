@@ -22,7 +22,7 @@ from pyspark import cloudpickle
 from txstream.api.bolts import Bolt, DataFrameBolt, MergeableBolt, StateCommitter
 from txstream.api.errors import TopologyError
 from txstream.api.groupings import Grouping, GroupingKind
-from txstream.api.reducers import Reducer
+from txstream.api.reducers import BUILT_IN_MERGES, Reducer
 from txstream.api.spouts import PartitionedSpout, SpoutContext
 from txstream.api.topology import Component, Topology
 from txstream.engine.bindings import Bindings
@@ -200,7 +200,9 @@ def _merges_rows(reader: Component, bolt: MergeableBolt) -> bool:
 
 def _merges_alike(reducer: Reducer, bolt: MergeableBolt) -> bool:
     above = bolt.reducers.get(reducer.field or "")
-    return above is not None and reducer.partial == reducer.merge == above.merge
+    if above is None or reducer.merge not in BUILT_IN_MERGES:
+        return False  # the last of several rows, say, is told by fields that the rows do not have
+    return reducer.partial == reducer.merge == above.merge
 
 
 def _pickle(what: str, instance: Any, remedy: str | None = None) -> bytes:

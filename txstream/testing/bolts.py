@@ -32,6 +32,7 @@ from txstream.api.spouts import (
 )
 from txstream.api.topology import Component, Topology
 from txstream.api.tuples import DEFAULT_STREAM, Chunk
+from txstream.bolts.sql import new_fold
 from txstream.engine.plan import BoltSpec, ExecutionPlan, compile_topology
 from txstream.engine.process import WorkerProcess
 from txstream.engine.tasks import Stopwatch, TaskFailedError, TaskRuntime
@@ -244,7 +245,9 @@ def _run_task(
             runtime.finish()
             if isinstance(runtime.bolt, StateCommitter):
                 with runtime.working():
-                    deltas = rows_of(runtime.bolt.deltas())
+                    fold = new_fold(runtime.bolt)
+                    fold.add_partial(runtime.bolt.deltas())
+                    deltas = rows_of(fold.finish())
         return BoltRun(streams, direct, deltas, runtime.bolt, kept.rows, kept.written)
     except TaskFailedError as error:
         raise error.failure.to_error(attempt) from error.__cause__
