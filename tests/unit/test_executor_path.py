@@ -1,0 +1,23 @@
+"""The executor path in SQLite and in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from support.executor_contract import ExecutorContract
+
+from txstream.state.memory import forget
+
+
+class TestSQLite(ExecutorContract):
+    @pytest.fixture
+    def url(self, sqlite_url: str) -> str:
+        return sqlite_url
+
+
+class TestMemory(ExecutorContract):
+    @pytest.fixture
+    def url(self, unique: str) -> Iterator[str]:
+        yield f"memory://{unique}"
+        forget(unique)
