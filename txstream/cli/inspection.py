@@ -75,8 +75,8 @@ def batches(
     ] = None,
 ) -> None:
     """List a topology's batches, as the ledgers of its databases have them, oldest first."""
-    from txstream.inspect.ledgers import batches_and_missing
     from txstream.inspect.documents import batch_document
+    from txstream.inspect.ledgers import batches_and_missing
 
     found, missing = batches_and_missing(topology_id, cli.resolve(), last=last)
     warn_of_missing(missing)
@@ -105,8 +105,8 @@ def batches(
 
 def batch_document(record: BatchRecord) -> dict[str, Any]:
     """A ledger row for scripts. `partitions` has what the batch read, with start and end alone."""
-    from txstream.inspect.ledgers import entry
     from txstream.inspect.documents import entry_document
+    from txstream.inspect.ledgers import entry
 
     return entry_document(record.txid, entry("", record))
 
@@ -143,8 +143,8 @@ def show(
     txid: Annotated[int, typer.Argument(metavar="TXID", help="A txid that the ledger has.")],
 ) -> None:
     """Show one batch in full: ranges, counts, timings, and the attempts that failed."""
-    from txstream.inspect.ledgers import batch_and_missing
     from txstream.inspect.documents import details_document
+    from txstream.inspect.ledgers import batch_and_missing
 
     found, missing = batch_and_missing(topology_id, txid, cli.resolve())
     warn_of_missing(missing)

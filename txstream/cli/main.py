@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from txstream.api.errors import TxstreamError
-from txstream.cli import administration, demo, describe, inspection, run, scale, services
+from txstream.cli import administration, demo, describe, inspection, repair, run, scale, services
 from txstream.cli.context import print_error
 
 _USAGE_STATUS = 2
@@ -55,6 +55,7 @@ run.register(app)
 describe.register(app)
 scale.register(app)
 inspection.register(app)
+repair.register(app)
 administration.register(app)
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from txstream.cli.context import print_error
-from txstream.inspect.stores import UnknownTopologyError, is_missing_file, open_zookeeper
+from txstream.inspect.stores import UnknownTopologyError, is_dead, is_missing_file, open_zookeeper
 
 if TYPE_CHECKING:
     from txstream.inspect.records import MissingDatabase
@@ -37,22 +36,6 @@ def existing_database(settings: Settings) -> Iterator[StateBackend | None]:
         yield database
     finally:
         database.close()
-
-
-def is_dead(driver: str) -> bool:
-    """Is this driver (host:pid) a process of this machine that is no more? Its session may outlive it for
-    some seconds."""
-    import psutil
-
-    host, _, pid = driver.rpartition(":")
-    if host != socket.gethostname() or not pid.isdecimal():
-        return False
-    try:
-        return psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-    except psutil.AccessDenied:
-        return False
 
 
 def warn_of_missing(missing: Sequence[MissingDatabase]) -> None:

@@ -198,7 +198,8 @@ def _mismatch(
     found = f"txid {row.txid} ({row.status})" if row is not None else "no batch at all"
     return ProgressMismatchError(
         f"topology {topology!r}: ZooKeeper says that txid {progress.current - 1} was committed last, "
-        f"the ledger of {database} says {found}; {why}. One of the two was lost or "
-        f"restored from an older copy: bring that copy up to date, or start afresh with "
-        f"`txstream delete {topology} --drop-state`"
+        f"the ledger of {database} says {found}; {why}. One of the two was lost or restored from an older "
+        f"copy. `txstream fsck {topology}` says what is wrong; if it is ZooKeeper, "
+        f"`txstream recover {topology} --from-ledger` mends it; if it is the database, bring it up to date, "
+        f"or start afresh with `txstream delete {topology} --drop-state`"
     )

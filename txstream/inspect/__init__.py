@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from txstream.inspect.ledgers import UnknownTxidError, batch, batches
     from txstream.inspect.overview import status, topologies
+    from txstream.inspect.rebuilding import recover
     from txstream.inspect.records import (
         Batch,
         BatchDetails,
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
         LedgerEntry,
         MissingDatabase,
         PartitionRange,
+        Recovery,
         RowChange,
         StateRow,
         StateRows,
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "txstream.inspect.ledgers": ("UnknownTxidError", "batch", "batches"),
     "txstream.inspect.overview": ("status", "topologies"),
+    "txstream.inspect.rebuilding": ("recover",),
     "txstream.inspect.records": (
         "Batch",
         "BatchDetails",
@@ -40,6 +43,7 @@ _HOMES = {
         "LedgerEntry",
         "MissingDatabase",
         "PartitionRange",
+        "Recovery",
         "RowChange",
         "StateRow",
         "StateRows",
@@ -60,6 +64,7 @@ __all__ = [
     "LedgerEntry",
     "MissingDatabase",
     "PartitionRange",
+    "Recovery",
     "RowChange",
     "StateRow",
     "StateRows",
@@ -73,6 +78,7 @@ __all__ = [
     "batches",
     "diff",
     "get",
+    "recover",
     "states",
     "status",
     "top",

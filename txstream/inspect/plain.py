@@ -5,6 +5,7 @@ A module of its own because it needs Arrow, which most commands' start need not 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,10 @@ from txstream.metas import BatchMetas, MetaCodec
 from txstream.zookeeper import ZooKeeperProgress
 
 if TYPE_CHECKING:
+    from txstream.api.topology import Topology
     from txstream.zookeeper import Identity, Progress, ZooKeeper
+
+_OWN_SOURCES = "txstream.spouts."
 
 
 class PlainCodec(MetaCodec[Mapping[str, Any]]):
@@ -42,3 +46,16 @@ def positions(batch: BatchMetas[Any]) -> dict[str, Any]:
         partition: meta["end"] if isinstance(meta, Mapping) and "end" in meta else meta
         for partition, meta in sorted(batch.positions().items())
     }
+
+
+def codec_of(identity: Identity | None, topology: Topology | None) -> MetaCodec[Any]:
+    """What reads a topology's metas: by its code, by the class of a source that comes with txstream, and
+    otherwise as plain JSON."""
+    if topology is not None:
+        return MetaCodec(topology.spout.source.meta_type)
+    if identity is not None and identity.spout.startswith(_OWN_SOURCES):
+        module, _, name = identity.spout.rpartition(".")
+        source = getattr(importlib.import_module(module), name, None)
+        if source is not None:
+            return MetaCodec(source.meta_type)
+    return PlainCodec()

@@ -7,6 +7,7 @@ without a word. Each fence knows all databases of its topology, without their pa
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -204,3 +205,19 @@ def is_missing_file(url: str) -> bool:
     """Is this the URL of a SQLite file that is not there?"""
     scheme, separator, path = url.partition(":///")
     return bool(separator) and scheme.split("+")[0] == "sqlite" and not Path(path.partition("?")[0]).exists()
+
+
+def is_dead(driver: str) -> bool:
+    """Is this driver (host:pid) a process of this machine that is no more? Its session may outlive it for
+    some seconds."""
+    import psutil
+
+    host, _, pid = driver.rpartition(":")
+    if host != socket.gethostname() or not pid.isdecimal():
+        return False
+    try:
+        return psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.AccessDenied:
+        return False

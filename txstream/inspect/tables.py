@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from txstream.api.errors import StateTableError
 from txstream.api.schema import format_schema
-from txstream.inspect.ledgers import no_such_txid
 from txstream.inspect.keys import parse_key
+from txstream.inspect.ledgers import no_such_txid
 from txstream.inspect.records import RowChange, StateRow, StateRows, StateTable, TableDiff
 from txstream.inspect.stores import Databases, topology_databases
 from txstream.semantics import Semantics

@@ -13,8 +13,9 @@ def own_fence(found: FenceRow | None, database: str, topology: str, uuid: str) -
     if found is None:
         raise CorruptStateError(
             f"database {database}: txstream_fence has no row for topology {topology!r}, which has been run "
-            f"on it; it was deleted, or the database restored from an older copy: restore it, or start "
-            f"afresh with `txstream delete {topology} --drop-state`"
+            f"on it; it was deleted, or the database restored from an older copy. `txstream fsck {topology}` "
+            f"says what is wrong; `txstream recover {topology} --from-ledger` makes a fence again that was "
+            f"deleted; or start afresh with `txstream delete {topology} --drop-state`"
         )
     if found.uuid != uuid:
         raise other_life(found, uuid, database)
@@ -67,7 +68,9 @@ def unknown_here(topology: str, database: str) -> ProgressMismatchError:
     return ProgressMismatchError(
         f"topology {topology!r} has committed batches according to ZooKeeper, but database {database} "
         f"knows nothing of it; point at the database that it was run with (--database / "
-        f"TXSTREAM_DATABASE), or start afresh with `txstream delete {topology} --drop-state`"
+        f"TXSTREAM_DATABASE). If only its fence was deleted, `txstream recover {topology} --from-ledger` "
+        f"makes it again; `txstream fsck {topology}` says what is wrong; or start afresh with "
+        f"`txstream delete {topology} --drop-state`"
     )
 
 
@@ -75,8 +78,9 @@ def other_life(found: FenceRow, uuid: str, database: str) -> ProgressMismatchErr
     """The same id, but not the same topology."""
     return ProgressMismatchError(
         f"topology {found.topology!r} has uuid {uuid} in ZooKeeper and uuid {found.uuid} in database "
-        f"{database}; one of the two was deleted or lost: point at the right one, run it under another id "
-        f"(--id), or start afresh with `txstream delete {found.topology} --drop-state`"
+        f"{database}; one of the two was deleted or lost: `txstream fsck {found.topology}` compares them. "
+        f"Point at the right one, run it under another id (--id), or start afresh with "
+        f"`txstream delete {found.topology} --drop-state`"
     )
 
 

@@ -22,12 +22,14 @@ from txstream.zookeeper.paths import Paths
 from txstream.zookeeper.tree import Check, LostAnswerError, Operation, RefusedError, SetData, Tree
 
 # Called with "before" or "after" and the write's name (create_identity, claim_epoch, persist, advance,
-# answer_scale, write_assignment, delete). What it raises is raised there: LostAnswerError is a lost answer,
-# anything else a crash.
+# answer_scale, write_assignment, outdate, rebuild, delete). What it raises is raised there: LostAnswerError
+# is a lost answer, anything else a crash.
 Hook = Callable[[str, str], None]
 
 # Each lost race means that another driver got on; so many in a row is not a race any more.
 MAX_RACES = 100
+
+_MAX_STEPS = 500
 
 
 def describe_this_process() -> str:
@@ -113,6 +115,36 @@ class FencedTree:
                 f"{self._paths.epoch} has version {node.version}, expected {version}: "
                 "something other than txstream writes to it"
             )
+
+    def outdate(self) -> None:
+        """Bring the version of `epoch` above every epoch so far, under my claim.
+
+        Each claim adds one to the version and at least one to the epoch, so no driver of before expects such
+        a version. In a tree that began anew, or was restored, versions come again; without this a driver
+        that has slept through it might find the one that it claimed. Raises FencedError.
+        """
+        failures = 0
+        claim, version = self.require_claim()
+        while version <= claim.epoch:
+            steps = range(min(claim.epoch + 1 - version, _MAX_STEPS))
+            data = claim.encode()
+            problem = self.try_multi(
+                "outdate", [SetData(self._paths.epoch, data, version + n) for n in steps]
+            )
+            if problem is None:
+                version += len(steps)
+            else:
+                failures += 1
+                if failures >= MAX_RACES:
+                    raise CorruptStateError(f"{self._paths.epoch} keeps changing: {problem}")
+                self.tree.back_off(failures)
+                self.tree.sync()
+                node = self.tree.get(self._paths.epoch)
+                if node is None or StoredEpoch.decode(node.data, self._paths.epoch).owner != claim.owner:
+                    self.verify()  # says who it is now
+                else:
+                    version = node.version
+            self._claim = (claim, version)
 
     def version_to_check(self) -> int:
         """For writes that need no claim (create, delete): of my epoch if I have one, else of the present."""

@@ -23,6 +23,7 @@ from txstream.zookeeper.documents import MAX_ATTEMPT, StoredBatch, StoredCurrent
 from txstream.zookeeper.fenced import MAX_RACES, FencedTree, Hook
 from txstream.zookeeper.identity import Identity
 from txstream.zookeeper.paths import Paths
+from txstream.zookeeper.rebuild import rebuild
 from txstream.zookeeper.requests import LeaderRequests
 from txstream.zookeeper.scale import Scale, ScaleRequest
 from txstream.zookeeper.store import Progress
@@ -298,6 +299,12 @@ class TreeProgress:
         if self._current is None:
             raise CoordinatorError(f"the progress of topology {self.topology_id!r} was not loaded yet")
         return self._current
+
+    def rebuild(self, identity: Identity, progress: Progress) -> None:
+        with self._lock:
+            self._current = None
+            self._fenced.outdate()
+            rebuild(self._fenced, self._paths, self._codec, identity, progress)
 
     # --- for operators --------------------------------------------------------------------------------
 

@@ -78,6 +78,10 @@ class ProgressStore(Protocol):
         """`attempt` has committed `txid`, the current one: current becomes txid + 1, the metas before txid
         go, txid's own stay. `metas` None: they were persisted. Repeated until it is known to be stored."""
 
+    def rebuild(self, identity: Identity, progress: Progress) -> None:
+        """Make these what is stored, whatever was there, readable or not: for `txstream recover`, after an
+        epoch was claimed and every fence raised. Repeated until it is known to be stored."""
+
     def read_scale(self) -> Scale:
         """The slots that operators put in force, and their requests that wait for an answer. Without a claim
         it only reads. Called when a leader starts, and whenever `watch_scale` told of a change.

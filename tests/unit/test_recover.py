@@ -1,0 +1,492 @@
+"""`recover`: ZooKeeper is lost in every way there is, made again from the ledgers, and the topology goes on
+exactly."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from support.bolts import CountByHand, Split
+from support.tables import read_counts
+
+from txstream.api.builder import TransactionalTopologyBuilder
+from txstream.api.errors import (
+    CorruptStateError,
+    FencedError,
+    ProgressMismatchError,
+    StaleAttemptError,
+    UsageError,
+)
+from txstream.api.reducers import Sum
+from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, SourceSpout, TransactionalSpout
+from txstream.api.state import SqlState
+from txstream.api.topology import Topology
+from txstream.bolts.sql import SqlStateBolt
+from txstream.engine.points import Point
+from txstream.inspect.rebuilding import recover_in
+from txstream.inspect.records import Recovery
+from txstream.metas import MetaCodec
+from txstream.spouts.memory import MemorySpout
+from txstream.state import StateDatabase
+from txstream.testing import CrashError, TopologyTest
+from txstream.transaction import Epoch, Txid, attempt_id, epoch_of
+from txstream.zookeeper import MemoryProgress, MemoryTree
+
+LINES = ["a b", "b", "c", "a", "d d", "a", "b c", "e", "a e", "c"]
+TRUTH = dict(Counter(" ".join(LINES).split()))
+SEMANTICS = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
+
+
+def topology_over(source: MemorySpout, urls: list[str], spout: type[SourceSpout[Any]]) -> Topology:
+    """Words are counted in a table of each database."""
+    builder = TransactionalTopologyBuilder("words", "lines", spout(source, max_batch_records=2))
+    builder.set_bolt("split", Split()).shuffle_grouping("lines")
+    builder.set_bolt("count", CountByHand()).fields_grouping("split", "word")
+    for number, url in enumerate(urls):
+        state = SqlState(f"words_{number}", key="word string", value="n bigint", url=url)
+        store = SqlStateBolt(state, n=Sum("n"))
+        builder.set_committer_bolt(f"store_{number}", store).fields_grouping("count", "word")
+    return builder.build()
+
+
+class Site:
+    """A topology of five batches, its databases and its ZooKeeper in memory."""
+
+    def __init__(self, folder: Path, spout: type[SourceSpout[Any]], databases: int) -> None:
+        self.source = MemorySpout("value string", {"p": LINES})
+        self.urls = [f"sqlite:///{folder / f'{number}.db'}" for number in range(databases)]
+        self.topology = topology_over(self.source, self.urls, spout)
+        self.test = TopologyTest(self.topology, database=self.urls[0])
+        self.test.__enter__()
+        self.databases = [StateDatabase(url) for url in self.urls]
+        self.tree: MemoryTree = self.test._control._world.tree
+        self.base = "/txstream/topologies/words"
+
+    def close(self) -> None:
+        self.test.close()
+        for database in self.databases:
+            database.close()
+        self.source.close()
+
+    def lose_zookeeper(self) -> None:
+        self.tree.remove(self.base)
+
+    def copy_zookeeper(self) -> dict[str, Any]:
+        return dict(self.tree._nodes)
+
+    def restore_zookeeper(self, copy: dict[str, Any]) -> None:
+        self.tree._nodes = dict(copy)
+
+    def store(self, codec: Any = None) -> MemoryProgress:
+        return MemoryProgress(self.tree, "words", codec or MetaCodec(self.topology.spout.source.meta_type))
+
+    def recover(self, **more: Any) -> Recovery:
+        return recover_in("words", self.store, self.databases, **more)
+
+    def finish(self) -> None:
+        """Run to the end, and compare with the truth."""
+        self.test.restart(self.topology)
+        self.test.run()
+        for number, url in enumerate(self.urls):
+            assert read_counts(url, f"words_{number}") == TRUTH
+
+    def crash_between_databases(self, txid: int) -> None:
+        """The driver dies when the first database has committed `txid` and the second one has not."""
+        second = self.test._control.driver.targets[1].database
+        usual = second.commit
+
+        def commit(*arguments: Any, **options: Any) -> None:
+            if arguments[3].attempt.txid == txid:
+                raise CrashError("the test killed the driver between two databases")
+            usual(*arguments, **options)
+
+        second.commit = commit  # type: ignore[method-assign]
+        with pytest.raises(CrashError):
+            self.test.commit(txid)
+
+    def execute(self, number: int, statement: str) -> None:
+        engine = sa.create_engine(self.urls[number])
+        with engine.begin() as connection:
+            connection.exec_driver_sql(statement)
+        engine.dispose()
+
+
+@pytest.fixture
+def make_site(tmp_path: Path) -> Iterator[Any]:
+    made: list[Site] = []
+
+    def make(spout: type[SourceSpout[Any]] = OpaqueSpout, databases: int = 2) -> Site:
+        made.append(Site(tmp_path, spout, databases))
+        return made[-1]
+
+    yield make
+    for site in made:
+        site.close()
+
+
+# --- what it mends ---------------------------------------------------------------------------------
+
+
+@SEMANTICS
+def test_zookeeper_wiped(make_site: Any, spout: Any) -> None:
+    site = make_site(spout)
+    site.test.commit(3)
+    site.test.crash()
+    uuid = site.store().read_identity().uuid
+    site.lose_zookeeper()
+    with pytest.raises(ProgressMismatchError, match="`txstream recover words --from-ledger`"):
+        site.test.restart()
+    recovery = site.recover()
+    assert (recovery.current_txid, recovery.again, recovery.uuid) == (4, False, uuid)
+    assert "is not in ZooKeeper" in str(recovery.problem)
+    assert site.store().read_identity().uuid == uuid
+    site.finish()
+
+
+@SEMANTICS
+@pytest.mark.parametrize("behind", [1, 3])
+def test_zookeeper_restored_from_an_old_copy(make_site: Any, spout: Any, behind: int) -> None:
+    site = make_site(spout)
+    site.test.commit(1)
+    copy = site.copy_zookeeper()
+    site.test.commit(1 + behind + 1)
+    site.test.crash()
+    site.restore_zookeeper(copy)
+    with pytest.raises(ProgressMismatchError, match="`txstream recover words --from-ledger`"):
+        site.test.restart()
+    recovery = site.recover()
+    assert recovery.current_txid == 1 + behind + 2
+    site.finish()
+
+
+@SEMANTICS
+def test_zookeeper_wiped_while_a_txid_is_committed_in_part(make_site: Any, spout: Any) -> None:
+    site = make_site(spout)
+    site.test.commit(2)
+    site.crash_between_databases(3)
+    site.lose_zookeeper()
+    recovery = site.recover()
+    assert (recovery.current_txid, recovery.again) == (3, True)
+    progress = site.store().load()
+    assert progress.current == 3
+    assert sorted(progress.batches) == ([2, 3] if spout is TransactionalSpout else [2])
+    site.finish()
+
+
+@SEMANTICS
+def test_the_first_txid_committed_in_part(make_site: Any, spout: Any) -> None:
+    site = make_site(spout)
+    site.crash_between_databases(1)
+    site.lose_zookeeper()
+    recovery = site.recover()
+    assert (recovery.current_txid, recovery.again) == (1, True)
+    site.finish()
+
+
+@SEMANTICS
+def test_zookeeper_wiped_before_the_first_batch(make_site: Any, spout: Any) -> None:
+    site = make_site(spout)
+    site.test.crash()
+    site.lose_zookeeper()
+    assert site.recover().current_txid == 1
+    site.finish()
+
+
+@pytest.mark.parametrize(
+    ("path", "data"),
+    [
+        ("identity", b"not JSON"),
+        ("coordinator/current", b"{}"),
+        ("coordinator/meta/3", b"{"),
+        ("coordinator/meta/nonsense", b"{}"),
+        ("coordinator/meta/9", b"{}"),
+    ],
+)
+def test_what_cannot_be_read_is_written_again(make_site: Any, path: str, data: bytes) -> None:
+    site = make_site()
+    site.test.commit(3)
+    site.test.crash()
+    site.tree.write(f"{site.base}/{path}", data)
+    with pytest.raises(CorruptStateError):
+        site.test.restart()
+    recovery = site.recover()
+    assert recovery.current_txid == 4
+    assert "cannot be read" in str(recovery.problem)
+    site.finish()
+
+
+@pytest.mark.parametrize("path", ["identity", "coordinator/current", "coordinator/meta/3"])
+def test_what_was_deleted_is_written_again(make_site: Any, path: str) -> None:
+    site = make_site()
+    site.test.commit(3)
+    site.test.crash()
+    site.tree.remove(f"{site.base}/{path}")
+    assert site.recover().current_txid == 4
+    site.finish()
+
+
+def test_a_fence_that_was_deleted_is_made_again(make_site: Any) -> None:
+    site = make_site()
+    site.test.commit(3)
+    site.test.crash()
+    site.execute(1, "DELETE FROM txstream_fence")
+    recovery = site.recover()
+    assert "has lost the fence" in str(recovery.problem)
+    fences = [database.read_fence("words") for database in site.databases]
+    assert {epoch_of(fence.attempt) for fence in fences if fence} == {recovery.epoch}
+    assert fences[0].identity["databases"] == fences[1].identity["databases"]
+    site.finish()
+
+
+def test_a_plan_that_zookeeper_still_has_is_kept(make_site: Any) -> None:
+    """A transactional txid that ran before holds the same tuples, whatever was lost since."""
+    site = make_site(TransactionalSpout)
+    site.test.commit(3)
+    site.test.open(4)
+    plan = site.store().load().batches[Txid(4)]
+    site.test.crash()
+    site.execute(1, "DELETE FROM txstream_fence")
+    site.recover()
+    assert site.store().load().batches[Txid(4)] == plan
+    site.finish()
+
+
+def test_plans_of_an_old_copy_are_dropped(make_site: Any) -> None:
+    site = make_site(TransactionalSpout)
+    site.test.open(2)
+    copy = site.copy_zookeeper()
+    site.test.commit(4)
+    site.test.crash()
+    site.restore_zookeeper(copy)
+    site.recover()
+    progress = site.store().load()
+    assert (progress.current, sorted(progress.batches)) == (5, [4])
+    site.finish()
+
+
+def test_a_non_transactional_topology_goes_on_at_least_once(make_site: Any) -> None:
+    site = make_site(NonTransactionalSpout)
+    site.test.commit(3)
+    site.test.crash()
+    site.lose_zookeeper()
+    assert site.recover().current_txid == 4
+    site.finish()
+
+
+def test_databases_of_an_older_txstream_need_the_code(make_site: Any) -> None:
+    site = make_site()
+    site.test.commit(3)
+    site.test.crash()
+    uuid = site.store().read_identity().uuid
+    site.lose_zookeeper()
+    for number in range(2):
+        site.execute(number, "UPDATE txstream_fence SET identity = NULL")
+    with pytest.raises(UsageError, match="--topology MODULE:FACTORY"):
+        site.recover()
+    assert site.recover(topology=site.topology).uuid == uuid
+    site.finish()
+
+
+# --- what it leaves alone --------------------------------------------------------------------------
+
+
+@SEMANTICS
+def test_nothing_is_changed_when_nothing_is_wrong(make_site: Any, spout: Any) -> None:
+    site = make_site(spout)
+    site.test.commit(2)
+    site.crash_between_databases(3)  # which the next run settles by itself
+    before, fences = site.copy_zookeeper(), [db.read_fence("words") for db in site.databases]
+    recovery = site.recover(confirm=lambda _: pytest.fail("there is nothing to ask"))
+    assert (recovery.problem, recovery.fences, recovery.changes) == (None, (), ())
+    assert site.copy_zookeeper() == before
+    assert [db.read_fence("words") for db in site.databases] == fences
+    site.finish()
+
+
+def test_nothing_is_changed_when_it_is_not_confirmed(make_site: Any) -> None:
+    site = make_site()
+    site.test.commit(3)
+    site.test.crash()
+    site.lose_zookeeper()
+    before, fences = site.copy_zookeeper(), [db.read_fence("words") for db in site.databases]
+    asked: list[str] = []
+
+    def refuse(question: str) -> bool:
+        asked.append(question)
+        return False
+
+    with pytest.raises(UsageError, match="left as it is"):
+        site.recover(confirm=refuse)
+    assert "txid 3 was committed last: txid 4 will be next" in asked[0]
+    assert site.copy_zookeeper() == before
+    assert [db.read_fence("words") for db in site.databases] == fences
+
+
+def test_databases_more_than_one_batch_apart_are_refused_with_figures(make_site: Any) -> None:
+    site = make_site()
+    site.test.commit(3)
+    site.test.crash()
+    site.lose_zookeeper()
+    site.execute(1, "DELETE FROM txstream_batch WHERE txid > 1")
+    with pytest.raises(ProgressMismatchError, match="more than one batch apart") as caught:
+        site.recover()
+    message = str(caught.value)
+    assert "0.db is at txid 3" in message
+    assert "1.db is at txid 1" in message
+
+
+def test_databases_of_two_lives_are_refused(make_site: Any) -> None:
+    site = make_site()
+    site.test.commit(1)
+    site.test.crash()
+    site.execute(1, "UPDATE txstream_fence SET uuid = '00000000-0000-0000-0000-000000000000'")
+    with pytest.raises(ProgressMismatchError, match="databases of different topologies"):
+        site.recover()
+
+
+def test_another_life_in_zookeeper_is_not_overwritten(make_site: Any, tmp_path: Path) -> None:
+    site = make_site(databases=1)
+    site.test.commit(1)
+    site.test.crash()
+    site.lose_zookeeper()
+    (tmp_path / "other").mkdir()
+    other = topology_over(site.source, [f"sqlite:///{tmp_path}/other/0.db"], OpaqueSpout)
+    site.test.restart(other)
+    site.test.crash()
+    with pytest.raises(ProgressMismatchError, match="holds another topology of this id"):
+        site.recover()
+
+
+def test_ledgers_that_contradict_each_other_are_refused(make_site: Any) -> None:
+    site = make_site()
+    site.test.commit(2)
+    site.crash_between_databases(3)
+    site.lose_zookeeper()
+    site.execute(1, "UPDATE txstream_batch SET attempt = attempt + 1 WHERE txid = 2")
+    with pytest.raises(ProgressMismatchError, match="do not agree who committed txid 2"):
+        site.recover()
+
+
+# --- zombies ---------------------------------------------------------------------------------------
+
+
+def test_the_epoch_is_above_every_fence_and_zookeepers(make_site: Any) -> None:
+    site = make_site()
+    site.test.commit(3)
+    site.test.crash()
+    site.lose_zookeeper()
+    site.databases[1].raise_fence("words", site.databases[1].read_fence("words").uuid, attempt_id(77, 0))
+    recovery = site.recover()
+    assert recovery.epoch == 78
+    assert {epoch_of(db.read_fence("words").attempt) for db in site.databases} == {78}
+    assert site.store().read_epoch() == 78
+    site.finish()
+
+
+def test_a_driver_that_slept_through_it_writes_nothing(make_site: Any) -> None:
+    """Not in SQL, by the fence; not in ZooKeeper, though the versions there began anew."""
+    site = make_site(databases=1)
+    site.test.commit(2)
+    zombie = site.test._control.driver
+    store = zombie.loop.store
+    committed_by = zombie.coordinator.current
+    site.lose_zookeeper()
+    site.recover()
+    before = site.copy_zookeeper()
+    with pytest.raises((FencedError, CorruptStateError)):
+        store.advance(committed_by, attempt_id(1, 99), site.store().load().batches[Txid(2)].metas)
+    assert site.copy_zookeeper() == before
+    with pytest.raises(StaleAttemptError):
+        site.databases[0].raise_fence("words", site.databases[0].read_fence("words").uuid, attempt_id(1, 99))
+    site.finish()
+
+
+def test_the_epochs_version_is_one_that_nobody_before_could_expect(make_site: Any) -> None:
+    """A driver of epoch 5 expects at most version 5."""
+    site = make_site(databases=1)
+    for _ in range(4):
+        site.test.restart()
+    site.test.commit(1)
+    site.test.crash()
+    site.lose_zookeeper()
+    recovery = site.recover()
+    assert site.tree.get(f"{site.base}/epoch").version > recovery.epoch > 5
+
+
+def test_what_an_older_driver_writes_before_the_fences_are_raised_counts(make_site: Any) -> None:
+    """The ledgers are read after the raise: a commit that came in between is not lost."""
+    site = make_site(databases=1)
+    site.test.commit(2)
+    site.lose_zookeeper()
+
+    def confirm(question: str) -> bool:
+        assert "txid 2 was committed last" in question
+        with pytest.raises(CorruptStateError):  # it commits txid 3, and finds ZooKeeper empty
+            site.test.commit(3)
+        return True
+
+    recovery = site.recover(confirm=confirm)
+    assert recovery.current_txid == 4
+    site.finish()
+
+
+@pytest.mark.parametrize("write", ["claim_epoch", "outdate", "rebuild"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_crash_in_it_is_followed_by_another_one(make_site: Any, write: str, when: str) -> None:
+    site = make_site()
+    site.test.commit(3)
+    site.test.crash()
+    site.lose_zookeeper()
+
+    def crash(at: str, what: str) -> None:
+        if (at, what) == (when, write):
+            raise CrashError(f"{at} {what}")
+
+    def crashing(codec: Any) -> MemoryProgress:
+        return MemoryProgress(site.tree, "words", codec, hook=crash)
+
+    with pytest.raises(CrashError):
+        recover_in("words", crashing, site.databases)
+    recovery = site.recover()
+    assert recovery.current_txid == 4
+    site.finish()
+
+
+def test_an_answer_that_is_lost_is_asked_for_again(make_site: Any) -> None:
+    site = make_site()
+    site.test.commit(3)
+    site.test.crash()
+    site.lose_zookeeper()
+    late = iter(("outdate", "rebuild"))
+    wanted = next(late)
+
+    def delaying(at: str, what: str) -> None:
+        nonlocal wanted
+        if (at, what) == ("before", wanted):
+            wanted = next(late, "")
+            site.tree.delay_next_write()
+
+    recover_in(
+        "words", lambda codec: MemoryProgress(site.tree, "words", codec, hook=delaying), site.databases
+    )
+    assert wanted == ""
+    site.tree.deliver_late()
+    assert site.store().load().current == 4
+    site.finish()
+
+
+def test_points_of_a_commit(make_site: Any) -> None:
+    """Wiped at each point of a commit, with one database."""
+    site = make_site(databases=1)
+    for txid, point in enumerate((Point.BEFORE_COMMIT, Point.INSIDE_COMMIT, Point.AFTER_COMMIT), 2):
+        site.test.commit(txid - 1)
+        site.test.crash(at=point, txid=txid)
+        site.lose_zookeeper()
+        assert site.recover().current_txid == (txid + 1 if point is Point.AFTER_COMMIT else txid)
+        site.test.restart()
+    assert site.store().read_epoch() > Epoch(3)
+    site.finish()

@@ -1,0 +1,94 @@
+"""`txstream fsck` and `txstream recover`: what does not fit together, and mending it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from txstream.api.errors import UsageError
+from txstream.cli.context import Cli, print_error
+from txstream.cli.options import command
+
+if TYPE_CHECKING:
+    from txstream.api.topology import Topology
+
+Id = Annotated[str, typer.Argument(metavar="ID", help="The topology's id.")]
+Target = Annotated[
+    str | None,
+    typer.Option("--topology", metavar="MODULE:FACTORY", help="The topology's code, where it is needed."),
+]
+Parameters = Annotated[
+    list[str] | None,
+    typer.Option("-p", "--parameter", metavar="NAME=VALUE", help="With --topology: an argument of FACTORY."),
+]
+
+
+def register(app: typer.Typer) -> None:
+    command(app, "recover", state_databases=True)(recover)
+
+
+def recover(
+    cli: Cli,
+    topology_id: Id,
+    from_ledger: Annotated[
+        bool, typer.Option("--from-ledger", help="From the ledgers of its databases: the only way there is.")
+    ] = False,
+    target: Target = None,
+    parameter: Parameters = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """Rebuild a topology in ZooKeeper, when it was lost there or restored from an old copy."""
+    from txstream import inspect
+
+    if not from_ledger:
+        raise UsageError(
+            f"say from what: txstream recover {topology_id} --from-ledger rebuilds ZooKeeper from the ledgers "
+            "in the topology's databases"
+        )
+    code = load_code(topology_id, target, parameter)
+    found = inspect.recover(
+        topology_id,
+        cli.resolve(),
+        topology=code,
+        confirm=lambda question: yes or _confirmed(topology_id, question),
+    )
+    if cli.as_json:
+        from txstream.inspect.documents import document
+
+        cli.print_json(document(found))
+        return
+    if found.problem is None:
+        cli.print(
+            f"{topology_id}: nothing is wrong that a rebuild would mend; txid {found.current_txid} commits "
+            f"next"
+        )
+        return
+    cli.say(f"{topology_id}: {found.problem}")
+    for change in found.changes:
+        cli.say(f"{topology_id}: {change}")
+    again = " again, in every database, since it was committed in part" if found.again else ""
+    cli.print(
+        f"{topology_id}: rebuilt from {len(found.fences)} ledger{'s' if len(found.fences) > 1 else ''} under "
+        f"epoch {found.epoch}; `txstream run` goes on with txid {found.current_txid}{again}"
+    )
+
+
+def load_code(topology_id: str, target: str | None, parameter: list[str] | None) -> Topology | None:
+    """The topology that --topology names, under the id in question. Raises UsageError, FactoryError."""
+    if target is None:
+        if parameter:
+            raise UsageError("-p is for the factory of --topology MODULE:FACTORY; give that, too")
+        return None
+    from txstream.cli.factory import load_topology
+
+    return load_topology(target, parameter or []).with_id(topology_id)
+
+
+def _confirmed(topology_id: str, question: str) -> bool:
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return True
+    for line in question.splitlines():
+        print_error(line)
+    return typer.confirm(f"Rebuild {topology_id} in ZooKeeper from its ledgers?", abort=True, err=True)

@@ -1,0 +1,428 @@
+"""`recover`: ZooKeeper's part of a topology, made again from what its databases hold.
+
+Invariants. Every database of the topology takes part, or nothing is changed. Nothing that the result depends
+on is read before an epoch above all others is claimed and every fence is raised to it; what is read before
+that only says whether there is anything to mend. The result is what the protocol's rules for a new leader
+make of the ledgers, and one write stores it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from txstream.api.errors import (
+    CorruptStateError,
+    LeaderExistsError,
+    ProgressMismatchError,
+    StateTableError,
+    UsageError,
+)
+from txstream.engine.claim import identity_of
+from txstream.engine.recovery import decide, take_over
+from txstream.inspect.plain import codec_of
+from txstream.inspect.records import Recovery
+from txstream.inspect.stores import (
+    UnknownTopologyError,
+    databases_of,
+    is_dead,
+    open_databases,
+    open_zookeeper,
+)
+from txstream.inspect.tables import refuse_missing
+from txstream.metas import BatchMetas, MetaCodec
+from txstream.semantics import Semantics
+from txstream.settings import Settings
+from txstream.state import BatchRecord, FenceRow, StateBackend, place_of
+from txstream.transaction import FIRST_TXID, AttemptId, Txid, epoch_of, sequence_of
+from txstream.zookeeper import Identity, Leadership, Progress, StoredBatch
+
+if TYPE_CHECKING:
+    from txstream.api.topology import Topology
+    from txstream.zookeeper import ProgressStore, ZooKeeper
+
+_COMMITTED = "committed"
+
+
+def recover(
+    topology_id: str,
+    settings: Settings | None = None,
+    *,
+    topology: Topology | None = None,
+    confirm: Callable[[str], bool] = lambda _: True,
+) -> Recovery:
+    """Rebuild a topology in ZooKeeper from its ledgers, when it was lost there or restored from an old copy.
+
+    `confirm` is given what is wrong and what would be done; False leaves all as it is (UsageError).
+    `topology` is needed only where the databases were last run by a txstream that kept no identity there.
+    Afterwards `txstream run` goes on exactly. Nothing is changed when nothing is wrong.
+
+    Raises LeaderExistsError while a driver runs it, UnknownTopologyError, ServiceUnavailableError when not
+    every database can be opened, ProgressMismatchError when the databases contradict each other by more than
+    a crash explains, FencedError.
+    """
+    settings = (settings or Settings()).resolve()
+    with (
+        open_zookeeper(settings) as zookeeper,
+        open_databases(settings, topology_id, for_writing=True) as databases,
+    ):
+        if not databases.opened:
+            raise UnknownTopologyError(topology_id)
+        refuse_missing(databases.missing)
+        with elected(zookeeper, topology_id):
+            return recover_in(
+                topology_id,
+                lambda codec: _store(zookeeper, topology_id, codec),
+                databases.opened,
+                topology=topology,
+                confirm=confirm,
+            )
+
+
+def recover_in(
+    topology_id: str,
+    open_store: Callable[[MetaCodec[Any]], ProgressStore],
+    databases: Sequence[StateBackend],
+    *,
+    topology: Topology | None = None,
+    confirm: Callable[[str], bool] = lambda _: True,
+) -> Recovery:
+    """As `recover`, over what is open; nobody else may lead the topology meanwhile."""
+    own = own_of(topology_id, databases)
+    identity = identity_from(topology_id, own, open_store, topology)
+    codec = codec_of(identity, topology)
+    store = open_store(codec)
+    problem = problem_of(topology_id, identity, store, own, codec)
+    if problem is None:
+        progress = store.load()
+        return Recovery(topology_id, None, identity.uuid, progress.current, False, store.read_epoch(), ())
+    expected = rebuilt_from(topology_id, identity.semantics, own, stored_or_none(store), codec)
+    if not confirm(f"{problem}\n{_sentence(expected)}"):
+        raise UsageError(f"topology {topology_id!r} was left as it is")
+    changes = []
+    for one in own:
+        if one.fence is None:
+            _join_again(topology_id, identity, one, own)
+            changes.append(f"made the fence of {one.database.url_for_people} again")
+    epoch = take_over(topology_id, identity.uuid, store, databases)
+    # From here on no older driver can change what is read.
+    own = own_of(topology_id, databases)
+    rebuilt = rebuilt_from(topology_id, identity.semantics, own, stored_or_none(store), codec)
+    store.rebuild(identity, rebuilt.progress)
+    changes.append(f"stored in ZooKeeper that txid {rebuilt.progress.current} commits next")
+    return Recovery(
+        topology_id,
+        problem,
+        identity.uuid,
+        rebuilt.progress.current,
+        rebuilt.again,
+        epoch,
+        tuple(database.url_for_people for database in databases),
+        tuple(changes),
+    )
+
+
+# --- what there is ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Own:
+    """What one database holds of a topology. `before` is the ledger's row of the txid before the last."""
+
+    database: StateBackend
+    fence: FenceRow | None
+    last: BatchRecord | None
+    before: BatchRecord | None
+    tables: tuple[str, ...]
+
+    @property
+    def uuid(self) -> str | None:
+        return (
+            self.fence.uuid if self.fence is not None else self.last.uuid if self.last is not None else None
+        )
+
+
+def own_of(topology_id: str, databases: Sequence[StateBackend]) -> list[Own]:
+    """What each database holds now."""
+    found = []
+    for database in databases:
+        last = database.last_batch(topology_id)
+        before = None if last is None else database.batch(topology_id, last.txid - 1)
+        tables = _tables(database, topology_id)
+        found.append(Own(database, database.read_fence(topology_id), last, before, tables))
+    return found
+
+
+def _tables(database: StateBackend, topology_id: str) -> tuple[str, ...]:
+    # A store that cannot be read by commands, or that holds nothing, has no tables to tell of.
+    with contextlib.suppress(UsageError, StateTableError), database.read_state(topology_id) as reading:
+        return tuple(table.name for table in reading.tables())
+    return ()
+
+
+def identity_from(
+    topology_id: str,
+    own: Sequence[Own],
+    open_store: Callable[[MetaCodec[Any]], ProgressStore],
+    topology: Topology | None,
+) -> Identity:
+    """The identity that the databases keep; that of ZooKeeper or of the code where they keep none.
+
+    Raises ProgressMismatchError when there are two lives of this id, UsageError when the code is needed.
+    """
+    uuids = {one.uuid: one.database.url_for_people for one in own if one.uuid is not None}
+    if len(uuids) != 1:
+        listed = ", ".join(f"{uuid} in {url}" for uuid, url in uuids.items()) or "none at all"
+        raise ProgressMismatchError(
+            f"topology {topology_id!r} has the uuid {listed}: these are databases of different topologies; "
+            f"give only those of one by --database and --state-database"
+        )
+    (uuid,) = uuids
+    stored = _stored_identity(open_store)
+    if stored is not None and stored.uuid != uuid:
+        raise ProgressMismatchError(
+            f"topology {topology_id!r} has uuid {stored.uuid} in ZooKeeper and {uuid} in {uuids[uuid]}: "
+            f"ZooKeeper holds another topology of this id, which is not overwritten; point at the right one "
+            f"of the two, or run `txstream delete {topology_id}` for the one that is not wanted"
+        )
+    kept = [found for one in own if (found := kept_identity(one)) is not None and found.uuid == uuid]
+    if stored is not None:
+        return stored
+    if kept:
+        # They differ in the tables only, when a driver died while a state joined: before it, nothing was
+        # committed to that state, and the next run lets it join again.
+        return min(kept, key=lambda identity: len(identity.tables))
+    if topology is None:
+        raise UsageError(
+            f"the databases of topology {topology_id!r} were last run by a txstream that did not keep its "
+            f"identity there; give the topology's code: txstream recover {topology_id} --from-ledger "
+            f"--topology MODULE:FACTORY"
+        )
+    return replace(identity_of(topology), uuid=uuid)
+
+
+def kept_identity(one: Own) -> Identity | None:
+    """The identity beside a database's fence. Raises CorruptStateError."""
+    document = None if one.fence is None else (one.fence.identity or {}).get("identity")
+    if not document:
+        return None
+    return Identity.decode(json.dumps(document).encode(), f"txstream_fence of {one.database.url_for_people}")
+
+
+def _stored_identity(open_store: Callable[[MetaCodec[Any]], ProgressStore]) -> Identity | None:
+    with contextlib.suppress(CorruptStateError):  # then it is what is to be mended
+        return open_store(codec_of(None, None)).read_identity()
+    return None
+
+
+def stored_or_none(store: ProgressStore) -> Progress | None:
+    """ZooKeeper's progress, where it can be read."""
+    with contextlib.suppress(CorruptStateError):
+        return store.load() if store.read_identity() is not None else None
+    return None
+
+
+# --- what is wrong ---------------------------------------------------------------------------------
+
+
+def problem_of(
+    topology_id: str,
+    identity: Identity,
+    store: ProgressStore,
+    own: Sequence[Own],
+    codec: MetaCodec[Any],
+) -> str | None:
+    """What keeps `txstream run` from going on, and a rebuild would mend; None when nothing does."""
+    for one in own:
+        if one.fence is None:
+            return f"database {one.database.url_for_people} has lost the fence of topology {topology_id!r}"
+    try:
+        if store.read_identity() is None:
+            return f"topology {topology_id!r} is not in ZooKeeper"
+        progress = store.load()
+    except CorruptStateError as error:
+        return f"what ZooKeeper has of topology {topology_id!r} cannot be read: {error}"
+    if identity.semantics is Semantics.NON_TRANSACTIONAL:
+        return None
+    ledgers = {one.database.url_for_people: one.last for one in own if not is_newcomer(one)}
+    try:
+        decide(topology_id, identity.semantics, progress, ledgers, codec)
+    except ProgressMismatchError as error:
+        return str(error)
+    return None
+
+
+def is_newcomer(one: Own) -> bool:
+    """Does it only hold states that were joining when their driver died? Then it has no ledger yet, and the
+    next run lets them join."""
+    kept = kept_identity(one)
+    return one.last is None and kept is not None and bool(one.tables) and not {*one.tables} & {*kept.tables}
+
+
+# --- what it should be -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rebuilt:
+    """Progress as the ledgers have it; `again`: `progress.current` was committed in part."""
+
+    progress: Progress
+    again: bool
+
+
+def rebuilt_from(
+    topology_id: str,
+    semantics: Semantics,
+    own: Sequence[Own],
+    stored: Progress | None,
+    codec: MetaCodec[Any],
+) -> Rebuilt:
+    """The progress that the ledgers mean, by the rules for a new leader. Pure.
+
+    All at one txid, committed by one attempt: the next one is current. Some at C, committing or committed,
+    the others at C - 1: C runs again everywhere, a transactional one with the plan that the ledgers have.
+    Raises ProgressMismatchError for anything else.
+    """
+    rows = {one.database.url_for_people: one for one in own if not is_newcomer(one)}
+    txids = {url: 0 if one.last is None else int(one.last.txid) for url, one in rows.items()}
+    newest, oldest = max(txids.values()), min(txids.values())
+    if semantics is Semantics.NON_TRANSACTIONAL:
+        return _at_least_once(rows, oldest, codec)
+    if newest - oldest > 1:
+        listed = ", ".join(f"{url} is at txid {txid}" for url, txid in txids.items())
+        raise ProgressMismatchError(
+            f"the databases of topology {topology_id!r} are more than one batch apart: {listed}. One of them "
+            f"was restored from an older copy: bring it up to date; no command can do that without its data"
+        )
+    at_newest = {url: one.last for url, one in rows.items() if one.last and one.last.txid == newest}
+    everywhere = len(at_newest) == len(rows) and all(r.status == _COMMITTED for r in at_newest.values())
+    if newest == 0:
+        return Rebuilt(Progress(FIRST_TXID, None, {}), again=False)
+    if everywhere and len({row.attempt for row in at_newest.values()}) == 1:
+        batch = _agreed(topology_id, at_newest, codec)
+        return _after(newest, batch, semantics, stored, codec)
+    before: dict[str, BatchRecord] = {}
+    for url, one in rows.items():
+        row = one.before if one.last and one.last.txid == newest else one.last
+        if row is not None:
+            before[url] = row
+    batches: dict[Txid, StoredBatch] = {}
+    committed_by: AttemptId | None = None
+    if newest > FIRST_TXID:
+        previous = _agreed(topology_id, before, codec, txid=newest - 1)
+        batches[Txid(newest - 1)], committed_by = previous, previous.attempt
+    if semantics is Semantics.TRANSACTIONAL:
+        batches[Txid(newest)] = StoredBatch(_same_metas(topology_id, at_newest, codec), None)
+    return Rebuilt(Progress(Txid(newest), committed_by, batches), again=True)
+
+
+def _after(
+    txid: int, batch: StoredBatch, semantics: Semantics, stored: Progress | None, codec: MetaCodec[Any]
+) -> Rebuilt:
+    """`txid` is committed everywhere. Plans that ZooKeeper still has for what follows are kept: a
+    transactional txid may have run outside of the databases already."""
+    batches = {Txid(txid): batch}
+    if semantics is Semantics.TRANSACTIONAL and stored is not None:
+        known = stored.batches.get(Txid(txid))
+        follows = known is not None and codec.encode(known.metas) == codec.encode(batch.metas)
+        following = txid + 1
+        while follows and (plan := stored.batches.get(Txid(following))) is not None:
+            batches[Txid(following)] = StoredBatch(plan.metas, None)
+            following += 1
+    return Rebuilt(Progress(Txid(txid + 1), batch.attempt, batches), again=False)
+
+
+def _agreed(
+    topology_id: str,
+    rows: Mapping[str, BatchRecord],
+    codec: MetaCodec[Any],
+    *,
+    txid: int | None = None,
+) -> StoredBatch:
+    """The one batch that all these ledgers have committed."""
+    committed = {url: row for url, row in rows.items() if row.status == _COMMITTED}
+    attempts = {row.attempt for row in committed.values()}
+    if len(committed) != len(rows) or len(attempts) != 1:
+        listed = ", ".join(
+            f"{url} says {row.status} by attempt {epoch_of(row.attempt)}.{sequence_of(row.attempt)}"
+            for url, row in rows.items()
+        )
+        number = txid if txid is not None else next(iter(rows.values())).txid
+        raise ProgressMismatchError(
+            f"the ledgers of topology {topology_id!r} do not agree who committed txid {number}: "
+            f"{listed or 'none of them has it any more'}; restore the database that is wrong"
+        )
+    (attempt,) = attempts
+    return StoredBatch(_same_metas(topology_id, committed, codec), attempt)
+
+
+def _same_metas(topology_id: str, rows: Mapping[str, BatchRecord], codec: MetaCodec[Any]) -> BatchMetas[Any]:
+    decoded = {url: codec.decode(row.metas, f"ledger of {url}, txid {row.txid}") for url, row in rows.items()}
+    metas = next(iter(decoded.values()))
+    if any(codec.encode(other) != codec.encode(metas) for other in decoded.values()):
+        raise ProgressMismatchError(
+            f"the ledgers of topology {topology_id!r} hold different ranges for one batch, in "
+            f"{' and '.join(decoded)}; restore the database that is wrong"
+        )
+    return metas
+
+
+def _at_least_once(rows: Mapping[str, Own], oldest: int, codec: MetaCodec[Any]) -> Rebuilt:
+    """Non-transactional: from the database that is furthest behind, so that nothing is lost; what the others
+    have more is counted again."""
+    if oldest == 0:
+        return Rebuilt(Progress(FIRST_TXID, None, {}), again=False)
+    url, row = next((u, one.last) for u, one in rows.items() if one.last and one.last.txid == oldest)
+    metas = codec.decode(row.metas, f"ledger of {url}, txid {oldest}")
+    batch = StoredBatch(metas, row.attempt)
+    return Rebuilt(Progress(Txid(oldest + 1), row.attempt, {Txid(oldest): batch}), again=False)
+
+
+# --- doing it --------------------------------------------------------------------------------------
+
+
+def _join_again(topology_id: str, identity: Identity, lost: Own, own: Sequence[Own]) -> None:
+    """A fence that was deleted, at attempt 0; it is raised above all others next."""
+    listed = next((databases_of(one.fence) for one in own if one.fence and databases_of(one.fence)), [])
+    urls = {place_of(url): url for url in [*listed, *(one.database.url_for_people for one in own)]}
+    lost.database.join(
+        topology_id,
+        identity.uuid,
+        [],
+        semantics=identity.semantics,
+        first_run=True,
+        identity={"identity": identity.to_document(), "databases": sorted(urls.values())},
+    )
+
+
+def _sentence(expected: Rebuilt) -> str:
+    current = expected.progress.current
+    if expected.again:
+        return f"The ledgers say that txid {current} was committed in part: it will run again."
+    return f"The ledgers say that txid {current - 1} was committed last: txid {current} will be next."
+
+
+def _store(zookeeper: ZooKeeper, topology_id: str, codec: MetaCodec[Any]) -> ProgressStore:
+    from txstream.zookeeper import ZooKeeperProgress
+
+    return ZooKeeperProgress(
+        zookeeper, topology_id, codec, deadline_seconds=zookeeper.connect_timeout_seconds
+    )
+
+
+@contextlib.contextmanager
+def elected(zookeeper: ZooKeeper, topology_id: str) -> Iterator[None]:
+    """Lead the topology for the time of the block, so that no driver takes it up meanwhile. A dead leader's
+    session is waited for. Raises LeaderExistsError."""
+    leader = zookeeper.leader(topology_id)
+    if leader is not None and not is_dead(leader):
+        raise LeaderExistsError(f"topology {topology_id!r} is run by {leader}; stop that driver first")
+    leadership = Leadership(zookeeper, topology_id)
+    leadership.acquire(wait=leader is not None)
+    try:
+        yield
+    finally:
+        leadership.release()
