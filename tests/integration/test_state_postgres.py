@@ -23,6 +23,7 @@ from postgres import PostgresServer
 from support.cut import AnswerLosingProxy
 from support.framework_contract import FrameworkContract
 from support.growth_contract import GrowthContract
+from support.reducer_contract import ReducerContract
 from support.sql_contract import SqlStateContract
 from support.state_contract import StateFixtures
 from support.state_histories import histories, play
@@ -95,6 +96,13 @@ class TestEveryType(AllTypesContract):
     @staticmethod
     def url(server: PostgresServer) -> str:
         return server.create_database("types")
+
+
+class TestEveryReducer(ReducerContract):
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def url(server: PostgresServer) -> str:
+        return server.create_database("reducers")
 
 
 class TestFramework(FrameworkContract):

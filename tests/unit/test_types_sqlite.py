@@ -1,8 +1,9 @@
-"""Every column type in SQLite."""
+"""Every column type and every reducer in SQLite."""
 
 from __future__ import annotations
 
 import pytest
+from support.reducer_contract import ReducerContract
 from support.type_contract import AllTypesContract
 
 
@@ -12,4 +13,8 @@ def url(sqlite_url: str) -> str:
 
 
 class TestTypes(AllTypesContract):
+    pass
+
+
+class TestReducers(ReducerContract):
     pass

@@ -44,12 +44,18 @@ def prepare(spec: TableSpec, deltas: pa.Table, dialect: ChecksValues) -> pa.Tabl
     deltas = deltas.combine_chunks()
     _refuse_twice(spec, deltas)
     for name in keys:
-        check_column(state.table, name, deltas.column(name), None)
-        dialect.check_values(state.table, name, deltas.column(name), None)
+        check_value(dialect, state.table, name, deltas.column(name), None)
     for name in state.value_names:
-        check_column(state.table, name, deltas.column(name), spec.reducers[name])
-        dialect.check_values(state.table, name, deltas.column(name), spec.reducers[name])
+        check_value(dialect, state.table, name, deltas.column(name), spec.reducers[name])
     return deltas
+
+
+def check_value(
+    dialect: ChecksValues, table: str, name: str, column: pa.ChunkedArray, reducer: Reducer | None
+) -> None:
+    """Raise StateValueError for a value that no store may be given, or not this one. No reducer: a key."""
+    check_column(table, name, column, reducer)
+    dialect.check_values(table, name, column, reducer)
 
 
 def check_column(table: str, name: str, column: pa.ChunkedArray, reducer: Reducer | None) -> None:

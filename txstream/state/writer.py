@@ -20,10 +20,11 @@ from txstream.api.errors import StateValueError, TxidRegressionError, TxstreamEr
 from txstream.api.schema import format_type
 from txstream.api.state import PREV_PREFIX, TXID_COLUMN
 from txstream.semantics import Semantics
+from txstream.state import custom
 from txstream.state.dialect import INTEGER_RANGES, StateDialect, Touch
 from txstream.state.records import TableSpec
 from txstream.state.tables import build_table
-from txstream.state.values import chunks, prepare, shown_key
+from txstream.state.values import check_value, chunks, prepare, shown_key
 from txstream.transaction import TransactionAttempt
 
 _EXACT = decimal.Context(prec=100)
@@ -37,6 +38,7 @@ class TableWriter:
         self.spec = spec
         self._dialect = dialect
         self._table: Table = build_table(spec.state, spec.semantics, dialect)
+        self._custom = custom.custom_columns(spec)
         self._upsert = dialect.upsert(self._table, self._update)
         self._lookup = dialect.lookup(self._table, self._looked_up())
         if spec.semantics is Semantics.OPAQUE:
@@ -77,6 +79,8 @@ class TableWriter:
         self, connection: Connection, attempt: TransactionAttempt, deltas: pa.Table, answered: Touch
     ) -> None:
         """Merge prepared deltas into the table. Raises TxidRegressionError or StateValueError."""
+        if self._custom:
+            deltas = self._called(connection, attempt, deltas)
         if self.spec.semantics is Semantics.OPAQUE:
             deltas = self._without_nulls(connection, attempt, deltas)
         for chunk in chunks(deltas, self._upsert.chunk_rows):
@@ -168,6 +172,14 @@ class TableWriter:
             f"table {table!r}: the database did not write all {chunk.num_rows} rows of a chunk of {attempt}; "
             f"is there a trigger or a rule on the table?"
         )
+
+    def _called(self, connection: Connection, attempt: TransactionAttempt, deltas: pa.Table) -> pa.Table:
+        places, stored = self._stored(connection, attempt.txid, deltas)
+        deltas = custom.called(self.spec, attempt, deltas, places, stored)
+        for name in self._custom:
+            column = deltas.column(name)
+            check_value(self._dialect, self.spec.state.table, name, column, self.spec.reducers[name])
+        return deltas
 
     def _without_nulls(
         self, connection: Connection, attempt: TransactionAttempt, deltas: pa.Table
