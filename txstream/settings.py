@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from txstream.api.errors import UsageError
+from txstream.keep import Keep
 
 DATA_DIR = ".txstream"
 SETTINGS_FILE = "txstream.toml"
@@ -28,6 +29,8 @@ class Settings:
     `master` a Spark master. None means: not given, look further. `spark_conf` is passed to a session that
     txstream makes, whose JVM prints into `spark_log` if that is given; `py_files` are shipped to executors,
     and `package` is the one of them that holds the framework, for executors that do not have it.
+    `ledger_keep` says how long the ledger keeps a batch: "7d", "100000", "all", or "7d,100000", which is also
+    the default (whichever limit is reached first).
     `state_databases` are URLs, with passwords, of further databases with state, for commands that look there.
     """
 
@@ -43,13 +46,21 @@ class Settings:
     py_files: tuple[str, ...] = ()
     spark_log: Path | None = None
     package: str | None = None
+    ledger_keep: Keep | str = field(default_factory=Keep)
     state_databases: tuple[str, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
+        if isinstance(self.ledger_keep, str):
+            object.__setattr__(self, "ledger_keep", Keep.parse(self.ledger_keep))
         for name in _DEADLINES:
             value = getattr(self, name)
             if not value > 0 or not math.isfinite(value):
                 raise UsageError(f"{name} is {value!r}; it must be a positive number of seconds")
+
+    @property
+    def keep(self) -> Keep:
+        """`ledger_keep`, understood."""
+        return self.ledger_keep if isinstance(self.ledger_keep, Keep) else Keep.parse(self.ledger_keep)
 
     def resolve(self, directory: Path | None = None) -> Settings:
         """These settings with what is missing filled in from the environment, `txstream.toml` in

@@ -24,6 +24,7 @@ from support.cut import AnswerLosingProxy
 from support.framework_contract import FrameworkContract
 from support.growth_contract import GrowthContract
 from support.reducer_contract import ReducerContract
+from support.pruning_contract import PruningContract
 from support.sql_contract import SqlStateContract
 from support.state_contract import StateFixtures
 from support.state_histories import histories, play
@@ -114,6 +115,10 @@ class TestUpgrades(UpgradeContract):
 
 
 class TestGrowth(GrowthContract):
+    pass
+
+
+class TestPruning(PruningContract):
     pass
 
 

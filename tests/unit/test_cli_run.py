@@ -14,6 +14,7 @@ import pytest
 
 from txstream.api.errors import ServiceUnavailableError, TxstreamError
 from txstream.cli.context import Cli
+from txstream.cli.main import main
 from txstream.cli.progress import describe, shown_progress
 from txstream.cli.run import OWNER_VARIABLE, _prune, _Signals, _tell, _wait, summary
 from txstream.engine.report import RunProgress, RunReport
@@ -217,3 +218,10 @@ def test_only_the_newest_logs_stay(tmp_path: Path) -> None:
     assert len(left) == 41
     assert {"kafka-1.log", "spark-x-24.log", "spark-x-5.log", "txstream-5.log"} <= left
     assert not {"spark-x-4.log", "txstream-0.log"} & left
+
+
+def test_limits_of_the_ledger_are_checked_before_anything_is_started(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["run", "no.such:topology", "--keep", "7 weeks"]) == 2
+    assert "'7 weeks' is no limit; write --keep 7d, --keep 100000" in capsys.readouterr().err

@@ -25,6 +25,7 @@ from txstream.cli.logs import allow_log_folder, library_log
 from txstream.cli.options import command
 from txstream.cli.parameters import split_pairs
 from txstream.cli.progress import Show, shown_progress
+from txstream.keep import Keep
 from txstream.packaging import holds_framework
 
 if TYPE_CHECKING:
@@ -80,9 +81,18 @@ def run(
             "--session-timeout", metavar="SECONDS", help="How soon a standby may succeed a driver that died."
         ),
     ] = 10.0,
+    keep: Annotated[
+        str,
+        typer.Option(
+            "--keep",
+            metavar="LIMITS",
+            help="How long the ledger keeps batches: an age (s, m, h, d), a number, both, or all.",
+        ),
+    ] = str(Keep()),
 ) -> int:
     """Run a topology: until it is stopped, unless --until or --until-txid says when it is done."""
     _check_end(until, until_txid)
+    kept = Keep.parse(keep)
     conf = split_pairs(spark_conf or [], "--spark-conf")
     files = _existing(py_files or [])
     topology = load_topology(target, parameter or [])
@@ -103,6 +113,7 @@ def run(
             py_files=(*files, *modules),
             package=next((file for file in files if holds_framework(Path(file))), None),
             spark_log=spark_log,
+            ledger_keep=kept,
         )
         _prune(cli.log_dir)
         if settings.uses_default_database:

@@ -30,6 +30,7 @@ from txstream.engine.commit import Committer, StateTarget, state_targets
 from txstream.engine.loop import EventLoop, LoopOptions, RunAbortedError
 from txstream.engine.plan import ExecutionPlan, compile_topology
 from txstream.engine.points import PointListener, nobody_listens
+from txstream.engine.pruning import LedgerPruner
 from txstream.engine.report import RunProgress, RunReport
 from txstream.engine.runner import BatchRunner
 from txstream.metas import MetaCodec
@@ -250,12 +251,15 @@ class RunningTopology:
             target=self._watch_leadership, args=(leadership, store, loop), name="txstream-leader", daemon=True
         )
         watch.start()
+        pruner = LedgerPruner(topology.id, [target.database for target in targets], settings.keep)
+        pruner.start()
         started = time.monotonic()
         try:
             loop.run()
         finally:
             self.state = "stopping"
             self._abort.set()
+            pruner.stop(settings.connect_timeout_seconds)
             watch.join(settings.connect_timeout_seconds)
         statistics = loop.statistics
         return RunReport(

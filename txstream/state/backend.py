@@ -18,6 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from datetime import datetime
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -152,6 +153,25 @@ class StateBackend(ABC):
         """The ledger's row with the greatest txid."""
         found = self.batches(topology, limit=1)
         return found[0] if found else None
+
+    def oldest_txid(self, topology: str) -> Txid | None:
+        """The least txid in the ledger: what came before it was pruned, or was before this store joined. None
+        for an empty one."""
+        found = self.batches(topology)
+        return found[0].txid if found else None
+
+    def prune(
+        self, topology: str, *, committed_before: datetime | None, newest: int | None, rows: int
+    ) -> int:
+        """Delete at most `rows` of the ledger's oldest rows in one short transaction; how many it were, which
+        is less than `rows` when no more may go.
+
+        A row may go when it was committed before `committed_before`, or is not among the `newest`; only
+        together with all that are older, only `committed` ones, and never the last committed one or anything
+        after it. Called on the driver, from a thread of its own beside the commits, every few minutes. What
+        it raises is logged. Optional: the default keeps everything.
+        """
+        return 0
 
     def outcome(self, topology: str, attempt: TransactionAttempt) -> bool:
         """After an AnswerLostError: has this very attempt committed its batch?

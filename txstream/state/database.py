@@ -177,6 +177,20 @@ class StateDatabase(StateBackend):
     def batches(self, topology: str, *, limit: int | None = None) -> list[BatchRecord]:
         return self._read("the ledger", lambda connection: ledger.read_last(connection, topology, limit), [])
 
+    def oldest_txid(self, topology: str) -> Txid | None:
+        return self._read("the ledger", lambda connection: ledger.oldest(connection, topology), None)
+
+    def prune(
+        self, topology: str, *, committed_before: datetime | None, newest: int | None, rows: int
+    ) -> int:
+        # What may go is read before: only the deletion itself holds up other writers, of a file for example.
+        with self._reading("the age of its ledger") as connection:
+            last = ledger.last_to_prune(connection, topology, committed_before, newest, rows)
+        if last is None:
+            return 0
+        with self._writing("pruning its ledger") as (connection, _):
+            return ledger.prune(connection, topology, last)
+
     # --- the commit ---------------------------------------------------------------------------------
 
     def commit(

@@ -10,7 +10,7 @@ import json
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, delete, exists, select
+from sqlalchemy import Connection, Row, bindparam, delete, exists, func, or_, select
 
 from txstream.api.errors import CorruptStateError
 from txstream.metas import to_json
@@ -21,6 +21,8 @@ from txstream.state.records import COMMITTED, COMMITTING, BatchRecord, BatchStat
 from txstream.transaction import AttemptId, Txid
 
 _HAS = select(exists().where(batch.c.topology == bindparam("id"), batch.c.txid == bindparam("number")))
+
+_COMMITTED = batch.c.status == COMMITTED
 
 
 def has(connection: Connection, topology: str, txid: int) -> bool:
@@ -98,6 +100,42 @@ def read_one(connection: Connection, topology: str, txid: int) -> BatchRecord | 
     rows = connection.execute(select(batch).where(batch.c.topology == topology, batch.c.txid == txid))
     row = rows.one_or_none()
     return None if row is None else _record(row)
+
+
+def oldest(connection: Connection, topology: str) -> Txid | None:
+    """The least txid of a topology's rows."""
+    found = connection.execute(select(func.min(batch.c.txid)).where(batch.c.topology == topology)).scalar()
+    return None if found is None else Txid(found)
+
+
+def last_to_prune(
+    connection: Connection, topology: str, committed_before: datetime | None, newest: int | None, rows: int
+) -> Txid | None:
+    """The last txid of the next `rows` that may go; None when none may. They go from the oldest on, without a
+    gap, so that what is left begins somewhere and is whole from there."""
+    mine = batch.c.topology == topology
+    first = oldest(connection, topology)
+    last = connection.execute(select(func.max(batch.c.txid)).where(mine, _COMMITTED)).scalar()
+    if first is None or last is None:
+        return None
+    bounds = []
+    if newest is not None:
+        bounds.append(last - newest)
+    if committed_before is not None:
+        # The first row that stays: by its key, so that it is found as soon as it is met.
+        stays = mine, or_(batch.c.committed_at.is_(None), batch.c.committed_at >= committed_before)
+        young = connection.execute(
+            select(batch.c.txid).where(*stays).order_by(batch.c.txid).limit(1)
+        ).scalar()
+        bounds.append(last - 1 if young is None else young - 1)
+    bound = min(max(bounds, default=0), last - 1, first + rows - 1)
+    return Txid(bound) if bound >= first else None
+
+
+def prune(connection: Connection, topology: str, last: Txid) -> int:
+    """Delete the committed rows up to `last`; how many there were."""
+    gone = delete(batch).where(batch.c.topology == topology, batch.c.txid <= last, _COMMITTED)
+    return connection.execute(gone).rowcount
 
 
 def read_last(connection: Connection, topology: str, limit: int | None) -> list[BatchRecord]:

@@ -1,0 +1,159 @@
+"""Pruning of the ledger: the contract on SQLite, how long it is kept, and the thread that does it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from datetime import datetime
+from typing import Any
+
+import pytest
+from support.pruning_contract import PruningContract, committed, txids
+from support.state_contract import StateFixtures
+from support.states import Rig
+
+from txstream.api.errors import ServiceUnavailableError, UsageError
+from txstream.engine import pruning
+from txstream.engine.pruning import LedgerPruner
+from txstream.keep import Keep
+from txstream.settings import Settings
+
+DEADLINE_SECONDS = 20.0
+
+
+@pytest.fixture
+def url(sqlite_url: str) -> str:
+    return sqlite_url
+
+
+class TestContract(PruningContract):
+    pass
+
+
+# --- how long ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "shown"),
+    [
+        ("7d", Keep(604800.0, None), "7d"),
+        ("100000", Keep(None, 100_000), "100000"),
+        ("7d,100000", Keep(), "7d,100000"),
+        ("100_000, 7d", Keep(), "7d,100000"),
+        ("90s", Keep(90.0, None), "90s"),
+        ("90m", Keep(5400.0, None), "90m"),
+        ("36h", Keep(129600.0, None), "36h"),
+        ("all", Keep(None, None), "all"),
+    ],
+)
+def test_limits(text: str, expected: Keep, shown: str) -> None:
+    assert Keep.parse(text) == expected
+    assert str(expected) == shown
+    assert Keep.parse(shown) == expected
+    assert Settings(ledger_keep=text).keep == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "is no limit"),
+        ("7", None),
+        ("7w", "'7w' is no limit"),
+        ("-1", "is no limit"),
+        ("7d,", "is no limit"),
+        ("1d,2h", "two ages"),
+        ("1,2", "two numbers"),
+        ("0", "cannot keep 0 batches"),
+        ("0d", r"cannot keep 0\.0 seconds"),
+        ("all,7d", "'all' is no limit"),
+        ("99999999999999999d", "seconds"),
+    ],
+)
+def test_limits_that_cannot_be(text: str, why: str | None) -> None:
+    if why is None:
+        assert Keep.parse(text).batches == 7
+        return
+    with pytest.raises(UsageError, match=rf"{why}.*--keep 7d, --keep 100000, --keep 7d,100000 or --keep all"):
+        Settings(ledger_keep=text)
+
+
+# --- the thread --------------------------------------------------------------------------------------------
+
+
+class Rounds:
+    """A database that tells how often it was asked to prune; the first time it fails."""
+
+    url_for_people = "a database"
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+        self.asked = 0
+        self.changed = threading.Condition()
+
+    def prune(self, topology: str, **_: Any) -> int:
+        with self.changed:
+            self.asked += 1
+            self.changed.notify_all()
+            if self.error is not None and self.asked == 1:
+                raise self.error
+        return 0
+
+    def wait_until_asked(self, times: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.asked >= times, DEADLINE_SECONDS)
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pruning, "FIRST_ROUND_SECONDS", 0.0)
+    monkeypatch.setattr(pruning, "ROUND_SECONDS", 0.001)
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("error", [ServiceUnavailableError("it is away"), RuntimeError("a bug")])
+def test_a_failure_is_logged_and_tried_again(error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    failing, other = Rounds(error), Rounds()
+    databases: Any = [failing, other]
+    pruner = LedgerPruner("words", databases, Keep())
+    pruner.start()
+    failing.wait_until_asked(2)
+    other.wait_until_asked(2)
+    pruner.stop(DEADLINE_SECONDS)
+    assert "stay for now" in caplog.text
+    assert str(error) in caplog.text
+    asked = failing.asked
+    assert not [thread for thread in threading.enumerate() if thread.name == "txstream-prune-words"]
+    assert failing.asked == asked
+
+
+def test_everything_is_kept_without_a_thread() -> None:
+    pruner = LedgerPruner("words", [], Keep.parse("all"))
+    pruner.start()
+    assert not [thread for thread in threading.enumerate() if thread.name == "txstream-prune-words"]
+    pruner.stop(DEADLINE_SECONDS)
+
+
+class TestStopping(StateFixtures):
+    def test_it_ends_between_two_chunks(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO, "txstream")
+        monkeypatch.setattr(pruning, "CHUNK_ROWS", 1)
+        monkeypatch.setattr(pruning, "FIRST_ROUND_SECONDS", 0.0)
+        committed(rig, 5)
+        began, prune = threading.Event(), rig.database.prune
+
+        def told(topology: str, **options: Any) -> int:
+            gone = prune(topology, **options)
+            began.set()
+            return gone
+
+        monkeypatch.setattr(rig.database, "prune", told)
+        pruner = LedgerPruner(
+            "words", [rig.database], Keep(None, 1), now=datetime.now, pause_seconds=DEADLINE_SECONDS
+        )
+        pruner.start()
+        assert began.wait(DEADLINE_SECONDS)
+        pruner.stop(DEADLINE_SECONDS)  # in its pause
+        assert txids(rig) == [2, 3, 4, 5]
+        assert "1 old rows" in caplog.text

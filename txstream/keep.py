@@ -1,0 +1,75 @@
+"""How long the ledger keeps a batch: by age, by number, or for ever."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Self
+
+from txstream.api.errors import UsageError
+
+_DAY = 24 * 3600.0
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": _DAY}
+_LIMIT = re.compile(r"(\d+)([smhd]?)")
+_EXAMPLES = "--keep 7d, --keep 100000, --keep 7d,100000 or --keep all (units: s, m, h, d)"
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """A ledger's row may go when it is older than `seconds`, or when `batches` are newer than it: whichever
+    limit is reached first. None is no limit. The last committed batch always stays.
+
+    Raises UsageError for a limit that is not positive.
+    """
+
+    seconds: float | None = 7 * _DAY
+    batches: int | None = 100_000
+
+    def __post_init__(self) -> None:
+        if self.seconds is not None and not 0 < self.seconds < timedelta.max.total_seconds():
+            raise UsageError(f"the ledger cannot keep {self.seconds!r} seconds; write {_EXAMPLES}")
+        if self.batches is not None and not 0 < self.batches < math.inf:
+            raise UsageError(f"the ledger cannot keep {self.batches!r} batches; write {_EXAMPLES}")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """`7d`, `100000`, both with a comma between them, or `all`; a limit that is not given is none.
+
+        Raises UsageError that shows examples.
+        """
+        if text.strip() == "all":
+            return cls(None, None)
+        seconds: float | None = None
+        batches: int | None = None
+        for part in text.split(","):
+            found = _LIMIT.fullmatch(part.strip().replace("_", ""))
+            if found is None:
+                raise UsageError(f"the ledger cannot keep {text!r}: {part!r} is no limit; write {_EXAMPLES}")
+            number, unit = int(found[1]), found[2]
+            if (seconds if unit else batches) is not None:
+                kind = "ages" if unit else "numbers"
+                raise UsageError(f"the ledger cannot keep {text!r}: it has two {kind}; write {_EXAMPLES}")
+            if unit:
+                seconds = number * _UNITS[unit]
+            else:
+                batches = number
+        return cls(seconds, batches)
+
+    @property
+    def everything(self) -> bool:
+        """Does nothing ever go?"""
+        return self.seconds is None and self.batches is None
+
+    def __str__(self) -> str:
+        limits = [] if self.seconds is None else [_age(self.seconds)]
+        limits += [] if self.batches is None else [str(self.batches)]
+        return ",".join(limits) or "all"
+
+
+def _age(seconds: float) -> str:
+    for unit in ("d", "h", "m"):
+        if seconds % _UNITS[unit] == 0:
+            return f"{seconds / _UNITS[unit]:g}{unit}"
+    return f"{seconds:g}s"
