@@ -35,7 +35,7 @@ PATHS: Mapping[str, Mapping[str, Any]] = {
     "executors": {"commit": "executors"},
     "mixed": {"driver_commit_rows": 2},
 }
-"""Builder's options by name; with the last, batches of more than two keys are written by executors."""
+"""Options of `counting` by name; with the last, batches of more than two keys are written by executors."""
 
 BY_EXECUTORS: Mapping[str, tuple[bool, ...]] = {
     "driver": (False, False, False, False),
@@ -57,8 +57,11 @@ def counting(
     tables: Iterable[str] = ("counts", "again"),
     **options: Any,
 ) -> Topology:
-    """Each table counts the words; with `second`, the last of them is in that database."""
+    """Each table counts the words; with `second`, the last of them is in that database. `driver_commit_rows`
+    is given for one table of the first."""
     tables = tuple(tables)
+    if "driver_commit_rows" in options:
+        options["driver_commit_rows"] *= len(tables) - (second is not None)
     builder = TransactionalTopologyBuilder(
         "paths", "words", spout(source), 2, **{"max_spout_pending": 2, **options}
     )

@@ -1,0 +1,91 @@
+"""Commits from Spark's executors into PostgreSQL, with processes that die in the middle of a share."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import psycopg
+import pytest
+from postgres import PostgresServer
+from support.commit_paths import BY_EXECUTORS, PATHS, check, counted, counting, ledger, paths, word_source
+from support.storm import states
+
+from txstream.api.errors import BoltError
+from txstream.api.spouts import OpaqueSpout, TransactionalSpout
+from txstream.embedded.process import wait_until
+from txstream.testing import AttemptState, TopologyTest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def python_workers() -> list[psutil.Process]:
+    """The Python processes that run Spark's tasks here: children of Spark's daemon."""
+    workers = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has just ended
+            if any("daemon" in word for word in process.cmdline()):
+                workers += process.children()
+    return workers
+
+
+@contextmanager
+def holding(
+    postgres: PostgresServer, database: str, table: str, word: str
+) -> Iterator[psycopg.Connection[Any]]:
+    """A stranger's transaction that holds the row of a word, so that the share with it gets no further."""
+    with psycopg.connect(host=str(postgres.data), user="postgres", dbname=database) as connection:
+        found = connection.execute(f"SELECT n FROM {table} WHERE word = %s FOR UPDATE", [word]).fetchall()
+        assert found, f"{word!r} is not there yet"
+        yield connection
+
+
+def waits_for_a_row(postgres: PostgresServer, database: str) -> bool:
+    with psycopg.connect(host=str(postgres.data), user="postgres") as connection:
+        waiting = connection.execute(
+            "SELECT 1 FROM pg_stat_activity WHERE datname = %s AND wait_event_type = 'Lock'", [database]
+        )
+        return waiting.fetchone() is not None
+
+
+@pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
+def test_a_worker_that_is_killed_in_the_middle_of_its_share_costs_an_attempt(
+    spark: SparkSession, postgres: PostgresServer, postgres_url: str, unique: str, spout: Any
+) -> None:
+    """In a run that takes both paths. Two of the three shares are written when the third one's task dies."""
+    with word_source() as source, ThreadPoolExecutor(1) as helper:
+        topology = counting(source, spout, **PATHS["mixed"])
+        with TopologyTest(topology, spark=spark, database=postgres_url) as test:
+            test.commit(2)
+            with holding(postgres, unique, "counts", "ash") as stranger:
+
+                def kill_when_it_waits() -> None:
+                    try:
+                        assert wait_until(lambda: waits_for_a_row(postgres, unique), 30)
+                        for worker in python_workers():
+                            worker.send_signal(signal.SIGKILL)
+                    finally:
+                        stranger.rollback()
+
+                killed = helper.submit(kill_when_it_waits)
+                test.commit(3)
+                killed.result()
+            # Idle workers were killed too, which Spark finds out when it gives them a task.
+            *failed, last = states(test, 3)
+            assert set(failed) == {AttemptState.FAILED}
+            assert last is AttemptState.COMMITTED
+            assert isinstance(test.attempts(3)[0].error, BoltError)
+            test.run()
+            check(test, counted())
+            rows = ledger(postgres_url)
+            assert len(rows[2].details["attempts"]) == len(failed)
+            by_executors = list(BY_EXECUTORS["mixed"])
+            by_executors[2] = False  # what failed there, the driver commits
+            assert paths(postgres_url) == ["executors" if way else "driver" for way in by_executors]
+            timings = rows[0].details["timings"]
+            assert all(timings[step] > 0 for step in ("plan", "job", "merge", "begin", "write"))
