@@ -6,11 +6,21 @@ from collections.abc import Iterator
 
 import pytest
 from support.executor_contract import ExecutorContract
+from support.lock_contract import LockContract
 
 from txstream.state.memory import forget
 
 
 class TestSQLite(ExecutorContract):
+    @pytest.fixture
+    def url(self, sqlite_url: str) -> str:
+        return sqlite_url
+
+
+class TestSQLiteLocks(LockContract):
+    begin = ("BEGIN IMMEDIATE",)
+    share = "WHERE txstream_fence.topology = ? AND txstream_fence.uuid = ? AND txstream_fence.attempt = ?"
+
     @pytest.fixture
     def url(self, sqlite_url: str) -> str:
         return sqlite_url
