@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         UsageError as UsageError,
     )
     from txstream.api.functions import bolt as bolt
+    from txstream.api.map_state import MapState as MapState
     from txstream.api.reducers import (
         Count as Count,
         Last as Last,
@@ -148,6 +149,7 @@ _HOMES = {
         "UsageError",
     ),
     "txstream.api.functions": ("bolt",),
+    "txstream.api.map_state": ("MapState",),
     "txstream.api.reducers": ("Count", "Last", "Max", "Min", "Reducer", "Sum", "custom"),
     "txstream.api.spouts": (
         "NonTransactionalSpout",

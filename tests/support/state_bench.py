@@ -62,7 +62,8 @@ class Bench:
     ) -> None:
         log = MemorySource(MemoryLog({}), "account string, amount bigint")
         builder = TransactionalTopologyBuilder("bank", "lines", SPOUTS[semantics](log))
-        keeper = builder.set_bolt("keeper", Keeper(replace(BALANCES, **options)), tasks)
+        state = replace(BALANCES, semantics=semantics, **options)
+        keeper = builder.set_bolt("keeper", Keeper(state), tasks)
         keeper.fields_grouping("lines", "account")
         topology = builder.build()
         targets = state_targets(topology, url, open_database)

@@ -80,12 +80,12 @@ def test_states_are_found_in_the_class_and_in_the_constructor() -> None:
     ("spout", "declared", "expected"),
     [
         (OpaqueSpout, None, "opaque"),
-        (TransactionalSpout, None, "transactional"),
-        (TransactionalSpout, "opaque", "opaque"),
+        (TransactionalSpout, None, "opaque"),
+        (TransactionalSpout, "transactional", "transactional"),
         (NonTransactionalSpout, None, "non-transactional"),
     ],
 )
-def test_a_state_takes_its_semantics_from_the_spout(spout: Any, declared: Any, expected: str) -> None:
+def test_a_state_is_opaque_where_it_may_be(spout: Any, declared: Any, expected: str) -> None:
     state = SqlState("accounts", key="account string", value="n bigint", semantics=declared)
     assert [use.semantics for use in built(Keeper(a=state), spout=spout).map_states] == [expected]
 
@@ -214,12 +214,14 @@ def test_a_cache_has_a_whole_number_of_rows(rows: Any) -> None:
         SqlState("accounts", key="account string", value="n bigint", cache_rows=rows)
 
 
-@pytest.mark.parametrize("spout", [TransactionalSpout, NonTransactionalSpout])
-def test_only_an_opaque_table_has_a_cache(spout: Any) -> None:
-    state = SqlState("accounts", key="account string", value="n bigint", cache_rows=10)
+@pytest.mark.parametrize(
+    ("spout", "semantics"), [(TransactionalSpout, "transactional"), (NonTransactionalSpout, None)]
+)
+def test_only_an_opaque_table_has_a_cache(spout: Any, semantics: Any) -> None:
+    state = SqlState("accounts", key="account string", value="n bigint", cache_rows=10, semantics=semantics)
     with pytest.raises(TopologyError, match="cannot have cache_rows; only an opaque row tells"):
         built(Keeper(a=state), spout=spout)
-    assert built(Keeper(a=state))
+    assert built(Keeper(a=SqlState("accounts", key="account string", value="n bigint", cache_rows=10)))
 
 
 def test_a_state_that_the_database_merges_has_no_cache() -> None:

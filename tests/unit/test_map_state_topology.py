@@ -7,6 +7,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,8 @@ def source() -> Iterator[MemorySpout]:
 
 
 def ledger() -> Ledger:
-    """Opaque whatever the spout is: one of its states decides about another."""
-    return Ledger(semantics="opaque")
+    """Its states are opaque below either spout, so that one of them may decide about another."""
+    return Ledger()
 
 
 @BOTH
@@ -111,7 +112,7 @@ class Flaky(Ledger):
 @BOTH
 def test_a_task_that_has_written_is_undone_when_another_fails(source: MemorySpout, spout: Any) -> None:
     Flaky.failures = [BatchFailedError("later"), ValueError("out of ink")]
-    with TopologyTest(bank(source, Flaky(semantics="opaque"), spout), width=1) as test:
+    with TopologyTest(bank(source, Flaky(), spout), width=1) as test:
         test.run()
         assert [attempt.state for attempt in test.attempts(1)][-1] is AttemptState.COMMITTED
         assert len(test.attempts(1)) == 3
@@ -187,7 +188,7 @@ class Slow(Ledger):
 def test_a_task_of_an_attempt_that_was_superseded_writes_nothing(source: MemorySpout, spout: Any) -> None:
     """While its task works, another attempt of the same batch, of the same leader, takes the fence."""
     refused: list[str] = []
-    with TopologyTest(bank(source, Slow(semantics="opaque"), spout), width=1) as test:
+    with TopologyTest(bank(source, Slow(), spout), width=1) as test:
         test.commit(1)
         before = {name: test.rows(name) for name in ("balances", "seen", "round")}
 
@@ -221,9 +222,9 @@ class TwoPlaces(Ledger):
     """Balances in one database, the rest in another."""
 
     def __init__(self, first: str, second: str) -> None:
-        super().__init__(semantics="opaque", url=second)
+        super().__init__(url=second)
         self.states["balances"] = SqlState(
-            "balances", key="account string", value="balance bigint", semantics="opaque", url=first
+            "balances", key="account string", value="balance bigint", url=first
         )
 
 
@@ -328,7 +329,7 @@ def test_what_is_wrong_is_told_with_component_state_and_key(
 class Tally(BatchBolt, Committer):
     """Counts words in a state of its own, one update for each."""
 
-    states = {"words": SqlState("words", key="word string", value="n bigint")}  # noqa: RUF012
+    states = {"words": SqlState("words", key="word string", value="n bigint")}  # noqa: RUF012 - as a user
 
     def execute(self, tup: Tuple) -> None:
         self.context.state("words").update(tup["word"], lambda old: (old or 0) + 1)
@@ -346,7 +347,9 @@ class TallyTwice(Tally):
 
 def tally(source: MemorySpout, spout: Any) -> Topology:
     builder = TransactionalTopologyBuilder("tally", "words", spout(source, max_batch_records=2))
-    builder.set_bolt("tally", TallyTwice(), 2).fields_grouping("words", "word")
+    bolt = TallyTwice()
+    bolt.states = {"words": replace(bolt.states["words"], semantics=spout.semantics)}
+    builder.set_bolt("tally", bolt, 2).fields_grouping("words", "word")
     return builder.build()
 
 

@@ -311,7 +311,7 @@ class TransactionalTopologyBuilder:
             for name, state in _declared_states(component).items():
                 _check_map_state(component, name, state, by_id)
                 claim(component, state, f" (state {name!r})")
-                uses.append(StateUse(component.id, name, state, _state_semantics(state, semantics)))
+                uses.append(StateUse(component.id, name, state, _map_state_semantics(state, semantics)))
                 _check_cache(component, uses[-1])
             bolt = component.instance
             if isinstance(bolt, StateCommitter):
@@ -462,6 +462,14 @@ def _state_semantics(state: SqlState, spout: Semantics) -> Semantics:
             f"use semantics {' or '.join(repr(str(s)) for s in legal)}"
         )
     return chosen
+
+
+def _map_state_semantics(state: SqlState, spout: Semantics) -> Semantics:
+    """Opaque also below a transactional spout, unless declared otherwise: what a bolt reads and works with
+    must be from before the batch in a replay too, and only an opaque row keeps that."""
+    if state.semantics is None and Semantics.OPAQUE in legal_state_semantics(spout):
+        return Semantics.OPAQUE
+    return _state_semantics(state, spout)
 
 
 def _why_illegal(spout: Semantics, state: Semantics) -> str:

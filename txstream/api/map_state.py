@@ -30,10 +30,11 @@ class MapState(ABC, Generic[K, V]):
     columns where it has several; of the columns' types, never None.
 
     *What is read* is the state before this batch, and on top of it what this task itself has written in this
-    attempt. In an opaque table that is exact, also in a replay and when a task runs twice. In a
-    transactional table a row that an earlier attempt of this batch has written is read as that attempt left
-    it: its write is skipped, so the table stays exact, but do not decide about other tables by such a value.
-    Where you do, declare the table `semantics="opaque"`, which a transactional spout may fill too.
+    attempt: also in a replay, and when a task runs twice. So the table is opaque, also below a transactional
+    spout. If it is declared `semantics="transactional"` nevertheless, which spares the column for the value
+    before, a row that an earlier attempt of this batch has written is read as that attempt left it; its
+    write is skipped, so the table stays exact, but what is emitted, or written elsewhere, because of such a
+    value is not.
 
     *What is written* is kept in the task until its `finish_batch` has returned. Then the engine writes each
     key once, with its last value, in one transaction for each database, which is refused when the attempt is
