@@ -113,7 +113,7 @@ class MariaDBServer:
             connection.close()
 
     def start(self) -> None:
-        """Start it if it does not run, also again after `kill`; returns when it answers."""
+        """Start it if it does not run, also again after `stop`; returns when it answers."""
         if self._process is not None:
             return
         with self.log.open("ab") as output:
@@ -142,11 +142,11 @@ class MariaDBServer:
             except pymysql.err.OperationalError as error:
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     last = self.log.read_text(encoding="utf-8", errors="replace")[-2000:]
-                    self.kill()
+                    self.stop()
                     raise RuntimeError(f"{self._program} did not start:\n{last}") from error
             time.sleep(0.05)
 
-    def kill(self) -> None:
+    def stop(self) -> None:
         """Kill it if it runs, as a crash would."""
         if self._process is not None:
             self._process.kill()
@@ -155,7 +155,7 @@ class MariaDBServer:
 
     def close(self) -> None:
         """Stop it for good and remove its data."""
-        self.kill()
+        self.stop()
         shutil.rmtree(self._home, ignore_errors=True)
         atexit.unregister(self.close)
 

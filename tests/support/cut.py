@@ -1,26 +1,30 @@
-"""A proxy between a client and PostgreSQL's Unix socket that can lose the answer to COMMIT."""
+"""A proxy between a client and a database server that can lose the answer to COMMIT."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
-from pathlib import Path
+from typing import Any
 
-_SOCKET = ".s.PGSQL.5432"
+_COMMITS = (b"COMMIT\0", b"\x03COMMIT")  # as PostgreSQL and as MySQL are told
+
+Address = str | tuple[str, int]
+"""A Unix socket's path, or a host and a port."""
 
 
 class AnswerLosingProxy:
-    """Listens in `directory` as PostgreSQL would; `lose_next_commit` makes it pass the next COMMIT on, wait
-    for the server's answer, and hang up instead of passing that back."""
+    """Listens at `here`, its port at `address`; `lose_next_commit` makes it pass the next COMMIT on, wait for
+    the server's answer, and hang up instead of passing that back."""
 
-    def __init__(self, server: Path, directory: Path) -> None:
-        self._server = server / _SOCKET
+    def __init__(self, server: Address, here: Address) -> None:
+        self._server = server
         self._losing = threading.Event()
         self.lost = threading.Event()
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(directory / _SOCKET))
+        self._listener = _socket_for(here)
+        self._listener.bind(here)
         self._listener.listen()
+        self.address: Any = self._listener.getsockname()
         self._lines: list[socket.socket] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -37,8 +41,8 @@ class AnswerLosingProxy:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                server = socket.socket(socket.AF_UNIX)
-                server.connect(str(self._server))
+                server = _socket_for(self._server)
+                server.connect(self._server)
                 self._lines += [client, server]
                 doomed = threading.Event()
                 threading.Thread(target=self._up, args=(client, server, doomed), daemon=True).start()
@@ -47,7 +51,7 @@ class AnswerLosingProxy:
     def _up(self, client: socket.socket, server: socket.socket, doomed: threading.Event) -> None:
         with contextlib.suppress(OSError):
             while data := client.recv(65536):
-                if self._losing.is_set() and b"COMMIT\0" in data:
+                if self._losing.is_set() and any(commit in data for commit in _COMMITS):
                     self._losing.clear()
                     doomed.set()
                 server.sendall(data)
@@ -62,3 +66,7 @@ class AnswerLosingProxy:
                     return
                 client.sendall(data)
             client.shutdown(socket.SHUT_WR)
+
+
+def _socket_for(address: Address) -> socket.socket:
+    return socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
