@@ -12,6 +12,7 @@ from mariadb import MariaDBServer
 from postgres import PostgresServer
 from support.executor_contract import ExecutorContract
 from support.lock_contract import ServerLockContract
+from support.reader_contract import ReaderContract
 from support.tables import execute
 
 numbers = itertools.count()
@@ -40,6 +41,10 @@ class TestPostgreSQLLocks(PostgreSQL, ServerLockContract):
         name = sa.make_url(url).database
         with psycopg.connect(host=str(postgres.data), user="postgres", autocommit=True) as connection:
             yield lambda: connection.execute(query, (name,)).fetchone() is not None
+
+
+class TestPostgreSQLReaders(PostgreSQL, ReaderContract):
+    pass
 
 
 class MariaDB:
@@ -71,3 +76,7 @@ class TestMariaDBLocks(MariaDB, ServerLockContract):
             status = "SHOW ENGINE INNODB STATUS"
             yield lambda: "LOCK WAIT" in connection.exec_driver_sql(status).one()[2]
         engine.dispose()
+
+
+class TestMariaDBReaders(MariaDB, ReaderContract):
+    pass
