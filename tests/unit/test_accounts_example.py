@@ -1,0 +1,70 @@
+"""The example of a ledger: booked and refused, exact after failures, for either spout."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from txstream.api.spouts import OpaqueSpout, TransactionalSpout
+from txstream.engine.points import Point
+from txstream.examples.accounts import FIELDS, Ledger, graph, topology
+from txstream.spouts.memory import MemorySpout
+from txstream.testing import TopologyTest, run_bolt
+
+Movement = tuple[str, int]
+
+MOVEMENTS = [(f"account-{n * n % 7}", (n * 37 % 50) - 24) for n in range(60)]
+
+
+def books(movements: Sequence[Movement]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Accounts and refusals, one movement after the other."""
+    balances: Counter[str] = Counter()
+    booked: Counter[str] = Counter()
+    refused: defaultdict[str, list[int]] = defaultdict(list)
+    for account, amount in movements:
+        if balances[account] + amount < 0:
+            refused[account].append(amount)
+        else:
+            balances[account] += amount
+            booked[account] += 1
+    accounts = {account: (balances[account], times) for account, times in booked.items()}
+    return accounts, {account: (sum(amounts), len(amounts)) for account, amounts in refused.items()}
+
+
+@pytest.fixture
+def source() -> Iterator[MemorySpout]:
+    with MemorySpout(FIELDS, {"p0": MOVEMENTS}, max_records_per_partition=15) as spout:
+        yield spout
+
+
+def test_a_withdrawal_is_booked_when_the_account_covers_it() -> None:
+    rows = [("anna", -5), ("otto", 3), ("anna", -6), ("otto", -4)]
+    run = run_bolt(Ledger(), rows, FIELDS, states={"accounts": {"anna": (10, 4), "zoe": (1, 1)}})
+    assert run.states["accounts"] == {"anna": (5, 5), "otto": (3, 1), "zoe": (1, 1)}
+    assert run.written["accounts"] == {"anna": (5, 5), "otto": (3, 1)}
+    assert run.emitted == [("anna", -6), ("otto", -4)]
+
+
+@pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
+def test_the_books_are_right_whatever_fails(source: MemorySpout, spout: Any) -> None:
+    accounts, refused = books(MOVEMENTS)
+    assert len(refused) > 2, "the movements are no test"
+    with TopologyTest(graph(spout(source)), width=2) as test:
+        test.fail(1, at=Point.INSIDE_COMMIT)
+        test.commit(1)
+        test.crash(at=Point.INSIDE_COMMIT, txid=2)
+        test.restart()
+        test.commit(2)
+        test.fail(3, at=Point.BEFORE_COMMIT)
+        test.run()
+        assert (test.table("accounts"), test.table("refused")) == (accounts, refused)
+
+
+@pytest.mark.parametrize("semantics", ["opaque", "transactional"])
+def test_it_is_built_for_a_topic(semantics: Any) -> None:
+    built = topology("movements", semantics, prefix="mine_")
+    assert [use.state.table for use in built.map_states] == ["mine_accounts"]
+    assert "for each account string (opaque table, state accounts)" in built.describe()
