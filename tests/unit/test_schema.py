@@ -61,6 +61,9 @@ def test_several_fields_with_colons_quotes_and_blanks() -> None:
         ("", "a type declaration is empty; write for example 'word string, n bigint'"),
         ("   ", "a type declaration is empty"),
         ("word", "expected a type in the type declaration 'word', found its end"),
+        ("i interval day to second", "no type 'interval'.*a length of time is a bigint of its smallest unit"),
+        ("i interval", "no type 'interval', found in the type declaration 'i interval'"),
+        ("name varchar(10)", "no type 'varchar'.*text of any length is a string"),
         ("word strin", "unknown type 'strin' in the type declaration 'word strin'; known are bigint, "),
         (
             "word string n bigint",

@@ -30,7 +30,15 @@ _SIMPLE: dict[str, pa.DataType] = {
     "double": pa.float64(),
     "date": pa.date32(),
     "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestamp_ltz": pa.timestamp("us", tz="UTC"),
     "timestamp_ntz": pa.timestamp("us"),
+}
+
+_INSTEAD = {
+    "interval": "a length of time is a bigint of its smallest unit",
+    "char": "text of any length is a string",
+    "varchar": "text of any length is a string",
+    "variant": "text in JSON is a string",
 }
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -172,6 +180,10 @@ class _Parser:
                 fields.append(self.field(separator=":"))
             self.expect(">")
             return pa.struct(fields)
+        if word in _INSTEAD:
+            raise SchemaError(
+                f"there is no type {word!r}, found in the type declaration {self.text!r}: {_INSTEAD[word]}"
+            )
         if word not in _SIMPLE:
             raise SchemaError(
                 f"unknown type {word!r} in the type declaration {self.text!r}; known are "

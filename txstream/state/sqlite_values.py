@@ -4,7 +4,8 @@ SQLite checks no types: it turns an integer sum that overflows into a float, a f
 into NULL. So every number column has a CHECK of its kind, and a sum that does not fit becomes a value of
 another kind, which the CHECK refuses. It has no exact decimals: they are text of the declared scale
 ("-0.50"), so that equal ones are the same, and functions of ours, exact whatever their length, add and
-compare them. Dates and times are ISO 8601 text of a fixed width, whose order is that of time.
+compare them. Dates and times are ISO 8601 text of a fixed
+width, as SQLite's own functions read and write it, whose order is that of time.
 
 Other programs that write such a column need none of the functions; they are in no table's definition.
 """
@@ -49,7 +50,6 @@ _SIMPLE: dict[pa.DataType, Callable[[], types.TypeEngine[Any]]] = {
     pa.int64(): BigInteger,
     pa.float32(): REAL,
     pa.float64(): Double,
-    pa.date32(): Text,  # ISO 8601, as SQLite's own date functions read and write it
 }
 
 _LARGEST: Final = {REAL: "3.4028234663852886e38", Double: "1.7976931348623157e308"}
@@ -76,12 +76,34 @@ class DecimalText(types.TypeDecorator[Decimal]):
         return None if value is None else Decimal(value)
 
 
+class IsoText(types.TypeDecorator[Any]):
+    """A date or a time as ISO 8601 text."""
+
+    impl = Text
+    cache_ok = True
+
+    def __init__(self, data_type: pa.DataType) -> None:
+        super().__init__()
+        self.data_type = data_type
+
+    def process_bind_param(self, value: Any, dialect: object) -> str | None:
+        if value is None or isinstance(value, str):
+            return value
+        written: str = to_driver(pa.chunked_array([pa.array([value], self.data_type)]))[0]
+        return written
+
+    def process_result_value(self, value: str | None, dialect: object) -> Any:
+        return None if value is None else pa.scalar(value).cast(self.data_type).as_py()
+
+
 def column_type(data_type: pa.DataType) -> types.TypeEngine[Any] | None:
     """As `StateDialect.column_type`."""
     if pa.types.is_decimal128(data_type):
         return DecimalText(data_type.precision, data_type.scale)
-    if pa.types.is_timestamp(data_type) and data_type.unit in ("s", "ms", "us"):
-        return Text()
+    if pa.types.is_date32(data_type) or (
+        pa.types.is_timestamp(data_type) and data_type.unit in ("s", "ms", "us")
+    ):
+        return IsoText(data_type)
     found = _SIMPLE.get(data_type)
     return None if found is None else found()
 
