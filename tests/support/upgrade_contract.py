@@ -41,9 +41,12 @@ def totals(table: str = "totals", url: str | None = None) -> Store:
     return SqlState(table, key="word string", value="total bigint", url=url), {"total": Sum("x")}
 
 
-def storing(source: MemorySpout, spout: Any, *stores: Store) -> Topology:
+def storing(
+    source: MemorySpout, spout: Any, *stores: Store, batch: int = 2, commit: str = "auto"
+) -> Topology:
     """The source's rows, into these states, and to a committer without any."""
-    builder = TransactionalTopologyBuilder("words", "rows", spout(source, max_batch_records=2), 2)
+    rows = spout(source, max_batch_records=batch)
+    builder = TransactionalTopologyBuilder("words", "rows", rows, 2, commit=commit)
     for number, (state, reducers) in enumerate(stores):
         store = builder.set_committer_bolt(f"store{number}", SqlStateBolt(state, **reducers), 2)
         store.fields_grouping("rows", "word")
