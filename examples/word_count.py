@@ -49,10 +49,16 @@ def topology(
     max_records_per_partition: int = 1000,
     max_spout_pending: int = 2,
     parallelism: int = 2,
+    driver_commit_rows: int | None = None,
 ) -> Topology:
     source = KafkaSource(topic, max_records_per_partition=max_records_per_partition)
     builder = TransactionalTopologyBuilder(
-        "word-count", "lines", SPOUTS[semantics](source), parallelism, max_spout_pending=max_spout_pending
+        "word-count",
+        "lines",
+        SPOUTS[semantics](source),
+        parallelism,
+        max_spout_pending=max_spout_pending,
+        driver_commit_rows=driver_commit_rows,
     )
     builder.set_bolt("split", SplitLine(), parallelism).local_or_shuffle_grouping("lines")
     builder.set_bolt("count", CountBolt("word"), parallelism).fields_grouping("split", "word")

@@ -31,6 +31,9 @@ COMMIT_POINTS = [
     "before-advance:6",
     "after-advance:7",
 ]
+# The same table, committed to by tasks from there on.
+EXECUTOR_POINTS = ["inside-begin:8", "after-begin:9", "after-write:10"]
+BY_EXECUTORS = ["-p", "driver_commit_rows=1"]
 PERSIST_POINTS = ["before-persist:1", "after-persist:2"]
 LINES = 8_000
 SMALL_BATCHES = "max_records_per_partition=200"  # 4 partitions: ten batches of 8,000 lines
@@ -62,7 +65,8 @@ def kill_at_points(
         name, name, name, "-p", f"semantics={semantics}", "-p", SMALL_BATCHES
     )
     for point in points:
-        killed = launcher.run(*arguments, TXSTREAM_FAULT=f"kill@{point}")
+        path = BY_EXECUTORS if point in EXECUTOR_POINTS else []
+        killed = launcher.run(*arguments, *path, TXSTREAM_FAULT=f"kill@{point}")
         assert killed.status == -signal.SIGKILL, f"not killed at {point}: {killed.stderr}"
     return finished(launcher, name, arguments, truth)
 
@@ -124,9 +128,11 @@ def sequences(
         ),
         "test_killed_on_spark_at_a_random_moment": moments("opaque", 1, on_spark=True),
         "test_killed_at_every_named_point[transactional]": work(
-            kill_at_points, "transactional", points=PERSIST_POINTS + COMMIT_POINTS
+            kill_at_points, "transactional", points=PERSIST_POINTS + COMMIT_POINTS + EXECUTOR_POINTS[1:2]
         ),
-        "test_killed_at_every_named_point[opaque]": work(kill_at_points, "opaque", points=COMMIT_POINTS),
+        "test_killed_at_every_named_point[opaque]": work(
+            kill_at_points, "opaque", points=COMMIT_POINTS + EXECUTOR_POINTS
+        ),
         "test_non_transactional_miscounts_when_killed_alike": work(
             kill_at_points, "non-transactional", points=["after-commit:2"], lines=4_000
         ),

@@ -44,7 +44,7 @@ from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, Transactiona
 from txstream.api.state import SqlState
 from txstream.api.tuples import Tuple
 from txstream.bolts.sql import SqlStateBolt
-from txstream.engine import targets
+from txstream.engine import commit, targets
 from txstream.engine.points import WRITE_POINTS, Point
 from txstream.engine.shares import Message, rows_written
 from txstream.engine.stores import OpenStores
@@ -117,6 +117,18 @@ def test_with_no_option_small_batches_are_committed_by_the_driver(source: Memory
     with TopologyTest(counting(source)) as test:
         test.run()
         assert paths(test.database_url) == 4 * ["driver"]
+
+
+def test_with_no_option_large_batches_go_to_executors_where_several_may_write(
+    source: MemorySpout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite has one writer at a time."""
+    monkeypatch.setattr(commit, "DRIVER_COMMIT_ROWS", 2)
+    for is_sqlite, way in ((True, "driver"), (False, "executors")):
+        monkeypatch.setattr(targets, "_is_sqlite", lambda url, found=is_sqlite: found)
+        with TopologyTest(counting(source)) as test:
+            test.run()
+            assert paths(test.database_url) == [way, way, way, "driver"]
 
 
 @EACH_PATH
@@ -365,9 +377,9 @@ def test_a_share_that_is_fenced_by_a_newer_leader_ends_the_run(source: MemorySpo
 
 def test_a_value_that_does_not_fit_ends_the_run_and_is_named(shares: Shares) -> None:
     rows = [("ash", 1), ("oak", 2**62), ("oak", 2**62 - 1), ("ash", 1), ("oak", 1)]
-    for commit in ("driver", "executors"):
+    for choice in ("driver", "executors"):
         with MemorySpout("word string, n bigint", {"p": rows}, max_records_per_partition=4) as source:
-            builder = TransactionalTopologyBuilder("paths", "words", OpaqueSpout(source), commit=commit)
+            builder = TransactionalTopologyBuilder("paths", "words", OpaqueSpout(source), commit=choice)
             state = SqlState("sums", key="word string", value="n bigint")
             builder.set_committer_bolt("store", SqlStateBolt(state, n=Sum("n")), 2).fields_grouping(
                 "words", "word"

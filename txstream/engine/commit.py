@@ -39,7 +39,8 @@ __all__ = ["Committer", "ProcessedBatch", "StateTarget", "state_targets"]
 
 log = logging.getLogger(__name__)
 
-DRIVER_COMMIT_ROWS = 100_000
+DRIVER_COMMIT_ROWS = 300_000
+"""Up to so many rows the driver's one transaction is faster than shares; `benchmarks/commit_paths.py`."""
 
 DRIVER, EXECUTORS = "driver", "executors"
 
@@ -173,8 +174,9 @@ class Committer:
             return True
         if self._executors_cannot is not None or self._failed_on_executors == attempt.txid:
             return False
-        limit = self._driver_commit_rows
-        return rows > (DRIVER_COMMIT_ROWS if limit is None else limit)
+        if self._driver_commit_rows is not None:
+            return rows > self._driver_commit_rows
+        return rows > DRIVER_COMMIT_ROWS and not target.one_writer
 
     # --- the steps ----------------------------------------------------------------------------------
 

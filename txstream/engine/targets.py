@@ -26,7 +26,8 @@ class StateTarget:
     """One database and the tables of this topology in it; `components` fill them, in the same order.
 
     `place` is how executors open it. `written_by_bolts` are the tables that bolts of the commit phase write
-    themselves, through a `MapState`: the driver has no deltas of them.
+    themselves, through a `MapState`: the driver has no deltas of them. `one_writer` says that it lets in one
+    writer at a time, so that tasks are not faster than the driver, however many rows there are.
     """
 
     database: StateBackend
@@ -34,6 +35,7 @@ class StateTarget:
     components: tuple[str, ...] = ()
     place: StorePlace | None = None
     written_by_bolts: frozenset[str] = frozenset()
+    one_writer: bool = False
 
     def deltas(self, merged: Mapping[str, pa.Table]) -> list[TableDeltas]:
         """The driver's deltas for this database; `merged` has them by component."""
@@ -106,6 +108,7 @@ def state_targets(
             tuple(here.components),
             StorePlace(_absolute(url), connect_timeout_seconds, topology.message_timeout_seconds),
             frozenset(here.written_by_bolts),
+            one_writer=_is_sqlite(url),
         )
         for url, here in found.items()
     ]
@@ -130,10 +133,16 @@ def _opened(topology: Topology, database: StateBackend, written_by_bolts: Collec
 
 def _absolute(url: str) -> str:
     """A URL that means the same on this machine from another working directory: SQLite's is a path."""
+    if not _is_sqlite(url):
+        return url
+    parsed = make_url(url)
+    path = str(Path(parsed.database or "").absolute())
+    return parsed.set(database=path).render_as_string(hide_password=False)
+
+
+def _is_sqlite(url: str) -> bool:
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
-        return url
-    if parsed.get_backend_name() != "sqlite" or not parsed.database:
-        return url
-    return parsed.set(database=str(Path(parsed.database).absolute())).render_as_string(hide_password=False)
+        return False
+    return parsed.get_backend_name() == "sqlite" and bool(parsed.database)
