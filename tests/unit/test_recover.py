@@ -3,17 +3,13 @@ exactly."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
-from support.bolts import CountByHand, Split
-from support.tables import read_counts
+from support.recovering import Site, topology_over
 
-from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.errors import (
     CorruptStateError,
     FencedError,
@@ -21,98 +17,14 @@ from txstream.api.errors import (
     StaleAttemptError,
     UsageError,
 )
-from txstream.api.reducers import Sum
 from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, SourceSpout, TransactionalSpout
-from txstream.api.state import SqlState
-from txstream.api.topology import Topology
-from txstream.bolts.sql import SqlStateBolt
 from txstream.engine.points import Point
 from txstream.inspect.rebuilding import recover_in
-from txstream.inspect.records import Recovery
-from txstream.metas import MetaCodec
-from txstream.spouts.memory import MemorySpout
-from txstream.state import StateDatabase
-from txstream.testing import CrashError, TopologyTest
+from txstream.testing import CrashError
 from txstream.transaction import Epoch, Txid, attempt_id, epoch_of
-from txstream.zookeeper import MemoryProgress, MemoryTree
+from txstream.zookeeper import MemoryProgress
 
-LINES = ["a b", "b", "c", "a", "d d", "a", "b c", "e", "a e", "c"]
-TRUTH = dict(Counter(" ".join(LINES).split()))
 SEMANTICS = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
-
-
-def topology_over(source: MemorySpout, urls: list[str], spout: type[SourceSpout[Any]]) -> Topology:
-    """Words are counted in a table of each database."""
-    builder = TransactionalTopologyBuilder("words", "lines", spout(source, max_batch_records=2))
-    builder.set_bolt("split", Split()).shuffle_grouping("lines")
-    builder.set_bolt("count", CountByHand()).fields_grouping("split", "word")
-    for number, url in enumerate(urls):
-        state = SqlState(f"words_{number}", key="word string", value="n bigint", url=url)
-        store = SqlStateBolt(state, n=Sum("n"))
-        builder.set_committer_bolt(f"store_{number}", store).fields_grouping("count", "word")
-    return builder.build()
-
-
-class Site:
-    """A topology of five batches, its databases and its ZooKeeper in memory."""
-
-    def __init__(self, folder: Path, spout: type[SourceSpout[Any]], databases: int) -> None:
-        self.source = MemorySpout("value string", {"p": LINES})
-        self.urls = [f"sqlite:///{folder / f'{number}.db'}" for number in range(databases)]
-        self.topology = topology_over(self.source, self.urls, spout)
-        self.test = TopologyTest(self.topology, database=self.urls[0])
-        self.test.__enter__()
-        self.databases = [StateDatabase(url) for url in self.urls]
-        self.tree: MemoryTree = self.test._control._world.tree
-        self.base = "/txstream/topologies/words"
-
-    def close(self) -> None:
-        self.test.close()
-        for database in self.databases:
-            database.close()
-        self.source.close()
-
-    def lose_zookeeper(self) -> None:
-        self.tree.remove(self.base)
-
-    def copy_zookeeper(self) -> dict[str, Any]:
-        return dict(self.tree._nodes)
-
-    def restore_zookeeper(self, copy: dict[str, Any]) -> None:
-        self.tree._nodes = dict(copy)
-
-    def store(self, codec: Any = None) -> MemoryProgress:
-        return MemoryProgress(self.tree, "words", codec or MetaCodec(self.topology.spout.source.meta_type))
-
-    def recover(self, **more: Any) -> Recovery:
-        return recover_in("words", self.store, self.databases, **more)
-
-    def finish(self) -> None:
-        """Run to the end, and compare with the truth."""
-        self.test.restart(self.topology)
-        self.test.run()
-        for number, url in enumerate(self.urls):
-            assert read_counts(url, f"words_{number}") == TRUTH
-
-    def crash_between_databases(self, txid: int) -> None:
-        """The driver dies when the first database has committed `txid` and the second one has not."""
-        second = self.test._control.driver.targets[1].database
-        usual = second.commit
-
-        def commit(*arguments: Any, **options: Any) -> None:
-            if arguments[3].attempt.txid == txid:
-                raise CrashError("the test killed the driver between two databases")
-            usual(*arguments, **options)
-
-        second.commit = commit  # type: ignore[method-assign]
-        with pytest.raises(CrashError):
-            self.test.commit(txid)
-
-    def execute(self, number: int, statement: str) -> None:
-        engine = sa.create_engine(self.urls[number])
-        with engine.begin() as connection:
-            connection.exec_driver_sql(statement)
-        engine.dispose()
 
 
 @pytest.fixture

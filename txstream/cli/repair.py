@@ -26,14 +26,40 @@ Parameters = Annotated[
 
 
 def register(app: typer.Typer) -> None:
+    command(app, "fsck", state_databases=True)(fsck)
     command(app, "recover", state_databases=True)(recover)
+
+
+def fsck(cli: Cli, topology_id: Id, target: Target = None, parameter: Parameters = None) -> int:
+    """Check that ZooKeeper, ledgers, fences, tables and the source fit together; exit status 1 if not."""
+    from txstream import inspect
+
+    code = load_code(topology_id, target, parameter)
+    report = inspect.fsck(topology_id, cli.resolve(), topology=code)
+    if cli.as_json:
+        from txstream.inspect.documents import document
+
+        cli.print_json({**document(report), "is_clean": report.is_clean})
+        return 0 if report.is_clean else 1
+    for sentence in report.checked:
+        cli.say(f"checked {sentence}")
+    for finding in report.findings:
+        cli.print(f"{finding.severity.upper():<8} {finding.code}, {finding.where}")
+        cli.print(f"         {finding.what}")
+        cli.print(f"         to mend it: {finding.remedy}")
+    if report.is_clean:
+        cli.print(f"{topology_id}: all is well")
+        return 0
+    wrong = sum(finding.severity is not inspect.Severity.NOTE for finding in report.findings)
+    cli.print(f"{topology_id}: {wrong} finding{'s' if wrong > 1 else ''} to look at")
+    return 1
 
 
 def recover(
     cli: Cli,
     topology_id: Id,
     from_ledger: Annotated[
-        bool, typer.Option("--from-ledger", help="From the ledgers of its databases: the only way there is.")
+        bool, typer.Option("--from-ledger", help="From the ledgers of its databases: the only way.")
     ] = False,
     target: Target = None,
     parameter: Parameters = None,
@@ -60,10 +86,8 @@ def recover(
         cli.print_json(document(found))
         return
     if found.problem is None:
-        cli.print(
-            f"{topology_id}: nothing is wrong that a rebuild would mend; txid {found.current_txid} commits "
-            f"next"
-        )
+        nothing = "nothing is wrong that a rebuild would mend"
+        cli.print(f"{topology_id}: {nothing}; txid {found.current_txid} commits next")
         return
     cli.say(f"{topology_id}: {found.problem}")
     for change in found.changes:

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from txstream.inspect.checking import fsck
     from txstream.inspect.ledgers import UnknownTxidError, batch, batches
     from txstream.inspect.overview import status, topologies
     from txstream.inspect.rebuilding import recover
@@ -17,11 +18,14 @@ if TYPE_CHECKING:
         Batch,
         BatchDetails,
         FailedAttempt,
+        Finding,
+        FsckReport,
         LedgerEntry,
         MissingDatabase,
         PartitionRange,
         Recovery,
         RowChange,
+        Severity,
         StateRow,
         StateRows,
         StateTable,
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
     from txstream.inspect.tables import diff, get, states, top
 
 _HOMES = {
+    "txstream.inspect.checking": ("fsck",),
     "txstream.inspect.ledgers": ("UnknownTxidError", "batch", "batches"),
     "txstream.inspect.overview": ("status", "topologies"),
     "txstream.inspect.rebuilding": ("recover",),
@@ -40,11 +45,14 @@ _HOMES = {
         "Batch",
         "BatchDetails",
         "FailedAttempt",
+        "Finding",
+        "FsckReport",
         "LedgerEntry",
         "MissingDatabase",
         "PartitionRange",
         "Recovery",
         "RowChange",
+        "Severity",
         "StateRow",
         "StateRows",
         "StateTable",
@@ -61,11 +69,14 @@ __all__ = [
     "Batch",
     "BatchDetails",
     "FailedAttempt",
+    "Finding",
+    "FsckReport",
     "LedgerEntry",
     "MissingDatabase",
     "PartitionRange",
     "Recovery",
     "RowChange",
+    "Severity",
     "StateRow",
     "StateRows",
     "StateTable",
@@ -77,6 +88,7 @@ __all__ = [
     "batch",
     "batches",
     "diff",
+    "fsck",
     "get",
     "recover",
     "states",

@@ -140,9 +140,13 @@ class Own:
 
     @property
     def uuid(self) -> str | None:
-        return (
-            self.fence.uuid if self.fence is not None else self.last.uuid if self.last is not None else None
-        )
+        known = self.fence or self.last
+        return None if known is None else known.uuid
+
+    @property
+    def kept(self) -> Identity | None:
+        """The identity beside its fence."""
+        return kept_identity(self.fence, self.database.url_for_people)
 
 
 def own_of(topology_id: str, databases: Sequence[StateBackend]) -> list[Own]:
@@ -188,7 +192,7 @@ def identity_from(
             f"ZooKeeper holds another topology of this id, which is not overwritten; point at the right one "
             f"of the two, or run `txstream delete {topology_id}` for the one that is not wanted"
         )
-    kept = [found for one in own if (found := kept_identity(one)) is not None and found.uuid == uuid]
+    kept = [found for one in own if (found := one.kept) is not None and found.uuid == uuid]
     if stored is not None:
         return stored
     if kept:
@@ -204,12 +208,12 @@ def identity_from(
     return replace(identity_of(topology), uuid=uuid)
 
 
-def kept_identity(one: Own) -> Identity | None:
-    """The identity beside a database's fence. Raises CorruptStateError."""
-    document = None if one.fence is None else (one.fence.identity or {}).get("identity")
+def kept_identity(fence: FenceRow | None, url: str) -> Identity | None:
+    """The identity beside the fence of the database `url`. Raises CorruptStateError."""
+    document = None if fence is None else (fence.identity or {}).get("identity")
     if not document:
         return None
-    return Identity.decode(json.dumps(document).encode(), f"txstream_fence of {one.database.url_for_people}")
+    return Identity.decode(json.dumps(document).encode(), f"txstream_fence of {url}")
 
 
 def _stored_identity(open_store: Callable[[MetaCodec[Any]], ProgressStore]) -> Identity | None:
@@ -258,7 +262,7 @@ def problem_of(
 def is_newcomer(one: Own) -> bool:
     """Does it only hold states that were joining when their driver died? Then it has no ledger yet, and the
     next run lets them join."""
-    kept = kept_identity(one)
+    kept = one.kept
     return one.last is None and kept is not None and bool(one.tables) and not {*one.tables} & {*kept.tables}
 
 

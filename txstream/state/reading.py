@@ -111,3 +111,22 @@ class StateReading(ABC):
     @abstractmethod
     def count_written_by(self, table: str, txid: int) -> int:
         """How many rows carry `txid`."""
+
+    # --- what fsck asks; a store that cannot tell is taken to be in order ---------------------------
+
+    def differences(self, table: str) -> list[str] | None:
+        """How a table differs from its declaration, a sentence each; None when it is gone."""
+        return []
+
+    def newest_row(self, table: str) -> tuple[int, Mapping[str, Any] | None]:
+        """The greatest txid that any row carries, and the key of such a row; (0, None) without rows."""
+        return 0, None
+
+    def rows_before_the_first(self, table: str) -> int:
+        """How many rows carry a txid that no batch can have."""
+        return 0
+
+    def rows_half_created(self, table: str) -> int:
+        """How many rows of an opaque table have a `prev` that is null beside one that is not, though all of a
+        row are written together."""
+        return 0

@@ -98,30 +98,21 @@ class SqlStateReading(StateReading):
 
     # --- what fsck asks -----------------------------------------------------------------------------
 
-    def owners(self) -> list[Owner]:
-        """Whose the topology's tables are, by name."""
-        return list(self._owners.values())
-
     def differences(self, table: str) -> list[str] | None:
-        """How a table's columns differ from its declaration, a sentence each; None when it is not there."""
         _, found = self._table(table)
         return state_tables.differences_from_declaration(self._connection, self._dialect, found)
 
-    def newest_row(self, table: str) -> tuple[int, dict[str, Any] | None]:
-        """The greatest txid that any row carries, and the key of such a row; (0, None) without rows."""
+    def newest_row(self, table: str) -> tuple[int, Mapping[str, Any] | None]:
         stored, found = self._table(table)
         greatest = self._number(select(func.coalesce(func.max(found.c[TXID_COLUMN]), 0)))
         rows = self.written_by(stored.name, greatest, limit=1)
-        return greatest, dict(rows[0].key) if rows else None
+        return greatest, rows[0].key if rows else None
 
     def rows_before_the_first(self, table: str) -> int:
-        """How many rows carry a txid that no batch can have."""
         _, found = self._table(table)
         return self._number(select(func.count()).select_from(found).where(found.c[TXID_COLUMN] < 1))
 
     def rows_half_created(self, table: str) -> int:
-        """How many rows of an opaque table have some `prev` that is null beside one that is not, though all
-        are written together."""
         stored, found = self._table(table)
         if not stored.has_prev or len(stored.value) < 2:
             return 0

@@ -1,0 +1,440 @@
+"""`fsck`: each damage is made, found, and mended as the finding says where that is a command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from support.recovering import Site
+
+from txstream.api.errors import DataLostError, ServiceUnavailableError
+from txstream.api.spouts import OpaqueSpout, SourceSpout, TransactionalSpout, Unavailable
+from txstream.inspect.records import Finding, FsckReport, MissingDatabase, Severity
+from txstream.settings import Settings
+from txstream.transaction import attempt_id
+
+ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
+
+
+@pytest.fixture
+def make_site(tmp_path: Path) -> Iterator[Any]:
+    made: list[Site] = []
+
+    def make(spout: type[SourceSpout[Any]] = OpaqueSpout, databases: int = 2, txid: int = 3) -> Site:
+        site = Site(tmp_path, spout, databases)
+        made.append(site)
+        if txid:
+            site.test.commit(txid)
+        site.test.crash()
+        return site
+
+    yield make
+    for site in made:
+        site.close()
+
+
+def found(report: FsckReport) -> dict[str, Finding]:
+    return {finding.code: finding for finding in report.findings}
+
+
+def only(report: FsckReport, code: str, severity: Severity) -> Finding:
+    """The one finding, which is this."""
+    assert [(one.code, one.severity) for one in report.findings] == [(code, severity)], report.findings
+    assert report.is_clean is (severity is NOTE)
+    return report.findings[0]
+
+
+# --- all is well -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
+@pytest.mark.parametrize("txid", [0, 1, 5])
+def test_nothing_is_found_when_all_is_well(make_site: Any, spout: Any, txid: int) -> None:
+    site = make_site(spout, txid=txid)
+    before = site.copy_zookeeper()
+    report = site.fsck()
+    assert report.findings == ()
+    assert report.is_clean
+    assert len(report.checked) == 4
+    assert f"txid {txid} committed last" in report.checked[0]
+    assert site.copy_zookeeper() == before, "it only looks"
+
+
+@pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
+def test_nothing_is_found_after_failed_attempts_either(make_site: Any, spout: Any) -> None:
+    """A failed attempt of the last txid leaves restored rows with that txid."""
+    site = make_site(spout, txid=0)
+    site.test.restart()
+    site.test.commit(1)
+    for txid in (2, 3):
+        site.test.fail(txid)
+        site.test.commit(txid)
+    site.test.crash()
+    assert site.fsck().findings == ()
+
+
+def test_it_may_run_meanwhile(make_site: Any) -> None:
+    site = make_site()
+    report = site.fsck(leader=lambda: "elsewhere:77")
+    assert "elsewhere:77" in only(report, "running", NOTE).what
+
+
+# --- what `recover` mends --------------------------------------------------------------------------
+
+
+def lose_zookeeper(site: Site) -> None:
+    site.lose_zookeeper()
+
+
+def lose_identity(site: Site) -> None:
+    site.tree.remove(f"{site.base}/identity")
+
+
+def spoil_current(site: Site) -> None:
+    site.tree.write(f"{site.base}/coordinator/current", b"nonsense")
+
+
+def lose_metas(site: Site) -> None:
+    site.tree.remove(f"{site.base}/coordinator/meta/3")
+
+
+def lose_fence(site: Site) -> None:
+    site.execute(1, "DELETE FROM txstream_fence")
+
+
+@pytest.mark.parametrize(
+    ("damage", "code", "where"),
+    [
+        (lose_zookeeper, "zookeeper-missing", "ZooKeeper"),
+        (lose_identity, "zookeeper-unreadable", "/identity"),
+        (spoil_current, "zookeeper-unreadable", "/coordinator/current"),
+        (lose_metas, "zookeeper-unreadable", "/coordinator/meta"),
+        (lose_fence, "fence-missing", "1.db"),
+    ],
+)
+def test_what_recover_mends(make_site: Any, damage: Callable[[Site], None], code: str, where: str) -> None:
+    site = make_site()
+    damage(site)
+    finding = only(site.fsck(), code, ERROR)
+    assert where in finding.where
+    assert finding.command == "txstream recover words --from-ledger"
+    assert f"`{finding.command}`" in finding.remedy
+    site.recover()
+    assert site.fsck().findings == ()
+    site.finish()
+
+
+def test_an_old_copy_of_zookeeper(make_site: Any) -> None:
+    site = make_site(txid=1)
+    copy = site.copy_zookeeper()
+    site.test.restart()
+    site.test.commit(4)
+    site.test.crash()
+    site.restore_zookeeper(copy)
+    report = site.fsck()
+    assert [(one.code, one.severity) for one in report.findings] == [
+        ("progress-mismatch", ERROR),
+        ("epoch-behind", WARNING),
+        ("epoch-behind", WARNING),
+    ]
+    assert "txid 1 was committed last" in report.findings[0].what
+    assert report.findings[0].command == "txstream recover words --from-ledger"
+    site.recover()
+    assert site.fsck().findings == ()
+    site.finish()
+
+
+def test_an_epoch_that_cannot_be_read(make_site: Any) -> None:
+    site = make_site()
+    site.tree.write(f"{site.base}/epoch", b"?")
+    report = site.fsck()
+    assert {one.code for one in report.findings} == {"zookeeper-unreadable"}
+    finding = report.findings[0]
+    assert f"delete {site.base}/epoch" in finding.remedy
+    site.tree.remove(f"{site.base}/epoch")
+    site.recover()
+    site.finish()
+
+
+# --- what the next run mends -----------------------------------------------------------------------
+
+
+def test_an_epoch_behind_the_fences(make_site: Any) -> None:
+    site = make_site(databases=1)
+    site.databases[0].raise_fence("words", site.databases[0].read_fence("words").uuid, attempt_id(9, 0))
+    finding = only(site.fsck(), "epoch-behind", WARNING)
+    assert "epoch 9" in finding.what
+    site.test.restart()
+    site.test.crash()
+    assert site.fsck().findings == ()
+    site.finish()
+
+
+@pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
+def test_a_txid_that_is_committed_in_part(make_site: Any, spout: Any) -> None:
+    site = make_site(spout, txid=2)
+    site.test.restart()
+    site.crash_between_databases(3)
+    finding = only(site.fsck(), "unfinished-commit", NOTE)
+    assert "txid 3 is committed in part" in finding.what
+    assert "`txstream run`" in finding.remedy
+    site.finish()
+    assert site.fsck().findings == ()
+
+
+def test_a_fence_of_an_older_txstream(make_site: Any) -> None:
+    site = make_site(databases=1)
+    site.execute(0, "UPDATE txstream_fence SET identity = NULL")
+    only(site.fsck(), "fence-without-identity", NOTE)
+    site.test.restart()
+    site.test.crash()
+    assert site.fsck().findings == ()
+
+
+def test_a_fence_with_another_identity(make_site: Any) -> None:
+    site = make_site(databases=1)
+    site.execute(0, "UPDATE txstream_fence SET identity = replace(identity, 'opaque', 'transactional')")
+    only(site.fsck(), "fence-identity", WARNING)
+    site.test.restart()
+    site.test.crash()
+    assert site.fsck().findings == ()
+
+
+# --- ledgers and fences ----------------------------------------------------------------------------
+
+OTHER = "00000000-0000-0000-0000-000000000000"
+
+
+@pytest.mark.parametrize(
+    ("statement", "codes", "words"),
+    [
+        ("DELETE FROM txstream_batch WHERE txid > 1", ["databases-apart"], "1.db is at txid 1"),
+        ("DELETE FROM txstream_batch WHERE txid = 2", ["ledger-gap"], "txid 1 to 3"),
+        ("UPDATE txstream_fence SET attempt = 1", ["fence-behind"], "attempt 0.1"),
+        (
+            f"UPDATE txstream_batch SET uuid = '{OTHER}' WHERE txid = 1",
+            ["ledger-uuid"],
+            OTHER,
+        ),
+        (
+            f"UPDATE txstream_fence SET uuid = '{OTHER}'",
+            ["other-uuid", "ledger-uuid", "table-owner"],
+            OTHER,
+        ),
+        (
+            "UPDATE txstream_batch SET metas = '?' WHERE txid = 2",
+            ["ledger-unreadable"],
+            "its metas are not JSON",
+        ),
+        (
+            "UPDATE txstream_batch SET attempt = attempt + 1 WHERE txid = 2",
+            ["ledgers-differ"],
+            "for txid 2",
+        ),
+        (
+            "UPDATE txstream_batch SET attempt = attempt + 1 WHERE txid = 3",
+            ["progress-mismatch", "ledgers-differ"],
+            "for it, the ledger",
+        ),
+    ],
+)
+def test_a_damaged_ledger_or_fence(make_site: Any, statement: str, codes: list[str], words: str) -> None:
+    site = make_site()
+    site.execute(1, statement)
+    report = site.fsck()
+    bad = [one for one in report.findings if one.code in codes]
+    assert sorted({one.code for one in bad}) == sorted(codes), report.findings
+    assert any(words in one.what for one in bad), report.findings
+    expected = WARNING if codes == ["ledger-gap"] else ERROR
+    assert all(one.severity is expected for one in bad)
+    assert any("1.db" in one.where + one.what for one in bad)
+
+
+def test_a_fence_that_was_set_back_is_raised_by_the_next_run(make_site: Any) -> None:
+    site = make_site(databases=1)
+    site.execute(0, "UPDATE txstream_fence SET attempt = 1")
+    only(site.fsck(), "fence-behind", ERROR)
+    site.test.restart()
+    site.test.crash()
+    assert site.fsck().findings == ()
+    site.finish()
+
+
+def test_batches_that_do_not_follow_each_other(make_site: Any) -> None:
+    site = make_site(databases=1)
+    site.execute(
+        0, """UPDATE txstream_batch SET metas = replace(metas, '"start":2', '"start":1') WHERE txid = 2"""
+    )
+    finding = only(site.fsck(), "ledger-ranges", ERROR)
+    assert "txid 1 ends p at 2, txid 2 begins it at 1" in finding.what
+
+
+# --- tables ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("statement", "code", "words"),
+    [
+        ("DROP TABLE words_1", "table-missing", "it is gone"),
+        ("ALTER TABLE words_1 ADD COLUMN more integer", "table-columns", "'more'"),
+        (f"UPDATE txstream_table SET uuid = '{OTHER}'", "table-owner", OTHER),
+        ("DELETE FROM txstream_table", "table-unknown", "none of its databases knows it"),
+        ("UPDATE words_1 SET txid = 9 WHERE word = 'b'", "row-too-new", "(word='b') carries txid 9"),
+        ("UPDATE words_1 SET txid = 0 WHERE txid = 1", "row-txid", "1 rows carry a txid below 1"),
+        ("DELETE FROM words_1 WHERE txid = 3", "rows-missing", "txid 3 wrote 2 rows, and 0 rows carry it"),
+    ],
+)
+def test_a_damaged_table(make_site: Any, statement: str, code: str, words: str) -> None:
+    site = make_site()
+    site.execute(1, statement)
+    finding = only(site.fsck(), code, ERROR)
+    assert words in finding.what
+    assert "words_1" in finding.where or "1.db" in finding.where
+
+
+def test_rows_whose_prevs_contradict_each_other(tmp_path: Path) -> None:
+    from support.states import Rig, word_table
+
+    from txstream.inspect.evidence import gather
+    from txstream.inspect.plain import PlainCodec
+    from txstream.state import StateDatabase
+    from txstream.zookeeper import MemoryProgress, MemoryTree
+
+    database = StateDatabase(f"sqlite:///{tmp_path / 'state.db'}")
+    rig = Rig(database, f"sqlite:///{tmp_path / 'state.db'}", word_table(value="n bigint, m bigint")).join()
+    rig.commit(1, {"a": (1, 2)})
+    rig.commit(2, {"a": (1, 2), "b": (1, 1)})
+    engine = database._engine
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE word_count SET prev_m = NULL WHERE word = 'a'")
+    tree = MemoryTree()
+    evidence = gather(
+        "words",
+        lambda codec: MemoryProgress(tree, "words", codec),
+        lambda _: PlainCodec(),
+        [database],
+        lambda: None,
+    )
+    (table,) = evidence.databases[0].tables
+    database.close()
+    assert table.half_created == 1
+
+
+# --- databases that cannot be opened ---------------------------------------------------------------
+
+
+def test_a_database_that_cannot_be_opened_is_a_finding(make_site: Any) -> None:
+    site = make_site()
+    gone = MissingDatabase("postgresql://me:***@db/x", "only its URL is known", "give it by --state-database")
+    site.databases.pop().close()
+    report = site.fsck(missing=[gone])
+    codes = found(report)
+    assert codes["database-missing"].severity is ERROR
+    assert codes["database-missing"].remedy == "give it by --state-database"
+    assert set(codes) == {"database-missing", "table-unknown"}
+
+
+def test_no_database_at_all(make_site: Any) -> None:
+    site = make_site(databases=1)
+    site.databases.pop().close()
+    assert "database-missing" in found(site.fsck())
+
+
+# --- the source ------------------------------------------------------------------------------------
+
+
+@dataclass
+class Asked:
+    """A coordinator that answers as the test says."""
+
+    plans: dict[str, Any]
+    unreadables: dict[str, Any]
+    closed: bool = False
+    asked: ClassVar[int] = 0
+
+    def plan(self, last: Any, limit: int) -> dict[str, Any]:
+        return self._answer(self.plans, last)
+
+    def unreadable(self, metas: Any) -> dict[str, Any]:
+        return self._answer(self.unreadables, metas)
+
+    def _answer(self, answers: dict[str, Any], names: Any) -> dict[str, Any]:
+        for name in names:
+            if isinstance(answers.get(name), Exception):
+                raise answers[name]
+        return {name: answer for name, answer in answers.items() if name in names}
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def with_coordinator(site: Site, monkeypatch: pytest.MonkeyPatch, **answers: dict[str, Any]) -> Asked:
+    asked = Asked(answers.get("plan", {}), answers.get("unreadable", {}))
+    monkeypatch.setattr(type(site.source), "coordinator", lambda *_: asked)
+    return asked
+
+
+def test_a_place_that_is_lost(make_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = make_site()
+    asked = with_coordinator(site, monkeypatch, plan={"p": DataLostError("the log begins at 77")})
+    finding = only(site.fsck(), "position-lost", ERROR)
+    assert (finding.where, finding.what) == ("partition p", "the log begins at 77")
+    assert "on_data_loss='skip'" in finding.remedy
+    assert asked.closed
+
+
+def test_a_stored_plan_that_is_lost(make_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = make_site(TransactionalSpout, txid=2)
+    site.test.restart()
+    site.test.open(3)
+    site.test.crash()
+    with_coordinator(site, monkeypatch, unreadable={"p": DataLostError("the log begins at 77")})
+    finding = only(site.fsck(), "plan-lost", ERROR)
+    assert finding.what == "stored plan of txid 3: the log begins at 77"
+
+
+def test_a_partition_that_cannot_be_read_now(make_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = make_site()
+    with_coordinator(site, monkeypatch, plan={"p": Unavailable("it has no leader"), "new": Unavailable("x")})
+    assert only(site.fsck(), "partition-unavailable", WARNING).what == "it has no leader"
+
+
+def test_a_gap_that_the_source_skips(make_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass
+    class Behind:
+        start: int = 9
+        skipped_from: int = 6
+
+    site = make_site()
+    with_coordinator(site, monkeypatch, plan={"p": Behind()})
+    assert "6 to 9" in only(site.fsck(), "position-skips", WARNING).what
+
+
+def test_a_source_that_does_not_answer(make_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = make_site()
+
+    def refuse(*_: Any) -> None:
+        raise ServiceUnavailableError("no broker answers")
+
+    monkeypatch.setattr(type(site.source), "coordinator", refuse)
+    assert only(site.fsck(), "source-unreachable", WARNING).what == "no broker answers"
+
+
+def test_a_source_of_the_users_needs_the_code(make_site: Any) -> None:
+    site = make_site()
+    assert "--topology" in only(site.fsck(topology=None), "source-not-checked", NOTE).remedy
+
+
+def test_settings_without_kafka_leave_it_unchecked() -> None:
+    from txstream.inspect.source_checks import source_of
+    from txstream.semantics import Semantics
+    from txstream.zookeeper import Identity
+
+    kafka = Identity.new(Semantics.OPAQUE, "txstream.spouts.kafka.KafkaSource", {"topics": ["lines"]}, ())
+    assert source_of(kafka, None, Settings()) is None
+    found = source_of(kafka, None, Settings(kafka="127.0.0.1:1"))
+    assert found is not None
+    assert found.identity()["topics"] == ["lines"]

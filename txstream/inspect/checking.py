@@ -1,0 +1,129 @@
+"""`fsck`: does everything that is stored of a topology fit together, and is its data still there to read?
+
+It only looks, and may look while the topology runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from txstream.api.errors import CorruptStateError
+from txstream.inspect.checks import check_all
+from txstream.inspect.evidence import Evidence, gather
+from txstream.inspect.plain import codec_of
+from txstream.inspect.rebuilding import kept_identity
+from txstream.inspect.records import Finding, FsckReport, MissingDatabase, Severity
+from txstream.inspect.source_checks import check_source, source_of
+from txstream.inspect.stores import UnknownTopologyError, open_databases, open_zookeeper
+from txstream.settings import Settings
+
+if TYPE_CHECKING:
+    from txstream.api.topology import Topology
+    from txstream.metas import MetaCodec
+    from txstream.state import StateBackend
+    from txstream.zookeeper import Identity, ProgressStore
+
+_WORST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
+
+
+def fsck(
+    topology_id: str, settings: Settings | None = None, *, topology: Topology | None = None
+) -> FsckReport:
+    """Compare ZooKeeper, the databases and the source of a topology. `topology` is its code: needed only for
+    a source that needs credentials, or that is not Kafka.
+
+    Raises UsageError without an address of ZooKeeper, ServiceUnavailableError when it cannot be reached,
+    UnknownTopologyError. A database that cannot be opened is a finding.
+    """
+    from txstream.zookeeper import ZooKeeperProgress
+
+    settings = (settings or Settings()).resolve()
+    with (
+        open_zookeeper(settings) as zookeeper,
+        open_databases(settings, topology_id, strict=False) as databases,
+    ):
+        if not databases.opened and topology_id not in zookeeper.topologies():
+            raise UnknownTopologyError(topology_id)
+        return fsck_in(
+            topology_id,
+            lambda codec: ZooKeeperProgress(
+                zookeeper, topology_id, codec, deadline_seconds=zookeeper.connect_timeout_seconds
+            ),
+            databases.opened,
+            settings,
+            topology=topology,
+            missing=databases.missing,
+            leader=lambda: zookeeper.leader(topology_id),
+        )
+
+
+def fsck_in(
+    topology_id: str,
+    open_store: Callable[[MetaCodec[Any]], ProgressStore],
+    databases: Sequence[StateBackend],
+    settings: Settings,
+    *,
+    topology: Topology | None = None,
+    missing: Sequence[MissingDatabase] = (),
+    leader: Callable[[], str | None] = lambda: None,
+) -> FsckReport:
+    """As `fsck`, over what is open."""
+    evidence = gather(
+        topology_id, open_store, lambda identity: codec_of(identity, topology), databases, leader
+    )
+    known = evidence.identity or _kept(evidence)
+    codec = codec_of(known, topology)
+    source = source_of(known, topology, settings)
+    found = [_not_opened(one) for one in missing]
+    if not databases and evidence.identity is not None:
+        found.append(_no_database())
+    found += check_all(evidence, codec)
+    found += check_source(evidence, source, codec, settings)
+    found.sort(key=lambda finding: _WORST_FIRST.index(finding.severity))
+    return FsckReport(topology_id, tuple(_checked(evidence, asked=source is not None)), tuple(found))
+
+
+def _kept(evidence: Evidence) -> Identity | None:
+    """The identity beside a fence, when ZooKeeper has lost it."""
+    for database in evidence.databases:
+        if database.fence is not None:
+            with contextlib.suppress(CorruptStateError):
+                found = kept_identity(database.fence, database.url)
+                if found is not None:
+                    return found
+    return None
+
+
+def _not_opened(one: MissingDatabase) -> Finding:
+    return Finding("database-missing", Severity.ERROR, one.database, one.reason, one.remedy)
+
+
+def _no_database() -> Finding:
+    return Finding(
+        "database-missing", Severity.ERROR, "databases",
+        "none of those that were looked at knows the topology, though ZooKeeper does",
+        "give the database that it was run with by --database, and others by --state-database",
+    )  # fmt: skip
+
+
+def _checked(evidence: Evidence, *, asked: bool) -> list[str]:
+    progress = evidence.progress
+    places = [
+        "ZooKeeper: nothing"
+        if evidence.identity is None
+        else f"ZooKeeper: txid {progress.current - 1} committed last, epoch {evidence.epoch}"
+        if progress is not None
+        else "ZooKeeper: progress cannot be read"
+    ]
+    for database in evidence.databases:
+        last = database.last
+        state = "no batch" if last is None else f"txid {last.txid} {last.status}"
+        tables = len(database.tables)
+        places.append(
+            f"{database.url}: {state}, {len(database.rows)} ledger rows, "
+            f"{tables} state table{'' if tables == 1 else 's'}"
+        )
+    places.append("source: stored plans and next places" if asked else "source: not asked")
+    return places

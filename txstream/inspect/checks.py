@@ -1,0 +1,377 @@
+"""What `fsck` says to what it has read: one small pure function per question.
+
+Each takes the evidence and yields findings; a finding's remedy is a command wherever one exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+from txstream.api.errors import ProgressMismatchError, TxstreamError
+from txstream.engine.recovery import AdoptPlan, AdvanceFirst, decide
+from txstream.inspect.evidence import DatabaseEvidence, Evidence, TableEvidence
+from txstream.inspect.ledgers import range_of
+from txstream.inspect.records import Finding, Severity
+from txstream.metas import MetaCodec
+from txstream.semantics import Semantics
+from txstream.state import BatchRecord
+from txstream.state.fence_rules import shown_attempt
+from txstream.state.records import COMMITTED
+from txstream.transaction import epoch_of
+
+ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
+
+Findings = Iterator[Finding]
+_SHOWN = 5
+
+
+def recover_command(topology: str) -> str:
+    return f"txstream recover {topology} --from-ledger"
+
+
+def check_all(evidence: Evidence, codec: MetaCodec[Any]) -> list[Finding]:
+    """Everything but the source."""
+    checks: list[Callable[[Evidence], Findings]] = [
+        _zookeeper,
+        _uuids,
+        _epochs,
+        _fences,
+        _ledgers,
+        _ledgers_of_one_batch,
+        _unknown_tables,
+        _tables,
+    ]
+    found = [finding for check in checks for finding in check(evidence)]
+    found += _progress(evidence, codec)
+    if evidence.leader is not None:
+        found.append(
+            Finding("running", NOTE, "ZooKeeper", f"it is run by {evidence.leader}", "nothing to mend")
+        )
+    return found
+
+
+# --- ZooKeeper -------------------------------------------------------------------------------------
+
+
+def _zookeeper(evidence: Evidence) -> Findings:
+    command = recover_command(evidence.topology)
+    for error in evidence.errors:
+        path = str(error).partition(": ")[0].partition(" ")[0]
+        if path.endswith("/epoch"):
+            yield Finding(
+                "zookeeper-unreadable", ERROR, path, str(error),
+                f"delete this znode with ZooKeeper's own shell (delete {path}), then `{command}`",
+            )  # fmt: skip
+        else:
+            yield Finding(
+                "zookeeper-unreadable", ERROR, path, str(error), f"rebuild it by `{command}`", command
+            )
+    if evidence.identity is None and not evidence.errors:
+        yield Finding(
+            "zookeeper-missing", ERROR, "ZooKeeper", "it knows nothing of this topology",
+            f"if this is the right ZooKeeper, rebuild it by `{command}`", command,
+        )  # fmt: skip
+
+
+def _uuids(evidence: Evidence) -> Findings:
+    known: dict[str, str] = {}
+    if evidence.identity is not None:
+        known["ZooKeeper"] = evidence.identity.uuid
+    known |= {db.url: db.uuid for db in evidence.databases if db.uuid is not None}
+    if len(set(known.values())) > 1:
+        listed = ", ".join(f"{uuid} in {place}" for place, uuid in known.items())
+        yield Finding(
+            "other-uuid", ERROR, "ZooKeeper and databases",
+            f"the id stands for different topologies: uuid {listed}",
+            f"point at the places of one of them; what is left of another one goes by "
+            f"`txstream delete {evidence.topology} --drop-state`",
+        )  # fmt: skip
+
+
+def _epochs(evidence: Evidence) -> Findings:
+    if evidence.epoch is None or evidence.identity is None:
+        return
+    for database in evidence.databases:
+        epoch = 0 if database.fence is None else epoch_of(database.fence.attempt)
+        if epoch > evidence.epoch:
+            yield Finding(
+                "epoch-behind", WARNING, database.url,
+                f"its fence is at epoch {epoch}, ZooKeeper at {evidence.epoch}: ZooKeeper was restored from "
+                f"an older copy",
+                "the next `txstream run` claims an epoch above both",
+            )  # fmt: skip
+
+
+def _progress(evidence: Evidence, codec: MetaCodec[Any]) -> Findings:
+    """What a new leader would decide now."""
+    identity, progress = evidence.identity, evidence.progress
+    ledgers = {db.url: db.last for db in evidence.databases if db.fence is not None and not db.errors}
+    if len(ledgers) != len(evidence.databases) or not ledgers:
+        return  # told already; a decision over some of the ledgers would mean nothing
+    semantics = _semantics(evidence)
+    if semantics is None or semantics is Semantics.NON_TRANSACTIONAL:
+        return
+    txids = {url: 0 if row is None else int(row.txid) for url, row in ledgers.items()}
+    if max(txids.values()) - min(txids.values()) > 1:
+        listed = ", ".join(f"{url} is at txid {txid}" for url, txid in txids.items())
+        yield Finding(
+            "databases-apart", ERROR, "databases",
+            f"they are more than one batch apart: {listed}",
+            "one of them was restored from an older copy: bring it up to date from its own backups and logs",
+        )  # fmt: skip
+        return
+    if identity is None or progress is None:
+        return
+    if evidence.moved:
+        yield Finding(
+            "too-fast", NOTE, "ZooKeeper",
+            "it commits faster than ZooKeeper and ledgers can be read together; they were not compared",
+            "look again, or when it is stopped",
+        )  # fmt: skip
+        return
+    command = recover_command(evidence.topology)
+    try:
+        decision = decide(evidence.topology, semantics, progress, ledgers, codec)
+    except ProgressMismatchError as error:
+        yield Finding(
+            "progress-mismatch", ERROR, "ZooKeeper and ledgers", str(error),
+            f"if the databases are right, `{command}`", command,
+        )  # fmt: skip
+        return
+    except TxstreamError as error:
+        yield Finding("ledger-unreadable", ERROR, "ledgers", str(error), "restore the row from a backup")
+        return
+    unfinished = ""
+    if isinstance(decision, AdvanceFirst):
+        unfinished = f"txid {decision.txid} is committed in every database, and ZooKeeper does not know yet"
+    elif isinstance(decision, AdoptPlan):
+        unfinished = f"the plan of txid {decision.txid} is in a ledger, and not in ZooKeeper"
+    elif decision.replays:
+        unfinished = f"txid {min(decision.replays)} is committed in part"
+    if unfinished:
+        remedy = (
+            "the driver that runs it is at it" if evidence.leader else "the next `txstream run` settles it"
+        )
+        yield Finding("unfinished-commit", NOTE, "ledgers", unfinished, remedy)
+
+
+def _semantics(evidence: Evidence) -> Semantics | None:
+    if evidence.identity is not None:
+        return evidence.identity.semantics
+    return next((db.last.semantics for db in evidence.databases if db.last is not None), None)
+
+
+# --- fences ----------------------------------------------------------------------------------------
+
+
+def _fences(evidence: Evidence) -> Findings:
+    command = recover_command(evidence.topology)
+    for database in evidence.databases:
+        fence = database.fence
+        if fence is None:
+            if not database.errors:
+                yield Finding(
+                    "fence-missing", ERROR, database.url,
+                    "txstream_fence has no row of this topology, which has been run on it",
+                    f"if only the row was deleted, `{command}` makes it again; if the database was restored "
+                    f"from an older copy, bring it up to date",
+                    command,
+                )  # fmt: skip
+            continue
+        newest = max((row.attempt for row in database.rows), default=0)
+        if newest > fence.attempt:
+            yield Finding(
+                "fence-behind", ERROR, database.url,
+                f"the fence is at attempt {shown_attempt(fence.attempt)}, but the ledger has a batch by "
+                f"attempt {shown_attempt(newest)}: somebody has set it back",
+                "the next `txstream run` raises it above both, if ZooKeeper's epoch is; stop all drivers "
+                "before",
+            )  # fmt: skip
+        if not fence.identity:
+            yield Finding(
+                "fence-without-identity", NOTE, database.url,
+                "it was last run by a txstream that kept no identity here; `recover` would need the code",
+                "the next `txstream run` writes it",
+            )  # fmt: skip
+        elif evidence.identity is not None and fence.identity.get("identity") != (
+            evidence.identity.to_document()
+        ):
+            yield Finding(
+                "fence-identity", WARNING, database.url,
+                "the identity beside its fence is not the one in ZooKeeper",
+                "the next `txstream run` writes it again",
+            )  # fmt: skip
+
+
+# --- ledgers ---------------------------------------------------------------------------------------
+
+
+def _ledgers(evidence: Evidence) -> Findings:
+    for database in evidence.databases:
+        for error in database.errors:
+            yield Finding(
+                "ledger-unreadable", ERROR, database.url, str(error), "restore the row from a backup"
+            )
+        strangers = {row.uuid for row in database.rows} - {database.uuid}
+        if strangers:
+            yield Finding(
+                "ledger-uuid", ERROR, database.url,
+                f"its ledger has rows of another life of this topology: uuid {', '.join(sorted(strangers))}",
+                "restore the ledger from a backup",
+            )  # fmt: skip
+        gaps = [(a.txid, b.txid) for a, b in pairwise(database.rows) if b.txid != a.txid + 1]
+        if gaps:
+            listed = ", ".join(f"{a} to {b}" for a, b in gaps[:_SHOWN])
+            yield Finding(
+                "ledger-gap", WARNING, database.url,
+                f"its ledger goes from txid {listed}: rows between were deleted",
+                "runs do not need them; restore them from a backup if you do",
+            )  # fmt: skip
+        yield from _ranges(evidence, database)
+
+
+def _ranges(evidence: Evidence, database: DatabaseEvidence) -> Findings:
+    """Does each batch begin where the one before it ended? Where metas are offsets."""
+    if _semantics(evidence) is Semantics.NON_TRANSACTIONAL:
+        return
+    found = []
+    for before, row in pairwise(row for row in database.rows if row.status == COMMITTED):
+        if row.txid == before.txid + 1:
+            found += list(_breaks(before, row))
+    if found:
+        more = f", and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        yield Finding(
+            "ledger-ranges", ERROR, database.url,
+            f"batches do not follow each other: {'; '.join(found[:_SHOWN])}{more}",
+            "somebody has changed the ledger, or offsets were read twice or never: compare with a backup",
+        )  # fmt: skip
+
+
+def _breaks(before: BatchRecord, row: BatchRecord) -> Iterator[str]:
+    ends = {
+        name: range_of(name, meta).end
+        for part in ("carried", "partitions")
+        for name, meta in _part(before.metas, part).items()
+    }
+    for name, meta in _part(row.metas, "partitions").items():
+        here, end = range_of(name, meta), ends.get(name)
+        start = here.start if here.skipped_from is None else here.skipped_from
+        if start is not None and end is not None and start != end:
+            yield f"txid {before.txid} ends {name} at {end}, txid {row.txid} begins it at {start}"
+
+
+def _part(metas: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    part = metas.get(name, {})
+    return part if isinstance(part, Mapping) else {}
+
+
+def _ledgers_of_one_batch(evidence: Evidence) -> Findings:
+    """One batch is one attempt with one set of ranges, in every database. The newest may be under way."""
+    semantics = _semantics(evidence)
+    if len(evidence.databases) < 2 or semantics is Semantics.NON_TRANSACTIONAL:
+        return
+    done = min((int(db.last.txid) if db.last else 0) for db in evidence.databases)
+    if evidence.progress is not None:
+        done = min(done, evidence.progress.current - 1)
+    first, *others = evidence.databases
+    known = {row.txid: row for row in first.rows if row.txid <= done}
+    for other in others:
+        differing = [
+            row.txid
+            for row in other.rows
+            if row.txid in known
+            and (row.attempt, row.metas) != (known[row.txid].attempt, known[row.txid].metas)
+        ]
+        if differing:
+            yield Finding(
+                "ledgers-differ", ERROR, f"{first.url} and {other.url}",
+                f"they have different attempts or ranges for txid {', '.join(map(str, differing[:_SHOWN]))}",
+                "one of them was changed, or restored beside the other: compare with backups",
+            )  # fmt: skip
+
+
+# --- tables ----------------------------------------------------------------------------------------
+
+
+def _unknown_tables(evidence: Evidence) -> Findings:
+    if evidence.identity is None:
+        return
+    there = {table.table.name for db in evidence.databases for table in db.tables}
+    for name in sorted(set(evidence.identity.tables) - there):
+        yield Finding(
+            "table-unknown", ERROR, name,
+            "the topology fills this table, and none of its databases knows it",
+            "give its database by --state-database; if its row in txstream_table was deleted, restore it",
+        )  # fmt: skip
+
+
+def _tables(evidence: Evidence) -> Findings:
+    for database in evidence.databases:
+        for one in database.tables:
+            yield from _table(evidence, database, one)
+        yield from _rows_of_last(database)
+
+
+def _table(evidence: Evidence, database: DatabaseEvidence, one: TableEvidence) -> Findings:
+    table, where = one.table, f"table {one.table.name} in {database.url}"
+    afresh = f"txstream delete {evidence.topology} --drop-state"
+    if database.uuid is not None and table.owner != database.uuid:
+        yield Finding(
+            "table-owner", ERROR, where,
+            f"it was made for uuid {table.owner}, the topology here is {database.uuid}",
+            f"restore the database as a whole, or start afresh with `{afresh}`",
+        )  # fmt: skip
+    if one.differences is None:
+        yield Finding(
+            "table-missing", ERROR, where, "it is gone",
+            f"restore it from a backup of the same txid, or start afresh with `{afresh}`",
+        )  # fmt: skip
+        return
+    if one.differences:
+        yield Finding(
+            "table-columns", ERROR, where,
+            f"it is not as declared: {'; '.join(one.differences)}",
+            "put the columns back as they were declared",
+        )  # fmt: skip
+        return
+    last = database.snapshot_last
+    newest = 0 if last is None else int(last.txid)
+    if one.newest_txid > newest:
+        key = ", ".join(f"{name}={value!r}" for name, value in (one.newest_key or {}).items())
+        yield Finding(
+            "row-too-new", ERROR, where,
+            f"a row ({key}) carries txid {one.newest_txid}, newer than the ledger's last, {newest}",
+            "the ledger was restored from an older copy than the table: restore both of one moment",
+        )  # fmt: skip
+    if one.before_the_first:
+        yield Finding(
+            "row-txid", ERROR, where, f"{one.before_the_first} rows carry a txid below 1",
+            "somebody has changed them: restore them from a backup",
+        )  # fmt: skip
+    if one.half_created:
+        yield Finding(
+            "row-prev", ERROR, where,
+            f"{one.half_created} rows have a prev_ that is null beside one that is not: undoing a batch "
+            f"would lose them",
+            "somebody has changed them: restore them from a backup",
+        )  # fmt: skip
+
+
+def _rows_of_last(database: DatabaseEvidence) -> Findings:
+    """The rows that the last batch wrote are all there: nobody has changed them since."""
+    last = database.snapshot_last
+    if last is None or last.status != COMMITTED or last.details.get("path") == "executors":
+        return
+    counts = [one.carrying_last for one in database.tables]
+    if not counts or any(count is None for count in counts):
+        return
+    there = sum(count for count in counts if count is not None)
+    if there < last.keys:
+        yield Finding(
+            "rows-missing", ERROR, database.url,
+            f"txid {last.txid} wrote {last.keys} rows, and {there} rows carry it: rows were deleted, or "
+            f"tables restored from an older copy than the ledger",
+            "restore tables and ledger of one moment",
+        )  # fmt: skip
