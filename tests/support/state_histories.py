@@ -17,6 +17,7 @@ from txstream.api.errors import StaleAttemptError
 from txstream.api.reducers import Count, Max, Min
 from txstream.semantics import Semantics
 from txstream.state import StateBackend
+from txstream.transaction import TransactionAttempt
 
 Deltas = Mapping[str, tuple[int, int, int]]
 KEYS = "abcd"
@@ -24,10 +25,15 @@ KEYS = "abcd"
 
 @dataclass(frozen=True)
 class Try:
-    """One attempt: it commits, crashes inside its transaction, or comes back after a newer one."""
+    """One attempt: it commits, from the driver or by shares; crashes inside its transaction; comes back after
+    a newer one; or dies among its shares, of which some run later."""
 
     deltas: Deltas
     fate: str
+
+    @property
+    def commits(self) -> bool:
+        return self.fate in ("commit", "shares")
 
 
 def _deltas() -> st.SearchStrategy[Deltas]:
@@ -37,7 +43,7 @@ def _deltas() -> st.SearchStrategy[Deltas]:
 
 def histories(semantics: Semantics) -> st.SearchStrategy[list[list[Try]]]:
     """For each txid, its attempts in order. A transactional replay holds the same tuples."""
-    fates = st.sampled_from(["commit", "commit", "crash", "zombie"])
+    fates = st.sampled_from(["commit", "shares", "crash", "zombie", "lost shares"])
     if semantics is Semantics.TRANSACTIONAL:
         txid = st.builds(
             lambda deltas, fates: [Try(deltas, fate) for fate in fates],
@@ -65,19 +71,30 @@ def play(
     )
     rig = Rig(database, url, spec, topology=f"topology-{name}").join()
     committed: list[Deltas] = []
+    late: list[tuple[TransactionAttempt, Deltas]] = []  # shares that nobody waits for
     for txid, tries in enumerate(history, start=1):
         last: Deltas | None = None
+        is_whole = True
         # A txid goes on being tried until it is committed; the driver would not begin the next one.
-        for one in [*tries, *([] if tries[-1].fate == "commit" else [Try(tries[-1].deltas, "commit")])]:
-            if one.fate == "crash":
-                _crash(rig, txid, one.deltas)
-            elif one.fate == "zombie":
-                _come_back(rig, txid, one.deltas)
-            else:
-                rig.commit(txid, one.deltas)
-                last = one.deltas
-            expected = _oracle([*committed, *([] if last is None else [last])])
-            assert rig.values() == expected, (txid, one)
+        for one in [*tries, *([] if tries[-1].commits else [Try(tries[-1].deltas, "commit")])]:
+            match one.fate:
+                case "crash":
+                    _crash(rig, txid, one.deltas)
+                case "zombie":
+                    _come_back(rig, txid, one.deltas)
+                case "lost shares":
+                    late += _lose_shares(rig, txid, one.deltas)
+                    is_whole = False
+                case "shares":
+                    _by_shares(rig, txid, one.deltas)
+                case _:
+                    rig.commit(txid, one.deltas)
+            if one.commits:
+                last, is_whole = one.deltas, True
+            if is_whole:
+                _write_late(rig, late)
+                expected = _oracle([*committed, *([] if last is None else [last])])
+                assert rig.values() == expected, (txid, one)
         assert last is not None
         committed.append(last)
 
@@ -113,3 +130,37 @@ def _come_back(rig: Rig, txid: int, deltas: Deltas) -> None:
     except StaleAttemptError:
         return
     raise AssertionError("the fence let an older attempt through")
+
+
+def _shares(deltas: Deltas) -> list[Deltas]:
+    return [{key: delta} for key, delta in deltas.items()]
+
+
+def _by_shares(rig: Rig, txid: int, deltas: Deltas) -> None:
+    """Each key in a share of its own, the last one first; every other share runs twice."""
+    under = rig.begin(txid)
+    shares = _shares(deltas)[::-1]
+    for share in (*shares, *shares[::2]):
+        rig.write(under, share)
+    rig.end(under)
+
+
+def _lose_shares(rig: Rig, txid: int, deltas: Deltas) -> list[tuple[TransactionAttempt, Deltas]]:
+    """Every other share is written, then the driver dies; the others are still on their way."""
+    under = rig.begin(txid)
+    shares = _shares(deltas)
+    for share in shares[::2]:
+        rig.write(under, share)
+    return [(under, share) for share in shares[1::2]]
+
+
+def _write_late(rig: Rig, late: list[tuple[TransactionAttempt, Deltas]]) -> None:
+    """Shares of attempts that a newer one has taken the place of."""
+    while late:
+        under, share = late.pop()
+        if rig.spec.semantics is not Semantics.NON_TRANSACTIONAL:
+            try:
+                rig.write(under, share)
+            except StaleAttemptError:
+                continue
+            raise AssertionError("the fence let a task of an older attempt through")
