@@ -8,7 +8,7 @@ what one state says drives what another one gets.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +35,11 @@ def movements(count: int, accounts: int = 5, start: int = 0) -> list[Movement]:
     return [(f"a{n * n % accounts}", 1 + n % 7) for n in range(start, start + count)]
 
 
+def plus(amount: int) -> Callable[[int | None], int]:
+    """Adds to a value, or begins with it."""
+    return lambda old: (old or 0) + amount
+
+
 class Ledger(BatchBolt, Committer):
     """See the module."""
 
@@ -57,20 +62,18 @@ class Ledger(BatchBolt, Committer):
     def execute(self, tup: Tuple) -> None:
         # Some at once and some at the end: all of it is one write for each key.
         if tup["amount"] % 2:
-            self.balances.update(tup["account"], lambda old: (old or 0) + tup["amount"])
+            self.balances.update(tup["account"], plus(tup["amount"]))
         else:
             self.amounts[tup["account"]] += tup["amount"]
 
     def finish_batch(self) -> None:
         accounts = sorted(self.amounts)
-        balances = self.balances.multi_update(
-            accounts, [lambda old, more=self.amounts[a]: (old or 0) + more for a in accounts]
-        )
-        self.context.state("seen").multi_update(accounts, lambda old: (old or 0) + 1)
+        balances = self.balances.multi_update(accounts, [plus(self.amounts[account]) for account in accounts])
+        self.context.state("seen").multi_update(accounts, plus(1))
         for account, balance in zip(accounts, balances, strict=True):
             self.collector.emit((account, balance))
             if balance % 5 == 0:
-                self.context.state("round").update((account, balance), lambda old: (old or 0) + 1)
+                self.context.state("round").update((account, balance), plus(1))
 
 
 def bank(

@@ -42,7 +42,7 @@ class Rows:
         return table
 
 
-def opened(state: SqlState = WORDS, rows: dict[Any, Any] | None = None) -> tuple[TaskMapState, Rows]:
+def opened(state: SqlState = WORDS, rows: dict[Any, Any] | None = None) -> tuple[Any, Rows]:
     table = Rows(state, rows)
     return TaskMapState("words", state, table.load), table
 
@@ -155,9 +155,11 @@ def test_a_wrong_key_of_several_columns_is_named(key: Any, message: str) -> None
 )
 def test_a_wrong_value_is_named_with_its_key(value: Any, message: str) -> None:
     state, _ = opened(rows={"a": 1})
-    for use in (lambda: state.put("a", value), lambda: state.update("a", lambda _: value)):
-        with pytest.raises(StateValueError, match=KEYS + "word='a': .*" + message):
-            use()
+    named = KEYS + "word='a': .*" + message
+    with pytest.raises(StateValueError, match=named):
+        state.put("a", value)
+    with pytest.raises(StateValueError, match=named):
+        state.update("a", lambda _: value)
     assert state.deltas().num_rows == 0
 
 
@@ -209,14 +211,9 @@ def test_after_its_attempt_a_state_is_of_no_use() -> None:
     state, _ = opened(rows={"a": 1})
     state.put("a", 2)
     state.close()
-    for use in (
-        lambda: state.get("a"),
-        lambda: state.put("a", 3),
-        lambda: state.update("a", lambda old: old),
-        lambda: state.multi_put([], []),
-    ):
+    for method, *arguments in (("get", "a"), ("put", "a", 3), ("update", "a", abs), ("multi_put", [], [])):
         with pytest.raises(UsageError, match="was used outside of its attempt"):
-            use()
+            getattr(state, method)(*arguments)
     assert state.deltas().to_pydict() == {"word": ["a"], "n": [2]}
 
 

@@ -223,9 +223,8 @@ class TwoPlaces(Ledger):
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(url=second)
-        self.states["balances"] = SqlState(
-            "balances", key="account string", value="balance bigint", url=first
-        )
+        here = SqlState("balances", key="account string", value="balance bigint", url=first)
+        self.states = {**self.states, "balances": here}
 
 
 @BOTH
