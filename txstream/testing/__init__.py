@@ -1,8 +1,9 @@
 """Tools for testing topologies, bolts and sources; `docs/testing.md` is the guide.
 
 `run_bolt` runs one bolt on rows. `TopologyTest` runs a topology batch by batch under control of the test.
-`Fail` and `Crash` stand among a source's rows. `check_spout` tells whether a source keeps its promises. None
-of it needs pytest, and only what is used is loaded.
+`Fail` and `Crash` stand among a source's rows. `check_spout` tells whether a source keeps its promises,
+`check_state_backend` whether a store of states does. None of it needs pytest, and only what is used is
+loaded.
 """
 
 from __future__ import annotations
@@ -43,6 +44,13 @@ if TYPE_CHECKING:
         Marker as Marker,
     )
     from txstream.testing.inprocess import InProcessRunner as InProcessRunner
+    from txstream.testing.state_conformance import (
+        StateCheck as StateCheck,
+        StateConformanceError as StateConformanceError,
+        StateReport as StateReport,
+        check_state_backend as check_state_backend,
+        state_checks as state_checks,
+    )
     from txstream.testing.topology import TopologyTest as TopologyTest
 
 # The command line imports `txstream.testing.faults` and must not load an engine with it.
@@ -65,6 +73,13 @@ _HOMES = {
     "txstream.testing.control": ("NotReachedError",),
     "txstream.testing.failures": ("Crash", "CrashError", "Fail", "Marker"),
     "txstream.testing.inprocess": ("InProcessRunner",),
+    "txstream.testing.state_conformance": (
+        "StateCheck",
+        "StateConformanceError",
+        "StateReport",
+        "check_state_backend",
+        "state_checks",
+    ),
     "txstream.testing.topology": ("TopologyTest",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

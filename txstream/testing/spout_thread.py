@@ -38,12 +38,17 @@ class SourceThread:
             return function()
         if self.lost:
             raise NoAnswerError("an earlier call has not come back")
-        future: Future[Answer] = Future()
-        self._calls.put((future, function))
+        future = self.begin(function)
         if not wait([future], timeout_seconds).done:
             self.lost = True
             raise NoAnswerError(f"no answer within {timeout_seconds:g} s")
         return future.result()
+
+    def begin(self, function: Callable[[], Answer]) -> Future[Answer]:
+        """Starts a call and does not wait for it."""
+        future: Future[Answer] = Future()
+        self._calls.put((future, function))
+        return future
 
     def close(self) -> None:
         """Ends the thread when it is done with what it was given."""
