@@ -14,6 +14,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.pool import Pool
 from support.mending import Mending
+from support.names_contract import NamesContract
 from support.tables import read_counts
 from support.upgrade_contract import COUNTS, ROWS, SPOUTS, counts, storing
 
@@ -168,3 +169,9 @@ def test_a_file_system_that_is_read_only(tmp_path: Path, monkeypatch: pytest.Mon
             test.restart()
             test.run()
             assert test.table("counts") == COUNTS
+
+
+class TestNames(NamesContract):
+    @pytest.fixture
+    def url(self, sqlite_url: str) -> str:
+        return sqlite_url

@@ -125,6 +125,40 @@ class StateDialect(ABC):
     def classify(self, error: DBAPIError) -> Failure:
         """What a driver's error means."""
 
+    # --- names --------------------------------------------------------------------------------------
+
+    longest_name: ClassVar[int | None] = None
+    """How long a table's or column's name may be, as `name_length` counts; None for any."""
+
+    taken_columns: ClassVar[frozenset[str]] = frozenset()
+    taken_tables: ClassVar[frozenset[str]] = frozenset()
+    taken_prefixes: ClassVar[tuple[str, ...]] = ()
+    """Names that no column or no table can have here, even in quotes, and how no table's can begin; in lower
+    case."""
+
+    def name_length(self, name: str) -> int:
+        """How long a name is, as this database counts."""
+        return len(name)
+
+    def stored_name(self, name: str) -> str:
+        """How this database stores a name that may be too long."""
+        return name
+
+    def check_name(self, table: str, what: str, name: str) -> None:
+        """Raise StateTableError for a name of a table or column that this database refuses or shortens."""
+        if self.longest_name is not None and self.name_length(name) > self.longest_name:
+            raise StateTableError(
+                f"state table {table!r}: {what} {name!r} has length {self.name_length(name)} and exceeds "
+                f"maximum length of {self.longest_name} in {self.label}; choose a shorter name"
+            )
+        is_table = what == "table"
+        taken = name.lower() in (self.taken_tables if is_table else self.taken_columns)
+        if taken or (is_table and name.lower().startswith(self.taken_prefixes)):
+            raise StateTableError(
+                f"state table {table!r}: {self.label} keeps the name {name!r} for itself, so no {what} can "
+                f"have it; choose another name"
+            )
+
     # --- tables -------------------------------------------------------------------------------------
 
     @abstractmethod

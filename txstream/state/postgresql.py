@@ -97,6 +97,9 @@ _KINDS: dict[str, Kind] = {
 class PostgreSQLDialect(StateDialect):
     name: ClassVar[str] = "postgresql"
     label: ClassVar[str] = "PostgreSQL"
+    longest_name: ClassVar[int | None] = 63  # bytes; a longer one is cut without an error
+    taken_columns: ClassVar[frozenset[str]] = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
+    taken_tables: ClassVar[frozenset[str]] = frozenset({"excluded"})  # an upsert's own word
     least: ClassVar[str] = "least"
     greatest: ClassVar[str] = "greatest"
 
@@ -186,6 +189,12 @@ class PostgreSQLDialect(StateDialect):
             outage = error.connection_invalidated or _is_operational(error)
             return Failure(Kind.UNREACHABLE if outage else Kind.OTHER, message)
         return Failure(_KINDS.get(state) or _KINDS.get(state[:2], Kind.OTHER), message)
+
+    def name_length(self, name: str) -> int:
+        return len(name.encode())
+
+    def stored_name(self, name: str) -> str:
+        return name.encode()[: self.longest_name].decode(errors="ignore")
 
     # --- tables -------------------------------------------------------------------------------------
 

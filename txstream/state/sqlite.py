@@ -71,6 +71,9 @@ class SQLiteDialect(StateDialect):
     name: ClassVar[str] = "sqlite"
     label: ClassVar[str] = "SQLite"
     snapshot_isolation: ClassVar[str | None] = None
+    # An upsert's own word: as the name of the table it would mean the row that is there, without an error.
+    taken_tables: ClassVar[frozenset[str]] = frozenset({"excluded"})
+    taken_prefixes: ClassVar[tuple[str, ...]] = ("sqlite_",)
 
     @property
     def path(self) -> Path:

@@ -2,8 +2,8 @@
 
 Invariants. A state table and its ownership row are created by one transaction, so a table without one is
 somebody else's and is never adopted, altered or written. Where a database commits a creation by itself, the
-ownership row is there first, and says until the end that the table is being created. Column order is keys, then each value followed by
-its `prev_` (opaque), then `txid`; `Column.info` says which is which.
+ownership row is there first, and says until the end that the table is being created. Column order is keys,
+then each value followed by its `prev_` (opaque), then `txid`; `Column.info` says which is which.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ def build_table(state: SqlState, semantics: Semantics, dialect: StateDialect) ->
             f"state table {state.table!r}: value columns of an opaque table are NOT NULL, so the default of "
             f"{name!r} cannot be None; give what its reducer begins with"
         )
+    dialect.check_name(state.table, "table", state.table)
     checks: list[CheckConstraint] = []
     for field in state.value_schema:
         value_type = dialect.type_of(field, state.table)
@@ -87,6 +88,8 @@ def build_table(state: SqlState, semantics: Semantics, dialect: StateDialect) ->
             )
     if semantics is not Semantics.NON_TRANSACTIONAL:
         columns.append(Column(TXID_COLUMN, BigInteger, nullable=False, info={"txid": True}))
+    for column in columns:
+        dialect.check_name(state.table, "column", column.name)
     table = Table(
         state.table,
         MetaData(naming_convention=_INDEX_NAMES),
@@ -343,9 +346,10 @@ def _index_change(connection: Connection, dialect: StateDialect, table: Table, s
     """Is the index on txid to be made or dropped? The name tells it from an index of the user's own."""
     if spec.semantics is Semantics.NON_TRANSACTIONAL:
         return None
-    names = [index["name"] for index in inspect(connection).get_indexes(table.name)]
-    name = connection.dialect.identifier_preparer.format_index(_index(dialect, spec))
-    there = name in [connection.dialect.identifier_preparer.quote(found) for found in names if found]
+    preparer = connection.dialect.identifier_preparer
+    found = [index["name"] for index in inspect(connection).get_indexes(table.name)]
+    name = preparer.unformat_identifiers(preparer.format_index(_index(dialect, spec)))[0]
+    there = dialect.stored_name(name) in found
     if there == spec.state.index_txid:
         return None
     return "index on txid made" if spec.state.index_txid else "index on txid dropped"

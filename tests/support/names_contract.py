@@ -1,0 +1,78 @@
+"""Names of tables and columns on every SQL database: they work through quoting, or are refused in time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from support.state_contract import StateFixtures
+from support.states import Rig, word_table
+from support.tables import table_exists
+from txstream.api.errors import StateTableError
+from txstream.state import StateDatabase
+
+WITH_QUOTES = [
+    ("select", "`order` string, `group` string", "`from` bigint, `table` bigint"),
+    ("say \"x\" 'y' %s :z", "`a%(b)s` string", "`:c \"'` bigint"),
+    ("a.b", "`a.b` string", "`c.d` bigint"),
+    ("größe 日本 🦀"[:6], "`ö` string", "`日` bigint"),
+    ("a\\b(c)", "`[d]` string", "`e\\f` bigint"),
+    ("deltas", "rowid string, excluded string", "`values` bigint, new bigint, old bigint"),
+]
+
+RESERVED = [
+    word_table(key="ctid string"),
+    word_table(value="xmin bigint"),
+    word_table("excluded"),
+    word_table("new"),
+    word_table("sqlite_mine"),
+    word_table(value=f"`{'v' * 59}` bigint"),  # its prev_ has 64 characters
+    word_table(key=f"`{'k' * 70}` string"),
+    word_table(key=f"`{'ö' * 40}` string"),  # 80 bytes
+    word_table("ö" * 40),
+    word_table("t" * 64),
+    word_table("ö" * 31, index_txid=True),  # its index's name is cut
+    word_table(key="` k` string", value="`n ` bigint"),
+]
+
+
+def use(database: StateDatabase, url: str, spec: Any) -> None:
+    """Everything that is done with a table."""
+    rig = Rig(database, url, spec).join()
+    key, value = (1 if name == "value" else "k" for name in ("key", "value"))
+    keys, values = len(spec.state.key_names), len(spec.state.value_names)
+    deltas = {key if keys == 1 else (key,) * keys: value if values == 1 else (value,) * values}
+    rig.commit(1, deltas)
+    for _ in range(2):
+        rig.commit(2, deltas)
+    again = Rig(database, url, spec, epoch=2).join(first_run=False)
+    assert database.migrate(again.topology, again.uuid, [spec], again.fence()) == []
+    (found,) = rig.values().values()
+    assert found == (2 if values == 1 else (2,) * values)
+    assert len(database.top(spec.state.table, topology="words")) == 1
+
+
+class NamesContract(StateFixtures):
+    """Subclasses have a fixture `url` with an empty database."""
+
+    @pytest.mark.parametrize(("table", "key", "value"), WITH_QUOTES)
+    def test_names_that_need_quotes_work(
+        self, database: StateDatabase, url: str, table: str, key: str, value: str
+    ) -> None:
+        use(database, url, word_table(table, key=key, value=value))
+
+    @pytest.mark.parametrize("spec", RESERVED)
+    def test_reserved_and_long_names_work_or_are_refused_at_once(
+        self, database: StateDatabase, url: str, spec: Any
+    ) -> None:
+        refused: StateTableError | None = None
+        try:
+            use(database, url, spec)
+        except StateTableError as error:
+            refused = error
+        if refused is not None:
+            assert any(word in str(refused) for word in ("choose another name", "choose a shorter name"))
+            assert repr(spec.state.table) in str(refused)
+            assert not table_exists(url, spec.state.table)
+            assert database.topologies() == []
