@@ -70,8 +70,8 @@ def recover(
 
     if not from_ledger:
         raise UsageError(
-            f"say from what: txstream recover {topology_id} --from-ledger rebuilds ZooKeeper from the ledgers "
-            "in the topology's databases"
+            f"say from what: txstream recover {topology_id} --from-ledger rebuilds ZooKeeper from the "
+            "ledgers in the topology's databases"
         )
     code = load_code(topology_id, target, parameter)
     found = inspect.recover(

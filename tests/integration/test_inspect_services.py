@@ -1,0 +1,198 @@
+"""Inspection, fsck and recover over real services: Kafka, ZooKeeper, SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from support.kafka_topics import Topics
+from support.states import Rig, word_table
+from support.tables import read_counts
+from support.texts import fill_topic, make_lines
+
+import txstream
+from txstream import inspect
+from txstream.cli.main import main
+from txstream.embedded import Services
+from txstream.examples import word_count
+from txstream.state import StateDatabase
+from txstream.testing import InProcessRunner
+from txstream.transaction import Txid
+from txstream.zookeeper import Leadership, ZooKeeper
+
+
+class Desk:
+    """The word count over one topic, run without Spark, and commands that look at it."""
+
+    def __init__(
+        self, services: Services, url: str, folder: Path, name: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        self.services, self.url, self.name, self._capsys = services, url, name, capsys
+        self.settings = txstream.Settings(
+            zookeeper=services.zookeeper, kafka=services.kafka, database=url, data_dir=folder
+        )
+        self.truth = fill_topic(services.kafka, name, make_lines(300), partitions=2)
+
+    def topology(self, semantics: Any) -> txstream.Topology:
+        made = word_count.topology(self.name, semantics, self.name, max_records_per_partition=40)
+        return made.with_id(self.name)
+
+    def run(self, semantics: Any, **until: Any) -> None:
+        txstream.start(
+            self.topology(semantics),
+            settings=self.settings,
+            runner_factory=InProcessRunner,
+            **(until or {"until": "caught-up"}),
+        ).wait(60)
+
+    def command(self, *arguments: str) -> tuple[int, str, str]:
+        addresses = ["--zookeeper", self.services.zookeeper, "--kafka", self.services.kafka]
+        self._capsys.readouterr()
+        status = main([*arguments, *addresses, "--database", self.url])
+        out, err = self._capsys.readouterr()
+        return status, out, err
+
+    def codes(self, *more: str) -> tuple[int, list[str]]:
+        status, out, _ = self.command("fsck", self.name, "--json", *more)
+        return status, [finding["code"] for finding in json.loads(out)["findings"]]
+
+
+@pytest.fixture
+def make_desk(
+    services: Services,
+    tmp_path: Path,
+    unique: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Any:
+    for name in ("ZOOKEEPER", "KAFKA", "DATABASE", "MASTER", "STATE_DATABASES"):
+        monkeypatch.delenv(f"TXSTREAM_{name}", raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return lambda url: Desk(services, url, tmp_path, unique, capsys)
+
+
+@pytest.mark.parametrize("semantics", ["opaque", "transactional"])
+def test_zookeeper_is_wiped_recovered_and_the_word_count_stays_exact(
+    make_desk: Any, postgres_url: str, semantics: Any
+) -> None:
+    desk: Desk = make_desk(postgres_url)
+    desk.run(semantics, until_txid=2)
+    status, out, err = desk.command("fsck", desk.name)
+    assert (status, out) == (0, f"{desk.name}: all is well\n")
+    assert "checked source: stored plans and next places" in err
+    with ZooKeeper(desk.services.zookeeper) as zookeeper:
+        zookeeper.client.delete(f"{zookeeper.root}/{desk.name}", recursive=True)
+    assert desk.codes() == (1, ["zookeeper-missing"])
+    with pytest.raises(txstream.ProgressMismatchError, match="--from-ledger"):
+        desk.run(semantics)
+    assert desk.command("recover", desk.name)[0] == 2
+    status, out, err = desk.command("recover", desk.name, "--from-ledger")
+    assert status == 0, err
+    assert "goes on with txid 3" in out
+    assert desk.codes() == (0, [])
+    desk.run(semantics)
+    assert read_counts(desk.url, desk.name) == desk.truth
+    status, out, _ = desk.command("recover", desk.name, "--from-ledger")
+    assert status == 0
+    assert "nothing is wrong" in out
+
+
+def test_an_old_copy_of_zookeeper_is_recovered(make_desk: Any, sqlite_url: str) -> None:
+    desk: Desk = make_desk(sqlite_url)
+    desk.run("opaque", until_txid=1)
+    with ZooKeeper(desk.services.zookeeper) as zookeeper:
+        base = f"{zookeeper.root}/{desk.name}"
+        paths = ("epoch", "coordinator/current", "coordinator/meta/1")
+        copy = {path: zookeeper.client.get(f"{base}/{path}")[0] for path in paths}
+        desk.run("opaque", until_txid=3)
+        zookeeper.client.delete(f"{base}/coordinator/meta/3")
+        zookeeper.client.create(f"{base}/coordinator/meta/1", copy.pop("coordinator/meta/1"))
+        for path, data in copy.items():
+            zookeeper.client.set(f"{base}/{path}", data)
+        assert desk.codes() == (1, ["progress-mismatch", "epoch-behind"])
+        recovered = inspect.recover(desk.name, desk.settings)
+        assert (recovered.current_txid, recovered.again) == (4, False)
+        node = zookeeper.tree().get(f"{base}/epoch")
+        assert node is not None
+        assert node.version > recovered.epoch
+    desk.run("opaque")
+    assert read_counts(desk.url, desk.name) == desk.truth
+    assert desk.codes() == (0, [])
+
+
+def test_recover_refuses_while_a_driver_leads(make_desk: Any, sqlite_url: str) -> None:
+    desk: Desk = make_desk(sqlite_url)
+    desk.run("opaque", until_txid=1)
+    with ZooKeeper(desk.services.zookeeper) as zookeeper:
+        leadership = Leadership(zookeeper, desk.name)
+        leadership.acquire()
+        zookeeper.client.delete(f"{zookeeper.root}/{desk.name}/identity")
+        with pytest.raises(txstream.LeaderExistsError, match="stop that driver first"):
+            inspect.recover(desk.name, desk.settings)
+        leadership.release()
+    assert inspect.recover(desk.name, desk.settings).current_txid == 2
+    desk.run("opaque")
+    assert read_counts(desk.url, desk.name) == desk.truth
+
+
+def test_offsets_that_kafka_has_no_more(
+    make_desk: Any, sqlite_url: str, services: Services, unique: str
+) -> None:
+    """The place to go on at; `--topology` asks the user's own source."""
+    desk: Desk = make_desk(sqlite_url)
+    desk.run("transactional", until_txid=1)
+    with Topics(services.kafka) as topics:
+        for partition in range(2):
+            topics.delete_before(unique, partition, 145)
+    status, codes = desk.codes()
+    assert status == 1
+    assert set(codes) == {"position-lost"}
+    code = ["--topology", "txstream.examples.word_count:topology", "-p", f"topic={unique}"]
+    status, codes = desk.codes(*code, "-p", "semantics=transactional", "-p", f"table={unique}")
+    assert (status, set(codes)) == (1, {"position-lost"})
+
+
+# --- a moment on a server --------------------------------------------------------------------------
+
+
+def test_a_reading_sees_one_moment_on_a_server(postgres_url: str) -> None:
+    """READ COMMITTED, a commit's own level, would see what is committed between two questions."""
+    database = StateDatabase(postgres_url)
+    rig = Rig(database, postgres_url, word_table()).join()
+    rig.commit(1, {"a": 4})
+    with database.read_state("words") as reading:
+        before = (reading.as_of, reading.count("word_count"))
+        rig.commit(2, {"a": 3, "b": 1})
+        row = reading.find("word_count", ["a"])
+        assert row is not None
+        assert (row.value, row.txid) == ({"n": 4}, 1)
+        assert (reading.as_of, reading.count("word_count")) == before == (Txid(1), 1)
+    with database.read_state("words") as reading:
+        assert reading.as_of == 2
+    # The connection is as before: a commit needs to see what it has waited for.
+    with database._reading("a test") as connection:
+        level = connection.execute(sa.text("SHOW transaction_isolation")).scalar_one()
+    assert level == "read committed"
+    database.close()
+
+
+def test_keys_of_all_types_on_a_server(postgres_url: str) -> None:
+    import datetime
+    from decimal import Decimal
+
+    key = "s string, i int, b boolean, d date, t timestamp, x binary, c decimal(9,2)"
+    database = StateDatabase(postgres_url)
+    rig = Rig(database, postgres_url, word_table(key=key)).join()
+    moment = datetime.datetime(2026, 1, 31, 11, 0, 0, 250_000, tzinfo=datetime.UTC)
+    whole = ("\U0001f600 ", -5, True, datetime.date(2026, 1, 31), moment, b"\x00\xff", Decimal("1.50"))
+    rig.commit(1, {whole: 3})
+    texts = ["\U0001f600 ", "-5", "true", "2026-01-31", "2026-01-31T12:00:00.25+01:00", "00ff", "1.5"]
+    settings = txstream.Settings(database=postgres_url)
+    (row,) = inspect.get("words", "word_count", texts, settings, parse=True).rows
+    assert tuple(row.key.values()) == whole
+    database.close()
