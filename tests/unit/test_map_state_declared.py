@@ -18,6 +18,7 @@ from txstream.api.topology import StateUse, Topology
 from txstream.api.tuples import Tuple
 from txstream.bolts.aggregate import CountBolt
 from txstream.bolts.sql import SqlStateBolt
+from txstream.cli.stages import plan_batch, plan_document, plan_text
 from txstream.semantics import Semantics
 
 ACCOUNTS = SqlState("accounts", key="account string", value="balance bigint")
@@ -258,3 +259,19 @@ def test_states_are_described() -> None:
             "cache_rows": 0,
         },
     ]
+
+
+def test_the_plan_of_a_batch_tells_what_tasks_write_themselves() -> None:
+    topology = builder()
+    topology.set_bolt("keep", Keeper(a=ACCOUNTS)).global_grouping("lines")
+    store = SqlStateBolt(SqlState("sums", key="account string", value="amount bigint"))
+    topology.set_bolt("store", store).fields_grouping("keep", "account")
+    plan = plan_batch(topology.build())
+    assert plan_text(plan).splitlines()[-3:] == [
+        "stage 2 runs when the batch commits, in the order of txids",
+        "there, tasks write what bolts keep: keep to table accounts",
+        "after that, the driver writes deltas: store to table sums",
+    ]
+    document = plan_document(plan)
+    assert document["map_states"] == [{"component": "keep", "table": "accounts"}]
+    assert document["states"] == [{"component": "store", "table": "sums"}]

@@ -69,13 +69,18 @@ class ShownEdge:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """The stages of a batch that is worth `width` Spark tasks; `largest` is what a batch can be worth."""
+    """The stages of a batch that is worth `width` Spark tasks; `largest` is what a batch can be worth.
+
+    `states` are the components whose deltas are stored, `map_states` those that write states themselves, each
+    with the table.
+    """
 
     width: int
     largest: int
     stages: tuple[ShownStage, ...]
     edges: tuple[ShownEdge, ...]
     states: tuple[tuple[str, str], ...]
+    map_states: tuple[tuple[str, str], ...] = ()
 
     @property
     def python_stages(self) -> int:
@@ -113,6 +118,7 @@ def plan_batch(topology: Topology, width: int | None = None) -> BatchPlan:
             for component in topology.bolts
             if isinstance(component.instance, StateCommitter)
         ),
+        map_states=tuple((use.component, use.state.table) for use in topology.map_states),
     )
 
 
@@ -207,8 +213,13 @@ def plan_document(plan: BatchPlan) -> dict[str, Any]:
             }
             for edge in plan.edges
         ],
-        "states": [{"component": component, "table": table} for component, table in plan.states],
+        "states": _tables_document(plan.states),
+        "map_states": _tables_document(plan.map_states),
     }
+
+
+def _tables_document(states: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"component": component, "table": table} for component, table in states]
 
 
 def _runs(stage: ShownStage) -> str:
@@ -250,10 +261,15 @@ def _afterwards(plan: BatchPlan) -> Iterator[str]:
     if stages:
         named = f"stage {stages[0]} runs" if len(stages) == 1 else f"stages {stages[0]} to {stages[-1]} run"
         yield f"{named} when the batch commits, in the order of txids"
+    if plan.map_states:
+        yield f"there, tasks write what bolts keep: {_shown_tables(plan.map_states)}"
     if plan.states:
         when = "after that" if stages else "when the batch commits, in the order of txids"
-        deltas = ", ".join(f"{printable(name)} to table {printable(table)}" for name, table in plan.states)
-        yield f"{when}, the driver writes deltas: {deltas}"
+        yield f"{when}, the driver writes deltas: {_shown_tables(plan.states)}"
+
+
+def _shown_tables(states: Sequence[tuple[str, str]]) -> str:
+    return ", ".join(f"{printable(component)} to table {printable(table)}" for component, table in states)
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
