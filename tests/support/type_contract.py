@@ -24,7 +24,7 @@ from txstream.api.errors import StateTableError, StateValueError
 from txstream.api.reducers import Count, Last, Max, Min, Put, Reducer, Sum
 from txstream.api.schema import parse_schema
 from txstream.semantics import Semantics
-from txstream.state import StateDatabase, open_database
+from txstream.state import StateBackend, open_database
 from txstream.transaction import Txid
 
 INFINITY, LONG_KEYS = "infinity", "long keys"
@@ -156,14 +156,14 @@ class TypeFixtures:
     cannot_keep: ClassVar[frozenset[str]] = frozenset()
 
     @pytest.fixture
-    def database(self, url: str) -> Iterator[StateDatabase]:
+    def database(self, url: str) -> Iterator[StateBackend]:
         database = open_database(url, connect_timeout_seconds=5.0, message_timeout_seconds=20.0)
         yield database
         database.close()
 
     def rig(
         self,
-        database: StateDatabase,
+        database: StateBackend,
         url: str,
         *,
         key: str = "word string",
@@ -211,7 +211,7 @@ class TypeContract(TypeFixtures):
     """What is written is what is read."""
 
     @pytest.mark.parametrize("kind", KINDS, ids=str)
-    def test_keys_of_every_type(self, database: StateDatabase, url: str, kind: Kind) -> None:
+    def test_keys_of_every_type(self, database: StateBackend, url: str, kind: Kind) -> None:
         """None is taken for another: neither by case, blanks, accents, nor by what a driver makes of it."""
         rig = self.rig(database, url, key=f"k {kind.ddl}")
         rows = {key: number for number, key in enumerate(self.edges(kind))}
@@ -224,7 +224,7 @@ class TypeContract(TypeFixtures):
         assert read(rig, rows, before=2) == first
 
     @pytest.mark.parametrize("kind", KINDS, ids=str)
-    def test_values_of_every_type(self, database: StateDatabase, url: str, kind: Kind) -> None:
+    def test_values_of_every_type(self, database: StateBackend, url: str, kind: Kind) -> None:
         rig = self.rig(database, url, value=f"v {kind.ddl}", reducers={"v": Put()})
         rows = {f"{number:03}": value for number, value in enumerate(self.edges(kind))}
         if kind.ddl in ("string", "binary"):
@@ -240,7 +240,7 @@ class TypeContract(TypeFixtures):
         assert read(rig, rows, before=3) == rows
 
     @pytest.mark.parametrize("kind", KINDS, ids=str)
-    def test_order_of_every_type(self, database: StateDatabase, url: str, kind: Kind) -> None:
+    def test_order_of_every_type(self, database: StateBackend, url: str, kind: Kind) -> None:
         """Any two values, in two batches: the database's order is that of Python, and of the folds."""
         rig = self.rig(
             database,
@@ -261,7 +261,7 @@ class TypeContract(TypeFixtures):
     @given(data=st.data())
     @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
     def test_anything_is_read_back(
-        self, database: StateDatabase, url: str, kind: Kind, data: st.DataObject
+        self, database: StateBackend, url: str, kind: Kind, data: st.DataObject
     ) -> None:
         rig = self.rig(database, url, key=f"k {kind.ddl}", value=f"v {kind.ddl}", reducers={"v": Put()})
         values = kind.any.filter(self.keeps)
@@ -276,7 +276,7 @@ class TypeContract(TypeFixtures):
     @pytest.mark.parametrize("kind", NUMERIC, ids=str)
     @given(data=st.data())
     @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
-    def test_sums_are_exact(self, database: StateDatabase, url: str, kind: Kind, data: st.DataObject) -> None:
+    def test_sums_are_exact(self, database: StateBackend, url: str, kind: Kind, data: st.DataObject) -> None:
         rig = self.rig(database, url, value=f"n {kind.ddl}")
         firsts = data.draw(st.dictionaries(st.sampled_from("abc"), kind.any, min_size=1))
         seconds = {key: data.draw(kind.any) for key in firsts}
@@ -291,7 +291,7 @@ class TypeContract(TypeFixtures):
             assert read(rig, sums, before=3) == firsts
 
     @pytest.mark.parametrize("semantics", list(Semantics), ids=str)
-    def test_a_key_of_mixed_types(self, database: StateDatabase, url: str, semantics: Semantics) -> None:
+    def test_a_key_of_mixed_types(self, database: StateBackend, url: str, semantics: Semantics) -> None:
         rig = self.rig(
             database,
             url,
@@ -318,14 +318,14 @@ class TypeContract(TypeFixtures):
             date(2026, 1, 2),
             datetime(2026, 1, 1, 0, 0, 0, 1, UTC),
         )
-        rows = {base: 1, other: 2}
+        rows: dict[tuple[Any, ...], int] = {base: 1, other: 2}
         for place, value in enumerate(other):
             rows[(*base[:place], value, *base[place + 1 :])] = 3 + place
         rig.commit(1, rows)
         rig.commit(2, rows)
         assert read(rig, rows, before=3) == {key: 2 * value for key, value in rows.items()}
 
-    def test_values_of_every_type_in_one_row(self, database: StateDatabase, url: str) -> None:
+    def test_values_of_every_type_in_one_row(self, database: StateBackend, url: str) -> None:
         columns = [(f"v{place}", kind) for place, kind in enumerate(KINDS)]
         rig = self.rig(
             database,
@@ -341,7 +341,7 @@ class TypeContract(TypeFixtures):
         assert read(rig, ["a", "b", "c"], before=2) == {"a": first, "b": last}
 
     @pytest.mark.parametrize("kind", FLOATING, ids=str)
-    def test_both_zeros_are_one_key(self, database: StateDatabase, url: str, kind: Kind) -> None:
+    def test_both_zeros_are_one_key(self, database: StateBackend, url: str, kind: Kind) -> None:
         rig = self.rig(database, url, key=f"k {kind.ddl}")
         rig.commit(1, {-0.0: 1})
         rig.commit(2, {0.0: 1})
@@ -361,27 +361,27 @@ class RefusedContract(TypeFixtures):
         assert rig.last().txid == 1
 
     @pytest.mark.parametrize("kind", KINDS, ids=str)
-    def test_null_in_a_key(self, database: StateDatabase, url: str, kind: Kind) -> None:
+    def test_null_in_a_key(self, database: StateBackend, url: str, kind: Kind) -> None:
         rig = self.rig(database, url, key=f"j int, k {kind.ddl}")
         table = rig.spec.state.table
         self.refused(rig, {(1, self.edges(kind)[0]): 1}, {(2, None): 1}, f"'k' of table '{table}' got a null")
 
     @pytest.mark.parametrize("reducer", [Sum("n"), Min("n"), Max("n"), Last("n", by="t"), Put()], ids=str)
     @pytest.mark.parametrize("kind", FLOATING, ids=str)
-    def test_not_a_number(self, database: StateDatabase, url: str, kind: Kind, reducer: Reducer) -> None:
+    def test_not_a_number(self, database: StateBackend, url: str, kind: Kind, reducer: Reducer) -> None:
         rig = self.rig(database, url, value=f"n {kind.ddl}", reducers={"n": reducer})
         self.refused(rig, {"a": 1.0}, {"b": NAN}, f"'n' of table '{rig.spec.state.table}' got nan")
 
     @pytest.mark.parametrize("semantics", list(Semantics), ids=str)
     @pytest.mark.parametrize("value", [math.inf, -math.inf])
     def test_an_infinite_sum(
-        self, database: StateDatabase, url: str, value: float, semantics: Semantics
+        self, database: StateBackend, url: str, value: float, semantics: Semantics
     ) -> None:
         rig = self.rig(database, url, value="n double", semantics=semantics)
         self.refused(rig, {"a": 1.0}, {"b": value}, f"'n' of table '{rig.spec.state.table}' got -?inf")
 
     @pytest.mark.parametrize("kind", FLOATING, ids=str)
-    def test_infinities(self, database: StateDatabase, url: str, kind: Kind) -> None:
+    def test_infinities(self, database: StateBackend, url: str, kind: Kind) -> None:
         """Kept, which the tests above show, or refused."""
         if INFINITY not in self.cannot_keep:
             assert {math.inf, -math.inf} <= set(self.edges(kind))
@@ -392,11 +392,11 @@ class RefusedContract(TypeFixtures):
         self.refused(valued, {"a": 1.0}, {"b": -math.inf}, "'n' of table .* got -inf")
 
     @pytest.mark.parametrize("kind", FLOATING, ids=str)
-    def test_a_key_that_is_not_a_number(self, database: StateDatabase, url: str, kind: Kind) -> None:
+    def test_a_key_that_is_not_a_number(self, database: StateBackend, url: str, kind: Kind) -> None:
         rig = self.rig(database, url, key=f"k {kind.ddl}")
         self.refused(rig, {1.0: 1}, {NAN: 1}, f"'k' of table '{rig.spec.state.table}' got nan")
 
-    def test_both_zeros_in_one_batch(self, database: StateDatabase, url: str) -> None:
+    def test_both_zeros_in_one_batch(self, database: StateBackend, url: str) -> None:
         rig = self.rig(database, url, key="k double, j int")
         table = pa.table({"k": [0.0, -0.0], "j": pa.array([1, 1], pa.int32()), "n": [1, 2]})
         with pytest.raises(StateValueError, match=r"key k=0\.0, j=1 has two deltas"):
@@ -405,7 +405,7 @@ class RefusedContract(TypeFixtures):
     @pytest.mark.parametrize("semantics", list(Semantics), ids=str)
     @pytest.mark.parametrize(("ddl", "stored", "delta"), OVERFLOWS, ids=lambda value: str(value)[:14])
     def test_a_sum_that_does_not_fit(
-        self, database: StateDatabase, url: str, semantics: Semantics, ddl: str, stored: Any, delta: Any
+        self, database: StateBackend, url: str, semantics: Semantics, ddl: str, stored: Any, delta: Any
     ) -> None:
         rig = self.rig(database, url, value=f"n {ddl}", semantics=semantics)
         good = {"a": stored, "b": stored - stored, "c": delta}
@@ -417,7 +417,7 @@ class RefusedContract(TypeFixtures):
     @pytest.mark.parametrize("column", ["key", "value"])
     @pytest.mark.parametrize("ddl", ["date", "timestamp", "timestamp_ntz"])
     def test_years_that_stores_disagree_about(
-        self, database: StateDatabase, url: str, ddl: str, column: str
+        self, database: StateBackend, url: str, ddl: str, column: str
     ) -> None:
         arrow = parse_schema(f"x {ddl}").field(0).type
         day = pa.scalar(10_000_000 if ddl == "date" else 10**18, pa.int32() if ddl == "date" else pa.int64())
@@ -434,7 +434,7 @@ class RefusedContract(TypeFixtures):
             rig.commit(1, table)
 
     @pytest.mark.parametrize("column", ["key", "value"])
-    def test_nul_in_text(self, database: StateDatabase, url: str, column: str) -> None:
+    def test_nul_in_text(self, database: StateBackend, url: str, column: str) -> None:
         rig = self.rig(database, url, value="n string", reducers={"n": Max("n")})
         bad = {"a\0b": "x"} if column == "key" else {"b": "a\0b"}
         self.refused(rig, {"a": "x"}, bad, r"of table .*'a\\x00b' has the character NUL")
@@ -454,7 +454,7 @@ class RefusedContract(TypeFixtures):
     )
     @pytest.mark.parametrize("column", ["key", "value"])
     def test_types_that_no_column_has(
-        self, database: StateDatabase, url: str, column: str, arrow: pa.DataType, shown: str
+        self, database: StateBackend, url: str, column: str, arrow: pa.DataType, shown: str
     ) -> None:
         schema = pa.schema([("x", arrow)])
         key, value = (schema, "n bigint") if column == "key" else ("word string", schema)
@@ -477,12 +477,13 @@ def _total(first: Any, second: Any) -> Any:
 
 def _unscaled(value: Decimal) -> int:
     sign, digits, _ = value.as_tuple()
-    return (-1) ** sign * int("".join(map(str, digits)))
+    number = int("".join(map(str, digits)))
+    return -number if sign else number
 
 
 def _fits(total: Any, data_type: pa.DataType) -> bool:
     if pa.types.is_decimal(data_type):
-        return abs(_unscaled(total)) < 10**data_type.precision
+        return bool(abs(_unscaled(total)) < 10**data_type.precision)
     bits = data_type.bit_width
     return bool(-(1 << (bits - 1)) <= total < 1 << (bits - 1))
 

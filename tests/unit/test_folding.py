@@ -9,11 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, strategies as st
-from support.inmemory import attempt
+from hypothesis import given, settings, strategies as st
+from support.folds import Taken, prepared as prepared_for, to_batch as batch_of
 
 import txstream.bolts.folding
-from txstream.api.bolts import OutputFieldsDeclarer, TopologyContext
+from txstream.api.bolts import OutputFieldsDeclarer
 from txstream.api.errors import SchemaError, StateValueError, TopologyError
 from txstream.api.reducers import Count, Max, Min, Reducer, Sum
 from txstream.api.schema import format_schema, parse_schema
@@ -36,38 +36,12 @@ ROWS = st.tuples(
 CHUNKS = st.lists(st.lists(ROWS, max_size=6), max_size=5)
 
 
-class Taken:
-    """A collector that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.batches: list[pa.RecordBatch] = []
-
-    def emit(self, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
-        raise AssertionError("these bolts emit whole batches")
-
-    def emit_direct(self, task: int, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
-        raise AssertionError("these bolts do not choose tasks")
-
-    def emit_batch(self, batch: pa.RecordBatch, stream: str = DEFAULT_STREAM) -> None:
-        self.batches.append(batch)
-
-    def rows(self) -> list[dict[str, Any]]:
-        return [row for batch in self.batches for row in batch.to_pylist()]
-
-
 def to_batch(rows: Iterable[Sequence[Any]], schema: pa.Schema = INPUT) -> pa.RecordBatch:
-    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
-    arrays = [pa.array(values, field.type) for values, field in zip(columns, schema, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return batch_of(rows, schema)
 
 
 def prepared(bolt: ReduceBolt | SqlStateBolt, schema: pa.Schema = INPUT) -> Taken:
-    """The bolt as an executor has it; what it emits goes to the answer."""
-    declarer = OutputFieldsDeclarer("bolt", [schema])
-    bolt.declare_output_fields(declarer)
-    collector = Taken()
-    bolt.prepare(TopologyContext("t", "bolt", 0, 1, attempt(1)), collector, attempt(1))
-    return collector
+    return prepared_for(bolt, schema)
 
 
 def naive(rows: Iterable[Row], keys: Sequence[int]) -> dict[tuple[Any, ...], list[Any]]:
@@ -104,6 +78,7 @@ def by_key(rows: Iterable[dict[str, Any]], keys: Sequence[str]) -> dict[tuple[An
 
 
 @given(CHUNKS, st.sampled_from([(), ("word",), ("word", "day"), ("day",)]))
+@settings(deadline=None)
 def test_reduce_bolt_gives_one_right_row_per_key(chunks: list[list[Row]], keys: tuple[str, ...]) -> None:
     bolt = ReduceBolt(*keys, **REDUCERS)
     collector = prepared(bolt)
@@ -115,6 +90,7 @@ def test_reduce_bolt_gives_one_right_row_per_key(chunks: list[list[Row]], keys: 
 
 
 @given(CHUNKS)
+@settings(deadline=None)
 def test_tuple_by_tuple_and_chunk_by_chunk_are_the_same(chunks: list[list[Row]]) -> None:
     singly, together = ReduceBolt("word", **REDUCERS), ReduceBolt("word", **REDUCERS)
     answers = []
@@ -133,6 +109,7 @@ def test_tuple_by_tuple_and_chunk_by_chunk_are_the_same(chunks: list[list[Row]])
 
 
 @given(st.lists(CHUNKS, min_size=1, max_size=4), st.integers(1, 8))
+@settings(deadline=None)
 def test_partial_folds_of_several_tasks_merge_to_the_whole(
     tasks: list[list[list[Row]]], refold_rows: int
 ) -> None:
@@ -281,6 +258,7 @@ def state_bolt() -> SqlStateBolt:
 
 
 @given(st.lists(CHUNKS, min_size=1, max_size=3))
+@settings(deadline=None)
 def test_deltas_of_all_tasks_merge_on_the_driver_to_one_row_per_key(tasks: list[list[list[Row]]]) -> None:
     merged = new_fold(state_bolt())
     every_row = []

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
 from pyspark import cloudpickle
-from test_folding import prepared, to_batch
+from support.folds import prepared, to_batch
 
 import txstream.bolts.folding
 from txstream.api.bolts import OutputFieldsDeclarer
@@ -147,7 +147,7 @@ def test_reduce_bolt_emits_what_it_declares() -> None:
 
 
 def test_among_equal_places_the_greatest_value_wins() -> None:
-    rows = [("a", None, 0, 7, None, None, None), ("a", None, 0, 9, None, None, None)]
+    rows: list[Row] = [("a", None, 0, 7, None, None, None), ("a", None, 0, 9, None, None, None)]
     rows += [("b", 1, 0, None, None, None, None), ("b", None, 0, -5, None, None, None)]
     for order in (rows, rows[::-1]):
         fold = Fold(["word"], {"x": Last("x", by="at")}, parse_schema("word string, x bigint"))
@@ -235,7 +235,7 @@ def test_what_is_refused_when_it_is_built(reducers: dict[str, Reducer], message:
 def test_a_function_travels_with_its_bolt() -> None:
     offset = 40
     bolt = ReduceBolt("word", x=custom(lambda left, right: left + right - offset, 40))
-    shipped: ReduceBolt = pickle.loads(cloudpickle.dumps(bolt))
+    shipped: ReduceBolt = pickle.loads(cloudpickle.dumps(bolt))  # type: ignore[no-untyped-call]  # pyspark's copy
     assert shipped.reducers["x"].combine(41, 41) == 42
 
 

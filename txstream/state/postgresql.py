@@ -324,7 +324,8 @@ def _array_parameters(rows: pa.Table, names: Sequence[str]) -> dict[str, Any]:
 
 def _compiled(statement: Any) -> str:
     """The text of a statement, made once: SQLAlchemy would look it up, and convert values, each time."""
-    return str(statement.compile(dialect=postgresql.dialect(paramstyle="pyformat")))
+    dialect: Any = postgresql.dialect
+    return str(statement.compile(dialect=dialect(paramstyle="pyformat")))
 
 
 def _is_operational(error: DBAPIError) -> bool:

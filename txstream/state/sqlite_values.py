@@ -129,10 +129,10 @@ def merged(merge: str, stored: Any, delta: Any) -> ColumnElement[Any] | None:
     """SQL for merging two values where plain SQL does not; null where one of them is. None where it does."""
     kind = stored.type
     if isinstance(kind, DecimalText) and merge in ("sum", "min", "max"):
-        size = (kind.precision, kind.scale) if merge == "sum" else ()
-        literals = [literal_column(str(number)) for number in size]
-        found: ColumnElement[Any] = getattr(func, f"txstream_decimal_{merge}")(stored, delta, *literals)
-        return found
+        if merge == "sum":
+            size: list[Any] = [literal_column(f"{kind.precision}"), literal_column(f"{kind.scale}")]
+            return func.txstream_decimal_sum(stored, delta, *size)
+        return (func.txstream_decimal_min if merge == "min" else func.txstream_decimal_max)(stored, delta)
     largest = next((text for known, text in _LARGEST.items() if isinstance(kind, known)), None)
     if merge == "sum" and largest is not None:
         both = stored + delta

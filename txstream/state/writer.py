@@ -20,7 +20,7 @@ from txstream.api.errors import StateValueError, TxidRegressionError, TxstreamEr
 from txstream.api.schema import format_type
 from txstream.api.state import PREV_PREFIX, TXID_COLUMN
 from txstream.semantics import Semantics
-from txstream.state import custom
+from txstream.state.custom import called, custom_columns
 from txstream.state.dialect import INTEGER_RANGES, StateDialect, Touch
 from txstream.state.records import TableSpec
 from txstream.state.tables import build_table
@@ -38,7 +38,7 @@ class TableWriter:
         self.spec = spec
         self._dialect = dialect
         self._table: Table = build_table(spec.state, spec.semantics, dialect)
-        self._custom = custom.custom_columns(spec)
+        self._custom = custom_columns(spec)
         self._upsert = dialect.upsert(self._table, self._update)
         self._lookup = dialect.lookup(self._table, self._looked_up())
         if spec.semantics is Semantics.OPAQUE:
@@ -175,7 +175,7 @@ class TableWriter:
 
     def _called(self, connection: Connection, attempt: TransactionAttempt, deltas: pa.Table) -> pa.Table:
         places, stored = self._stored(connection, attempt.txid, deltas)
-        deltas = custom.called(self.spec, attempt, deltas, places, stored)
+        deltas = called(self.spec, attempt, deltas, places, stored)
         for name in self._custom:
             column = deltas.column(name)
             check_value(self._dialect, self.spec.state.table, name, column, self.spec.reducers[name])
