@@ -196,3 +196,43 @@ def test_keys_of_all_types_on_a_server(postgres_url: str) -> None:
     (row,) = inspect.get("words", "word_count", texts, settings, parse=True).rows
     assert tuple(row.key.values()) == whole
     database.close()
+
+
+# --- two databases ---------------------------------------------------------------------------------
+
+
+def test_a_topology_over_two_databases(
+    make_desk: Any, sqlite_url: str, postgres_url: str, services: Services, unique: str
+) -> None:
+    """Shown from either one, and deleted from both. PostgreSQL's URL has no password, so it is found."""
+    desk: Desk = make_desk(sqlite_url)
+    topology = two_tables(unique, postgres_url).with_id(unique)
+    txstream.start(topology, settings=desk.settings, until="caught-up", runner_factory=InProcessRunner).wait(
+        60
+    )
+    status, out, err = desk.command("state", "list", unique, "--json")
+    assert (status, err) == (0, "")
+    assert {table["database"] for table in json.loads(out)} == {sqlite_url, postgres_url}
+    (listed,) = [one for one in inspect.topologies(desk.settings) if one.id == unique]
+    assert set(listed.databases) == {sqlite_url, postgres_url}
+    assert desk.codes() == (0, [])
+    status, out, _ = desk.command("show", unique, "1", "--json")
+    assert {row["database"] for row in json.loads(out)["databases"]} == {sqlite_url, postgres_url}
+    status, out, _ = desk.command("delete", unique, "--drop-state", "--json")
+    assert status == 0
+    assert set(json.loads(out)["dropped_tables"]) == {unique, f"{unique}_2"}
+    for url in (sqlite_url, postgres_url):
+        assert StateDatabase(url).read_fence(unique) is None
+
+
+def two_tables(name: str, second_url: str) -> txstream.Topology:
+    builder = txstream.TransactionalTopologyBuilder(
+        "two", "lines", txstream.OpaqueSpout(txstream.KafkaSource(name, max_records_per_partition=40))
+    )
+    builder.set_bolt("split", word_count.SplitLine()).local_or_shuffle_grouping("lines")
+    builder.set_bolt("count", txstream.CountBolt("word")).fields_grouping("split", "word")
+    for table, url in ((name, None), (f"{name}_2", second_url)):
+        state = txstream.SqlState(table, key="word string", value="n bigint", url=url)
+        store = txstream.SqlStateBolt(state, n=txstream.Sum("n"))
+        builder.set_committer_bolt(f"store_{table}", store).fields_grouping("count", "word")
+    return builder.build()

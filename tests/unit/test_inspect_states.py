@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.memory_zookeeper import MemoryZooKeeper
 from support.states import PLANNED, PROCESSED, Rig, word_table
 
 from txstream import inspect
 from txstream.api.errors import ServiceUnavailableError, StateTableError, UsageError
 from txstream.api.schema import parse_schema
+from txstream.cli import administration
 from txstream.cli.main import main
 from txstream.inspect.keys import parse_key
 from txstream.inspect.stores import open_databases
@@ -510,3 +512,31 @@ def test_every_public_name_of_the_package_loads() -> None:
         assert getattr(inspect, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'rows'"):
         inspect.rows  # noqa: B018
+
+
+# --- deleting --------------------------------------------------------------------------------------
+
+
+def test_a_topology_is_not_deleted_by_half_unless_told_so(
+    two: tuple[Rig, Rig], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = two
+    for rig in two:
+        name_databases(rig, [first.url, second.url, "postgresql://me:***@10.0.0.1/other"])
+    zookeeper = MemoryZooKeeper()
+    zookeeper.run_topology("words", driver=False)
+    monkeypatch.setattr(administration, "open_zookeeper", zookeeper.opened)
+    where = ["--database", first.url, "--zookeeper", "127.0.0.1:1", "--drop-state"]
+    assert main(["delete", "words", *where]) == 1
+    err = capsys.readouterr().err
+    assert "postgresql://me:***@10.0.0.1/other" in err
+    assert "--state-database" in err
+    assert "--ignore-missing" in err
+    assert zookeeper.topologies() == ["words"]
+    assert main(["delete", "words", *where, "--ignore-missing", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["dropped_tables"] == ["word_count", "totals"]
+    assert "was left out" in err
+    assert zookeeper.topologies() == []
+    for rig in two:
+        assert rig.database.read_fence("words") is None

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from txstream.api.errors import LeaderExistsError, UsageError
+from txstream.api.errors import LeaderExistsError, ServiceUnavailableError, UsageError
 from txstream.cli.context import Cli
 from txstream.cli.options import command
-from txstream.cli.stores import UnknownTopologyError, existing_database, open_zookeeper
+from txstream.cli.stores import UnknownTopologyError, open_zookeeper, warn_of_missing
+from txstream.inspect.stores import open_databases
 
 if TYPE_CHECKING:
+    from txstream.inspect.records import MissingDatabase
     from txstream.zookeeper import ZooKeeper
 
 db = typer.Typer(help="The framework's own tables.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
-    command(app, "delete")(delete)
+    command(app, "delete", state_databases=True)(delete)
     app.add_typer(db, name="db")
     command(db, "upgrade")(upgrade)
     command(app, "package", addresses=False, data_dir=False)(package)
@@ -32,31 +35,50 @@ def delete(
     drop_state: Annotated[
         bool, typer.Option("--drop-state", help="Drop its state tables too: the results themselves.")
     ] = False,
+    ignore_missing: Annotated[
+        bool,
+        typer.Option("--ignore-missing", help="Leave alone what is in databases that cannot be opened."),
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Forget a topology: its progress in ZooKeeper, and its ledger and fence in the database."""
+    """Forget a topology: its progress in ZooKeeper, and its ledger and fence in each of its databases."""
     settings = cli.resolve()
     settings.require_zookeeper()
-    with open_zookeeper(settings) as zookeeper, existing_database(settings) as database:
-        fence = None if database is None else database.read_fence(topology_id)
+    with (
+        open_zookeeper(settings) as zookeeper,
+        open_databases(settings, topology_id, all_given=True) as found,
+    ):
         # Its tables may have stayed when it was deleted before: asked to drop them, look for those alone.
-        known = fence is not None or topology_id in zookeeper.topologies()
+        known = any(found.fences.values()) or topology_id in zookeeper.topologies()
         if not known and not drop_state:
             raise UnknownTopologyError(topology_id)
+        _refuse_missing(found.missing, ignored=ignore_missing)
         dead = _refuse_live_leader(zookeeper, topology_id)
         _ask(topology_id, drop_state=drop_state, yes=yes)
         # ZooKeeper first: what a crash leaves then is refused by the next run, and this command removes it.
         zookeeper.delete_topology(topology_id, force=dead)
-        dropped = [] if database is None else database.delete(topology_id, drop_state=drop_state)
-        place = None if database is None else database.url_for_people
+        dropped = [
+            table
+            for database in found.opened
+            for table in database.delete(topology_id, drop_state=drop_state)
+        ]
+        places = [database.url_for_people for database in found.opened]
     if not known and not dropped:
         raise UnknownTopologyError(topology_id)
     if cli.as_json:
-        document = {"topology": topology_id, "zookeeper": zookeeper.hosts, "database": place}
-        cli.print_json({**document, "dropped_tables": dropped})
+        cli.print_json(
+            {
+                "topology": topology_id,
+                "zookeeper": zookeeper.hosts,
+                "database": places[0] if places else None,
+                "databases": places,
+                "dropped_tables": dropped,
+            }
+        )
         return
     cli.print(
-        f"deleted {topology_id} from ZooKeeper at {zookeeper.hosts}{f' and from {place}' if place else ''}"
+        f"deleted {topology_id} from ZooKeeper at {zookeeper.hosts}"
+        f"{''.join(f' and from {place}' for place in places)}"
     )
     if dropped:
         cli.print(f"dropped {', '.join(dropped)}")
@@ -76,6 +98,16 @@ def _refuse_live_leader(zookeeper: ZooKeeper, topology_id: str) -> bool:
     raise LeaderExistsError(
         f"topology {topology_id!r} is run by {leader}; stop that driver, then delete it again"
     )
+
+
+def _refuse_missing(missing: Sequence[MissingDatabase], *, ignored: bool) -> None:
+    """Raises ServiceUnavailableError: what is left in a database would be refused by the next run."""
+    if ignored:
+        warn_of_missing(missing)
+    elif missing:
+        raise ServiceUnavailableError(
+            f"{'; '.join(map(str, missing))}. If it is gone for good, `--ignore-missing` deletes the rest"
+        )
 
 
 def _ask(topology_id: str, *, drop_state: bool, yes: bool) -> None:

@@ -70,13 +70,20 @@ class Databases:
 
 @contextlib.contextmanager
 def open_databases(
-    settings: Settings, topology_id: str | None = None, *, strict: bool = True, for_writing: bool = False
+    settings: Settings,
+    topology_id: str | None = None,
+    *,
+    strict: bool = True,
+    for_writing: bool = False,
+    all_given: bool = False,
 ) -> Iterator[Databases]:
     """The databases of a topology, or of all topologies: those of the settings that know it, and those that
     its fences name.
 
     With `strict` a database of the settings that does not answer is a ServiceUnavailableError, otherwise one
-    more that is missing. `for_writing` keeps the timeouts of a run, since others wait for what it locks.
+    more that is missing. With `all_given` those of the settings are there whether they know it or not: tables
+    may be left of a topology that was deleted. `for_writing` keeps the timeouts of a run, since others wait
+    for what it locks.
     """
     with contextlib.ExitStack() as stack:
         found = Databases()
@@ -102,7 +109,7 @@ def open_databases(
                 continue
             if database is None:
                 continue
-            if belongs or not is_given:
+            if belongs or all_given or not is_given:
                 found.opened.append(database)
             pending.extend((other, False) for other in listed)
         yield found
