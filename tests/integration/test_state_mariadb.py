@@ -6,7 +6,9 @@ import contextlib
 import itertools
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any, ClassVar
 
 import pymysql
@@ -15,18 +17,34 @@ import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings, strategies as st
 from mariadb import MariaDBServer
 from support.cut import AnswerLosingProxy
-from support.framework_contract import FrameworkContract
+from support.framework_contract import StepwiseFrameworkContract
 from support.growth_contract import GrowthContract
+from support.pruning_contract import PruningContract
+from support.reducer_contract import ReducerContract
 from support.server_contract import ServerLocks, ServerOutages, closing
 from support.sql_contract import SqlStateContract
+from support.state_contract import CrashError, StateFixtures
 from support.state_histories import histories, play
-from support.type_contract import INFINITY, AllTypesContract
+from support.states import Rig, word_table
+from support.tables import execute
+from support.type_contract import INFINITY, KINDS, AllTypesContract
 from support.upgrade_contract import UpgradeContract
 from support.value_rules import Runner, ValueRules, sql_runner
 
+from txstream.api.errors import ServiceUnavailableError, StateTableError, StateValueError
+from txstream.api.reducers import Put
 from txstream.embedded.process import wait_until
 from txstream.semantics import Semantics
-from txstream.state import StateDatabase, open_sql_database
+from txstream.state import (
+    AnswerLostError,
+    FenceLockedError,
+    StateDatabase,
+    open_database,
+    open_sql_database,
+    place_of,
+)
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 numbers = itertools.count()
 
@@ -45,8 +63,10 @@ class TestContract(SqlStateContract):
     pass
 
 
-class TestFramework(FrameworkContract):
-    pass
+class TestFramework(StepwiseFrameworkContract):
+    @pytest.fixture
+    def fresh(self, server: MariaDBServer) -> Callable[[], str]:
+        return lambda: server.create_database(f"db{next(numbers)}")
 
 
 class TestUpgrades(UpgradeContract):
@@ -64,6 +84,19 @@ class TestAllTypes(AllTypesContract):
     @staticmethod
     def url(server: MariaDBServer) -> str:
         return server.create_database("types")
+
+
+class TestPruning(PruningContract):
+    pass
+
+
+class TestEveryReducer(ReducerContract):
+    cannot_keep: ClassVar[frozenset[str]] = frozenset({INFINITY})
+
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def url(server: MariaDBServer) -> str:
+        return server.create_database("reducers")
 
 
 class TestValueRules(ValueRules):
@@ -151,3 +184,198 @@ def ask(url: str, query: str) -> list[tuple[Any, ...]]:
     with connection, connection.cursor() as cursor:
         cursor.execute(query)
         return list(cursor.fetchall())
+
+
+class TestSessions(StateFixtures):
+    """What a session is like, whatever the server's defaults: those of the tests' server are others."""
+
+    def test_settings(self, rig: Rig) -> None:
+        settings = {
+            "tx_isolation": "READ-COMMITTED",
+            "sql_mode": "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION",
+            "time_zone": "+00:00",
+            "character_set_connection": "utf8mb4",
+            "collation_connection": "utf8mb4_nopad_bin",
+            "idle_transaction_timeout": 5,
+            "idle_write_transaction_timeout": 5,
+            "max_statement_time": 10,
+            "lock_wait_timeout": 10,
+        }
+        query = f"SELECT {', '.join(f'@@{name} AS {name}' for name in settings)}"
+        with rig.database._engine.connect() as connection:
+            assert dict(connection.exec_driver_sql(query).mappings().one()) == settings
+
+    def test_rows_that_an_update_leaves_as_they_were_are_counted(self, rig: Rig) -> None:
+        with rig.database._engine.begin() as connection:
+            assert connection.exec_driver_sql("UPDATE txstream_fence SET attempt = attempt").rowcount == 1
+
+    def test_the_definitions_lock_is_given_back(self, rig: Rig) -> None:
+        """It is the session's, so neither a transaction's end nor a failure lets it go by itself."""
+
+        def lock_and_crash() -> None:
+            with rig.database._writing("a test") as (connection, _):
+                rig.database._dialect.lock_definitions(connection)
+                raise CrashError
+
+        with pytest.raises(CrashError):
+            lock_and_crash()
+        with contextlib.closing(open_sql_database(rig.url)) as other:
+            Rig(other, rig.url, word_table("another"), topology="another").join()
+
+    def test_a_definitions_lock_that_stays_is_told(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+        with contextlib.closing(open_sql_database(rig.url)) as other:
+            monkeypatch.setattr(other._dialect, "lock_timeout_seconds", 1)
+            with rig.database._writing("a test") as (connection, _):
+                rig.database._dialect.lock_definitions(connection)
+                with pytest.raises(FenceLockedError, match="creating txstream's tables in database 'db"):
+                    other.join("words", "u", [], semantics=Semantics.OPAQUE, first_run=True)
+
+    def test_patience_ends_with_its_transaction(self, rig: Rig) -> None:
+        seen = []
+        for patient in (True, False):
+            with rig.database._writing("a test", patient=patient) as (connection, _):
+                seen.append(connection.exec_driver_sql("SELECT @@max_statement_time").scalar_one())
+        assert seen == [0, 10]
+
+    def test_a_server_that_takes_short_statements(self, url: str, server: MariaDBServer) -> None:
+        """A chunk is cut to what the server takes, and a row that is too long for it is named."""
+        (before,) = server.execute("SELECT @@global.max_allowed_packet")
+        server.execute("SET GLOBAL max_allowed_packet = 65536")
+        try:
+            with contextlib.closing(open_sql_database(url)) as database:
+                rig = Rig(database, url, word_table(value="v string", reducers={"v": Put()})).join()
+                rows = {f"key{number:04}": "'" * 100 for number in range(1500)}
+                rig.commit(1, rows)
+                assert rig.values() == rows
+                with pytest.raises(
+                    StateValueError, match=r"key word='long': .* 80\d\d\d bytes.*max_allowed_packet is 65536"
+                ):
+                    rig.commit(2, {"a": "b", "long": "'" * 40_000})
+                assert rig.last().txid == 1
+        finally:
+            server.execute(f"SET GLOBAL max_allowed_packet = {before[0]}")
+
+
+class TestKeys(StateFixtures):
+    """Columns of text and bytes share the 3072 bytes of a primary key."""
+
+    @pytest.mark.parametrize(
+        ("key", "fits", "too_long", "expected"),
+        [
+            ("k string", "🦀" * 768, "a" * 769, "'k' of table 'word_count': 'a.*769 characters, and 768"),
+            ("k binary", b"\xff" * 3072, b"\xff" * 3073, "3073 bytes, and 3072 is what it can have"),
+            (
+                "k string, l string",
+                ("🦀" * 384, "b" * 384),
+                ("a", "b" * 385),
+                "'l' .*385 characters, and 384",
+            ),
+            ("i bigint, k binary", (1, b"a" * 3064), (1, b"a" * 3065), "3065 bytes, and 3064"),
+            (
+                "a decimal(38,10), b timestamp, c date, d boolean, k binary",
+                (Decimal(1), NOON, NOON.date(), True, b"a" * 3036),
+                (Decimal(1), NOON, NOON.date(), True, b"a" * 3037),
+                "3037 bytes, and 3036",
+            ),
+        ],
+    )
+    def test_longest(
+        self, database: StateDatabase, url: str, key: str, fits: Any, too_long: Any, expected: str
+    ) -> None:
+        rig = Rig(database, url, word_table(key=key, index_txid=True)).join()
+        rig.commit(1, {fits: 1})
+        rig.commit(2, {fits: 1})
+        assert list(rig.values().values()) == [2]
+        with pytest.raises(StateValueError, match=expected):
+            rig.commit(3, {too_long: 1})
+        assert rig.join(first_run=False)
+
+    def test_too_many_key_columns(self, database: StateDatabase, url: str) -> None:
+        with pytest.raises(StateTableError, match="800 key columns do not fit into a primary key of 3072"):
+            Rig(database, url, word_table(key=", ".join(f"k{n} string" for n in range(800)))).join()
+
+    def test_a_name_too_long(self, database: StateDatabase, url: str) -> None:
+        with pytest.raises(StateTableError, match=r"64 characters at most; choose a shorter one"):
+            Rig(database, url, word_table("t" * 65)).join()
+
+    @pytest.mark.parametrize("semantics", list(Semantics), ids=str)
+    def test_no_type_is_found_to_differ_from_itself(
+        self, database: StateDatabase, url: str, semantics: Semantics
+    ) -> None:
+        value = ", ".join(f"v{number} {kind.ddl}" for number, kind in enumerate(KINDS))
+        keys = ", ".join(f"k{number} {kind.ddl}" for number, kind in enumerate(KINDS))
+        reducers = {f"v{number}": Put() for number in range(len(KINDS))}
+        spec = word_table(semantics=semantics, key=keys, value=value, reducers=reducers)
+        rig = Rig(database, url, spec).join()
+        assert rig.join(first_run=False)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            "MODIFY word VARCHAR(768) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci NOT NULL",
+            "MODIFY word VARCHAR(700) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin NOT NULL",
+            "MODIFY n INT NOT NULL",
+            "MODIFY n BIGINT UNSIGNED NOT NULL",
+            "MODIFY n BIGINT NULL",
+        ],
+    )
+    def test_a_column_that_was_altered_is_told(self, rig: Rig, change: str) -> None:
+        execute(rig.url, f"ALTER TABLE word_count {change}")
+        with pytest.raises(StateTableError, match=r"column '(word|n)' is .*, expected"):
+            rig.join(first_run=False)
+
+
+class TestRefusals(StateFixtures):
+    def test_a_read_only_server(self, url: str, server: MariaDBServer) -> None:
+        """What was being committed is not, and goes on when the server can be written again."""
+        server.execute(
+            "CREATE OR REPLACE USER writer@'127.0.0.1'", "GRANT ALL ON `db%`.* TO writer@'127.0.0.1'"
+        )
+        with contextlib.closing(open_sql_database(url.replace("root@", "writer@"))) as database:
+            rig = Rig(database, url).join()
+            rig.commit(1, {"a": 1})
+            server.execute("SET GLOBAL read_only = ON")
+            try:
+                with pytest.raises(ServiceUnavailableError, match="read-only") as told:
+                    rig.commit(2, {"a": 1})
+                assert not isinstance(told.value, AnswerLostError)
+            finally:
+                server.execute("SET GLOBAL read_only = OFF")
+            rig.commit(2, {"a": 1})
+            assert rig.values() == {"a": 2}
+
+    def test_an_account_without_rights(self, url: str, server: MariaDBServer) -> None:
+        name = sa.make_url(url).database
+        server.execute(
+            "CREATE OR REPLACE USER guest@'127.0.0.1'", f"GRANT SELECT ON `{name}`.* TO guest@'127.0.0.1'"
+        )
+        guest = open_database(url.replace("root@", "guest@"))
+        guest.check()
+        with pytest.raises(StateTableError, match=r"does not allow creating txstream's.*command denied"):
+            guest.ensure_framework_tables()
+        guest.close()
+
+    def test_a_database_that_does_not_exist(self, server: MariaDBServer) -> None:
+        with pytest.raises(ServiceUnavailableError, match="Unknown database 'nowhere'"):
+            open_database(server.url("nowhere")).check()
+
+    def test_a_wrong_password(self, server: MariaDBServer) -> None:
+        wrong = server.url().replace("root@", "root:hidden@")
+        with pytest.raises(ServiceUnavailableError, match="Access denied for user 'root'") as told:
+            open_database(wrong).check()
+        assert "hidden" not in str(told.value)
+
+    @pytest.mark.parametrize("driver", ["mysql", "mariadb", "mariadb+pymysql"])
+    def test_every_spelling_of_its_url(self, url: str, driver: str) -> None:
+        spelled = url.replace("mysql+pymysql:", f"{driver}:")
+        assert place_of(spelled) == place_of(url)
+        with contextlib.closing(open_sql_database(spelled)) as database:
+            assert Rig(database, url).join().commit(1, {"a": 1})
+
+    @pytest.mark.parametrize("query", ["", "?connect_timeout=3", "?unix_socket=/nowhere"])
+    def test_unreachable(self, query: str) -> None:
+        unreachable = open_database(f"mysql://me:hidden@127.0.0.1:1/db{query}", connect_timeout_seconds=3.0)
+        expected = "No such file" if "socket" in query else "refused"
+        with pytest.raises(ServiceUnavailableError, match=f"{expected}.*start or repair it, or set") as told:
+            unreachable.check()
+        assert "hidden" not in str(told.value)

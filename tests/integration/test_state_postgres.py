@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from postgres import PostgresServer
 from psycopg import sql
 from support.cut import AnswerLosingProxy
-from support.framework_contract import FrameworkContract
+from support.framework_contract import AtomicFrameworkContract
 from support.growth_contract import GrowthContract
 from support.pruning_contract import PruningContract
 from support.reducer_contract import ReducerContract
@@ -103,7 +103,7 @@ class TestEveryReducer(ReducerContract):
         return server.create_database("reducers")
 
 
-class TestFramework(FrameworkContract):
+class TestFramework(AtomicFrameworkContract):
     pass
 
 

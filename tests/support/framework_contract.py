@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +13,11 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 
 from support.old_revisions import at_revision
-from support.state_contract import StateFixtures
+from support.state_contract import CrashError, StateFixtures
 from support.states import Rig, word_table
 from support.tables import execute, read_rows, table_exists
-from txstream.api.errors import CorruptStateError, SchemaRevisionError
-from txstream.state import StateDatabase, framework, revisions
+from txstream.api.errors import CorruptStateError, SchemaRevisionError, TxstreamError
+from txstream.state import StateDatabase, framework, open_sql_database, revisions
 from txstream.transaction import attempt_id
 
 
@@ -157,6 +158,10 @@ class FrameworkContract(StateFixtures):
         with pytest.raises(CorruptStateError, match=framework.VERSION_TABLE):
             database.ensure_framework_tables()
 
+
+class AtomicFrameworkContract(FrameworkContract):
+    """Where creating tables is part of a transaction."""
+
     def test_a_script_that_fails_leaves_nothing(
         self, database: StateDatabase, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -167,3 +172,71 @@ class FrameworkContract(StateFixtures):
             database.upgrade()
         assert not table_exists(url, "txstream_fence")
         assert not table_exists(url, framework.VERSION_TABLE)
+
+
+class StepwiseFrameworkContract(FrameworkContract):
+    """Where each table is committed when it is created: the next start goes on from wherever a crash came.
+    Subclasses have a fixture `fresh` that makes another empty database."""
+
+    def test_creation_that_was_broken_off_anywhere(self, fresh: Callable[[], str]) -> None:
+        for step in itertools.count():
+            url = fresh()
+            crashed = crash_before(url, step, lambda database, url=url: Rig(database, url).join())
+            goes_on(url, first_run=True)
+            if not crashed:
+                assert step > 12  # tables, revisions, rows
+                return
+
+    def test_an_upgrade_that_was_broken_off_anywhere(self, fresh: Callable[[], str]) -> None:
+        for step in itertools.count():
+            url = fresh()
+            with contextlib.closing(open_sql_database(url)) as database:
+                old_database(database, url, OLDER[-1])
+            crashed = crash_before(url, step, lambda database: database.upgrade())
+            goes_on(url, first_run=False)
+            if not crashed:
+                assert step > 4
+                return
+
+    def test_a_strangers_table_is_not_taken_for_a_step_that_was_done(
+        self, database: StateDatabase, url: str
+    ) -> None:
+        assert crash_before(url, 5, lambda database: database.ensure_framework_tables())
+        assert not table_exists(url, "txstream_table")
+        execute(url, "CREATE TABLE txstream_table (mine BIGINT)")
+        with pytest.raises(TxstreamError, match=r"txstream_table.*already exists"):
+            database.ensure_framework_tables()
+        execute(url, "DROP TABLE txstream_table")
+        goes_on(url, first_run=True)
+
+
+CHANGES = ("CREATE", "ALTER", "DROP", "INSERT", "UPDATE", "DELETE")
+
+
+def crash_before(url: str, step: int, work: Callable[[StateDatabase], object]) -> bool:
+    """Do something and die before its `step`th statement that changes anything; False when it had fewer."""
+    steps = itertools.count()
+
+    def die(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if statement.lstrip().startswith(CHANGES) and next(steps) == step:
+            raise CrashError
+
+    with contextlib.closing(open_sql_database(url)) as database:
+        sa.event.listen(database._engine, "before_cursor_execute", die)
+        try:
+            work(database)
+        except CrashError:
+            return True
+    return False
+
+
+def goes_on(url: str, *, first_run: bool) -> None:
+    """The next driver starts, or an operator's command is given again, and everything is as it should be."""
+    with contextlib.closing(open_sql_database(url)) as database:
+        if not first_run:
+            database.upgrade()
+        rig = Rig(database, url, epoch=2).join(first_run=first_run)
+        rig.commit(2, {"a": 1})
+        assert rig.values()["a"] == (1 if first_run else 2)
+        assert [row.topology for row in database.topologies()] == ["words"]
+    assert differences(url) == []

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from support.framework_contract import FrameworkContract
+from support.framework_contract import AtomicFrameworkContract
 
 import txstream
 from tracked_wheel import packaged_files
@@ -43,7 +43,7 @@ def url(sqlite_url: str) -> str:
     return sqlite_url
 
 
-class TestContract(FrameworkContract):
+class TestContract(AtomicFrameworkContract):
     pass
 
 

@@ -7,8 +7,8 @@ the server before `message_timeout` has passed; whoever waits for its fence wait
 MySQL knows no such limit for transactions alone, so there every idle session ends then, and the next
 batch after a pause connects again.
 
-Definitions are not transactional: CREATE TABLE commits what was done before it. What creates tables (`tables`,
-`growth`, `revisions`) is therefore written so that whoever starts next takes it up again.
+Definitions are not transactional: CREATE TABLE commits what was done before it. What creates tables
+(`tables`, `growth`, `revisions`) is therefore written so that whoever starts next takes it up again.
 
 Rowcounts are of the rows found, not of those changed: SQLAlchemy asks PyMySQL for CLIENT.FOUND_ROWS.
 """
@@ -32,7 +32,6 @@ from sqlalchemy import (
     Double,
     Engine,
     Integer,
-    Numeric,
     SmallInteger,
     Table,
     create_engine,
@@ -43,7 +42,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import DBAPIError
 
-from txstream.api.errors import StateValueError
+from txstream.api.errors import StateTableError, StateValueError
 from txstream.api.reducers import Reducer
 from txstream.state import mysql_types
 from txstream.state.dialect import StateDialect, Touch, Upsert
@@ -87,6 +86,7 @@ _SIMPLE: dict[pa.DataType, Callable[[], types.TypeEngine[Any]]] = {
 class MySQLDialect(StateDialect):
     name: ClassVar[str] = "mysql"
     label: ClassVar[str] = "MySQL or MariaDB"
+    longest_name: ClassVar[int | None] = _LONGEST_IDENTIFIER
     least: ClassVar[str] = "least"
     greatest: ClassVar[str] = "greatest"
 
@@ -116,13 +116,14 @@ class MySQLDialect(StateDialect):
         )
         # Before SQLAlchemy's own first look at the server, which notes how names are quoted.
         event.listen(engine, "connect", self._configure, insert=True)
+        # After it has set its own.
+        event.listen(engine, "connect", _set_collation)
         event.listen(engine, "reset", self._put_back)
         self._engine = engine
         return engine
 
     def _configure(self, driver: Any, record: Any) -> None:
         mariadb = is_mariadb(driver.get_server_info())
-        driver.set_character_set("utf8mb4", collation(mariadb=mariadb))
         with driver.cursor() as cursor:
             cursor.execute(f"SET SESSION {self.session_settings(mariadb=mariadb)}")
             cursor.execute("SELECT @@max_allowed_packet")
@@ -234,13 +235,18 @@ class MySQLDialect(StateDialect):
         if pa.types.is_decimal128(data_type):
             # MySQL has 30 decimals at most, and which of the two it is, is known once it was connected to.
             fits = data_type.scale <= 30 or self._engine is None or _may_be_mariadb(self._engine)
-            return Numeric(data_type.precision, data_type.scale) if fits else None
+            return mysql.DECIMAL(data_type.precision, data_type.scale) if fits else None
         if pa.types.is_timestamp(data_type) and data_type.unit in ("s", "ms", "us"):
             return mysql.DATETIME(fsp=6)  # TIMESTAMP ends in 2038
         found = _SIMPLE.get(data_type)
         return None if found is None else found()
 
     def key_types(self, keys: pa.Schema, table: str) -> dict[str, types.TypeEngine[Any]]:
+        if len(table) > _LONGEST_IDENTIFIER:
+            raise StateTableError(
+                f"state table {table!r}: a name in {self.label} has {_LONGEST_IDENTIFIER} characters at "
+                f"most; choose a shorter one"
+            )
         found = {}
         for name, length in mysql_types.key_lengths(keys, table).items():
             field = keys.field(name)
@@ -297,6 +303,10 @@ def is_mariadb(version: str) -> bool:
 def _may_be_mariadb(engine: Engine) -> bool:
     dialect: Any = engine.dialect
     return dialect.is_mariadb or getattr(dialect, "server_version_info", None) is None
+
+
+def _set_collation(driver: Any, _record: object) -> None:
+    driver.set_character_set("utf8mb4", collation(mariadb=is_mariadb(driver.get_server_info())))
 
 
 def _driver(connection: Connection) -> Any:

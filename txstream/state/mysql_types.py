@@ -9,6 +9,7 @@ A primary key of InnoDB has 3072 bytes. Columns of text and of bytes share what 
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, Final
 
 import pyarrow as pa
@@ -113,12 +114,11 @@ def refuse_too_long(table: str, name: str, column: pa.ChunkedArray, length: int)
 
 def shown(dialect: Dialect, column_type: Any) -> str:
     """A type as both the declaration and the server's catalog give it."""
-    name = str(column_type.compile(dialect))
     if isinstance(column_type, types.Boolean) or getattr(column_type, "display_width", None) == 1:
         return "BOOL"
-    if isinstance(column_type, types.Integer):
-        return name.partition("(")[0]  # MariaDB adds a width, which says nothing about what it can hold
-    return name
+    name = str(column_type.compile(dialect))
+    # MariaDB adds a width to integers, which says nothing about what they can hold.
+    return re.sub(r"\(\d+\)", "", name) if isinstance(column_type, types.Integer) else name
 
 
 def _size(data_type: pa.DataType) -> int:
