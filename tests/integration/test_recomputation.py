@@ -183,12 +183,12 @@ def test_what_a_dataframe_reads_and_what_it_computed_is_computed_again(
 
 
 @pytest.mark.timeout(240)
-def test_executors_killed_while_a_batch_is_worked_on_and_between_its_phases(
-    cluster: SparkStandalone, tmp_path: Path, unique: str
+def test_executors_killed_while_a_batch_is_worked_on_between_its_phases_and_while_it_is_written(
+    cluster: SparkStandalone, tmp_path: Path, unique: str, postgres_url: str
 ) -> None:
     environment = {**os.environ, "PYTHONPATH": str(TESTS)}
     driver = subprocess.run(
-        [sys.executable, "-m", "support.recomputing", cluster.url, tmp_path],
+        [sys.executable, "-m", "support.recomputing", cluster.url, tmp_path, postgres_url],
         env=environment,
         capture_output=True,
         text=True,
@@ -200,6 +200,10 @@ def test_executors_killed_while_a_batch_is_worked_on_and_between_its_phases(
     assert results["killed while it works"] == without_spark(captured(held(tmp_path), unique))
     assert results["all killed between"] == without_spark(captured(diamond(), unique))
     assert results["one killed between"] == results["undisturbed"]
+    # Other executors wrote the shares again under the same attempt: every row has it once.
+    written = results["killed while they write"]
+    assert written["rows"] == [(2, 1, 2, 300)]
+    assert [row[2:] for row in written["ledger"]] == 2 * [("committed", 300)]
     assert results["persisted"] == 0
     emitted, _, _ = results["killed while it works"]
     held_back = sum(len(rows) for (name, _, _), rows in emitted.items() if name == "hold")

@@ -1,7 +1,8 @@
-"""A driver on a cluster whose executors it kills: `python -m support.recomputing MASTER FOLDER`.
+"""A driver on a cluster whose executors it kills: `python -m support.recomputing MASTER FOLDER POSTGRES`.
 
 It leaves what its batches gave in FOLDER/results, for the test to compare. While a bolt works it kills the
-executor, between the phases one that has a part of the batch, and all of them.
+executor, between the phases one that has a part of the batch, and all of them; and all while they write into
+the database POSTGRES, a SQLAlchemy URL.
 """
 
 from __future__ import annotations
@@ -12,11 +13,16 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import psutil
+import psycopg
+import pyarrow as pa
+from sqlalchemy import make_url
 
+from support.commit_paths import counting, word_source
 from support.dataframe_bolts import CountRows
 from support.inmemory import attempt
 from support.on_spark import (
@@ -42,9 +48,12 @@ from txstream.api.reducers import Count, Sum
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
-from txstream.engine.runner import BatchResult
+from txstream.embedded.process import wait_until
+from txstream.engine.commit import Committer, ProcessedBatch, state_targets
+from txstream.engine.runner import NOTHING, BatchResult
 from txstream.engine.session import create_context
 from txstream.engine.spark_runner import SparkRunner
+from txstream.state import open_database
 
 BATCH = ranges(a=170, b=60, c=1)
 WIDTH = 3
@@ -130,7 +139,42 @@ def kill_while_it_works(runner: SparkRunner, folder: Path) -> tuple[Any, ...]:
     return found[0]
 
 
-def main(master: str, folder: Path) -> None:
+def kill_while_they_write(runner: SparkRunner, url: str) -> dict[str, Any]:
+    """Commit a word's deltas twice, the second time with a stranger in the way of one share; all executors
+    die before it gets out of it. What the table and the ledger have then."""
+    topology = counting(word_source(), tables=["counts"], commit="executors")
+    (target,) = state_targets(topology, url, open_database)
+    database = target.database
+    database.ensure_framework_tables()
+    database.join("paths", "uuid", target.tables, semantics=topology.semantics, first_run=True)
+    committer = Committer(topology, "uuid", [target], wait_for=lambda _, check: check())
+    words = [f"w{number}" for number in range(300)]
+    deltas = {"counts": pa.table({"word": words, "n": pa.array([1] * len(words), pa.int64())})}
+    workers = {place.worker for place in runner.run(attempt(1), BATCH).places}
+
+    def commit(txid: int) -> None:
+        now = datetime.now(UTC)
+        batch = ProcessedBatch(NOTHING, now, now, None)
+        committer.commit(attempt(txid, txid), {}, batch, deltas, lambda _: None, write=runner.write)
+
+    parts = make_url(url)
+    with psycopg.connect(host=str(parts.query["host"]), user="postgres", dbname=parts.database) as stranger:
+        commit(1)
+        stranger.execute("SELECT n FROM counts WHERE word = 'w7' FOR UPDATE")
+        thread = threading.Thread(target=commit, args=(2,))
+        thread.start()
+        waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = %s AND wait_event_type = 'Lock'"
+        assert wait_until(lambda: stranger.execute(waiting, [parts.database]).fetchone() is not None, 60)
+        kill(workers)
+        stranger.commit()
+        thread.join(120)
+        rows = stranger.execute("SELECT n, prev_n, txid, count(*) FROM counts GROUP BY 1, 2, 3").fetchall()
+    ledger = [(row.txid, row.attempt, row.status, row.keys) for row in database.batches("paths")]
+    database.close()
+    return {"rows": rows, "ledger": ledger}
+
+
+def main(master: str, folder: Path, postgres: str) -> None:
     context = create_context(
         master=master,
         conf={
@@ -150,6 +194,9 @@ def main(master: str, folder: Path) -> None:
     runner = SparkRunner(context, captured(diamond(source=source), "diamond"), width=WIDTH)
     results["all killed between"] = both_phases(runner, 1, kill_all)
     runner.close()
+    runner = SparkRunner(context, captured(diamond(), "writing"), width=WIDTH)
+    results["killed while they write"] = kill_while_they_write(runner, postgres)
+    runner.close()
     runner = SparkRunner(context, captured(framed(folder), "framed"), width=WIDTH)
     results["undisturbed"] = both_phases(runner, 1)
     results["one killed between"] = both_phases(runner, 2, kill_one)
@@ -163,4 +210,4 @@ def main(master: str, folder: Path) -> None:
 
 if __name__ == "__main__":
     os.environ.pop("PYTHONPATH", None)
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3])

@@ -166,7 +166,7 @@ class Committer:
     # --- which path ---------------------------------------------------------------------------------
 
     def _is_for_executors(self, attempt: TransactionAttempt, at: int, tables: Sequence[TableDeltas]) -> bool:
-        rows = sum(table.deltas.num_rows for table in tables)
+        rows: int = sum(table.deltas.num_rows for table in tables)
         target = self._targets[at]
         if rows == 0 or self._commit == DRIVER or target.place is None or not target.database.on_executors:
             return False
