@@ -117,11 +117,11 @@ class ReducerContract(TypeFixtures):
     @pytest.mark.parametrize(
         ("delta", "expected"),
         [
-            (13, r"custom\(choosy, .*\) raised ZeroDivisionError: by hand,? for 5 and 13"),
-            (0, "gave None for 5 and 0"),
-            (7, r"\(bigint\) cannot hold 'seven'"),
-            (8, r"\(bigint\) cannot hold 1180591620717411303424"),
-            (9, r"\(bigint\) cannot hold 0\.5"),
+            (13, r"custom\(choosy, .*ZeroDivisionError: by hand"),
+            (0, r"custom\(choosy, .*None"),
+            (7, r"\(bigint\) cannot hold .*seven"),
+            (8, r"\(bigint\) cannot hold .*1180591620717411303424"),
+            (9, r"\(bigint\) cannot hold .*0\.5"),
         ],
     )
     def test_what_a_function_does_wrong_is_told_with_its_key(
@@ -139,6 +139,7 @@ class ReducerContract(TypeFixtures):
         table = rig.spec.state.table
         with pytest.raises(StateValueError, match=f"table '{table}', key word='b'.*'n'.*{expected}"):
             rig.commit(2, {"a": (1, 1), "b": (1, delta)})
+        # The same batch without it is stored as if nothing had happened.
         assert read(rig, "ab", before=3) == rows
         rig.commit(2, {"a": (1, 1)})
         assert read(rig, "ab", before=3) == {"a": (2, 6), "b": (1, 5)}
@@ -165,10 +166,10 @@ class ReducerContract(TypeFixtures):
     @pytest.mark.parametrize(
         ("ddl", "delta", "answer", "expected"),
         [
-            ("double", 1.0, float("nan"), "got nan"),
+            ("double", 1.0, float("nan"), "nan"),
             ("string", "x", "a\0", "has the character NUL"),
-            ("decimal(3,1)", Decimal("0.1"), Decimal("100.0"), r"\(decimal\(3,1\)\) cannot hold Decimal"),
-            ("decimal(3,1)", Decimal("0.1"), Decimal("0.15"), r"\(decimal\(3,1\)\) cannot hold Decimal"),
+            ("decimal(3,1)", Decimal("0.1"), Decimal("100.0"), r"\(decimal\(3,1\)\) cannot hold .*Decimal"),
+            ("decimal(3,1)", Decimal("0.1"), Decimal("0.15"), r"\(decimal\(3,1\)\) cannot hold .*Decimal"),
         ],
         ids=["nan", "nul", "digits", "scale"],
     )

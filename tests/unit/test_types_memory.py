@@ -1,10 +1,11 @@
-"""Every column type in memory."""
+"""Every column type and every reducer in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+from support.reducer_contract import ReducerContract
 from support.type_contract import AllTypesContract
 
 from txstream.state.memory import forget
@@ -17,4 +18,8 @@ def url(unique: str) -> Iterator[str]:
 
 
 class TestTypes(AllTypesContract):
+    pass
+
+
+class TestReducers(ReducerContract):
     pass

@@ -15,11 +15,13 @@ from typing import Any
 import pyarrow as pa
 
 from txstream.api.errors import StateValueError, TxidRegressionError
-from txstream.api.reducers import Reducer
+from txstream.api.reducers import Custom, Reducer
+from txstream.api.rows import to_array
 from txstream.api.schema import format_type
 from txstream.semantics import OpaqueValue, Semantics, TransactionalValue
 from txstream.state.reading import StoredRow
 from txstream.state.records import TableSpec
+from txstream.state.values import check_text
 from txstream.transaction import TransactionAttempt, Txid
 
 Key = tuple[Any, ...]
@@ -140,13 +142,21 @@ class RowRules:
                 f"table {self.spec.state.table!r}, key {self.shown(key)}: column {field.name!r}: {reducer} "
                 f"of {old!r} and {new!r} failed in {attempt}: {type(error).__name__}: {error}"
             ) from error
+        if isinstance(reducer, Custom) and None not in (old, new):
+            if merged is None:
+                raise StateValueError(
+                    f"table {self.spec.state.table!r}, key {self.shown(key)}: column {field.name!r}: "
+                    f"{reducer} of {old!r} and {new!r} gave None in {attempt}"
+                )
+            if isinstance(merged, str):
+                check_text(self.spec.state.table, field.name, pa.chunked_array([[merged]]))
         if merged is None or (type(merged) is int and fits(merged, field.type)):
             return merged
         try:
             if not fits(merged, field.type) or (reducer.merge == "sum" and math.isinf(merged)):
                 raise OverflowError
             # As the column gives it back: a float32 is no Python float, a timestamp has its unit.
-            return pa.scalar(merged, field.type).as_py()
+            return to_array([merged], field.type)[0].as_py()
         except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError) as error:
             how = f"{old} + {new}" if reducer.merge == "sum" else f"{reducer} of {old!r} and {new!r}"
             wider = "declare a wider type" if reducer.merge == "sum" else "it must give a value of that type"
