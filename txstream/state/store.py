@@ -359,7 +359,7 @@ class StoreBackend(StateBackend):
         """Undo an earlier attempt of this txid in every opaque table, with deltas or without."""
         for spec in tables:
             if spec.semantics is Semantics.OPAQUE:
-                rules, rows = RowRules(spec), self._rows(here, spec)
+                rules, rows = self._rules(spec), self._rows(here, spec)
                 for key, stored in list(here.scan(rows)):
                     if stored[2] == txid:
                         here.put(rows, key, rules.restored(stored, txid))
@@ -369,11 +369,14 @@ class StoreBackend(StateBackend):
     ) -> int:
         written = 0
         for spec, deltas in work:
-            rules, rows = RowRules(spec), self._rows(here, spec)
+            rules, rows = self._rules(spec), self._rows(here, spec)
             for key, delta in rows_of(spec, deltas):
                 here.put(rows, key, rules.written(here.get(rows, key), delta, attempt, key))
             written += deltas.num_rows
         return written
+
+    def _rules(self, spec: TableSpec) -> RowRules:
+        return RowRules(spec)
 
     def _rows(self, here: Transaction, spec: TableSpec) -> str:
         """The space of a table's rows. Raises CorruptStateError for a table that was dropped."""
@@ -388,7 +391,7 @@ class StoreBackend(StateBackend):
     # --- reading ------------------------------------------------------------------------------------
 
     def read(self, spec: TableSpec, keys: pa.Table, *, before: Txid) -> pa.Table:
-        rules, found = RowRules(spec), {}
+        rules, found = self._rules(spec), {}
         with self.transaction() as here:
             rows = self._rows(here, spec)
             for key in keys_of(spec, keys):

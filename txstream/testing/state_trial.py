@@ -391,7 +391,9 @@ class Life:
         state = spec.state
         schema = pa.schema([*state.key_schema, *state.value_schema])
         if not isinstance(found, pa.Table) or not found.schema.remove_metadata().equals(schema):
-            self.trial.fail(f"a table of {schema.to_string()!r}", f"{getattr(found, 'schema', found)!s:.300}")
+            other = getattr(found, "schema", None)
+            shown = f"{found!r:.200}" if other is None else f"{other.to_string()!r:.300}"
+            self.trial.fail(f"a table of {schema.to_string()!r}", shown)
         return by_key(spec, found)
 
     def fence(self) -> FenceRow:

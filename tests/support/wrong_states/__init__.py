@@ -1,0 +1,8 @@
+"""Stores of states that are wrong in one way each, by the promise that they break."""
+
+from __future__ import annotations
+
+from support.wrong_states import commits, fences, joins, values
+from support.wrong_states.registry import WRONG
+
+__all__ = ["WRONG", "commits", "fences", "joins", "values"]

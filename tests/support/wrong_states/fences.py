@@ -1,0 +1,207 @@
+"""Stores whose fence has a hole."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from support.wrong_states.registry import breaks
+from txstream.semantics import Semantics
+from txstream.state import FenceRow, MemoryBackend, Transaction, layout
+from txstream.state.values import prepare
+from txstream.transaction import AttemptId
+
+
+def put(here: Transaction, topology: str, uuid: str, attempt: AttemptId) -> None:
+    found = here.get("fence", (topology,))
+    identity = None if found is None else layout.read_fence(found).identity
+    layout.put_fence(here, FenceRow(topology, uuid, attempt, identity))
+
+
+@breaks("fence-only-grows")
+class Sinking(MemoryBackend):
+    def raise_fence(self, topology: str, uuid: str, attempt: AttemptId, **options: Any) -> None:
+        with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
+            put(here, topology, self._own_fence(here, topology, uuid).uuid, attempt)
+
+
+@breaks("fence-only-grows")
+class RaisedOnce(MemoryBackend):
+    """A leader that asks again is refused."""
+
+    def _raise(self, *arguments: Any, may_be_equal: bool) -> None:
+        super()._raise(*arguments, may_be_equal=False)
+
+
+@breaks("fence-only-grows")
+class ThirtyTwoBits(MemoryBackend):
+    def read_fence(self, topology: str) -> FenceRow | None:
+        found = super().read_fence(topology)
+        if found is None:
+            return None
+        return FenceRow(found.topology, found.uuid, AttemptId(found.attempt & (2**62 - 1)), found.identity)
+
+
+@breaks("commit-raises-the-fence")
+class ChecksOnly(MemoryBackend):
+    """Looks whether the attempt may commit, and leaves the fence where it is."""
+
+    def _raise(self, here: Transaction, topology: str, uuid: str, attempt: AttemptId, **options: Any) -> None:
+        row = self._own_fence(here, topology, uuid)
+        super()._raise(here, topology, uuid, attempt, **options)
+        if not options["may_be_equal"]:
+            put(here, topology, uuid, row.attempt)
+
+
+@breaks("stale-commit-is-refused")
+class TakesAnyAttempt(MemoryBackend):
+    def _raise(self, here: Transaction, topology: str, uuid: str, attempt: AttemptId, **options: Any) -> None:
+        if self._own_fence(here, topology, uuid).attempt < attempt or options["may_be_equal"]:
+            super()._raise(here, topology, uuid, attempt, **options)
+
+
+@breaks("an-attempt-commits-once")
+class AsOftenAsYouLike(MemoryBackend):
+    def _raise(self, *arguments: Any, may_be_equal: bool) -> None:
+        super()._raise(*arguments, may_be_equal=True)
+
+
+@breaks("stale-write-is-refused")
+class WritesUnfenced(MemoryBackend):
+    def write(self, topology: str, uuid: str, attempt: Any, writes: Any, *, semantics: Semantics) -> int:
+        work = [(spec, prepare(spec, deltas, self)) for spec, deltas in writes]
+        with self.transaction(shared=[layout.lock_of(topology)]) as here:
+            return self._write(here, attempt, work)
+
+
+@breaks("stale-end-is-refused")
+class EndsUnfenced(MemoryBackend):
+    def end_commit(self, topology: str, uuid: str, tables: Any, commit: Any, **options: Any) -> None:
+        options["semantics"] = Semantics.NON_TRANSACTIONAL
+        super().end_commit(topology, uuid, tables, commit, **options)
+
+
+@breaks("a-write-needs-a-beginning")
+class AtLeast(MemoryBackend):
+    """A fence that is lower will do."""
+
+    def _hold(self, here: Transaction, topology: str, uuid: str, attempt: AttemptId) -> None:
+        if self._own_fence(here, topology, uuid).attempt > attempt:
+            super()._hold(here, topology, uuid, attempt)
+
+
+@breaks("raise-waits-for-commit", "raise-waits-for-beginning")
+class RaisesAtOnce(MemoryBackend):
+    """Each transaction has what it saw at its beginning, and waits for nobody."""
+
+    @contextlib.contextmanager
+    def transaction(
+        self,
+        *,
+        exclusive: Sequence[str] = (),
+        shared: Sequence[str] = (),
+        timeout_seconds: float | None = None,
+    ) -> Iterator[Transaction]:
+        alone = object()
+        names = [f"{name}/{id(alone)}" for name in exclusive]
+        with super().transaction(exclusive=names, shared=shared, timeout_seconds=timeout_seconds) as here:
+            yield here
+
+
+@breaks("raise-waits-for-commit", "raise-waits-for-beginning", "raise-waits-for-end")
+class NeverSaysThatItWaits(MemoryBackend):
+    """Gives up with the wrong error."""
+
+    def raise_fence(self, *arguments: Any, **options: Any) -> None:
+        try:
+            super().raise_fence(*arguments, **options)
+        except Exception as error:
+            if options.get("lock_timeout_seconds") is not None and "has held the lock" in str(error):
+                raise TimeoutError("locked") from error
+            raise
+
+
+@breaks("raise-waits-for-end")
+class EndLooksOnly(MemoryBackend):
+    """The fence is read, not held."""
+
+    def _sharing(self, topology: str, semantics: Semantics) -> Any:
+        return self.transaction(shared=["nothing"])
+
+
+@breaks("raise-waits-for-writes")
+class LooksAndThenWrites(MemoryBackend):
+    def write(self, topology: str, uuid: str, attempt: Any, writes: Any, *, semantics: Semantics) -> int:
+        work = [(spec, prepare(spec, deltas, self)) for spec, deltas in writes]
+        with self.transaction() as here:
+            if semantics is not Semantics.NON_TRANSACTIONAL:
+                self._hold(here, topology, uuid, attempt.attempt)
+        threading.Event().wait(0.005)  # wide enough to be met
+        with self.transaction(shared=["nothing"]) as here:
+            return self._write(here, attempt, work)
+
+
+class Snapshot(MemoryBackend):
+    """Writes everything back that it has seen, over what others have written meanwhile."""
+
+    @contextlib.contextmanager
+    def transaction(
+        self,
+        *,
+        exclusive: Sequence[str] = (),
+        shared: Sequence[str] = (),
+        timeout_seconds: float | None = None,
+    ) -> Iterator[Transaction]:
+        if not exclusive and not shared:
+            with super().transaction() as here:
+                yield here
+            return
+        with super().transaction(exclusive=exclusive, shared=shared, timeout_seconds=timeout_seconds) as here:
+            with self._store.mutex:
+                seen = {space: dict(kept) for space, kept in self._store.spaces.items()}
+            changed: set[tuple[str, Any]] = set()
+            yield _Noting(here, changed)
+            threading.Event().wait(0.005)  # so that others are at it too
+            for space, kept in seen.items():
+                for key, value in kept.items():
+                    if (space, key) not in changed:
+                        here.put(space, key, value)
+
+
+class _Noting:
+    def __init__(self, here: Transaction, changed: set[tuple[str, Any]]) -> None:
+        self._here = here
+        self._changed = changed
+
+    def get(self, space: str, key: Any) -> Any:
+        return self._here.get(space, key)
+
+    def scan(self, space: str) -> Any:
+        return self._here.scan(space)
+
+    def put(self, space: str, key: Any, value: Any) -> None:
+        self._changed.add((space, key))
+        self._here.put(space, key, value)
+
+
+breaks("topologies-do-not-disturb", "disjoint-shares-all-count")(Snapshot)
+
+
+@breaks("topologies-do-not-disturb")
+class OneAtATime(MemoryBackend):
+    """Another topology's commit fails while this one's is open."""
+
+    def commit(self, *arguments: Any, **options: Any) -> None:
+        turn = _turns.setdefault(self.url_for_people, threading.Semaphore(1))
+        if not turn.acquire(timeout=0.001):
+            raise TimeoutError("two at once")
+        try:
+            threading.Event().wait(0.01)
+            super().commit(*arguments, **options)
+        finally:
+            turn.release()
+
+
+_turns: dict[str, threading.Semaphore] = {}

@@ -1,0 +1,222 @@
+"""Stores that are wrong about who may use what."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from support.wrong_states.registry import breaks
+from txstream.api.errors import TxstreamError
+from txstream.semantics import Semantics
+from txstream.state import BatchRecord, FenceRow, MemoryBackend, Transaction, layout
+from txstream.state.declarations import Owner
+from txstream.state.memory import _Store
+from txstream.transaction import AttemptId
+
+
+@breaks("nothing-known-is-no-error")
+class Inventing(MemoryBackend):
+    def read_fence(self, topology: str) -> FenceRow | None:
+        return super().read_fence(topology) or FenceRow(topology, "", AttemptId(0))
+
+
+@breaks("nothing-known-is-no-error")
+class Missing(MemoryBackend):
+    def batches(self, topology: str, *, limit: int | None = None) -> list[BatchRecord]:
+        found = super().batches(topology, limit=limit)
+        if not found and self.read_fence(topology) is None:
+            raise KeyError(topology)
+        return found
+
+
+@breaks("openings-are-one-store")
+class Private(MemoryBackend):
+    """Keeps everything in the object."""
+
+    def __init__(self, url: str, **options: Any) -> None:
+        super().__init__(url, **options)
+        self._store = _Store()
+
+
+@breaks("openings-are-one-store")
+class ClosedForEver(MemoryBackend):
+    closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+    def transaction(self, **options: Any) -> Any:
+        if self.closed:
+            raise ValueError("the connection is closed")
+        return super().transaction(**options)
+
+
+@breaks("url-is-shown-without-password")
+class Nameless(MemoryBackend):
+    def __init__(self, url: str, **options: Any) -> None:
+        super().__init__(url, **options)
+        self.url_for_people = ""
+
+
+@breaks("join-creates")
+class FencelessBaseline(MemoryBackend):
+    def join(self, topology: str, uuid: str, tables: Any, *, semantics: Semantics, **options: Any) -> None:
+        super().join(topology, uuid, tables, semantics=semantics, **options)
+        if semantics is Semantics.NON_TRANSACTIONAL:
+            with self.transaction(exclusive=["definitions"]) as here:
+                here.put("fence", (topology,), None)
+
+
+@breaks("join-creates")
+class NewestFirst(MemoryBackend):
+    def topologies(self) -> list[FenceRow]:
+        return super().topologies()[::-1]
+
+
+@breaks("join-again-keeps")
+class FenceAnew(MemoryBackend):
+    def join(self, topology: str, uuid: str, *arguments: Any, **options: Any) -> None:
+        super().join(topology, uuid, *arguments, **options)
+        with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
+            row = self._own_fence(here, topology, uuid)
+            layout.put_fence(here, replace(row, attempt=AttemptId(0)))
+
+
+@breaks("later-run-finds-what-was-lost")
+class AlwaysFirst(MemoryBackend):
+    def join(self, *arguments: Any, first_run: bool, **options: Any) -> None:
+        super().join(*arguments, first_run=True, **options)
+
+
+@breaks("later-run-finds-what-was-lost")
+class TablesAnew(MemoryBackend):
+    def _join_table(self, *arguments: Any, first_run: bool) -> None:
+        super()._join_table(*arguments, first_run=True)
+
+
+@breaks("one-id-is-one-life")
+class AnyLifeJoins(MemoryBackend):
+    def join(self, topology: str, uuid: str, *arguments: Any, **options: Any) -> None:
+        found = self.read_fence(topology)
+        super().join(topology, uuid if found is None else found.uuid, *arguments, **options)
+
+
+@breaks("one-id-is-one-life")
+class AnyLifeWrites(MemoryBackend):
+    def _hold(self, here: Transaction, topology: str, uuid: str, attempt: AttemptId) -> None:
+        found = here.get("fence", (topology,))
+        super()._hold(here, topology, uuid if found is None else layout.read_fence(found).uuid, attempt)
+
+
+@breaks("tables-have-one-owner", "join-is-all-or-nothing")
+class SharedTables(MemoryBackend):
+    def _join_table(
+        self, here: Transaction, topology: str, uuid: str, *arguments: Any, **options: Any
+    ) -> None:
+        name = arguments[0].state.table
+        owner = layout.read_owner(here, name)
+        if owner is not None:
+            layout.put_owner(here, replace(owner, topology=topology, uuid=uuid))
+        super()._join_table(here, topology, uuid, *arguments, **options)
+
+
+@breaks("tables-have-one-owner")
+class Inherited(MemoryBackend):
+    """A table is its topology's, in whatever life."""
+
+    def _join_table(
+        self, here: Transaction, topology: str, uuid: str, *arguments: Any, **options: Any
+    ) -> None:
+        owner = layout.read_owner(here, arguments[0].state.table)
+        life = uuid if owner is None or owner.topology != topology else owner.uuid
+        super()._join_table(here, topology, life, *arguments, **options)
+
+
+@breaks("join-is-all-or-nothing")
+class OneTableAfterAnother(MemoryBackend):
+    def join(self, topology: str, uuid: str, tables: Any, **options: Any) -> None:
+        super().join(topology, uuid, [], **options)
+        for spec in tables:
+            super().join(topology, uuid, [spec], **options)
+
+
+@breaks("other-declaration-is-refused")
+class AnyDeclaration(MemoryBackend):
+    def _join_table(self, here: Transaction, *arguments: Any, **options: Any) -> None:
+        topology, uuid, spec = arguments
+        owner = layout.read_owner(here, spec.state.table)
+        if owner is not None:
+            declared = spec.state.declaration(spec.semantics)
+            layout.put_owner(here, Owner(owner.table, owner.topology, owner.uuid, declared))
+        super()._join_table(here, topology, uuid, spec, **options)
+
+
+@breaks("identity-is-kept")
+class IdentityOfTheLastJoin(MemoryBackend):
+    def join(self, topology: str, uuid: str, *arguments: Any, identity: Any = None, **options: Any) -> None:
+        super().join(topology, uuid, *arguments, identity=identity, **options)
+        if identity is None:
+            with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
+                layout.put_fence(here, replace(self._own_fence(here, topology, uuid), identity=None))
+
+
+@breaks("identity-is-kept")
+class IdentityOverwritten(MemoryBackend):
+    def _raise(self, here: Transaction, topology: str, uuid: str, attempt: AttemptId, **options: Any) -> None:
+        super()._raise(here, topology, uuid, attempt, **options)
+        layout.put_fence(here, FenceRow(topology, uuid, attempt))
+
+
+@breaks("delete-forgets-one-topology")
+class DropsTheState(MemoryBackend):
+    def delete(self, topology: str, *, drop_state: bool, uuid: str | None = None) -> list[str]:
+        return super().delete(topology, drop_state=True, uuid=uuid)
+
+
+@breaks("delete-forgets-one-topology")
+class DeletesAll(MemoryBackend):
+    def delete(self, topology: str, *, drop_state: bool, uuid: str | None = None) -> list[str]:
+        for row in self.topologies():
+            if uuid is None and row.topology != topology:
+                super().delete(row.topology, drop_state=False)
+        return super().delete(topology, drop_state=drop_state, uuid=uuid)
+
+
+@breaks("delete-forgets-one-topology")
+class KeepsTheLedger(MemoryBackend):
+    def delete(self, topology: str, *, drop_state: bool, uuid: str | None = None) -> list[str]:
+        rows = self.batches(topology)
+        dropped = super().delete(topology, drop_state=drop_state, uuid=uuid)
+        with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
+            for row in rows:
+                here.put(layout.ledger_space(topology), (row.txid,), layout.record_value(row))
+        return dropped
+
+
+@breaks("delete-of-one-life")
+class DeletesEveryLife(MemoryBackend):
+    def delete(self, topology: str, *, drop_state: bool, uuid: str | None = None) -> list[str]:
+        return super().delete(topology, drop_state=drop_state)
+
+
+@breaks("lost-fence-stops-writing")
+class MakesFences(MemoryBackend):
+    def _own_fence(self, here: Transaction, topology: str, uuid: str) -> FenceRow:
+        if here.get("fence", (topology,)) is None:
+            return FenceRow(topology, uuid, AttemptId(0))
+        return super()._own_fence(here, topology, uuid)
+
+
+@breaks("lost-fence-stops-writing")
+class WritesWithoutFence(MemoryBackend):
+    def _hold(self, here: Transaction, topology: str, uuid: str, attempt: AttemptId) -> None:
+        if here.get("fence", (topology,)) is not None:
+            super()._hold(here, topology, uuid, attempt)
+
+
+@breaks("lost-fence-stops-writing")
+class AnotherError(MemoryBackend):
+    def _own_fence(self, here: Transaction, topology: str, uuid: str) -> FenceRow:
+        if here.get("fence", (topology,)) is None:
+            raise TxstreamError("no fence")
+        return super()._own_fence(here, topology, uuid)

@@ -1,0 +1,252 @@
+"""Stores that keep wrong values, or give wrong ones back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from support.wrong_states.commits import with_rules
+from support.wrong_states.registry import breaks
+from txstream.semantics import Semantics
+from txstream.state import MemoryBackend, TableSpec, Transaction, layout
+from txstream.state.declarations import Owner
+from txstream.state.merging import Key, RowRules, RowValues, Values
+from txstream.transaction import TransactionAttempt, Txid
+
+
+class FirstPrevForEver(RowRules):
+    """What was before the first batch is never moved on."""
+
+    def written(
+        self, stored: RowValues | None, delta: Values, attempt: TransactionAttempt, key: Key
+    ) -> RowValues:
+        values, prev, txid = super().written(stored, delta, attempt, key)
+        if stored is not None and stored[1] is not None and stored[2] != attempt.txid:
+            prev = stored[1]
+        return values, prev, txid
+
+
+breaks("opaque-rules")(with_rules(FirstPrevForEver))
+
+
+class Overwriting(RowRules):
+    """The last batch's delta is the value."""
+
+    def written(
+        self, stored: RowValues | None, delta: Values, attempt: TransactionAttempt, key: Key
+    ) -> RowValues:
+        values, prev, txid = super().written(stored, delta, attempt, key)
+        return (values if self.spec.semantics is Semantics.NON_TRANSACTIONAL else delta), prev, txid
+
+
+breaks("opaque-rules", "transactional-rules")(with_rules(Overwriting))
+
+
+class PrevOfWhatChanged(RowRules):
+    """The columns that stay the same keep an older prev."""
+
+    def written(
+        self, stored: RowValues | None, delta: Values, attempt: TransactionAttempt, key: Key
+    ) -> RowValues:
+        values, prev, txid = super().written(stored, delta, attempt, key)
+        if stored is not None and stored[2] != attempt.txid and prev is not None:
+            older = stored[1] or (0,) * len(values)
+            columns = zip(values, stored[0], prev, older, strict=True)
+            prev = tuple(was if new != now else old for new, now, was, old in columns)
+        return values, prev, txid
+
+
+breaks("several-columns-are-one-row")(with_rules(PrevOfWhatChanged))
+
+
+class RestoresOneColumn(RowRules):
+    def restored(self, stored: RowValues, txid: Txid) -> RowValues | None:
+        left = super().restored(stored, txid)
+        return None if left is None else ((left[0][0], *stored[0][1:]), left[1], left[2])
+
+
+breaks("several-columns-are-one-row")(with_rules(RestoresOneColumn))
+
+
+class NullIsZero(RowRules):
+    def written(
+        self, stored: RowValues | None, delta: Values, attempt: TransactionAttempt, key: Key
+    ) -> RowValues:
+        return super().written(stored, tuple(value or 0 for value in delta), attempt, key)
+
+
+breaks("nulls-change-nothing")(with_rules(NullIsZero))
+
+
+class NullsAreFine(RowRules):
+    """An opaque row may begin with a null."""
+
+    def _refuse_null(self, values: Values, attempt: TransactionAttempt, key: Key) -> None:
+        return
+
+
+breaks("nulls-change-nothing")(with_rules(NullsAreFine))
+
+
+@breaks("keys-come-once-and-whole")
+class FirstOfTwo(MemoryBackend):
+    """One of two deltas of a key is lost without a word."""
+
+    def commit(self, topology: str, uuid: str, tables: Any, commit: Any, **options: Any) -> None:
+        for spec in tables:
+            name = spec.state.table
+            if name in commit.deltas:
+                rows = {
+                    tuple(row[k] for k in spec.state.key_names): row
+                    for row in commit.deltas[name].to_pylist()
+                }
+                schema = commit.deltas[name].schema
+                commit.deltas[name] = pa.Table.from_pylist(list(rows.values()), schema=schema)
+        super().commit(topology, uuid, tables, commit, **options)
+
+
+class Wrapping(RowRules):
+    """A sum that is too large begins again from below."""
+
+    def _merged(self, place: int, old: Any, new: Any, attempt: TransactionAttempt, key: Key) -> Any:
+        data_type = self.spec.state.value_schema.field(place).type
+        reducer = self.spec.reducers[self.spec.state.value_names[place]]
+        if reducer.merge == "sum" and pa.types.is_integer(data_type) and None not in (old, new):
+            size = 2**data_type.bit_width
+            return (old + new + size // 2) % size - size // 2
+        return super()._merged(place, old, new, attempt, key)
+
+
+breaks("overflow-is-refused")(with_rules(Wrapping))
+
+
+@breaks("overflow-is-refused")
+class NoRestoreBeforeSums(MemoryBackend):
+    def _restore(self, here: Transaction, txid: Txid, tables: Sequence[TableSpec]) -> None:
+        for spec in tables:
+            rows = layout.rows_space(spec.state.table)
+            for key, stored in list(here.scan(rows)):
+                here.put(rows, key, (stored[0], stored[1], stored[2] - 1))
+
+
+class Folding(MemoryBackend):
+    """Changes what it reads."""
+
+    def fold(self, value: Any) -> Any:
+        raise NotImplementedError
+
+    def read(self, spec: TableSpec, keys: pa.Table, *, before: Txid) -> pa.Table:
+        found = super().read(spec, keys, before=before)
+        rows = [{name: self.fold(value) for name, value in row.items()} for row in found.to_pylist()]
+        return pa.Table.from_pylist(rows, schema=found.schema)
+
+
+@breaks("values-come-back")
+class LowerCase(Folding):
+    def fold(self, value: Any) -> Any:
+        return value.lower() if isinstance(value, str) else value
+
+
+@breaks("values-come-back")
+class Blanks(Folding):
+    def fold(self, value: Any) -> Any:
+        return value.rstrip(" ") if isinstance(value, str) else value
+
+
+@breaks("values-come-back")
+class Milliseconds(Folding):
+    def fold(self, value: Any) -> Any:
+        if isinstance(value, datetime):
+            return value.replace(microsecond=value.microsecond // 1000 * 1000)
+        return value
+
+
+@breaks("values-come-back")
+class Collating(MemoryBackend):
+    """Takes keys for one that differ in case."""
+
+    def commit(self, topology: str, uuid: str, tables: Any, commit: Any, **options: Any) -> None:
+        for spec in tables:
+            name = spec.state.table
+            deltas: pa.Table | None = commit.deltas.get(name)
+            if (
+                deltas is not None
+                and spec.state.key_names == ("k", "l")
+                and pa.types.is_string(deltas["k"].type)
+            ):
+                folded = deltas.set_column(0, deltas.schema.field(0), pc.utf8_lower(deltas["k"]))
+                rows: Mapping[str, Any] = {row["k"]: row for row in folded.to_pylist()}
+                commit.deltas[name] = pa.Table.from_pylist(list(rows.values()), schema=deltas.schema)
+        super().commit(topology, uuid, tables, commit, **options)
+
+
+@breaks("types-that-cannot-be-are-refused")
+class TakesAnyType(MemoryBackend):
+    def join(self, topology: str, uuid: str, tables: Any, **options: Any) -> None:
+        super().join(topology, uuid, [], **options)
+        with self.transaction(exclusive=["definitions"]) as here:
+            for spec in tables:
+                declared = spec.state.declaration(spec.semantics)
+                layout.put_owner(here, Owner(spec.state.table, topology, uuid, declared))
+
+
+@breaks("read-finds-what-is-there")
+class NullsForWhatIsNot(MemoryBackend):
+    def read(self, spec: TableSpec, keys: pa.Table, *, before: Txid) -> pa.Table:
+        found = super().read(spec, keys, before=before)
+        if found.num_rows or not keys.num_rows:
+            return found
+        nulls = [pa.nulls(keys.num_rows, field.type) for field in spec.state.value_schema]
+        return pa.Table.from_arrays([*keys.columns, *nulls], schema=found.schema)
+
+
+@breaks("read-finds-what-is-there")
+class TheFirstThousand(MemoryBackend):
+    def read(self, spec: TableSpec, keys: pa.Table, *, before: Txid) -> pa.Table:
+        return super().read(spec, keys.slice(0, 1000), before=before)
+
+
+@breaks("read-finds-what-is-there")
+class NothingForNothing(MemoryBackend):
+    def read(self, spec: TableSpec, keys: pa.Table, *, before: Txid) -> pa.Table:
+        found = super().read(spec, keys, before=before)
+        return found if found.num_rows else pa.table({})
+
+
+@breaks("opaque-rules")
+class AlwaysNow(MemoryBackend):
+    """Does not look before the batch."""
+
+    def read(self, spec: TableSpec, keys: pa.Table, *, before: Txid) -> pa.Table:
+        return super().read(spec, keys, before=Txid(2**62))
+
+
+@breaks("reading-does-not-wait")
+class ReadersWait(MemoryBackend):
+    def transaction(
+        self, *, exclusive: Sequence[str] = (), shared: Sequence[str] = (), **options: Any
+    ) -> Any:
+        if not exclusive and not shared:
+            return super().transaction(shared=["all"], timeout_seconds=0.2)
+        return super().transaction(exclusive=[*exclusive, *shared, "all"], **options)
+
+
+@breaks("reading-does-not-wait")
+class DirtyReads(MemoryBackend):
+    """Readers see what is not committed."""
+
+    def commit(self, topology: str, uuid: str, tables: Any, commit: Any, **options: Any) -> None:
+        reached = options.pop("reached")
+        super().commit(topology, uuid, tables, commit, **options)
+        reached("inside-commit")
+
+
+@breaks("other-processes-see-it")
+class SaysItIsThere(MemoryBackend):
+    """What another process opens by the URL is another store."""
+
+    on_executors: ClassVar[bool] = True

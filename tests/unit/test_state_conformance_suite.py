@@ -1,0 +1,117 @@
+"""The conformance suite for state backends: correct stores keep every promise, and each has one that breaks
+it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.wrong_states import WRONG
+
+import txstream
+from txstream.api.errors import UsageError
+from txstream.state import MemoryBackend, StateBackend
+from txstream.state.memory import forget
+from txstream.testing import StateCheck, StateConformanceError, check_state_backend, state_checks
+from txstream.testing.state_trial import Terms
+
+CHECKS = {check.name: check for check in state_checks()}
+PAIRS = [(promise, store) for promise, stores in WRONG.items() for store in stores]
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    name = f"conformance-{next(_numbers)}"
+    yield name
+    forget(name)
+
+
+@pytest.fixture(scope="module")
+def sqlite(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"sqlite:///{tmp_path_factory.mktemp('conformance') / Path('state.db')}"
+
+
+@pytest.mark.parametrize("check", CHECKS.values(), ids=str)
+def test_sqlite_keeps_every_promise(check: StateCheck, sqlite: str) -> None:
+    assert check.run(sqlite) is None
+
+
+def test_memory_keeps_every_promise(name: str) -> None:
+    report = check_state_backend(f"memory://{name}")
+    assert [promise for promise, _ in report.not_applicable] == ["other-processes-see-it"]
+    assert set(report.kept) == CHECKS.keys() - {"other-processes-see-it"}
+    assert "kept            opaque-rules\n" in str(report)
+    with MemoryBackend(f"memory://{name}").transaction() as here:
+        assert list(here.scan("fence")) == list(here.scan("table")) == []  # it has cleaned up
+
+
+def test_every_promise_has_a_store_that_breaks_it() -> None:
+    assert WRONG.keys() == CHECKS.keys()
+    assert len(CHECKS) == len(state_checks())
+
+
+@pytest.mark.parametrize(("promise", "store"), PAIRS, ids=lambda value: getattr(value, "__name__", value))
+def test_a_wrong_store_is_found(promise: str, store: type[MemoryBackend], name: str) -> None:
+    def create(url: str, **options: Any) -> StateBackend:
+        return store(f"memory://{name}", message_timeout_seconds=3.0)
+
+    take_back = txstream.register_backend("wrong", create)
+    terms = Terms(lambda: create(""), "wrong://x", lock_seconds=0.05, deadline_seconds=5.0)
+    try:
+        with pytest.raises(StateConformanceError) as told:
+            CHECKS[promise].try_on(terms)
+    finally:
+        take_back()
+    (broken,) = told.value.broken
+    check = CHECKS[promise]
+    assert (broken.name, broken.rule, broken.hint) == (promise, check.rule, check.hint)
+    assert broken.expected
+    assert broken.found
+    assert f"promise {promise!r} is broken" in str(told.value)
+
+
+def test_all_broken_promises_are_told_at_once(name: str) -> None:
+    kind = WRONG["phantom-keys-are-undone"][0]
+    with pytest.raises(StateConformanceError) as told:
+        check_state_backend(lambda: kind(f"memory://{name}"), lock_seconds=0.05)
+    assert {"phantom-keys-are-undone", "beginning-undoes"} <= {broken.name for broken in told.value.broken}
+
+
+def test_only_what_is_asked_for(name: str) -> None:
+    report = check_state_backend(lambda: MemoryBackend(f"memory://{name}"), only=["fence-only-grows"])
+    assert report.kept == ("fence-only-grows",)
+    with pytest.raises(UsageError, match="there is no check 'speed'; the checks are nothing-known"):
+        check_state_backend(f"memory://{name}", only=["speed"])
+
+
+def test_a_password_that_is_shown(name: str) -> None:
+    class Talkative(MemoryBackend):
+        def __init__(self, url: str, **options: Any) -> None:
+            super().__init__(f"memory://{name}")
+            self.url_for_people = url
+
+    take_back = txstream.register_backend("talkative", Talkative)
+    try:
+        with pytest.raises(StateConformanceError, match="the URL without its password"):
+            CHECKS["url-is-shown-without-password"].run("talkative://me:hidden@host/x")
+    finally:
+        take_back()
+
+
+def test_a_store_that_hangs_is_given_up(name: str) -> None:
+    let_go = threading.Event()
+
+    class Hanging(MemoryBackend):
+        def read_fence(self, topology: str) -> Any:
+            let_go.wait(30)
+
+    terms = Terms(lambda: Hanging(f"memory://{name}"), deadline_seconds=0.2)
+    with pytest.raises(StateConformanceError, match=r"none within 0\.2 s"):
+        CHECKS["join-creates"].try_on(terms)
+    let_go.set()
