@@ -16,6 +16,7 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import HealthCheck, given, settings, strategies as st
 from mariadb import MariaDBServer
+from support.commit_paths import PATHS, check, counted, counting, paths, word_source
 from support.cut import AnswerLosingProxy
 from support.framework_contract import StepwiseFrameworkContract
 from support.growth_contract import GrowthContract
@@ -34,6 +35,7 @@ from support.value_rules import Runner, ValueRules, sql_runner
 from txstream.api.errors import ServiceUnavailableError, StateTableError, StateValueError
 from txstream.api.reducers import Put
 from txstream.embedded.process import wait_until
+from txstream.engine.points import Point
 from txstream.semantics import Semantics
 from txstream.state import (
     AnswerLostError,
@@ -43,6 +45,7 @@ from txstream.state import (
     open_sql_database,
     place_of,
 )
+from txstream.testing import TopologyTest
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -379,3 +382,25 @@ class TestRefusals(StateFixtures):
         with pytest.raises(ServiceUnavailableError, match=f"{expected}.*start or repair it, or set") as told:
             unreachable.check()
         assert "hidden" not in str(told.value)
+
+
+@pytest.mark.parametrize("path", ["driver", "executors"])
+@pytest.mark.parametrize("at", [Point.INSIDE_COMMIT, Point.BETWEEN_COMMITS, Point.AFTER_COMMIT])
+def test_a_word_count_whose_driver_dies_in_a_commit(
+    url: str, server: MariaDBServer, path: str, at: Point
+) -> None:
+    """In two databases, and by both paths: the replay holds less, what it left out comes again, and every
+    word counts once."""
+    second = server.create_database(f"db{next(numbers)}")
+    with word_source() as source:
+        topology = counting(source, second=second, **PATHS[path])
+        with TopologyTest(topology, database=url) as test:
+            test.commit(1)
+            test.crash(at=at, txid=2)
+            source.hide("p1")
+            test.restart()
+            test.commit()
+            source.show("p1")
+            test.run()
+            check(test, counted())
+            assert set(paths(url)) == {path}
