@@ -76,7 +76,7 @@ class ExecutorContract(StateFixtures):
             rig = Rig(database, url, word_table(name, semantics=semantics), topology=name).join()
             rig.commit(1, {"a": 10, "c": 10})
             under = rig.begin(2)
-            for share in (*order, *order[:2]):
+            for share in (*order, *order[:2], *order[:2]):
                 rig.write(under, share)
             rig.end(under)
             rig.write(under, order[2])  # speculation that nobody stopped

@@ -8,9 +8,11 @@ Subclasses have a fixture `url` with an empty SQL database.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -23,13 +25,16 @@ from txstream.state import StateBackend
 
 PLAIN = "SELECT word, n FROM word_count"
 
-AS_OF = """\
-SELECT word, CASE WHEN word_count.txid > last.txid THEN prev_n ELSE n END AS n
-FROM word_count,
-     (SELECT coalesce(max(txid), 0) AS txid FROM txstream_batch
-      WHERE topology = 'words' AND status = 'committed') AS last
-WHERE word_count.txid <= last.txid OR prev_n IS NOT NULL"""
-"""The values as of the last committed batch, whichever path the next one takes; as documented."""
+GUIDE = Path(__file__).parents[2] / "docs" / "commits.md"
+
+
+def documented_query() -> str:
+    """The guide's query of the values as of the last committed batch, for the topology of these tests."""
+    guide = GUIDE.read_text(encoding="utf-8")
+    (query,) = re.findall(r"^```sql\n(WITH .*?);\n```$", guide, re.DOTALL | re.MULTILINE)
+    assert query.count("'clicks'") == 1
+    return str(query).replace("'clicks'", "'words'")
+
 
 PATIENCE_SECONDS = 30.0
 
@@ -136,7 +141,7 @@ class ReaderContract(StateFixtures):
     def test_on_the_executor_path_a_plain_query_sees_parts_and_the_documented_one_does_not(
         self, rig: Rig
     ) -> None:
-        with reading(rig.url, PLAIN, AS_OF) as (plain, as_of):
+        with reading(rig.url, PLAIN, documented_query()) as (plain, as_of):
 
             def see() -> None:
                 plain.see()

@@ -1,0 +1,42 @@
+"""The table of guards is about the code and the tests that there are; `tools/check_guards.py` proves it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import check_guards
+from guards import GUARDS, Guard
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("guard", GUARDS, ids=lambda guard: guard.name)
+def test_a_guard_is_in_the_code(guard: Guard) -> None:
+    text = (ROOT / guard.file).read_text(encoding="utf-8")
+    assert check_guards.taken_away(guard, text) != text
+
+
+def test_every_clause_and_every_hole_has_one() -> None:
+    clauses = {guard.clause for guard in GUARDS}
+    assert {"5.1", "5.3", "5.4"} <= clauses
+    assert {f"5.2.{step}" for step in (1, 2, 5, 6)} <= clauses
+    assert {f"hole {number}" for number in range(1, 11)} <= clauses
+
+
+@pytest.mark.parametrize("test", sorted({guard.test for guard in GUARDS}))
+def test_its_test_exists(test: str) -> None:
+    path, *names = test.split("::")
+    text = (ROOT / path).read_text(encoding="utf-8")
+    if names:
+        name = names[-1].partition("[")[0]
+        support = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "tests/support").glob("*.py"))
+        assert re.search(rf"def {name}\b", text + support)
+
+
+def test_a_guard_that_is_gone_is_told() -> None:
+    guard = GUARDS[0]
+    with pytest.raises(ValueError, match="has its code 0 times, it must be there once"):
+        check_guards.taken_away(guard, "something else")

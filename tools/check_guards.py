@@ -1,0 +1,149 @@
+"""Take every guard of `guards.py` away, one at a time, and see its test fail.
+
+    python tools/check_guards.py                 # all; minutes, and real servers
+    python tools/check_guards.py --only 5.1      # those whose clause, description or test has this in it
+    python tools/check_guards.py --markdown FILE
+
+The source is copied and the copy is changed, never the tree. Before that the tests must pass as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from guards import GUARDS, Guard
+
+ROOT = Path(__file__).resolve().parents[1]
+BELOW = ("spouts", "bolts", "examples", "migrations")  # which install below `txstream`
+SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What became of a test without its guard: `line` is what pytest says of the failure."""
+
+    guard: Guard
+    failed: bool
+    line: str
+
+
+class Copy:
+    """The source as it installs, and the tests, in a folder of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        ignore = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / "txstream", folder / "txstream", ignore=ignore)
+        for name in BELOW:
+            shutil.copytree(ROOT / name, folder / "txstream" / name, ignore=ignore)
+        for name in ("tests", "tools", "docs", "benchmarks"):
+            shutil.copytree(ROOT / name, folder / name, ignore=ignore)
+        shutil.copy(ROOT / "pyproject.toml", folder)
+
+    def path(self, file: str) -> Path:
+        first = file.partition("/")[0]
+        return self.folder / ("txstream" if first in BELOW else "") / file
+
+    def without(self, guard: Guard) -> Proof:
+        """Run the guard's test without it."""
+        path = self.path(guard.file)
+        text = path.read_text(encoding="utf-8")
+        path.write_text(taken_away(guard, text), encoding="utf-8")
+        try:
+            status, output = self.run(guard.test)
+        finally:
+            path.write_text(text, encoding="utf-8")
+        return Proof(guard, status == 1, failing_line(output))
+
+    def run(self, *tests: str) -> tuple[int, str]:
+        """pytest's exit status and what it says."""
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-W",
+            "ignore",
+            "-p",
+            "no:cacheprovider",
+            *tests,
+        ]
+        environment = {**os.environ, "PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(
+            [*command, *tests],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=SECONDS * len(tests),
+        )
+        return done.returncode, done.stdout
+
+
+def taken_away(guard: Guard, text: str) -> str:
+    """The text of the guard's file without it. Raises ValueError when the guard is not there once."""
+    found = text.count(guard.old)
+    if found != 1:
+        raise ValueError(f"{guard.name}: {guard.file} has its code {found} times, it must be there once")
+    return text.replace(guard.old, guard.new)
+
+
+def failing_line(output: str) -> str:
+    """Where the test failed, and the first thing that pytest says of it."""
+    said = [line[2:].strip() for line in output.splitlines() if line.startswith("E ")]
+    said = [line for line in said if line != "AssertionError"]
+    places = re.findall(r"^(\S+\.py:\d+): \w+", output, re.MULTILINE)
+    last = (output.strip().splitlines() or ["no output"])[-1]
+    return ": ".join([*places[-1:], *said[:1]]) or last
+
+
+def markdown(proofs: Sequence[Proof]) -> str:
+    """The proofs as a table."""
+    rows = ["| clause | guard | test | without it |", "|---|---|---|---|"]
+    for proof in proofs:
+        guard = proof.guard
+        test = re.sub(r"^tests/", "", guard.test)
+        line = proof.line.replace("|", "\\|")[:150]
+        said = f"fails: `{line}`" if proof.failed else "**does not fail**"
+        rows.append(f"| {guard.clause} | {guard.what} (`{guard.file}`) | `{test}` | {said} |")
+    return "\n".join(rows) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="")
+    parser.add_argument("--markdown", type=Path)
+    options = parser.parse_args(arguments)
+    chosen = [guard for guard in GUARDS if options.only in f"{guard.name} {guard.test}"]
+    proofs: list[Proof] = []
+    with tempfile.TemporaryDirectory(prefix="txstream-guards-") as folder:
+        copy = Copy(Path(folder))
+        status, output = copy.run(*sorted({guard.test for guard in chosen}))
+        if status:
+            print(output[-3000:])
+            print("the tests must pass with every guard in place")
+            return 1
+        for guard in chosen:
+            proof = copy.without(guard)
+            proofs.append(proof)
+            print(f"{'fails' if proof.failed else 'PASSES':<8}{guard.name}: {proof.line[:100]}", flush=True)
+    if options.markdown is not None:
+        options.markdown.write_text(markdown(proofs), encoding="utf-8")
+    return 0 if all(proof.failed for proof in proofs) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

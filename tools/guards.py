@@ -1,0 +1,699 @@
+"""The guards of exactly-once, each with the test that fails without it. `check_guards.py` proves every line.
+
+A guard is a piece of code. To take it away, `old` becomes `new` in `file`; then `test` must fail. The table
+is also what docs/guarantees.md shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Guard:
+    """One guard of one clause."""
+
+    clause: str
+    what: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.clause} {self.what}"
+
+
+SQLITE = "tests/unit/test_state_sqlite.py::TestContract"
+EXECUTORS = "tests/unit/test_executor_path.py::TestSQLite"
+SQLITE_LOCKS = "tests/unit/test_executor_path.py::TestSQLiteLocks"
+POSTGRESQL_LOCKS = "tests/integration/test_executor_path_servers.py::TestPostgreSQLLocks"
+MARIADB_LOCKS = "tests/integration/test_executor_path_servers.py::TestMariaDBLocks"
+READERS = "tests/unit/test_concurrent_reader.py::TestSQLite"
+COORDINATOR = "tests/unit/test_coordinator.py"
+RECOVERY = "tests/unit/test_recovery.py"
+PROGRESS = "tests/integration/test_zookeeper_contract.py"
+KAFKA_READ = "tests/integration/test_kafka_spout_read.py"
+KAFKA_PLAN = "tests/integration/test_kafka_spout_plan.py"
+
+_DATABASE = "txstream/state/database.py"
+_FENCE = "txstream/state/fence.py"
+_WRITER = "txstream/state/writer.py"
+_RECOVERY = "txstream/engine/recovery.py"
+_COMMIT = "txstream/engine/commit.py"
+_COORDINATOR = "txstream/coordinator.py"
+_PROGRESS = "txstream/zookeeper/progress.py"
+_FENCED = "txstream/zookeeper/fenced.py"
+_POSTGRESQL = "txstream/state/postgresql.py"
+_MYSQL = "txstream/state/mysql.py"
+_SQLITE = "txstream/state/sqlite.py"
+
+_RAISE = "            self._raise(connection, topology, uuid, attempt)\n"
+_RAISE_IN_COMMIT = "    " + _RAISE
+
+VALUE_RULES = (
+    Guard(
+        "5.1",
+        "opaque, same txid: value = prev + delta",
+        _WRITER,
+        "changes[name] = case((same_batch, again), else_=merged[name])",
+        "changes[name] = merged[name]",
+        f"{EXECUTORS}::test_shares_in_any_order_and_written_again_count_once[opaque]",
+    ),
+    Guard(
+        "5.1",
+        "opaque, same txid: prev stays",
+        _WRITER,
+        "changes[prev.name] = case((same_batch, prev), else_=columns[name])",
+        "changes[prev.name] = columns[name]",
+        f"{EXECUTORS}::test_shares_in_any_order_and_written_again_count_once[opaque]",
+    ),
+    Guard(
+        "5.1",
+        "all prevs are set when a row's txid changes, also of a value that does not",
+        _WRITER,
+        "changes[prev.name] = case((same_batch, prev), else_=columns[name])",
+        "changes[prev.name] = case((same_batch, prev), (columns[name] == merged[name], prev), "
+        "else_=columns[name])",
+        f"{SQLITE}::test_all_prevs_are_set_when_a_row_changes_its_txid",
+    ),
+    Guard(
+        "5.1",
+        "transactional, same txid: skip",
+        _WRITER,
+        "changes[name] = case((same_batch, columns[name]), else_=merged[name])",
+        "changes[name] = merged[name]",
+        f"{EXECUTORS}::test_shares_in_any_order_and_written_again_count_once[transactional]",
+    ),
+    Guard(
+        "5.1",
+        "a row with a newer txid is refused",
+        _WRITER,
+        "return changes, columns[TXID_COLUMN] <= excluded[TXID_COLUMN]",
+        "return changes, None",
+        f"{SQLITE}::test_a_regression_ends_the_whole_transaction",
+    ),
+    Guard(
+        "5.1",
+        "a key has one delta in an attempt",
+        "txstream/state/values.py",
+        "    _refuse_twice(spec, deltas)\n",
+        "",
+        f"{SQLITE}::test_two_deltas_of_one_key",
+    ),
+    Guard(
+        "5.1",
+        "a row whose value is back at zero stays",
+        _WRITER,
+        "            if written != chunk.num_rows:\n",
+        "            value = self._table.c[self.spec.state.value_names[0]]\n"
+        "            connection.execute(delete(self._table).where(value == 0))\n"
+        "            if written != chunk.num_rows:\n",
+        "tests/unit/test_semantics.py::TestSQLite::test_value_rule",
+    ),
+)
+
+START = (
+    Guard(
+        "5.2.1",
+        "the epoch is above every fence's",
+        _RECOVERY,
+        "highest = max(highest, epoch_of(fence.attempt))",
+        "pass",
+        f"{RECOVERY}::test_the_epoch_is_above_zookeepers_and_every_fences",
+    ),
+    Guard(
+        "5.2.1",
+        "the epoch is claimed by compare-and-set",
+        _FENCED,
+        "            except RefusedError:\n                races += 1\n",
+        "            except RefusedError:\n"
+        "                self._claim = (claim, version + 1)\n"
+        "                return claim.epoch\n",
+        f"{PROGRESS}::test_the_loser_of_a_race_claims_again_and_the_winner_is_fenced[memory]",
+    ),
+    Guard(
+        "5.2.1",
+        "a claim whose answer was lost is known by its owner",
+        _FENCED,
+        "if stored.owner == owner:",
+        "if False:",
+        f"{PROGRESS}::test_a_lost_answer_of_claim_epoch_is_recognised_by_its_owner[memory-after]",
+    ),
+    Guard(
+        "5.2.2",
+        "every fence of every database is raised",
+        _RECOVERY,
+        "database.raise_fence(topology, uuid, attempt_id(epoch, 0))",
+        "databases[0].raise_fence(topology, uuid, attempt_id(epoch, 0))",
+        f"{RECOVERY}::test_every_fence_is_raised_before_anything_is_read_that_the_decision_depends_on",
+    ),
+    Guard(
+        "5.2.5",
+        "a row `committing` is not taken for committed",
+        _RECOVERY,
+        'len(rows) == len(ledgers) and all(row.status == "committed" for row in rows)',
+        "len(rows) == len(ledgers)",
+        f"{RECOVERY}::test_a_txid_that_is_committed_in_part_is_replayed_in_every_database",
+    ),
+    Guard(
+        "5.2.5",
+        "one of two databases at C is not enough",
+        _RECOVERY,
+        'len(rows) == len(ledgers) and all(row.status == "committed" for row in rows)',
+        'all(row.status == "committed" for row in rows)',
+        f"{RECOVERY}::test_a_txid_that_is_committed_in_part_is_replayed_in_every_database",
+    ),
+    Guard(
+        "5.2.5",
+        "all at C, but by one and the same attempt",
+        _RECOVERY,
+        "if everywhere and len({row.attempt for row in rows}) == 1:",
+        "if everywhere:",
+        f"{RECOVERY}::test_a_txid_that_is_committed_in_part_is_replayed_in_every_database",
+    ),
+    Guard(
+        "5.2.5",
+        "a ledger behind C-1, or ahead of C, is a mismatch",
+        _RECOVERY,
+        "elif txid != current - 1:",
+        "elif txid > current:",
+        f"{RECOVERY}::test_anything_else_is_a_mismatch_that_names_both_figures",
+    ),
+    Guard(
+        "5.2.5",
+        "C-1 was committed by the attempt that ZooKeeper has",
+        _RECOVERY,
+        "if row.attempt != progress.committed_by:",
+        "if False:",
+        f"{RECOVERY}::test_anything_else_is_a_mismatch_that_names_both_figures",
+    ),
+    Guard(
+        "5.2.5",
+        "C-1 has the metas that ZooKeeper has",
+        _RECOVERY,
+        "if stored is not None and codec.encode(stored.metas) != codec.encode(ledger):",
+        "if False:",
+        f"{RECOVERY}::test_anything_else_is_a_mismatch_that_names_both_figures",
+    ),
+    Guard(
+        "5.2.5",
+        "before a mismatch is told, the epoch is read again",
+        _RECOVERY,
+        "            store.verify()\n            raise\n",
+        "            raise\n",
+        f"{RECOVERY}::test_a_mismatch_seen_by_a_leader_that_was_succeeded_is_the_end_of_its_turn",
+    ),
+    Guard(
+        "5.2.6",
+        "a transactional plan in a ledger is adopted",
+        _RECOVERY,
+        "if stored is None:\n            return AdoptPlan(Txid(row.txid), metas)",
+        "if stored is None:\n            return None",
+        f"{RECOVERY}::test_a_plan_that_only_a_ledger_has_is_adopted",
+    ),
+    Guard(
+        "5.2.6",
+        "a plan that differs from the ledger's is a mismatch",
+        _RECOVERY,
+        "if codec.encode(stored.metas) != codec.encode(metas):",
+        "if False:",
+        f"{RECOVERY}::test_a_plan_that_differs_from_the_one_in_a_ledger_is_a_mismatch",
+    ),
+    Guard(
+        "5.2.6",
+        "a plan that is already stored is adopted",
+        _PROGRESS,
+        "                    return stored\n                _fail_if_refused(problem)",
+        "                    return metas\n                _fail_if_refused(problem)",
+        f"{PROGRESS}::test_a_plan_that_is_already_stored_is_adopted[memory]",
+    ),
+)
+
+COMMIT = (
+    Guard(
+        "5.3",
+        "driver path: the fence is raised",
+        _DATABASE,
+        _RAISE_IN_COMMIT,
+        "",
+        f"{SQLITE}::test_zombie_attempt_is_refused_and_writes_nothing",
+    ),
+    Guard(
+        "5.3",
+        "driver path: an earlier attempt is undone",
+        _DATABASE,
+        "if ledger.has(connection, topology, attempt.txid):",
+        "if False:",
+        f"{SQLITE}::test_phantom_keys",
+    ),
+    Guard(
+        "5.3",
+        "all of a commit is one transaction",
+        _SQLITE,
+        '        event.listen(engine, "begin", _begin)\n',
+        "",
+        f"{READERS}::test_on_the_driver_path_any_query_sees_whole_batches_only[opaque]",
+    ),
+    Guard(
+        "5.3",
+        "begin: the fence is raised",
+        _DATABASE,
+        _RAISE + "            # Asked before",
+        "            # Asked before",
+        f"{EXECUTORS}::test_a_superseded_attempt_neither_begins_nor_ends",
+    ),
+    Guard(
+        "5.3",
+        "begin: the ledger says `committing`, also over `committed`",
+        _DATABASE,
+        "            self._ledger.write_committing(connection, topology, uuid, commit, semantics)\n",
+        "",
+        f"{EXECUTORS}::test_begin_says_committing_over_what_an_earlier_attempt_committed",
+    ),
+    Guard(
+        "5.3",
+        "begin: an earlier attempt is undone",
+        _DATABASE,
+        "if written_before:",
+        "if False:",
+        f"{EXECUTORS}::test_phantom_keys_of_tasks",
+    ),
+    Guard(
+        "5.3",
+        "a task demands that the fence is its attempt's",
+        _DATABASE,
+        "            self._hold(connection, topology, uuid, attempt, semantics)\n"
+        "            self._write(connection, attempt, work, answered)\n"
+        "        return",
+        "            self._write(connection, attempt, work, answered)\n        return",
+        f"{EXECUTORS}::test_a_task_of_a_superseded_attempt_writes_nothing",
+    ),
+    Guard(
+        "5.3",
+        "equal, not just no newer",
+        _SQLITE,
+        "fence.c.uuid == uuid, fence.c.attempt == attempt)",
+        "fence.c.uuid == uuid, fence.c.attempt <= attempt)",
+        f"{EXECUTORS}::test_a_task_of_an_attempt_that_was_never_begun_writes_nothing",
+    ),
+    Guard(
+        "5.3",
+        "the end demands the fence too",
+        _DATABASE,
+        "            self._hold(connection, topology, uuid, attempt, semantics)\n"
+        "            self._write(connection, attempt, work, answered)\n"
+        "            self._commit_ledger",
+        "            self._write(connection, attempt, work, answered)\n            self._commit_ledger",
+        f"{EXECUTORS}::test_a_superseded_attempt_neither_begins_nor_ends",
+    ),
+    Guard(
+        "5.3",
+        "every table is restored, with deltas or without",
+        _DATABASE,
+        "if spec.semantics is Semantics.OPAQUE:\n                self._writer(spec).restore",
+        "if spec.state.table == 'first':\n                self._writer(spec).restore",
+        f"{EXECUTORS}::test_every_table_is_undone_with_deltas_or_without",
+    ),
+    Guard(
+        "5.3",
+        "restore: a row that this txid created is deleted",
+        _WRITER,
+        '        connection.execute(self._delete_created, {"restored_txid": txid})\n',
+        "",
+        f"{SQLITE}::test_phantom_keys",
+    ),
+    Guard(
+        "5.3",
+        "restore: value = prev",
+        _WRITER,
+        '        connection.execute(self._put_back, {"restored_txid": txid})\n',
+        "",
+        f"{SQLITE}::test_phantom_keys",
+    ),
+    Guard(
+        "5.3",
+        "raise: an attempt is let in once",
+        _FENCE,
+        "fence.c.attempt < attempt)",
+        "fence.c.attempt <= attempt)",
+        f"{EXECUTORS}::test_an_attempt_begins_once",
+    ),
+    Guard(
+        "5.3",
+        "no task writes before its attempt has begun",
+        _COMMIT,
+        "            if at not in begun:\n"
+        "                self._begin(self._targets[at], attempt, metas, batch, reached)\n",
+        "",
+        "tests/unit/test_commit_paths.py::test_the_path_is_chosen_by_batch_and_told_by_the_ledger",
+    ),
+    Guard(
+        "5.3",
+        "every database is ended",
+        _COMMIT,
+        "for at, target in enumerate(self._targets):\n            if at:",
+        "for at, target in list(enumerate(self._targets))[:1]:\n            if at:",
+        "tests/unit/test_commit_paths.py::test_a_driver_that_dies_anywhere_leaves_two_databases_exact",
+    ),
+    Guard(
+        "5.3",
+        "a lost answer is settled by the ledger",
+        _COMMIT,
+        "committed = lost and database.outcome(self._topology, attempt)",
+        "committed = lost",
+        "tests/unit/test_loop_outages.py::"
+        "test_a_lost_answer_that_turns_out_to_be_no_commit_fails_the_attempt",
+    ),
+    Guard(
+        "5.3",
+        "a lost answer may have been a commit",
+        _COMMIT,
+        "committed = lost and database.outcome(self._topology, attempt)",
+        "committed = False",
+        "tests/unit/test_loop_outages.py::test_a_lost_answer_that_turns_out_to_be_a_commit_is_an_ack",
+    ),
+    Guard(
+        "5.3",
+        "the outcome is `committed`, by this attempt",
+        "txstream/state/backend.py",
+        "row.status == COMMITTED and row.attempt == attempt.attempt",
+        "row.attempt == attempt.attempt",
+        f"{EXECUTORS}::test_a_batch_that_has_begun_is_not_committed",
+    ),
+    Guard(
+        "5.3",
+        "once its commit is acked an attempt cannot fail",
+        _COORDINATOR,
+        "if batch is None or batch.phase is Phase.ADVANCING:",
+        "if batch is None:",
+        f"{COORDINATOR}::test_once_its_commit_is_acked_an_attempt_can_no_longer_fail",
+    ),
+    Guard(
+        "5.3",
+        "the next commit waits for the answer to Advance",
+        _COORDINATOR,
+        "            batch.phase = Phase.ADVANCING\n",
+        "            batch.phase = Phase.ADVANCING\n            self.current = Txid(self.current + 1)\n",
+        f"{COORDINATOR}::test_the_next_commit_begins_only_after_advance_was_answered",
+    ),
+    Guard(
+        "5.3",
+        "Advance is repeated until it is answered",
+        _PROGRESS,
+        'while (problem := self._fenced.try_multi("advance", operations)) is not None:',
+        'if (problem := self._fenced.try_multi("advance", operations)) is not None:\n'
+        "                raise problem\n"
+        "            while False:",
+        f"{PROGRESS}::test_a_lost_answer_of_advance_is_recognised",
+    ),
+    Guard(
+        "5.3",
+        "Advance keeps the metas of its own txid",
+        _COORDINATOR,
+        "self._metas.cleanup_before(txid)\n        return",
+        "self._metas.cleanup_before(Txid(txid + 1))\n        return",
+        f"{COORDINATOR}::test_advance_keeps_its_txids_metas_and_drops_those_before",
+    ),
+    Guard(
+        "5.3",
+        "stop ends on a txid boundary",
+        _COORDINATOR,
+        "if self._draining and not self._must_finish(txid):",
+        "if self._draining:",
+        "tests/unit/test_coordinator_ends.py",
+    ),
+)
+
+LOCKS = (
+    Guard(
+        "5.4",
+        "PostgreSQL: READ COMMITTED, set explicitly",
+        _POSTGRESQL,
+        '            isolation_level="READ COMMITTED",\n',
+        "",
+        f"{POSTGRESQL_LOCKS}::test_whoever_waited_for_a_task_undoes_what_it_wrote",
+    ),
+    Guard(
+        "5.4",
+        "MySQL and MariaDB: READ COMMITTED, set explicitly",
+        _MYSQL,
+        '            isolation_level="READ COMMITTED",\n',
+        "",
+        f"{MARIADB_LOCKS}::test_isolation_is_set_whatever_the_servers_default_is",
+    ),
+    Guard(
+        "5.4",
+        "no plain read before the fence",
+        _DATABASE,
+        _RAISE_IN_COMMIT,
+        "                ledger.has(connection, topology, attempt.txid)\n" + _RAISE_IN_COMMIT,
+        f"{SQLITE_LOCKS}::test_the_fence_is_the_first_statement_of_every_transaction",
+    ),
+    Guard(
+        "5.4",
+        "PostgreSQL: FOR SHARE",
+        "txstream/state/dialect.py",
+        ".with_for_update(read=True)",
+        ".with_for_update(read=True, key_share=True)",
+        f"{POSTGRESQL_LOCKS}::test_nobody_raises_the_fence_while_a_task_writes",
+    ),
+    Guard(
+        "5.4",
+        "a lock, and in share mode",
+        "txstream/state/dialect.py",
+        ".with_for_update(read=True)",
+        ".with_for_update()",
+        f"{POSTGRESQL_LOCKS}::test_tasks_of_one_attempt_write_side_by_side",
+    ),
+    Guard(
+        "5.4",
+        "MariaDB: LOCK IN SHARE MODE",
+        "txstream/state/dialect.py",
+        "            .with_for_update(read=True)\n",
+        "",
+        f"{MARIADB_LOCKS}::test_nobody_raises_the_fence_while_a_task_writes",
+    ),
+    Guard(
+        "5.4",
+        "SQLite: autocommit mode of the driver",
+        _SQLITE,
+        "    connection.isolation_level = None\n",
+        "",
+        "tests/unit/test_state_sqlite.py::TestFile::"
+        "test_the_fence_is_the_first_statement_inside_of_the_transaction",
+    ),
+    Guard(
+        "5.4",
+        "SQLite: BEGIN IMMEDIATE",
+        _SQLITE,
+        '"BEGIN" if read_only else "BEGIN IMMEDIATE"',
+        '"BEGIN"',
+        f"{SQLITE_LOCKS}::test_the_fence_is_the_first_statement_of_every_transaction",
+    ),
+    Guard(
+        "5.4",
+        "SQLite: WAL",
+        _SQLITE,
+        '"journal_mode = WAL", ',
+        "",
+        "tests/unit/test_state_sqlite.py::TestFile::test_readers_do_not_wait_for_a_writer",
+    ),
+    Guard(
+        "5.4",
+        "SQLite: a task's check takes the write lock",
+        _SQLITE,
+        "return connection.execute(held).rowcount == 1",
+        "connection.exec_driver_sql('COMMIT')\n"
+        "        connection.exec_driver_sql('BEGIN')\n"
+        "        return connection.exec_driver_sql('SELECT 1 FROM txstream_fence WHERE attempt = ?', "
+        "(attempt,)).first() is not None",
+        f"{SQLITE_LOCKS}::test_nobody_raises_the_fence_while_a_task_writes",
+    ),
+    Guard(
+        "5.4",
+        "PostgreSQL: idle in a transaction for less than the message timeout",
+        _POSTGRESQL,
+        "self.idle_timeout_seconds = message_timeout_seconds / 2",
+        "self.idle_timeout_seconds = message_timeout_seconds * 20",
+        f"{POSTGRESQL_LOCKS}::test_a_task_that_freezes_loses_its_transaction",
+    ),
+    Guard(
+        "5.4",
+        "MariaDB: idle in a transaction for less than the message timeout",
+        _MYSQL,
+        "self.idle_timeout_seconds = max(1, math.floor(message_timeout_seconds / 2))",
+        "self.idle_timeout_seconds = max(1, math.floor(message_timeout_seconds * 20))",
+        f"{MARIADB_LOCKS}::test_a_task_that_freezes_loses_its_transaction",
+    ),
+    Guard(
+        "5.4",
+        "keys are written in one order",
+        "txstream/state/values.py",
+        '(name, "ascending") for name in keys',
+        '(spec.state.value_names[0], "ascending") for name in keys[:1]',
+        f"{POSTGRESQL_LOCKS}::test_copies_of_a_share_do_not_deadlock",
+    ),
+)
+
+HOLES = (
+    Guard(
+        "hole 1",
+        "phantom keys: restore on the driver path",
+        _DATABASE,
+        "if ledger.has(connection, topology, attempt.txid):",
+        "if False:",
+        f"{SQLITE}::test_phantom_keys",
+    ),
+    Guard(
+        "hole 2",
+        "zombies: an older attempt is not let in by the fence",
+        _FENCE,
+        ", fence.c.attempt < attempt)",
+        ")",
+        f"{SQLITE}::test_zombie_attempt_is_refused_and_writes_nothing",
+    ),
+    Guard(
+        "hole 2",
+        "zombies: every ZooKeeper write checks the epoch",
+        _FENCED,
+        "self.tree.multi([Check(self._paths.epoch, epoch_version), *operations])",
+        "self.tree.multi([*operations])",
+        f"{PROGRESS}::test_the_older_of_two_leaders_cannot_write_anything[memory]",
+    ),
+    Guard(
+        "hole 3",
+        "ZooKeeper lost: a database that knows the topology is not joined anew",
+        "txstream/engine/claim.py",
+        "            _refuse_orphan(topology.id, target.database)\n",
+        "            pass\n",
+        "tests/unit/test_recover.py",
+    ),
+    Guard(
+        "hole 3",
+        "ZooKeeper from an old copy: the ledger is compared",
+        _RECOVERY,
+        "elif txid != current - 1:",
+        "elif False:",
+        "tests/simulation/test_histories.py::"
+        "test_a_zookeeper_that_was_restored_from_an_old_copy_is_a_mismatch",
+    ),
+    Guard(
+        "hole 3",
+        "state tables remember whose they are",
+        "txstream/state/fence_rules.py",
+        "    if found.uuid != uuid:\n",
+        "    if False:\n",
+        f"{SQLITE}::test_fence_of_another_life",
+    ),
+    Guard(
+        "hole 4",
+        "corrupt ZooKeeper data is told with its path",
+        _PROGRESS,
+        "        if current is None or names is None:\n",
+        "        if current is None or names is None:\n"
+        "            return Progress(FIRST_TXID, None, {}), {}\n",
+        f"{PROGRESS}::test_corrupt_progress_is_named_and_never_started_afresh",
+    ),
+    Guard(
+        "hole 5",
+        "short replays: a range ends where it was planned to",
+        "spouts/kafka_fetch.py",
+        "return self.position >= self.range.end",
+        "return self.position > self.range.start",
+        f"{KAFKA_READ}::test_one_emitter_reads_any_ranges_in_any_order",
+    ),
+    Guard(
+        "hole 5",
+        "short replays: what retention took of a range is not skipped",
+        "spouts/kafka_fetch.py",
+        '                self._lost(read, f"the log begins at offset {first}")\n',
+        "                return read.advance(first)\n",
+        f"{KAFKA_READ}::test_a_range_that_retention_took",
+    ),
+    Guard(
+        "hole 6",
+        "a truncated log is lost data",
+        "spouts/kafka_coordinator.py",
+        "elif position < log.first:",
+        "elif False:",
+        f"{KAFKA_PLAN}::test_what_retention_took_is_lost_or_a_recorded_gap",
+    ),
+    Guard(
+        "hole 6",
+        "a topic that was created again is another one",
+        "spouts/kafka_coordinator.py",
+        "return bool(meta.topic_id and log.topic_id and meta.topic_id != log.topic_id)",
+        "return False",
+        f"{KAFKA_PLAN}::test_a_topic_created_again",
+    ),
+    Guard(
+        "hole 7",
+        "older metas go in the write that sets current, not before",
+        _PROGRESS,
+        "            failures = 0\n"
+        '            while (problem := self._fenced.try_multi("advance", operations)) is not None:\n',
+        "            if older:\n"
+        '                self._fenced.try_multi("clean", operations[2:])\n'
+        "                operations = operations[:2]\n"
+        "            failures = 0\n"
+        '            while (problem := self._fenced.try_multi("advance", operations)) is not None:\n',
+        f"{PROGRESS}::test_a_batch_costs_two_round_trips_whatever_the_number_of_partitions",
+    ),
+    Guard(
+        "hole 8",
+        "a partition that a batch leaves out keeps its place",
+        "txstream/metas.py",
+        "        carried = dict(last)\n",
+        "        carried: dict[str, Meta] = {}\n",
+        "tests/unit/test_metas.py::test_a_plan_keeps_the_place_of_every_partition",
+    ),
+    Guard(
+        "hole 8",
+        "a plan starts where the last planned one ends",
+        _COORDINATOR,
+        "self._planning = Plan(self._tickets, txid, self._before(txid).positions(), replay)",
+        "self._planning = Plan(self._tickets, txid, self._before(self.current).positions(), replay)",
+        f"{COORDINATOR}::test_a_plan_starts_from_the_previous_planned_batch_committed_or_not",
+    ),
+    Guard(
+        "hole 9",
+        "a late fail of a superseded attempt changes nothing",
+        _COORDINATOR,
+        "return batch if batch is not None and batch.attempt == attempt else None",
+        "return batch",
+        f"{COORDINATOR}::test_a_late_fail_during_the_commit_of_a_newer_attempt_changes_nothing",
+    ),
+    Guard(
+        "hole 10",
+        "attempt numbers grow over restarts",
+        "txstream/transaction.py",
+        "return attempt_id(self.epoch, self._sequence)",
+        "return attempt_id(Epoch(0), self._sequence)",
+        "tests/unit/test_transaction.py::"
+        "test_a_sequence_only_grows_and_stays_above_what_a_new_leader_raises_fences_to",
+    ),
+    Guard(
+        "hole 10",
+        "within one epoch they only grow",
+        "txstream/transaction.py",
+        "        self._sequence += 1\n",
+        "        self._sequence = 1\n",
+        "tests/unit/test_transaction.py::"
+        "test_a_sequence_only_grows_and_stays_above_what_a_new_leader_raises_fences_to",
+    ),
+)
+
+READING = (
+    Guard(
+        "reading",
+        "the documented query leaves out a batch that is being written",
+        "docs/commits.md",
+        "CASE WHEN w.txid > last.txid THEN w.prev_n ELSE w.n END AS n",
+        "w.n",
+        f"{READERS}::test_on_the_executor_path_a_plain_query_sees_parts_and_the_documented_one_does_not",
+    ),
+)
+
+GUARDS = (*VALUE_RULES, *START, *COMMIT, *LOCKS, *HOLES, *READING)
