@@ -62,7 +62,7 @@ def administrator(postgres: PostgresServer, postgres_url: str) -> Iterator[Admin
 
 def ledger(url: str) -> list[tuple[int, str]]:
     database = open_database(url)
-    found = [(row.txid, row.status) for row in database.batches("words")]
+    found: list[tuple[int, str]] = [(row.txid, row.status) for row in database.batches("words")]
     database.close()
     return found
 

@@ -17,7 +17,7 @@ from txstream.api.reducers import Count, Max, Sum
 from txstream.api.state import SqlState
 from txstream.semantics import Semantics
 from txstream.state import StateDatabase, TableSpec, growth
-from txstream.transaction import AttemptId, Txid, attempt_id
+from txstream.transaction import Txid, attempt_id
 
 OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL
 NON_TRANSACTIONAL = Semantics.NON_TRANSACTIONAL
@@ -38,9 +38,12 @@ def next_leader(rig: Rig, spec: TableSpec) -> Rig:
 
 
 def migrate(leader: Rig, unfinished: int | None = None) -> list[str]:
-    fence = AttemptId(attempt_id(leader.epoch, 0))
+    fence = attempt_id(leader.epoch, 0)
     txid = None if unfinished is None else Txid(unfinished)
-    return leader.database.migrate(leader.topology, leader.uuid, [leader.spec], fence, unfinished=txid)
+    done: list[str] = leader.database.migrate(
+        leader.topology, leader.uuid, [leader.spec], fence, unfinished=txid
+    )
+    return done
 
 
 def by_word(rig: Rig) -> dict[str, dict[str, Any]]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from support.bolts import CountByHand
-from support.framework_contract import OLDER
+from support.framework_contract import OLDER, old_database
 from support.old_revisions import at_revision
 from support.state_contract import StateFixtures
 from txstream.api.builder import TransactionalTopologyBuilder
@@ -42,7 +44,7 @@ def totals(table: str = "totals", url: str | None = None) -> Store:
 
 
 def storing(
-    source: MemorySpout, spout: Any, *stores: Store, batch: int = 2, commit: str = "auto"
+    source: MemorySpout, spout: Any, *stores: Store, batch: int = 2, commit: Any = "auto"
 ) -> Topology:
     """The source's rows, into these states, and to a committer without any."""
     rows = spout(source, max_batch_records=batch)
@@ -90,6 +92,27 @@ class RevisionContract(UpgradeFixtures):
             (txid, 2, "committed") for txid in (1, 2, 3, 4)
         ]
         assert [row.metas["partitions"]["p"]["end"] for row in ledger] == [2, 4, 6, 8]
+
+    @pytest.mark.parametrize("revision", OLDER)
+    def test_an_upgrade_waits_for_a_commit_that_is_under_way(
+        self, database: StateDatabase, url: str, revision: str
+    ) -> None:
+        """Of a driver of the older txstream, which knows only its columns."""
+        rig = old_database(database, url, revision)
+        engine = sa.create_engine(url)
+        with engine.connect() as connection:
+            batch = sa.Table("txstream_batch", sa.MetaData(), autoload_with=connection)
+            row = dict(connection.execute(sa.select(batch)).mappings().one())
+        with ThreadPoolExecutor(1) as pool:
+            with engine.begin() as connection:
+                connection.execute(batch.insert().values(row | {"txid": 2}))
+                upgraded = pool.submit(database.upgrade)
+                wait([upgraded], 0.2)  # it may get as far as it can
+                assert not upgraded.done()
+            assert upgraded.result(30)[0] == revision
+        engine.dispose()
+        assert [found.txid for found in database.batches("words")] == [1, 2]
+        assert rig.values() == {"a": 1, "b": 2}
 
 
 class UpgradeContract(RevisionContract):

@@ -92,7 +92,7 @@ def read_only_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 def ledger(url: str) -> list[tuple[int, str]]:
     database = open_database(url)
-    found = [(row.txid, row.status) for row in database.batches("words")]
+    found: list[tuple[int, str]] = [(row.txid, row.status) for row in database.batches("words")]
     database.close()
     return found
 

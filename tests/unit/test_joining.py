@@ -130,7 +130,7 @@ def test_a_transactional_table_waits_for_the_end_of_a_txid(other: str) -> None:
 
 def ledger(url: str) -> list[tuple[int, str]]:
     database = open_database(url)
-    found = [(row.txid, row.status) for row in database.batches("words")]
+    found: list[tuple[int, str]] = [(row.txid, row.status) for row in database.batches("words")]
     database.close()
     return found
 

@@ -144,7 +144,7 @@ class TestStopping(StateFixtures):
         began, prune = threading.Event(), rig.database.prune
 
         def told(topology: str, **options: Any) -> int:
-            gone = prune(topology, **options)
+            gone: int = prune(topology, **options)
             began.set()
             return gone
 

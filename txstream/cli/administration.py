@@ -25,7 +25,7 @@ db = typer.Typer(help="The framework's own tables.", no_args_is_help=True)
 def register(app: typer.Typer) -> None:
     command(app, "delete", state_databases=True)(delete)
     app.add_typer(db, name="db")
-    command(db, "upgrade")(upgrade)
+    command(db, "upgrade", state_databases=True)(upgrade)
     command(app, "package", addresses=False, data_dir=False)(package)
 
 
@@ -118,27 +118,33 @@ def _ask(topology_id: str, *, drop_state: bool, yes: bool) -> None:
 
 
 def upgrade(cli: Cli) -> None:
-    """Bring the framework's tables in the database to this version of txstream."""
+    """Bring the framework's tables in the database, or in several, to this version of txstream.
+
+    What runs on them goes on. The first database that fails ends the command; those before it are upgraded,
+    and the command can be typed again.
+    """
     from txstream.state import open_sql_database
 
     settings = cli.resolve()
     if settings.uses_default_database:
         settings.data_dir.mkdir(parents=True, exist_ok=True)
-    database = open_sql_database(
-        settings.database_url(), connect_timeout_seconds=settings.connect_timeout_seconds
-    )
-    try:
-        database.check()
-        before, after = database.upgrade()
-        place = database.url_for_people
-    finally:
-        database.close()
+    done = []
+    for url in (settings.database_url(), *settings.state_databases):
+        database = open_sql_database(url, connect_timeout_seconds=settings.connect_timeout_seconds)
+        try:
+            database.check()
+            before, after = database.upgrade()
+        finally:
+            database.close()
+        done.append({"database": database.url_for_people, "from": before, "to": after})
+        if cli.as_json:
+            continue
+        if before == after:
+            cli.print(f"{database.url_for_people} is at revision {after} already")
+        else:
+            cli.print(f"{database.url_for_people}: upgraded from {before or 'nothing'} to revision {after}")
     if cli.as_json:
-        cli.print_json({"database": place, "from": before, "to": after})
-    elif before == after:
-        cli.print(f"{place} is at revision {after} already")
-    else:
-        cli.print(f"{place}: upgraded from {before or 'nothing'} to revision {after}")
+        cli.print_json({**done[0], "state_databases": done[1:]} if done[1:] else done[0])
 
 
 def package(

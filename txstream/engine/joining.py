@@ -13,7 +13,8 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from txstream.api.errors import CorruptStateError
 from txstream.api.topology import Topology
@@ -26,6 +27,8 @@ from txstream.state import BatchRecord, FenceLockedError, StateBackend
 from txstream.state.records import COMMITTED
 from txstream.transaction import FIRST_TXID, Epoch, Txid, attempt_id
 from txstream.zookeeper import Identity, ProgressStore
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -73,21 +76,15 @@ def settle_changes(
     uuid, fence = claim.identity.uuid, attempt_id(epoch, 0)
     unfinished = min(resume.replays, default=None)
     for target in targets:
-        for sentence in _patiently(
-            lambda database=target.database, tables=target.tables: database.migrate(
-                topology.id, uuid, tables, fence, unfinished=unfinished
-            ),
-            locked,
-        ):
+        migrate = partial(target.database.migrate, topology.id, uuid, target.tables, fence)
+        for sentence in _patiently(partial(migrate, unfinished=unfinished), locked):
             log.info("topology %s: %s", topology.id, sentence)
     if not claim.joining:
         return claim.identity
     if newcomers:
         last = _last_batch(topology, uuid, targets, resume, codec)
         for database in newcomers:
-            _patiently(
-                lambda database=database: database.begin_ledger(topology.id, uuid, fence, last), locked
-            )
+            _patiently(partial(database.begin_ledger, topology.id, uuid, fence, last), locked)
     identity = claim.joined
     store.replace_identity(identity)
     kept = kept_of(identity, targets)
@@ -98,7 +95,7 @@ def settle_changes(
     return identity
 
 
-def _patiently(step: Callable[[], Any], locked: Callable[[FenceLockedError], None]) -> Any:
+def _patiently(step: Callable[[], T], locked: Callable[[FenceLockedError], None]) -> T:
     while True:
         try:
             return step()

@@ -55,7 +55,7 @@ def refuse_other_revision(revision: str, database: str) -> None:
     if revision in REVISIONS:
         raise SchemaRevisionError(
             f"database {database}: txstream's tables are of revision {revision}, this txstream needs {HEAD}; "
-            f"stop what runs on them and type `txstream db upgrade`"
+            f"type `txstream db upgrade` with the --database of this one"
         )
     raise _newer(revision, database)
 
