@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import psycopg
-import pytest
 from postgres import PostgresServer
 from support.commit_paths import BY_EXECUTORS, PATHS, check, counted, counting, ledger, paths, word_source
 from support.storm import states
 
-from txstream.api.errors import BoltError
+from txstream.api.errors import BatchTimeoutError, BoltError
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.embedded.process import wait_until
 from txstream.testing import AttemptState, TopologyTest
@@ -45,28 +44,28 @@ def holding(
         yield connection
 
 
-def waits_for_a_row(postgres: PostgresServer, database: str) -> bool:
+def waiting(postgres: PostgresServer, database: str) -> int:
+    """How many transactions wait for a lock."""
     with psycopg.connect(host=str(postgres.data), user="postgres") as connection:
-        waiting = connection.execute(
+        found = connection.execute(
             "SELECT 1 FROM pg_stat_activity WHERE datname = %s AND wait_event_type = 'Lock'", [database]
         )
-        return waiting.fetchone() is not None
+        return len(found.fetchall())
 
 
-@pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
 def test_a_worker_that_is_killed_in_the_middle_of_its_share_costs_an_attempt(
-    spark: SparkSession, postgres: PostgresServer, postgres_url: str, unique: str, spout: Any
+    spark: SparkSession, postgres: PostgresServer, postgres_url: str, unique: str
 ) -> None:
     """In a run that takes both paths. Two of the three shares are written when the third one's task dies."""
     with word_source() as source, ThreadPoolExecutor(1) as helper:
-        topology = counting(source, spout, **PATHS["mixed"])
+        topology = counting(source, OpaqueSpout, **PATHS["mixed"])
         with TopologyTest(topology, spark=spark, database=postgres_url) as test:
             test.commit(2)
             with holding(postgres, unique, "counts", "ash") as stranger:
 
                 def kill_when_it_waits() -> None:
                     try:
-                        assert wait_until(lambda: waits_for_a_row(postgres, unique), 30)
+                        assert wait_until(lambda: waiting(postgres, unique) == 1, 30)
                         for worker in python_workers():
                             worker.send_signal(signal.SIGKILL)
                     finally:
@@ -89,3 +88,31 @@ def test_a_worker_that_is_killed_in_the_middle_of_its_share_costs_an_attempt(
             assert paths(postgres_url) == ["executors" if way else "driver" for way in by_executors]
             timings = rows[0].details["timings"]
             assert all(timings[step] > 0 for step in ("plan", "job", "merge", "begin", "write"))
+
+
+def test_a_share_that_does_not_get_on_is_cancelled_and_its_successor_waits_for_its_lock(
+    spark: SparkSession, postgres: PostgresServer, postgres_url: str, unique: str
+) -> None:
+    """The next attempt can begin only when the transaction of the old one has ended, however it ends."""
+    with word_source() as source, ThreadPoolExecutor(1) as helper:
+        topology = counting(source, TransactionalSpout, commit="executors")
+        with TopologyTest(topology, spark=spark, database=postgres_url) as test:
+            test.commit(2)
+            with holding(postgres, unique, "counts", "ash") as stranger:
+
+                def pass_the_deadline() -> None:
+                    try:
+                        assert wait_until(lambda: waiting(postgres, unique) == 1, 30)
+                        test.clock.advance(31)
+                        assert wait_until(lambda: waiting(postgres, unique) == 2, 30), "nobody waits for it"
+                    finally:
+                        stranger.rollback()
+
+                passed = helper.submit(pass_the_deadline)
+                test.commit(3)
+                passed.result()
+            assert states(test, 3) == [AttemptState.FAILED, AttemptState.COMMITTED]
+            assert isinstance(test.attempts(3)[0].error, BatchTimeoutError)
+            test.run()
+            check(test, counted())
+            assert paths(postgres_url) == 4 * ["executors"]

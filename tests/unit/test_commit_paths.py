@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
+import re
+import sqlite3
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -26,6 +28,7 @@ from support.commit_paths import (
     watch_shares,
     word_source,
 )
+from support.guide import DOCS
 from support.storm import states
 
 from txstream.api.bolts import BasicBolt, OutputCollector
@@ -540,3 +543,34 @@ def test_a_batch_that_is_begun_says_so_in_the_ledger(source: MemorySpout) -> Non
         test.restart()
         test.run()
         check(test, counted())
+
+
+# --- reading while it runs -----------------------------------------------------------------------------------
+
+
+def last_committed(url: str) -> dict[str, int]:
+    """What the guide's query gives: the table as of the last committed batch."""
+    guide = (DOCS / "commits.md").read_text()
+    (query,) = re.findall(r"^```sql\n(WITH .*?)^```$", guide, re.M | re.S)
+    query = query.replace("'clicks'", "'paths'").replace("word_count", "counts")
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
+        return dict(connection.execute(query))
+
+
+@EACH_PATH
+def test_the_last_committed_batch_can_be_read_at_any_time(source: MemorySpout, path: str) -> None:
+    """At each point of txid 3 as its first attempt left it, in part written, and as a replay finds it."""
+    with TopologyTest(counting(source, tables=["counts"], **PATHS[path])) as test:
+        test.commit(2)
+        before = counted_in(test.attempts(1)[-1], test.attempts(2)[-1])
+        seen = []
+        for at in OF_A_COMMIT:
+            if at is not Point.AFTER_COMMIT and passed(at, path, 3):
+                test.fail(3, at=at)
+                assert last_committed(test.database_url) == before
+                seen.append(test.table("counts"))
+        assert (len({str(rows) for rows in seen}) > 1) is BY_EXECUTORS[path][2], "rows of an open batch"
+        test.commit(3)
+        assert last_committed(test.database_url) == before + counted_in(test.attempts(3)[-1])
+        test.run()
+        assert last_committed(test.database_url) == counted()
