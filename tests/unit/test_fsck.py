@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,10 +12,20 @@ import pytest
 from support.recovering import Site
 
 from txstream.api.errors import DataLostError, ServiceUnavailableError
-from txstream.api.spouts import OpaqueSpout, SourceSpout, TransactionalSpout, Unavailable
+from txstream.api.spouts import (
+    NonTransactionalSpout,
+    OpaqueSpout,
+    SourceSpout,
+    TransactionalSpout,
+    Unavailable,
+)
+from txstream.inspect.checks import _is_same
 from txstream.inspect.records import Finding, FsckReport, MissingDatabase, Severity
+from txstream.metas import MetaCodec
+from txstream.semantics import Semantics
 from txstream.settings import Settings
-from txstream.transaction import attempt_id
+from txstream.state import BatchRecord
+from txstream.transaction import Txid, attempt_id
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
@@ -430,7 +441,6 @@ def test_a_source_of_the_users_needs_the_code(make_site: Any) -> None:
 
 def test_settings_without_kafka_leave_it_unchecked() -> None:
     from txstream.inspect.source_checks import source_of
-    from txstream.semantics import Semantics
     from txstream.zookeeper import Identity
 
     kafka = Identity.new(Semantics.OPAQUE, "txstream.spouts.kafka.KafkaSource", {"topics": ["lines"]}, ())
@@ -438,3 +448,31 @@ def test_settings_without_kafka_leave_it_unchecked() -> None:
     found = source_of(kafka, None, Settings(kafka="127.0.0.1:1"))
     assert found is not None
     assert found.identity()["topics"] == ["lines"]
+
+
+def test_a_non_transactional_topology_is_well(make_site: Any) -> None:
+    assert make_site(NonTransactionalSpout).fsck().findings == ()
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a newer version stores: a field more, with a default."""
+
+    start: int
+    end: int
+    leader_epoch: int | None = None
+
+
+def test_a_row_of_an_older_version_is_the_same_batch() -> None:
+    def row(**place: Any) -> BatchRecord:
+        metas = {"partitions": {"p": place}}
+        now = datetime.now(UTC)
+        return BatchRecord(
+            "t", "u", Txid(1), attempt_id(1, 1), Semantics.OPAQUE, "committed", metas, 0, 0, now, now, now, None
+        )  # fmt: skip
+
+    old, codec = row(start=1, end=2), MetaCodec(Place)
+    assert _is_same(old, row(start=1, end=2, leader_epoch=None), codec)
+    assert not _is_same(old, row(start=1, end=3), codec)
+    assert not _is_same(old, row(start=1, end=2, leader_epoch=4), codec)
+    assert not _is_same(old, row(nonsense=1), codec)

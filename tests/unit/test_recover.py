@@ -14,12 +14,15 @@ from txstream.api.errors import (
     CorruptStateError,
     FencedError,
     ProgressMismatchError,
+    ServiceUnavailableError,
     StaleAttemptError,
     UsageError,
 )
 from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, SourceSpout, TransactionalSpout
 from txstream.engine.points import Point
 from txstream.inspect.rebuilding import recover_in
+from txstream.inspect.stores import with_states_of
+from txstream.settings import Settings
 from txstream.testing import CrashError
 from txstream.transaction import Epoch, Txid, attempt_id, epoch_of
 from txstream.zookeeper import MemoryProgress
@@ -402,3 +405,23 @@ def test_points_of_a_commit(make_site: Any) -> None:
         site.test.restart()
     assert site.store().read_epoch() > Epoch(3)
     site.finish()
+
+
+def test_a_database_that_nobody_names_is_missed(make_site: Any) -> None:
+    """Rows of an older txstream do not name the others; a table that is nowhere tells that one is missing."""
+    site = make_site()
+    site.test.commit(2)
+    site.test.crash()
+    site.lose_zookeeper()
+    for number in range(2):
+        site.execute(number, "UPDATE txstream_fence SET identity = NULL")
+    with pytest.raises(ServiceUnavailableError, match=r"words_1.*--state-database"):
+        recover_in("words", site.store, site.databases[:1], topology=site.topology)
+    assert site.recover(topology=site.topology).current_txid == 3
+    site.finish()
+
+
+def test_the_code_names_the_databases_of_its_states(make_site: Any) -> None:
+    site = make_site()
+    assert with_states_of(Settings(), site.topology).state_databases == tuple(site.urls)
+    assert with_states_of(Settings(), None).state_databases == ()

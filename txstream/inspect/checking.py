@@ -16,7 +16,12 @@ from txstream.inspect.plain import codec_of
 from txstream.inspect.rebuilding import kept_identity
 from txstream.inspect.records import Finding, FsckReport, MissingDatabase, Severity
 from txstream.inspect.source_checks import check_source, source_of
-from txstream.inspect.stores import UnknownTopologyError, open_databases, open_zookeeper
+from txstream.inspect.stores import (
+    UnknownTopologyError,
+    open_databases,
+    open_zookeeper,
+    with_states_of,
+)
 from txstream.settings import Settings
 
 if TYPE_CHECKING:
@@ -39,7 +44,7 @@ def fsck(
     """
     from txstream.zookeeper import ZooKeeperProgress
 
-    settings = (settings or Settings()).resolve()
+    settings = with_states_of((settings or Settings()).resolve(), topology)
     with (
         open_zookeeper(settings) as zookeeper,
         open_databases(settings, topology_id, strict=False) as databases,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
-from txstream.api.errors import ProgressMismatchError, TxstreamError
+from txstream.api.errors import CorruptStateError, ProgressMismatchError, TxstreamError
 from txstream.engine.recovery import AdoptPlan, AdvanceFirst, decide
 from txstream.inspect.evidence import DatabaseEvidence, Evidence, TableEvidence
 from txstream.inspect.ledgers import range_of
@@ -39,11 +39,11 @@ def check_all(evidence: Evidence, codec: MetaCodec[Any]) -> list[Finding]:
         _epochs,
         _fences,
         _ledgers,
-        _ledgers_of_one_batch,
         _unknown_tables,
         _tables,
     ]
     found = [finding for check in checks for finding in check(evidence)]
+    found += _ledgers_of_one_batch(evidence, codec)
     found += _progress(evidence, codec)
     if evidence.leader is not None:
         found.append(
@@ -107,8 +107,9 @@ def _epochs(evidence: Evidence) -> Findings:
 def _progress(evidence: Evidence, codec: MetaCodec[Any]) -> Findings:
     """What a new leader would decide now."""
     identity, progress = evidence.identity, evidence.progress
-    ledgers = {db.url: db.last for db in evidence.databases if db.fence is not None and not db.errors}
-    if len(ledgers) != len(evidence.databases) or not ledgers:
+    settled = [db for db in evidence.databases if not db.is_joining]
+    ledgers = {db.url: db.last for db in settled if db.fence is not None and not db.errors}
+    if len(ledgers) != len(settled) or not ledgers:
         return  # told already; a decision over some of the ledgers would mean nothing
     semantics = _semantics(evidence)
     if semantics is None or semantics is Semantics.NON_TRANSACTIONAL:
@@ -181,7 +182,8 @@ def _fences(evidence: Evidence) -> Findings:
                 )  # fmt: skip
             continue
         newest = max((row.attempt for row in database.rows), default=0)
-        if newest > fence.attempt:
+        # Non-transactional commits leave the fence where their leader has raised it to.
+        if newest > fence.attempt and _semantics(evidence) is not Semantics.NON_TRANSACTIONAL:
             yield Finding(
                 "fence-behind", ERROR, database.url,
                 f"the fence is at attempt {shown_attempt(fence.attempt)}, but the ledger has a batch by "
@@ -267,22 +269,20 @@ def _part(metas: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return part if isinstance(part, Mapping) else {}
 
 
-def _ledgers_of_one_batch(evidence: Evidence) -> Findings:
+def _ledgers_of_one_batch(evidence: Evidence, codec: MetaCodec[Any]) -> Findings:
     """One batch is one attempt with one set of ranges, in every database. The newest may be under way."""
     semantics = _semantics(evidence)
-    if len(evidence.databases) < 2 or semantics is Semantics.NON_TRANSACTIONAL:
+    databases = [db for db in evidence.databases if not db.is_joining]
+    if len(databases) < 2 or semantics is Semantics.NON_TRANSACTIONAL:
         return
-    done = min((int(db.last.txid) if db.last else 0) for db in evidence.databases)
+    done = min((int(db.last.txid) if db.last else 0) for db in databases)
     if evidence.progress is not None:
         done = min(done, evidence.progress.current - 1)
-    first, *others = evidence.databases
+    first, *others = databases
     known = {row.txid: row for row in first.rows if row.txid <= done}
     for other in others:
         differing = [
-            row.txid
-            for row in other.rows
-            if row.txid in known
-            and (row.attempt, row.metas) != (known[row.txid].attempt, known[row.txid].metas)
+            row.txid for row in other.rows if row.txid in known and not _is_same(row, known[row.txid], codec)
         ]
         if differing:
             yield Finding(
@@ -290,6 +290,19 @@ def _ledgers_of_one_batch(evidence: Evidence) -> Findings:
                 f"they have different attempts or ranges for txid {', '.join(map(str, differing[:_SHOWN]))}",
                 "one of them was changed, or restored beside the other: compare with backups",
             )  # fmt: skip
+
+
+def _is_same(one: BatchRecord, other: BatchRecord, codec: MetaCodec[Any]) -> bool:
+    if one.attempt != other.attempt:
+        return False
+    if one.metas == other.metas:
+        return True
+    # A row of an older version may lack a new field, which has its default then.
+    where = f"ledger, txid {one.txid}"
+    try:
+        return codec.encode(codec.decode(one.metas, where)) == codec.encode(codec.decode(other.metas, where))
+    except CorruptStateError:
+        return False
 
 
 # --- tables ----------------------------------------------------------------------------------------

@@ -52,6 +52,13 @@ class DatabaseEvidence:
         return self.rows[-1] if self.rows else None
 
     @property
+    def is_joining(self) -> bool:
+        """Does it only hold states that were joining when their driver died? Then it has no ledger yet."""
+        kept = ((self.fence.identity or {}).get("identity") or {}) if self.fence else {}
+        named = kept.get("tables", []) if isinstance(kept, dict) else []
+        return not self.rows and bool(self.tables) and not {t.table.name for t in self.tables} & {*named}
+
+    @property
     def uuid(self) -> str | None:
         known = self.fence or self.last
         return None if known is None else known.uuid
@@ -82,7 +89,6 @@ def gather(
     errors: list[TxstreamError] = []
     identity = _tried(lambda: open_store(codec_for(None)).read_identity(), errors)
     store = open_store(codec_for(identity))
-    epoch = _tried(store.read_epoch, errors)
     progress: Progress | None = None
     found: list[DatabaseEvidence] = []
     moved = False
@@ -94,6 +100,8 @@ def gather(
         moved = (progress and progress.current) != (after and after.current)
         if not moved:
             break
+    # After the fences: an epoch is claimed before it is in a fence.
+    epoch = _tried(store.read_epoch, here)
     return Evidence(topology_id, identity, progress, epoch, leader(), tuple(found), moved, (*errors, *here))
 
 
@@ -107,8 +115,9 @@ def _tried(read: Callable[[], Any], errors: list[TxstreamError]) -> Any:
 
 def _look(topology_id: str, database: StateBackend) -> DatabaseEvidence:
     errors: list[TxstreamError] = []
-    fence = _tried(lambda: database.read_fence(topology_id), errors)
+    # The ledger first: an attempt is in the fence before it is in the ledger.
     rows = _tried(lambda: tuple(database.batches(topology_id)), errors) or ()
+    fence = _tried(lambda: database.read_fence(topology_id), errors)
     tables: list[TableEvidence] = []
     last: BatchRecord | None = None
     try:

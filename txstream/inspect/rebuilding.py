@@ -18,6 +18,7 @@ from txstream.api.errors import (
     CorruptStateError,
     LeaderExistsError,
     ProgressMismatchError,
+    ServiceUnavailableError,
     StateTableError,
     UsageError,
 )
@@ -31,6 +32,7 @@ from txstream.inspect.stores import (
     is_dead,
     open_databases,
     open_zookeeper,
+    with_states_of,
 )
 from txstream.inspect.tables import refuse_missing
 from txstream.metas import BatchMetas, MetaCodec
@@ -64,7 +66,7 @@ def recover(
     every database can be opened, ProgressMismatchError when the databases contradict each other by more than
     a crash explains, FencedError.
     """
-    settings = (settings or Settings()).resolve()
+    settings = with_states_of((settings or Settings()).resolve(), topology)
     with (
         open_zookeeper(settings) as zookeeper,
         open_databases(settings, topology_id, for_writing=True) as databases,
@@ -93,6 +95,7 @@ def recover_in(
     """As `recover`, over what is open; nobody else may lead the topology meanwhile."""
     own = own_of(topology_id, databases)
     identity = identity_from(topology_id, own, open_store, topology)
+    _refuse_unseen(topology_id, identity, own)
     codec = codec_of(identity, topology)
     store = open_store(codec)
     problem = problem_of(topology_id, identity, store, own, codec)
@@ -136,7 +139,7 @@ class Own:
     fence: FenceRow | None
     last: BatchRecord | None
     before: BatchRecord | None
-    tables: tuple[str, ...]
+    tables: tuple[str, ...] | None  # None: its store cannot tell
 
     @property
     def uuid(self) -> str | None:
@@ -160,11 +163,26 @@ def own_of(topology_id: str, databases: Sequence[StateBackend]) -> list[Own]:
     return found
 
 
-def _tables(database: StateBackend, topology_id: str) -> tuple[str, ...]:
-    # A store that cannot be read by commands, or that holds nothing, has no tables to tell of.
-    with contextlib.suppress(UsageError, StateTableError), database.read_state(topology_id) as reading:
-        return tuple(table.name for table in reading.tables())
-    return ()
+def _tables(database: StateBackend, topology_id: str) -> tuple[str, ...] | None:
+    try:
+        with database.read_state(topology_id) as reading:
+            return tuple(table.name for table in reading.tables())
+    except StateTableError:
+        return ()
+    except UsageError:
+        return None
+
+
+def _refuse_unseen(topology_id: str, identity: Identity, own: Sequence[Own]) -> None:
+    """A table that is in none of the databases is in one that was not looked at: what its ledger says would
+    be left out of the decision."""
+    unseen = set(identity.tables).difference(*(one.tables or () for one in own))
+    if unseen and all(one.tables is not None for one in own):
+        raise ServiceUnavailableError(
+            f"topology {topology_id!r} has the state table {', '.join(sorted(unseen))}, which is in none of "
+            f"the databases that were looked at ({', '.join(one.database.url_for_people for one in own)}); "
+            f"give its database by --state-database, since all of them must take part"
+        )
 
 
 def identity_from(

@@ -10,7 +10,7 @@ import contextlib
 import socket
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -18,6 +18,7 @@ from txstream.api.errors import ServiceUnavailableError, TxstreamError, UsageErr
 from txstream.inspect.records import MissingDatabase
 
 if TYPE_CHECKING:
+    from txstream.api.topology import Topology
     from txstream.settings import Settings
     from txstream.state import FenceRow, StateBackend
     from txstream.zookeeper import ZooKeeper
@@ -228,3 +229,12 @@ def is_dead(driver: str) -> bool:
         return True
     except psutil.AccessDenied:
         return False
+
+
+def with_states_of(settings: Settings, topology: Topology | None) -> Settings:
+    """The settings with the URLs of a topology's states among its databases, passwords and all."""
+    if topology is None:
+        return settings
+    states = [*(bolt.state for bolt, _ in topology.states), *(use.state for use in topology.map_states)]
+    urls = dict.fromkeys(state.url for state in states if state.url is not None)
+    return replace(settings, state_databases=(*settings.state_databases, *urls))
