@@ -8,11 +8,12 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from support.pruning_contract import PruningContract, committed, txids
+from support.pruning_contract import PruningContract, committed, day, pruner, txids
 from support.state_contract import StateFixtures
 from support.states import Rig
 
 from txstream.api.errors import ServiceUnavailableError, UsageError
+from txstream.cli.main import main
 from txstream.engine import pruning
 from txstream.engine.pruning import LedgerPruner
 from txstream.keep import Keep
@@ -157,3 +158,16 @@ class TestStopping(StateFixtures):
         pruner.stop(DEADLINE_SECONDS)  # in its pause
         assert txids(rig) == [2, 3, 4, 5]
         assert "1 old rows" in caplog.text
+
+    def test_a_txid_that_was_pruned_is_told_as_that(
+        self, rig: Rig, url: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        committed(rig, 5)
+        pruner(rig, "2", day(9)).prune()
+        assert main(["show", "words", "3", "--database", url]) == 1
+        assert (
+            "has no txid 3; it was pruned (`--keep`): the ledger begins at txid 4" in capsys.readouterr().err
+        )
+        assert main(["show", "words", "9", "--database", url]) == 1
+        assert "has no txid 9; it has txid 4 to 5" in capsys.readouterr().err
+        assert main(["batches", "words", "--database", url]) == 0
