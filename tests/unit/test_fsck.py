@@ -468,7 +468,8 @@ def test_a_row_of_an_older_version_is_the_same_batch() -> None:
         metas = {"partitions": {"p": place}}
         now = datetime.now(UTC)
         return BatchRecord(
-            "t", "u", Txid(1), attempt_id(1, 1), Semantics.OPAQUE, "committed", metas, 0, 0, now, now, now, None
+            "t", "u", Txid(1), attempt_id(1, 1), Semantics.OPAQUE, "committed", metas, 0, 0,
+            now, now, now, None,
         )  # fmt: skip
 
     old, codec = row(start=1, end=2), MetaCodec(Place)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from support.memory_zookeeper import MemoryZooKeeper
 from support.states import PLANNED, PROCESSED, Rig, word_table
 
@@ -540,3 +541,16 @@ def test_a_topology_is_not_deleted_by_half_unless_told_so(
     assert zookeeper.topologies() == []
     for rig in two:
         assert rig.database.read_fence("words") is None
+
+
+def test_a_database_of_an_older_revision_names_the_command(two: tuple[Rig, Rig]) -> None:
+    first, second = two
+    engine = sa.create_engine(second.url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE txstream_alembic_version SET version_num = '0002'")
+        connection.exec_driver_sql("ALTER TABLE txstream_fence DROP COLUMN identity")
+    engine.dispose()
+    with open_databases(settings_of(first), "words") as databases:
+        (missing,) = databases.missing
+    assert "revision 0002" in missing.reason
+    assert missing.remedy == f"type `txstream db upgrade --database {second.url}`"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from txstream.api.errors import ServiceUnavailableError, TxstreamError, UsageError
+from txstream.api.errors import SchemaRevisionError, ServiceUnavailableError, TxstreamError, UsageError
 from txstream.inspect.records import MissingDatabase
 
 if TYPE_CHECKING:
@@ -169,6 +169,8 @@ def _missing(url: str, error: TxstreamError) -> MissingDatabase:
         remedy = f"restore it, or {_OPTION} if it is elsewhere"
     elif _HIDDEN in url:
         remedy = _OPTION
+    elif isinstance(error, SchemaRevisionError):
+        remedy = f"type `txstream db upgrade --database {shown}`"
     elif isinstance(error, ServiceUnavailableError):
         remedy = f"{remedy}, or {_OPTION} if it needs others"
     return MissingDatabase(shown, str(error), remedy)
