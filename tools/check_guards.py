@@ -3,6 +3,7 @@
     python tools/check_guards.py                 # all; minutes, and real servers
     python tools/check_guards.py --only 5.1      # those whose clause, description or test has this in it
     python tools/check_guards.py --markdown FILE
+    python tools/check_guards.py --tables        # proves nothing: brings the tables of the guide up to date
 
 The source is copied and the copy is changed, never the tree. Before that the tests must pass as it is.
 """
@@ -10,6 +11,7 @@ The source is copied and the copy is changed, never the tree. Before that the te
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import re
 import shutil
@@ -23,6 +25,8 @@ from pathlib import Path
 from guards import GUARDS, Guard
 
 ROOT = Path(__file__).resolve().parents[1]
+GUIDE = ROOT / "docs" / "guarantees.md"
+MUTANTS = ROOT / "tests" / "simulation" / "mutants.py"
 BELOW = ("spouts", "bolts", "examples", "migrations")  # which install below `txstream`
 SECONDS = 300.0
 
@@ -120,13 +124,72 @@ def markdown(proofs: Sequence[Proof]) -> str:
     return "\n".join(rows) + "\n"
 
 
+# --- the guide ------------------------------------------------------------------------------------------
+
+
+def place_of(guard: Guard) -> str:
+    """The guard's file, and the innermost class and function that it is in."""
+    text = (ROOT / guard.file).read_text(encoding="utf-8")
+    if not guard.file.endswith(".py"):
+        return f"[{guard.file}](../{guard.file})"
+    code = guard.old.lstrip()
+    line = text[: text.index(guard.old) + len(guard.old) - len(code)].count("\n") + 1
+    around = [
+        node
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ClassDef | ast.FunctionDef)
+        and node.lineno <= line <= (node.end_lineno or node.lineno)
+    ]
+    names = [node.name for node in sorted(around, key=lambda node: node.lineno)]
+    return f"[{Path(guard.file).name}](../{guard.file}) `{'.'.join(names)}`"
+
+
+def table_of(clause: str) -> str:
+    """The guards of a clause and of the clauses below it, as the guide shows them."""
+    rows = ["| guard | where | fails without it |", "|---|---|---|"]
+    for guard in GUARDS:
+        if guard.clause == clause or guard.clause.startswith(f"{clause}."):
+            file, *names = guard.test.split("::")
+            test = "::".join([Path(file).name, *names])
+            rows.append(f"| {guard.what} | {place_of(guard)} | [`{test}`](../{file}) |")
+    return "\n".join(rows)
+
+
+def table_of_mutants() -> str:
+    """The rules that the simulation proves: what each mutant does, and what is found."""
+    text = MUTANTS.read_text(encoding="utf-8")
+    classes = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
+    told = {node.name: ast.get_docstring(node) for node in classes}
+    found: dict[str, list[str]] = {}
+    for mutant, shows in re.findall(r"^    Hunt\((\w+), (\w+),", text, re.MULTILINE):
+        if shows not in found.setdefault(mutant, []):
+            found[mutant].append(shows)
+    rows = ["| mutant | what it does | what is found |", "|---|---|---|"]
+    for mutant, shown in found.items():
+        does = " ".join((told[mutant] or "").split())
+        rows.append(f"| `{mutant}` | {does} | {', '.join(f'`{name}`' for name in shown)} |")
+    return "\n".join(rows)
+
+
+def with_tables(text: str) -> str:
+    """The guide with its tables as they are now."""
+    mutants = re.compile(r"(<!-- mutants -->\n).*?(<!-- end -->)", re.DOTALL)
+    text = mutants.sub(lambda found: f"{found[1]}{table_of_mutants()}\n{found[2]}", text)
+    pattern = re.compile(r"(<!-- guards of (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+    return pattern.sub(lambda found: f"{found[1]}{table_of(found[2])}\n{found[3]}", text)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", default="")
     parser.add_argument("--markdown", type=Path)
+    parser.add_argument("--tables", action="store_true")
     options = parser.parse_args(arguments)
+    if options.tables:
+        GUIDE.write_text(with_tables(GUIDE.read_text(encoding="utf-8")), encoding="utf-8")
+        return 0
     chosen = [guard for guard in GUARDS if options.only in f"{guard.name} {guard.test}"]
     proofs: list[Proof] = []
     with tempfile.TemporaryDirectory(prefix="txstream-guards-") as folder:

@@ -346,7 +346,7 @@ COMMIT = (
         _COMMIT,
         "            if at not in begun:\n"
         "                self._begin(self._targets[at], attempt, metas, batch, reached)\n",
-        "",
+        "            pass\n",
         "tests/unit/test_commit_paths.py::test_the_path_is_chosen_by_batch_and_told_by_the_ledger",
     ),
     Guard(

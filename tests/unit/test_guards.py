@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from simulation.mutants import HUNTS
 
 import check_guards
 from guards import GUARDS, Guard
@@ -34,6 +35,25 @@ def test_its_test_exists(test: str) -> None:
         name = names[-1].partition("[")[0]
         support = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "tests/support").glob("*.py"))
         assert re.search(rf"def {name}\b", text + support)
+
+
+def test_the_guide_shows_them_as_they_are() -> None:
+    """`python tools/check_guards.py --tables` writes them."""
+    guide = check_guards.GUIDE.read_text(encoding="utf-8")
+    assert check_guards.with_tables(guide) == guide
+    for guard in GUARDS:
+        assert check_guards.place_of(guard) in guide
+    for mutant in {hunt.mutant.__name__ for hunt in HUNTS}:
+        assert f"| `{mutant}` |" in guide
+
+
+def test_links_of_the_guide_lead_somewhere() -> None:
+    guide = check_guards.GUIDE.read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)#]+)[)#]", guide):
+        assert (check_guards.GUIDE.parent / link).exists(), link
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    for name in re.findall(r"`test_\w+\.py::(test_\w+)`", guide):
+        assert f"def {name}(" in tests, name
 
 
 def test_a_guard_that_is_gone_is_told() -> None:
