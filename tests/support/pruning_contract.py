@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -115,8 +116,8 @@ class PruningContract(StateFixtures):
         seen: list[tuple[int, list[int]]] = []
         prune = rig.database.prune
 
-        def between(topology: str, **options: object) -> int:
-            gone = prune(topology, **options)  # type: ignore[arg-type]
+        def between(topology: str, **options: Any) -> int:
+            gone: int = prune(topology, **options)
             txid = 10 + len(seen)
             rig.commit(txid, {"a": 1})
             seen.append((gone, txids(rig)))
