@@ -52,7 +52,7 @@ from txstream.engine.points import WRITE_POINTS, Point
 from txstream.engine.shares import Message, rows_written
 from txstream.engine.stores import OpenStores
 from txstream.spouts.memory import MemorySpout
-from txstream.state import StateDatabase, open_database
+from txstream.state import StateBackend, StateDatabase, open_database, register_backend
 from txstream.testing import AttemptState, NotReachedError, TopologyTest
 from txstream.transaction import AttemptId
 
@@ -479,6 +479,28 @@ def test_a_database_that_is_another_one_on_the_executors_host_is_told(
     assert not elsewhere.exists()
 
 
+def test_a_backend_that_is_not_installed_on_executors_is_told(
+    source: MemorySpout, tmp_path: Path, shares: Shares
+) -> None:
+    """The driver has registered it in its own process only."""
+
+    def opened(url: str, **options: Any) -> StateBackend:
+        return StateDatabase(f"sqlite:///{tmp_path / 'own.db'}", **options)
+
+    take_back = register_backend("own", opened)
+
+    def elsewhere(write: Callable[[Message], bytes], message: Message) -> bytes:
+        take_back()
+        return write(message)
+
+    shares.write = elsewhere
+    with (
+        TopologyTest(counting(source, commit="executors"), database="own://here") as test,
+        pytest.raises(TopologyError, match=r"host .* cannot open the database: .*'own' is not supported"),
+    ):
+        test.run()
+
+
 def test_a_task_that_never_answers_is_given_up_after_the_message_timeout(
     source: MemorySpout, shares: Shares
 ) -> None:
@@ -545,7 +567,7 @@ def test_a_batch_that_is_begun_says_so_in_the_ledger(source: MemorySpout) -> Non
         check(test, counted())
 
 
-# --- reading while it runs -----------------------------------------------------------------------------------
+# --- reading while it runs ----------------------------------------------------------------------------------
 
 
 def last_committed(url: str) -> dict[str, int]:

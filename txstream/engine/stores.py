@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from txstream.api.errors import ServiceUnavailableError, TopologyError
+from txstream.api.errors import ServiceUnavailableError, TopologyError, UsageError
 
 if TYPE_CHECKING:
     from txstream.state import StateBackend
@@ -74,6 +74,11 @@ def _open(place: StorePlace, topology: str) -> StateBackend:
         if isinstance(error.__cause__, ImportError):
             raise _missing(error.__cause__) from error
         raise
+    except UsageError as error:  # the driver knows how, so it is not the user's URL that is wrong
+        raise TopologyError(
+            f"host {socket.gethostname()} cannot open the database: {error}; install the package of that "
+            f"backend there, or build with commit='driver'"
+        ) from error
     try:
         store.check()
         if store.read_fence(topology) is None:
