@@ -210,15 +210,19 @@ class StepwiseFrameworkContract(FrameworkContract):
         goes_on(url, first_run=True)
 
 
-CHANGES = ("CREATE", "ALTER", "DROP", "INSERT", "UPDATE", "DELETE")
+DEFINITIONS = ("CREATE", "ALTER", "DROP")
+CHANGES = (*DEFINITIONS, "INSERT", "UPDATE", "DELETE")
 
 
 def crash_before(url: str, step: int, work: Callable[[StateDatabase], object]) -> bool:
-    """Do something and die before its `step`th statement that changes anything; False when it had fewer."""
+    """Do something and die before its `step`th statement that changes anything; False when it had fewer. Of a
+    definition the server has done the first half then: it commits what was done before it."""
     steps = itertools.count()
 
-    def die(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+    def die(connection: sa.Connection, _cursor: Any, statement: str, *_: Any) -> None:
         if statement.lstrip().startswith(CHANGES) and next(steps) == step:
+            if statement.lstrip().startswith(DEFINITIONS):
+                connection.connection.commit()
             raise CrashError
 
     with contextlib.closing(open_sql_database(url)) as database:

@@ -41,6 +41,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.sql.elements import Grouping
 
 from txstream.api.errors import StateTableError, StateValueError
 from txstream.api.reducers import Reducer
@@ -290,6 +291,12 @@ class MySQLDialect(StateDialect):
             column = column.cast(pa.timestamp("us"))  # DATETIME has no zone; what has one is kept in UTC
         values: list[Any] = column.to_pylist()
         return values
+
+    def literal(self, column: pa.ChunkedArray, column_type: types.TypeEngine[Any]) -> ColumnElement[Any]:
+        found = super().literal(column, column_type)
+        # MySQL takes a default of text and bytes in parentheses alone.
+        unlimited = mysql_types.is_text(column.type) or mysql_types.is_bytes(column.type)
+        return Grouping(found) if unlimited else found
 
     def upsert(self, table: Table, update: Callable[[Any], tuple[dict[str, Any], Any]]) -> Upsert:
         return JoinedUpsert(self, table, update, PACKET_BYTES)

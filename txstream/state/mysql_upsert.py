@@ -44,6 +44,7 @@ _DELTA = "txstream_delta"
 _TXID = "txstream_txid"
 _CANNOT_BE_NULL = 1048
 _LONGEST_VALUE_BYTES = 64  # of a number or a time with its CAST; text and bytes come on top
+_LONGEST_RULES_BYTES = 10_000
 
 Update = Callable[[Any], tuple[dict[str, Any], Any]]
 
@@ -79,7 +80,7 @@ class JoinedUpsert(Upsert):
     def execute(self, connection: Connection, deltas: pa.Table, txid: int) -> int:
         limit = connection.info[self._packet_bytes]
         for part in _parts(deltas, limit):
-            if part.num_rows == 1:
+            if _longest(part) >= limit:
                 self._refuse_too_large(connection, part, txid, limit)
             try:
                 connection.exec_driver_sql(*self._statement(connection, part, txid))
@@ -145,15 +146,20 @@ def _placeholder(column: Column[Any]) -> str:
 
 
 def _parts(deltas: pa.Table, limit: int) -> Iterator[pa.Table]:
-    """Halves of halves until none can be longer than the server takes."""
-    # Escaped, each byte of text becomes two at most, and so does each byte in hexadecimal.
-    longest = 2 * deltas.nbytes + _LONGEST_VALUE_BYTES * deltas.num_rows * deltas.num_columns + 10_000
-    if deltas.num_rows < 2 or longest < limit:
+    """Halves of halves until none can be longer than the server takes, or has one row."""
+    if deltas.num_rows < 2 or _longest(deltas) < limit:
         yield deltas
         return
     half = deltas.num_rows // 2
     yield from _parts(deltas.slice(0, half), limit)
     yield from _parts(deltas.slice(half), limit)
+
+
+def _longest(deltas: pa.Table) -> int:
+    """How many bytes the statement has at most."""
+    # Escaped, each byte of text becomes two at most, and so does each byte in hexadecimal.
+    values = 2 * deltas.nbytes + _LONGEST_VALUE_BYTES * deltas.num_rows * deltas.num_columns
+    return int(values) + _LONGEST_RULES_BYTES
 
 
 def _is_null_txid(error: DBAPIError, txid: str | None) -> bool:
