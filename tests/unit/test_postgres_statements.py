@@ -1,0 +1,28 @@
+"""What PostgreSQL is asked, as text: what a server in a test cannot show, having one locale."""
+
+from __future__ import annotations
+
+import pytest
+import sqlalchemy as sa
+from support.states import word_table
+
+from txstream.api.reducers import Last, Max, Min, Reducer
+from txstream.state.postgresql import PostgreSQLDialect, _UnnestUpsert
+from txstream.state.writer import TableWriter
+
+
+def statement(value: str, reducer: Reducer) -> str:
+    dialect = PostgreSQLDialect(sa.make_url("postgresql://host/db"), 1.0, 1.0)
+    upsert = TableWriter(word_table(value=value, reducers={"n": reducer}), dialect)._upsert
+    assert isinstance(upsert, _UnnestUpsert)
+    return " ".join(upsert._sql.split())
+
+
+@pytest.mark.parametrize(("reducer", "function"), [(Min("x"), "least"), (Max("x"), "greatest")], ids=str)
+def test_text_is_compared_as_the_folds_compare_it(reducer: Reducer, function: str) -> None:
+    """Whatever the collation of the database, by the bytes of UTF-8."""
+    sql = statement("n string", reducer)
+    assert f'{function}(word_count.n COLLATE "C", excluded.n COLLATE "C")' in sql
+    assert f'{function}(word_count.prev_n COLLATE "C", excluded.n COLLATE "C")' in sql
+    assert "COLLATE" not in statement("n bigint", reducer)
+    assert "COLLATE" not in statement("n string", Last("x", by="t"))
