@@ -11,19 +11,17 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
 from urllib.parse import unquote
 
 from txstream.api.errors import UsageError
 from txstream.state.layout import Transaction
-from txstream.state.merging import Key
+from txstream.state.overlay import Overlay, Spaces
 from txstream.state.records import FenceLockedError
 from txstream.state.store import StoreBackend
 
 SCHEME = "memory"
-
-Spaces = dict[str, dict[Key, Any]]
 
 
 class MemoryBackend(StoreBackend):
@@ -55,7 +53,7 @@ class MemoryBackend(StoreBackend):
         store = self._store
         if not exclusive and not shared:
             with store.mutex:
-                yield _Changes(store.spaces)
+                yield Overlay(store.spaces)
             return
         bound = self._lock_timeout_seconds if timeout_seconds is None else timeout_seconds
         deadline = time.monotonic() + bound
@@ -67,7 +65,7 @@ class MemoryBackend(StoreBackend):
                         f"{bound:g} s; wait until it ends"
                     )
                 locks.callback(store.lock(name).release, alone=alone)
-            changes = _Changes(store.spaces)
+            changes = Overlay(store.spaces)
             yield changes
             with store.mutex:
                 changes.apply()
@@ -94,40 +92,6 @@ def forget(name: str) -> None:
     """Drop the store of a name and all that is in it. Who has it open goes on with what is dropped."""
     with _stores_lock:
         _stores.pop(name, None)
-
-
-class _Changes:
-    """One transaction's view: the store below, its own changes above."""
-
-    def __init__(self, spaces: Spaces) -> None:
-        self._spaces = spaces
-        self._changed: Spaces = {}
-
-    def get(self, space: str, key: Key) -> Any:
-        changed = self._changed.get(space)
-        if changed is not None and key in changed:
-            return changed[key]
-        return self._spaces.get(space, {}).get(key)
-
-    def put(self, space: str, key: Key, value: Any) -> None:
-        self._changed.setdefault(space, {})[key] = value
-
-    def scan(self, space: str) -> Iterable[tuple[Key, Any]]:
-        changed = self._changed.get(space, {})
-        # Copied in one step, which other threads cannot come between.
-        below = list(self._spaces.get(space, {}).items())
-        found = [item for item in below if item[0] not in changed]
-        return found + [item for item in changed.items() if item[1] is not None]
-
-    def apply(self) -> None:
-        """Put the changes into the store."""
-        for space, changed in self._changed.items():
-            kept = self._spaces.setdefault(space, {})
-            for key, value in changed.items():
-                if value is None:
-                    kept.pop(key, None)
-                else:
-                    kept[key] = value
 
 
 class _Lock:

@@ -263,6 +263,26 @@ class StoreBackend(StateBackend):
         )
         here.put(layout.ledger_space(topology), (attempt.txid,), layout.record_value(row))
 
+    def prune(
+        self, topology: str, *, committed_before: datetime | None, newest: int | None, rows: int
+    ) -> int:
+        ledger = layout.ledger_space(topology)
+        with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
+            kept = sorted(
+                (layout.read_record(value) for _, value in here.scan(ledger)), key=lambda row: row.txid
+            )
+            last = max((row.txid for row in kept if row.status == COMMITTED), default=0)
+            pruned = 0
+            for place, row in enumerate(kept):
+                old = committed_before is not None and _committed_before(row, committed_before)
+                surplus = newest is not None and place < len(kept) - newest
+                may_go = row.status == COMMITTED and row.txid < last and (old or surplus)
+                if not may_go or pruned == rows:
+                    break
+                here.put(ledger, (row.txid,), None)
+                pruned += 1
+        return pruned
+
     # --- the commit ---------------------------------------------------------------------------------
 
     def commit(
@@ -441,3 +461,7 @@ class StoreBackend(StateBackend):
 
     def close(self) -> None:
         return
+
+
+def _committed_before(row: BatchRecord, time: datetime) -> bool:
+    return row.committed_at is not None and row.committed_at < time

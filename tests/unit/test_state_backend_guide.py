@@ -1,0 +1,135 @@
+"""`docs/state-backends.md`: its backend runs as it stands there, and its table has every promise."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from multiprocessing import get_context
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from support.committing import BATCHES, check_tables, committing, word_source
+from support.guide import DOCS, load
+from support.states import Rig
+
+from txstream.api.errors import ServiceUnavailableError, UsageError
+from txstream.state import open_database, place_of, registry
+from txstream.testing import Point, StateConformanceError, TopologyTest, check_state_backend, state_checks
+
+GUIDE = DOCS / "state-backends.md"
+TEXT = GUIDE.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def guide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+    """Loading it registers its scheme."""
+    yield load(GUIDE, tmp_path_factory.mktemp("guide"))
+    registry._registered.pop("events")
+    del sys.modules[f"guide_{GUIDE.stem}"]
+
+
+@pytest.fixture
+def url(guide: ModuleType, tmp_path: Path) -> str:
+    return f"events://{tmp_path}/events.log"
+
+
+def test_the_example_keeps_every_promise_that_applies(
+    guide: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    guide.check_log(tmp_path)
+    said = capsys.readouterr().out.splitlines()
+    names = [check.name for check in state_checks() if check.name != "other-processes-see-it"]
+    assert said[:-1] == [f"kept            {name}" for name in names]
+    shown = [line for line in TEXT.splitlines() if line.startswith(("kept  ", "not applicable "))]
+    assert shown == [*said[:2], said[-1]]
+
+
+def test_the_guides_tests(guide: Any, tmp_path: Path) -> None:
+    check = next(check for check in state_checks() if check.name == "opaque-rules")
+    guide.test_promise(check, tmp_path)
+
+
+def test_the_example_of_a_broken_promise(guide: Any, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    transaction = guide.LogBackend.transaction
+
+    @contextlib.contextmanager
+    def careless(self: Any, **options: Any) -> Iterator[Any]:
+        failed = None
+        with transaction(self, **options) as here:
+            try:
+                yield here
+            except Exception as error:  # noqa: BLE001 - that is the fault
+                failed = error
+        if failed is not None:
+            raise failed
+
+    monkeypatch.setattr(guide.LogBackend, "transaction", careless)
+    with pytest.raises(StateConformanceError) as caught:
+        check_state_backend(url, only=["beginning-is-atomic"])
+    assert str(caught.value) in TEXT
+
+
+def test_the_table_has_every_promise_in_its_words() -> None:
+    rows = re.findall(r"^\| `([a-z-]+)` \| (.+) \|$", TEXT.split("### The promises")[1], re.M)
+    assert rows == [(check.name, check.rule) for check in state_checks()]
+
+
+def test_a_topology_over_the_example(url: str) -> None:
+    with TopologyTest(committing(word_source()), database=url) as test:
+        test.crash(at=Point.INSIDE_COMMIT)
+        test.restart()
+        test.commit(1)
+        test.crash(at=Point.AFTER_COMMIT)
+        test.restart()
+        test.run()
+        check_tables(test, BATCHES)
+
+
+def test_half_a_line_is_no_transaction(url: str) -> None:
+    """What a process leaves that is killed while it writes."""
+    rig = Rig(open_database(url), url).join()
+    rig.commit(1, {"a": 1})
+    path = Path(place_of(url))
+    whole = path.read_bytes()
+    with path.open("ab") as log:
+        log.write(whole.splitlines()[-1][:-20])
+    again = Rig(open_database(url), url, sequence=rig.sequence)
+    assert again.values() == {"a": 1}
+    again.commit(2, {"a": 1})
+    assert again.values() == rig.values() == {"a": 2}
+
+
+def _commit_and_die(guide: Path, folder: Path, url: str) -> None:
+    load(guide, folder)
+    rig = Rig(open_database(url), url, epoch=2)
+    rig.commit(2, {"a": 1, "b": 1}, reached=lambda _: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def test_a_process_that_is_killed_lets_go_of_the_lock(url: str, tmp_path: Path) -> None:
+    rig = Rig(open_database(url), url).join()
+    rig.commit(1, {"a": 1})
+    folder = tmp_path / "child"
+    folder.mkdir()
+    child = get_context("spawn").Process(target=_commit_and_die, args=(GUIDE, folder, url))
+    child.start()
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL
+    rig.commit(2, {"a": 1})
+    assert rig.values() == {"a": 2}
+
+
+def test_what_cannot_be_opened_is_an_outage(guide: ModuleType, tmp_path: Path) -> None:
+    database = open_database(f"events://{tmp_path}/none/events.log")
+    with pytest.raises(ServiceUnavailableError, match="cannot be opened"):
+        database.ensure_framework_tables()
+    with pytest.raises(UsageError, match="has no absolute path"):
+        open_database("events://events.log")
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path)
+    assert place_of(f"events://{link}/x.log") == place_of(f"events://{tmp_path}/x.log")
