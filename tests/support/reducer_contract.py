@@ -6,8 +6,11 @@ Subclasses have a fixture `url`, of any scope. A store is reached through `open_
 
 from __future__ import annotations
 
+import contextlib
 import operator
+import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from decimal import Decimal
 from typing import Any
@@ -112,6 +115,28 @@ class ReducerContract(TypeFixtures):
         with pytest.raises(TxidRegressionError, match="key word='a'"):
             rig.commit(1, {"a": 5, "b": 5})
         assert read(rig, "ab", before=3) == {"a": 10, "b": 3}
+
+    @pytest.mark.parametrize("semantics", [OPAQUE, TRANSACTIONAL], ids=str)
+    def test_a_share_that_two_tasks_write_side_by_side_counts_once(
+        self, database: StateBackend, url: str, semantics: Semantics
+    ) -> None:
+        """Both have read what was there, where the store lets them, before either writes."""
+        both = threading.Barrier(2)
+
+        def slow(left: int, right: int) -> int:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                both.wait(0.2)
+            return left * right
+
+        rig = self.rig(database, url, reducers={"n": custom(slow, 1)}, semantics=semantics)
+        rig.commit(1, {"a": 2})
+        under = rig.begin(2)
+        with ThreadPoolExecutor(2) as pool:
+            for share in [pool.submit(rig.write, under, {"a": 5, "b": 7}) for _ in range(2)]:
+                assert share.result(30) == 2
+        rig.write(under, {"a": 5, "b": 7})
+        rig.end(under, 2)
+        assert read(rig, "ab", before=3) == {"a": 10, "b": 7}
 
     @pytest.mark.parametrize("semantics", list(Semantics), ids=str)
     @pytest.mark.parametrize(
