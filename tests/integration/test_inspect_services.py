@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from support.guide import DOCS, load
 from support.kafka_topics import Topics
 from support.states import Rig, word_table
 from support.tables import read_counts
@@ -236,3 +238,40 @@ def two_tables(name: str, second_url: str) -> txstream.Topology:
         store = txstream.SqlStateBolt(state, n=txstream.Sum("n"))
         builder.set_committer_bolt(f"store_{table}", store).fields_grouping("count", "word")
     return builder.build()
+
+
+# --- the guide -------------------------------------------------------------------------------------
+
+
+def test_the_guides_code_runs(
+    services: Services,
+    sqlite_url: str,
+    tmp_path: Path,
+    unique: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    zookeeper = f"{services.zookeeper}/{unique}"
+    for name, value in (("ZOOKEEPER", zookeeper), ("KAFKA", services.kafka), ("DATABASE", sqlite_url)):
+        monkeypatch.setenv(f"TXSTREAM_{name}", value)
+    monkeypatch.chdir(tmp_path)
+    truth = fill_topic(services.kafka, unique, make_lines(300), partitions=2)
+    txstream.start(
+        word_count.topology(unique, max_records_per_partition=40),
+        until="caught-up",
+        runner_factory=InProcessRunner,
+    ).wait(60)
+    load(DOCS / "inspection.md", tmp_path)
+    out = capsys.readouterr().out
+    assert f"word_count {len(truth)} rows as of txid 4" in out
+    assert str(max(truth.values())) in out
+
+
+def test_every_command_of_the_guide_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (DOCS / "inspection.md").read_text(encoding="utf-8")
+    commands = set(re.findall(r"^(?:\$ )?txstream ((?:state )?[a-z]+)", text, re.M))
+    assert {"batches", "show", "state list", "state get", "state top", "state diff"} <= commands
+    assert {"fsck", "recover"} <= commands
+    for command in commands:
+        assert main([*command.split(), "--help"]) == 0
+        assert "--json" in capsys.readouterr().out

@@ -157,7 +157,7 @@ def test_a_diff_says_what_is_not_known_any_more(make_rig: Any) -> None:
     found = inspect.diff("words", "word_count", 1, settings_of(rig))
     assert [change.key["word"] for change in found.created] == ["b"]
     assert found.overwritten == 2
-    assert "2 more rows that txid 1 wrote" in found.notes[0]
+    assert "2 more that txid 1 wrote" in found.notes[0]
 
 
 def test_rows_of_a_failed_attempt_are_no_change(make_rig: Any) -> None:
@@ -186,7 +186,7 @@ def test_a_diff_can_be_limited(make_rig: Any) -> None:
     rig.commit(1, {"a": 4, "b": 2, "c": 1})
     found = inspect.diff("words", "word_count", 1, settings_of(rig), limit=2)
     assert (len(found.created), found.carrying_count) == (2, 3)
-    assert "1 more rows carry txid 1" in found.notes[0]
+    assert "1 more carry txid 1" in found.notes[0]
 
 
 def test_a_diff_of_a_batch_that_is_being_committed(make_rig: Any) -> None:
@@ -408,7 +408,7 @@ def test_state_diff_and_json(make_rig: Any, capsys: pytest.CaptureFixture[str]) 
     where = ["--database", rig.url]
     assert main(["state", "diff", "words", "word_count", "--txid", "2", *where]) == 0
     out = capsys.readouterr().out
-    assert "created 1 rows of word_count, changed 1" in out
+    assert "created 1 row of word_count, changed 1" in out
     assert main(["state", "diff", "words", "word_count", "--txid", "2", "--json", *where]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["changed"] == [{"key": {"word": "a"}, "before": {"n": 4}, "after": {"n": 7}}]

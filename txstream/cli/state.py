@@ -161,11 +161,17 @@ def _print_diff(cli: Cli, found: TableDiff) -> None:
 
 def _counted(found: TableDiff) -> str:
     if found.carrying:
-        return f"{found.carrying_count:,} rows of {found.table} were last changed by it"
-    words = [f"created {len(found.created):,} rows of {found.table}", f"changed {len(found.changed):,}"]
+        return f"{_rows_of(found.carrying_count)} of {found.table} were last changed by it"
+    words = [f"created {_rows_of(len(found.created))} of {found.table}", f"changed {len(found.changed):,}"]
     if found.unchanged:
         words.append(f"touched {found.unchanged:,} without a change")
-    return ", ".join(words)
+    shown = len(found.created) + len(found.changed) + found.unchanged
+    part = "" if shown == found.carrying_count else f"of the {_rows_of(shown)} that are shown it "
+    return part + ", ".join(words)
+
+
+def _rows_of(count: int) -> str:
+    return f"{count:,} row{'' if count == 1 else 's'}"
 
 
 def _cells(change: RowChange, keys: Sequence[str], values: Sequence[str]) -> list[Any]:

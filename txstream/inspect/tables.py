@@ -221,9 +221,9 @@ def _diff_notes(
     if table.semantics is Semantics.TRANSACTIONAL:
         yield "a transactional table keeps no earlier values: what these rows were before is not known"
     if shown < count:
-        yield f"{count - shown} more rows carry txid {txid}"
+        yield f"{count - shown:,} more carry txid {txid}"
     if overwritten:
         yield (
-            f"{overwritten} more rows that txid {txid} wrote, in all tables of this database, were changed "
-            f"by later batches since: what it did to them is not known any more"
+            f"{overwritten:,} more that txid {txid} wrote, in all tables of this database, were changed by "
+            f"later batches since: what it did to them is not known any more"
         )
