@@ -20,6 +20,7 @@ from support.commit_paths import PATHS, check, counted, counting, paths, word_so
 from support.cut import AnswerLosingProxy
 from support.framework_contract import StepwiseFrameworkContract
 from support.growth_contract import GrowthContract
+from support.names_contract import NamesContract
 from support.pruning_contract import PruningContract
 from support.reducer_contract import ReducerContract
 from support.server_contract import ServerLocks, ServerOutages, closing
@@ -90,6 +91,10 @@ class TestAllTypes(AllTypesContract):
 
 
 class TestPruning(PruningContract):
+    pass
+
+
+class TestNames(NamesContract):
     pass
 
 
@@ -232,6 +237,11 @@ class TestSessions(StateFixtures):
                 rig.database._dialect.lock_definitions(connection)
                 with pytest.raises(FenceLockedError, match="creating txstream's tables in database 'db"):
                     other.join("words", "u", [], semantics=Semantics.OPAQUE, first_run=True)
+
+    def test_a_statement_may_take_longer_than_connecting(self, url: str) -> None:
+        database = open_sql_database(url, connect_timeout_seconds=0.5)
+        with contextlib.closing(database), database._reading("a test") as connection:
+            assert connection.exec_driver_sql("SELECT SLEEP(0.8)").scalar_one() == 0
 
     def test_patience_ends_with_its_transaction(self, rig: Rig) -> None:
         seen = []
