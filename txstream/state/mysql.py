@@ -223,6 +223,14 @@ class MySQLDialect(StateDialect):
 
     # --- tables -------------------------------------------------------------------------------------
 
+    def check_name(self, table: str, what: str, name: str) -> None:
+        super().check_name(table, what, name)
+        if name.endswith(" ") or any(character > "\uffff" for character in name):
+            raise StateTableError(
+                f"state table {table!r}: {self.label} takes no {what} {name!r}, whose name ends with a blank "
+                f"or has a character beyond U+FFFF in it; choose another name"
+            )
+
     def insert(self, table: Table) -> Any:
         return mysql.insert(table)
 
