@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_WITHOUT_EXECUTORS = "commit='driver', unless bolts write states themselves"
+
 
 @dataclass(frozen=True)
 class StorePlace:
@@ -77,7 +79,7 @@ def _open(place: StorePlace, topology: str) -> StateBackend:
     except UsageError as error:  # the driver knows how, so it is not the user's URL that is wrong
         raise TopologyError(
             f"host {socket.gethostname()} cannot open the database: {error}; install the package of that "
-            f"backend there, or build with commit='driver'"
+            f"backend there, or build with {_WITHOUT_EXECUTORS}"
         ) from error
     try:
         store.check()
@@ -86,7 +88,7 @@ def _open(place: StorePlace, topology: str) -> StateBackend:
                 f"host {socket.gethostname()} finds nothing of topology {topology!r} in database "
                 f"{store.url_for_people}, where the driver has it; a file or a loopback address means "
                 f"another place there: use a database that all hosts reach under one URL, or build with "
-                f"commit='driver'"
+                f"{_WITHOUT_EXECUTORS}"
             )
     except BaseException:
         store.close()
@@ -98,5 +100,5 @@ def _missing(error: ImportError) -> TopologyError:
     return TopologyError(
         f"the Python of host {socket.gethostname()} cannot import what it needs to write states ({error}); "
         f"install SQLAlchemy and the database's driver there, as with pip install 'txstream[postgresql]', or "
-        f"build with commit='driver'"
+        f"build with {_WITHOUT_EXECUTORS}"
     )
