@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -95,9 +96,16 @@ class RevisionContract(UpgradeFixtures):
 
     @pytest.mark.parametrize("revision", OLDER)
     def test_an_upgrade_waits_for_a_commit_that_is_under_way(
-        self, database: StateDatabase, url: str, revision: str
+        self, database: StateDatabase, url: str, revision: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Of a driver of the older txstream, which knows only its columns."""
+        begun, connect = threading.Event(), StateDatabase._connect
+
+        def begin(database: StateDatabase, doing: str) -> sa.Connection:
+            connection = connect(database, doing)
+            begun.set()
+            return connection
+
         rig = old_database(database, url, revision)
         engine = sa.create_engine(url)
         with engine.connect() as connection:
@@ -106,8 +114,9 @@ class RevisionContract(UpgradeFixtures):
         with ThreadPoolExecutor(1) as pool:
             with engine.begin() as connection:
                 connection.execute(batch.insert().values(row | {"txid": 2}))
+                monkeypatch.setattr(StateDatabase, "_connect", begin)
                 upgraded = pool.submit(database.upgrade)
-                wait([upgraded], 0.2)  # it may get as far as it can
+                assert begun.wait(30)
                 assert not upgraded.done()
             assert upgraded.result(30)[0] == revision
         engine.dispose()
