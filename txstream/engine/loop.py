@@ -11,16 +11,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from txstream.api.errors import (
     BatchFailedError,
     BatchTimeoutError,
-    BoltError,
     PartitionUnavailableError,
     ServiceUnavailableError,
     StaleAttemptError,
@@ -39,6 +38,7 @@ from txstream.coordinator import (
     Plan,
 )
 from txstream.engine.commit import Committer, ProcessedBatch
+from txstream.engine.committing import CommitPhase
 from txstream.engine.events import EventQueue
 from txstream.engine.operators import Operators, Slots
 from txstream.engine.planning import Planning
@@ -52,7 +52,6 @@ from txstream.engine.retries import (
     judge,
 )
 from txstream.engine.runner import BatchResult, BatchRunner
-from txstream.engine.shares import StateWrite
 from txstream.engine.waiting import Waiting
 from txstream.metas import BatchMetas, MetaCodec
 from txstream.semantics import Semantics
@@ -60,10 +59,6 @@ from txstream.transaction import TransactionAttempt, Txid
 from txstream.zookeeper import ProgressStore
 
 log = logging.getLogger(__name__)
-
-# What fails an attempt's transactions, but not the run: outages, and tasks that died. Data that cannot be
-# stored could not be stored the next time either.
-_COMMITS_AGAIN = (BatchFailedError, ServiceUnavailableError, BoltError)
 
 
 class RunAbortedError(TxstreamError):
@@ -104,7 +99,6 @@ class EventLoop:
         pending = self.coordinator.max_spout_pending
         self._events = EventQueue()
         self._writes = ThreadPoolExecutor(1, "txstream-zookeeper")
-        self._commits = ThreadPoolExecutor(1, "txstream-commit")
         # A cancelled job may hold its thread for seconds, beside its successor.
         self._jobs = ThreadPoolExecutor(2 * pending + 2, "txstream-job")
         # On a thread of its own, or stuck jobs would keep those that are to end them from running.
@@ -117,10 +111,6 @@ class EventLoop:
         self._failures: dict[Txid, TxidFailures] = {}
         self._doomed: dict[TransactionAttempt, BaseException] = {}
         self._emitted: set[Txid] = set()
-        # Past the bolts of its commit phase, an attempt waits for databases as long as it takes.
-        self._bolts_committed: set[TransactionAttempt] = set()
-        # But for what executors write then: added and removed by the commit thread.
-        self._writing: set[TransactionAttempt] = set()
         # The attempt before the current txid's, where this loop has seen it commit.
         self._committed: TransactionAttempt | None = None
         self._waiting = Waiting()
@@ -137,6 +127,23 @@ class EventLoop:
             self.options.targets,
             do_all=self._do_all,
             planned=self._planned,
+            fail_run=self._fail_run,
+            is_active=self._is_active,
+        )
+        self._commits = CommitPhase(
+            self.committer,
+            self.runner,
+            self.codec,
+            self._events,
+            self.options.message_timeout_seconds,
+            enter=self._enter_commit,
+            reach=self._reach,
+            release=self._release,
+            set_deadline=self._set_deadline,
+            timing=self._timing,
+            acked=self._acked,
+            failed=self._attempt_failed,
+            stale=self._verify_leader,
             fail_run=self._fail_run,
             is_active=self._is_active,
         )
@@ -224,8 +231,9 @@ class EventLoop:
         # The jobs of superseded attempts may run on for a while; nobody waits for them.
         self._jobs.shutdown(wait=False, cancel_futures=True)
         self._planning.shut_down()
-        for pool in (self._writes, self._commits, self._cancels):
-            pool.shutdown(wait=True, cancel_futures=True)
+        self._writes.shutdown(wait=True, cancel_futures=True)
+        self._commits.shut_down()
+        self._cancels.shutdown(wait=True, cancel_futures=True)
 
     def _cancel(self, attempt: TransactionAttempt) -> None:
         try:
@@ -259,8 +267,8 @@ class EventLoop:
                     self._do_persist(command)
                 case EmitBatch():
                     self._do_emit(command)
-                case EmitCommit():
-                    self._do_commit(command)
+                case EmitCommit(attempt):
+                    self._commits.commit(command, self._processed.pop(attempt), self._committed)
                 case Advance():
                     self._do_advance(command)
                 case Cancel(attempt):
@@ -370,7 +378,7 @@ class EventLoop:
                 )
             self._do_all(self.coordinator.ack(attempt))
 
-        self._fail_when_overdue(attempt, Phase.PROCESSING, "processed")
+        self._fail_when_overdue(attempt)
         self._events.submit(
             self._jobs,
             lambda: self.runner.run(attempt, emit.metas),
@@ -378,130 +386,15 @@ class EventLoop:
             lambda error: self._attempt_failed(attempt, error),
         )
 
-    def _fail_when_overdue(self, attempt: TransactionAttempt, phase: Phase, done: str) -> None:
+    def _fail_when_overdue(self, attempt: TransactionAttempt) -> None:
         timeout = self.options.message_timeout_seconds
 
         def overdue() -> None:
-            if attempt in self._doomed or not self._is_active(attempt) or attempt in self._bolts_committed:
+            if attempt in self._doomed or not self._is_active(attempt):
                 return
-            if self.coordinator.active[attempt.txid].phase is phase:
+            if self.coordinator.active[attempt.txid].phase is Phase.PROCESSING:
                 error = BatchTimeoutError(
-                    f"{attempt} was not {done} within {timeout:g} s (message_timeout_seconds)"
-                )
-                self._attempt_failed(attempt, error)
-
-        self._set_deadline(timeout, overdue)
-
-    def _is_active(self, attempt: TransactionAttempt) -> bool:
-        batch = self.coordinator.active.get(attempt.txid)
-        return batch is not None and batch.attempt == attempt
-
-    # --- commit -------------------------------------------------------------------------------------
-
-    def _do_commit(self, emit: EmitCommit[Any]) -> None:
-        """The bolts of the commit phase first; then the states' transactions, which wait for databases. Where
-        those bolts write states, the commit begins in their databases before."""
-        attempt = emit.attempt
-        batch = self._processed.pop(attempt)
-        batch = replace(batch, timings=self._timing(attempt.txid).before_commit())
-        if not self.committer.begins_before_bolts:
-            self._commit_bolts(emit, batch, frozenset())
-            return
-
-        def work() -> frozenset[int]:
-            try:
-                self._enter_commit(attempt)
-                metas = self.codec.encode(emit.metas)
-                return self.committer.begin(attempt, metas, batch, self._reached(attempt))
-            except BaseException:
-                self._release(batch.result)
-                raise
-
-        def done(begun: frozenset[int]) -> None:
-            if self._is_active(attempt):
-                self._commit_bolts(emit, batch, begun)
-            else:
-                self._cancels.submit(self._release, batch.result)
-
-        self._events.submit(self._commits, work, done, lambda error: self._commit_failed(attempt, error))
-
-    def _commit_bolts(self, emit: EmitCommit[Any], batch: ProcessedBatch, begun: frozenset[int]) -> None:
-        attempt = emit.attempt
-        started = time.perf_counter()
-
-        def work() -> BatchResult:
-            try:
-                if not self.committer.begins_before_bolts:
-                    self._enter_commit(attempt)
-                return self.runner.commit(attempt, batch.result, self._committed)
-            finally:
-                self._release(batch.result)
-
-        def done(finished: BatchResult) -> None:
-            if self._is_active(attempt):
-                seconds = time.perf_counter() - started
-                self._timing(attempt.txid).commit_bolts_seconds = batch.timings["commit_bolts"] = seconds
-                self._bolts_committed = {attempt}
-                self._commit_states(emit, batch, finished, begun)
-
-        self._fail_when_overdue(attempt, Phase.COMMITTING, "through its commit phase")
-        self._events.submit(self._commits, work, done, lambda error: self._commit_failed(attempt, error))
-
-    def _commit_states(
-        self, emit: EmitCommit[Any], batch: ProcessedBatch, finished: BatchResult, begun: frozenset[int]
-    ) -> None:
-        attempt = emit.attempt
-        started = time.perf_counter()
-        timing = self._timing(attempt.txid)
-
-        def work() -> None:
-            deltas = self.committer.merge(batch.result, finished)
-            timing.merge_seconds = batch.timings["merge"] = time.perf_counter() - started
-            self.committer.commit(
-                attempt,
-                self.codec.encode(emit.metas),
-                batch,
-                deltas,
-                self._reached(attempt),
-                write=self._write_shares,
-                begun=begun,
-                written=finished.written_by,
-            )
-            self._reach(Point.AFTER_COMMIT, attempt.txid)
-
-        def done(_: None) -> None:
-            timing.commit_seconds = time.perf_counter() - started - timing.merge_seconds
-            self.statistics.saw(attempt, batch.result, finished)
-            self._do_all(self.coordinator.ack(attempt))
-
-        self._events.submit(self._commits, work, done, lambda error: self._commit_failed(attempt, error))
-
-    def _enter_commit(self, attempt: TransactionAttempt) -> None:
-        """On the commit thread, before anything of a commit."""
-        self._reach(Point.BEFORE_COMMIT, attempt.txid)
-
-    def _reached(self, attempt: TransactionAttempt) -> Callable[[str], None]:
-        return lambda point: self._reach(Point(point), attempt.txid)
-
-    def _write_shares(self, attempt: TransactionAttempt, writes: Sequence[StateWrite]) -> Sequence[int]:
-        """On the commit thread: tasks write, and a frozen one must not hold everything up for ever.
-
-        An attempt that is failed just when its last share is written does no harm: the next one waits for
-        this thread, then undoes what it finds."""
-        self._writing.add(attempt)
-        self._events.post(lambda: self._fail_when_writing_is_overdue(attempt))
-        try:
-            return self.runner.write(attempt, writes)
-        finally:
-            self._writing.discard(attempt)
-
-    def _fail_when_writing_is_overdue(self, attempt: TransactionAttempt) -> None:
-        timeout = self.options.message_timeout_seconds
-
-        def overdue() -> None:
-            if attempt in self._writing and self._is_active(attempt):
-                error = BatchTimeoutError(
-                    f"{attempt} was not written by executors within {timeout:g} s (message_timeout_seconds)"
+                    f"{attempt} was not processed within {timeout:g} s (message_timeout_seconds)"
                 )
                 self._attempt_failed(attempt, error)
 
@@ -510,13 +403,19 @@ class EventLoop:
     def _set_deadline(self, seconds: float, overdue: Callable[[], None]) -> None:
         self._events.after(seconds, overdue)
 
-    def _commit_failed(self, attempt: TransactionAttempt, error: BaseException) -> None:
-        if isinstance(error, StaleAttemptError):
-            self._verify_leader(attempt, error)
-        elif attempt in self._bolts_committed and not isinstance(error, _COMMITS_AGAIN):
-            self._fail_run(error)
-        else:
-            self._attempt_failed(attempt, error)
+    def _is_active(self, attempt: TransactionAttempt) -> bool:
+        batch = self.coordinator.active.get(attempt.txid)
+        return batch is not None and batch.attempt == attempt
+
+    # --- commit -------------------------------------------------------------------------------------
+
+    def _enter_commit(self, attempt: TransactionAttempt) -> None:
+        """On the commit thread, before anything of a commit."""
+        self._reach(Point.BEFORE_COMMIT, attempt.txid)
+
+    def _acked(self, attempt: TransactionAttempt, batch: ProcessedBatch, finished: BatchResult) -> None:
+        self.statistics.saw(attempt, batch.result, finished)
+        self._do_all(self.coordinator.ack(attempt))
 
     def _verify_leader(self, attempt: TransactionAttempt, error: StaleAttemptError) -> None:
         """A fence was newer. If the epoch is still ours it was our own newer attempt, which goes on."""
