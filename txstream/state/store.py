@@ -273,9 +273,9 @@ class StoreBackend(StateBackend):
             )
             last = max((row.txid for row in kept if row.status == COMMITTED), default=0)
             pruned = 0
-            for place, row in enumerate(kept):
+            for row in kept:
                 old = committed_before is not None and _committed_before(row, committed_before)
-                surplus = newest is not None and place < len(kept) - newest
+                surplus = newest is not None and row.txid <= last - newest
                 may_go = row.status == COMMITTED and row.txid < last and (old or surplus)
                 if not may_go or pruned == rows:
                     break

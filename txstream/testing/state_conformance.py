@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from txstream.api.errors import UsageError
-from txstream.testing import state_commits, state_fences, state_joins, state_values
+from txstream.testing import state_commits, state_fences, state_joins, state_options, state_values
 from txstream.testing.spout_promises import BrokenPromise
 from txstream.testing.state_trial import StateCheck, StateConformanceError, Store, terms_of
 
@@ -47,7 +47,13 @@ class StateReport:
 
 def state_checks() -> tuple[StateCheck, ...]:
     """All checks; `str()` of one is the name of its promise."""
-    return (*state_joins.CHECKS, *state_fences.CHECKS, *state_commits.CHECKS, *state_values.CHECKS)
+    return (
+        *state_joins.CHECKS,
+        *state_fences.CHECKS,
+        *state_commits.CHECKS,
+        *state_values.CHECKS,
+        *state_options.CHECKS,
+    )
 
 
 def check_state_backend(

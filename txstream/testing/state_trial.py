@@ -431,9 +431,10 @@ def table(
     key: str = "word string",
     value: str = "n bigint",
     reducers: Mapping[str, Reducer] | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> TableSpec:
     """A state table, by default a word count."""
-    state = SqlState(name, key=key, value=value)
+    state = SqlState(name, key=key, value=value, defaults=defaults or {})
     return TableSpec(state, semantics, reducers or {column: Sum(column) for column in state.value_names})
 
 

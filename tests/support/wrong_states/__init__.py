@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.wrong_states import commits, fences, joins, values
+from support.wrong_states import commits, fences, joins, options, values
 from support.wrong_states.registry import WRONG
 
-__all__ = ["WRONG", "commits", "fences", "joins", "values"]
+__all__ = ["WRONG", "commits", "fences", "joins", "options", "values"]

@@ -1,0 +1,106 @@
+"""Stores that are wrong in what they could have left out."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from support.wrong_states.registry import breaks
+from txstream.state import BatchRecord, MemoryBackend, layout
+from txstream.state.reading import StateReading
+from txstream.transaction import AttemptId, Txid
+
+
+@breaks("pruning-keeps-the-end")
+class PrunesTheLast(MemoryBackend):
+    def prune(
+        self, topology: str, *, committed_before: datetime | None, newest: int | None, rows: int
+    ) -> int:
+        kept = self.batches(topology)
+        going = kept[: len(kept) - (newest or 0)][:rows]
+        with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
+            for row in going:
+                here.put(layout.ledger_space(topology), (row.txid,), None)
+        return len(going)
+
+
+@breaks("pruning-keeps-the-end")
+class PrunesAllAtOnce(MemoryBackend):
+    def prune(
+        self, topology: str, *, committed_before: datetime | None, newest: int | None, rows: int
+    ) -> int:
+        return super().prune(topology, committed_before=committed_before, newest=newest, rows=10**6)
+
+
+@breaks("pruning-keeps-the-end")
+class PrunesOthers(MemoryBackend):
+    def prune(self, topology: str, **options: Any) -> int:
+        found = super().prune(topology, **options)
+        for row in self.topologies():
+            super().prune(row.topology, committed_before=None, newest=0, rows=100)
+        return found
+
+
+@breaks("a-ledger-may-begin-late")
+class AddsToTheLedger(MemoryBackend):
+    """The row of an older leader is written all the same."""
+
+    def begin_ledger(self, topology: str, uuid: str, attempt: AttemptId, last: BatchRecord) -> None:
+        with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
+            here.put(layout.ledger_space(topology), (last.txid,), layout.record_value(last))
+
+
+@breaks("a-ledger-may-begin-late")
+class BeginsEmpty(MemoryBackend):
+    def begin_ledger(self, topology: str, uuid: str, attempt: AttemptId, last: BatchRecord) -> None:
+        super().begin_ledger(topology, uuid, attempt, last)
+        with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
+            here.put(layout.ledger_space(topology), (last.txid,), None)
+
+
+@breaks("a-grown-table-is-migrated")
+class PrevEverywhere(MemoryBackend):
+    """Rows that their batch created look as if they had been there before."""
+
+    def migrate(self, topology: str, uuid: str, tables: Any, attempt: AttemptId, **options: Any) -> list[str]:
+        done = super().migrate(topology, uuid, tables, attempt, **options)
+        with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
+            for spec in tables:
+                rows = layout.rows_space(spec.state.table)
+                for key, (values, prev, txid) in list(here.scan(rows)):
+                    here.put(rows, key, (values, prev or values, txid))
+        return done
+
+
+@breaks("a-grown-table-is-migrated")
+class MigratesUnfenced(MemoryBackend):
+    def _hold(self, here: Any, topology: str, uuid: str, attempt: AttemptId) -> None:
+        if attempt % 2**32 != 99:
+            super()._hold(here, topology, uuid, attempt)
+
+
+@breaks("a-grown-table-is-migrated")
+class DoesNotMigrate(MemoryBackend):
+    def migrate(self, *_arguments: Any, **_options: Any) -> list[str]:
+        return []
+
+
+@breaks("state-can-be-shown")
+class ShowsWhatIsOpen(MemoryBackend):
+    @contextlib.contextmanager
+    def read_state(self, topology: str) -> Iterator[StateReading]:
+        with super().read_state(topology) as state:
+            state._as_of = Txid(2**62)  # type: ignore[attr-defined]
+            yield state
+
+
+@breaks("state-can-be-shown")
+class ShowsTheLeast(MemoryBackend):
+    @contextlib.contextmanager
+    def read_state(self, topology: str) -> Iterator[StateReading]:
+        with super().read_state(topology) as state:
+            top = state.top
+            state.top = lambda table, n: top(table, 10**6)[::-1][:n]  # type: ignore[method-assign]
+            yield state
