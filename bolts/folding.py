@@ -18,7 +18,6 @@ from txstream.api.errors import StateValueError, TopologyError
 from txstream.api.reducers import Count, Custom, Last, Reducer
 from txstream.api.rows import UnfitValueError, to_column
 from txstream.api.schema import format_type
-from txstream.bolts.calling import reduced
 
 _REFOLD_ROWS = 200_000
 _MAX_BIGINT = (1 << 63) - 1
@@ -218,7 +217,7 @@ class _Work:
         results = []
         for row, values in enumerate(lists.to_pylist()):
             try:
-                results.append(reduced(reducer, [value for value in values if value is not None]))
+                results.append(reducer.reduced(values))
             except StateValueError as error:
                 raise StateValueError(
                     f"{fold._owner}key {shown(row)}: value column {field.name!r}: {error}"

@@ -197,7 +197,14 @@ def broken(left: int, right: int) -> Any:
 @pytest.mark.parametrize(
     ("reducer", "message"),
     [
-        (custom(broken, 0), r"custom\(broken, x\) raised ZeroDivisionError: by hand, for 0 and 7"),
+        (
+            custom(broken, 0),
+            r"custom\(broken, x\) raised ZeroDivisionError: by hand \(in test_last.*, line \d+\), for 0 ",
+        ),
+        (
+            custom(math.factorial, 0),
+            r"custom\(factorial, x\) raised TypeError: .*\(2 given\), for 0 and 7",
+        ),
         (custom(lambda left, right: None, 0), "gave None for 0 and 7"),
         (custom(lambda left, right: "text", 0), r"\(bigint\) cannot hold 'text'"),
         (custom(lambda left, right: 1 << 70, 0), r"\(bigint\) cannot hold 1180591620717411303424"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import pyarrow as pa
@@ -9,7 +10,7 @@ import pyarrow.compute as pc
 import pytest
 
 from txstream.api.errors import TopologyError
-from txstream.api.reducers import Count, Last, Max, Min, Put, Reducer, Sum, custom
+from txstream.api.reducers import Count, Custom, Last, Max, Min, Put, Reducer, Sum, custom
 
 NUMBERS = [pa.int8(), pa.int64(), pa.uint32(), pa.float32(), pa.float64(), pa.decimal128(9, 2)]
 TIMES = [pa.date32(), pa.timestamp("us"), pa.timestamp("us", tz="UTC")]
@@ -116,3 +117,20 @@ def test_the_field_of_a_custom_reducer_is_by_default_the_column() -> None:
 def test_merging_in_python() -> None:
     reducers = [Count(), Sum("x"), Min("x"), Max("x"), Last("x", by="t"), Put(), custom(pow, None)]
     assert [r.combine(5, 3) for r in reducers] == [8, 8, 3, 5, 3, 3, 125]
+
+
+@pytest.mark.parametrize(
+    ("identity", "values", "expected"),
+    [
+        (1, [2, None, 3], 6),
+        (1, [None], 1),
+        (1, [], 1),
+        (None, [None, 2, 3], 6),
+        (None, [7], 7),
+        (None, [], None),
+    ],
+)
+def test_reducing_values_skips_nulls(
+    identity: int | None, values: list[int | None], expected: int | None
+) -> None:
+    assert Custom("x", operator.mul, identity).reduced(values) == expected

@@ -7,14 +7,16 @@ a `custom` one reads, modifies and writes. Nulls are skipped, as SQL's aggregate
 
 from __future__ import annotations
 
+import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from txstream.api.errors import SchemaError, TopologyError
+from txstream.api.errors import SchemaError, StateValueError, TopologyError
 from txstream.api.schema import parse_schema
 
 BUILT_IN_MERGES = frozenset({"sum", "min", "max"})
@@ -225,7 +227,30 @@ class Custom(Reducer):
         return self.output if self.output is not None else data_type
 
     def combine(self, stored: Any, delta: Any) -> Any:
-        return self.fn(stored, delta)
+        """As every reducer. Raises StateValueError, chained, for what the function raises, and for None."""
+        try:
+            answer = self.fn(stored, delta)
+        except Exception as error:
+            # A function without frames of its own, such as math.gcd, was called here.
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            name = Path(place.filename).name
+            where = "" if place.filename == __file__ else f" (in {name}, line {place.lineno})"
+            given = f"{stored!r:.100} and {delta!r:.100}"
+            raise StateValueError(
+                f"{self} raised {type(error).__name__}: {error}{where}, for {given}"
+            ) from error
+        if answer is None:
+            raise StateValueError(f"{self} gave None for {stored!r:.100} and {delta!r:.100}")
+        return answer
+
+    def reduced(self, values: Iterable[Any]) -> Any:
+        """The values merged into one, nulls skipped; the identity where there are none. Raises as
+        `combine`."""
+        given = (value for value in values if value is not None)
+        merged = self.start if self.start is not None else next(given, None)
+        for value in given:
+            merged = self.combine(merged, value)
+        return merged
 
     @property
     def identity(self) -> Any:

@@ -72,15 +72,10 @@ def _merged(
 ) -> Any:
     if stored is None or delta is None:
         return delta if stored is None else stored
-    reducer = spec.reducers[name]
     try:
-        answer = reducer.combine(stored, delta)
-        if answer is not None:
-            return answer
-        cause, told = None, "gave None"
-    except Exception as error:  # noqa: BLE001 - the user's function may raise anything
-        cause, told = error, f"raised {type(error).__name__}: {error},"
-    raise StateValueError(
-        f"table {spec.state.table!r}, key {shown_key(spec, deltas, row)}: column {name!r}: {reducer} {told} "
-        f"for {stored!r:.100} and {delta!r:.100}, in {attempt}"
-    ) from cause
+        return spec.reducers[name].combine(stored, delta)
+    except StateValueError as error:
+        raise StateValueError(
+            f"table {spec.state.table!r}, key {shown_key(spec, deltas, row)}: column {name!r}: {error}, in "
+            f"{attempt}"
+        ) from error.__cause__

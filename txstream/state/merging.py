@@ -137,19 +137,13 @@ class RowRules:
             return old  # its columns are NOT NULL: nothing came for this one
         try:
             merged = self._merges[place](old, new)
-        except Exception as error:  # a reducer of the user's own
+        except StateValueError as error:  # a reducer of the user's own
             raise StateValueError(
-                f"table {self.spec.state.table!r}, key {self.shown(key)}: column {field.name!r}: {reducer} "
-                f"of {old!r} and {new!r} failed in {attempt}: {type(error).__name__}: {error}"
-            ) from error
-        if isinstance(reducer, Custom) and None not in (old, new):
-            if merged is None:
-                raise StateValueError(
-                    f"table {self.spec.state.table!r}, key {self.shown(key)}: column {field.name!r}: "
-                    f"{reducer} of {old!r} and {new!r} gave None in {attempt}"
-                )
-            if isinstance(merged, str):
-                check_text(self.spec.state.table, field.name, pa.chunked_array([[merged]]))
+                f"table {self.spec.state.table!r}, key {self.shown(key)}: column {field.name!r}: {error}, in "
+                f"{attempt}"
+            ) from error.__cause__
+        if isinstance(merged, str) and isinstance(reducer, Custom):
+            check_text(self.spec.state.table, field.name, pa.chunked_array([[merged]]))
         if merged is None or (type(merged) is int and fits(merged, field.type)):
             return merged
         try:
