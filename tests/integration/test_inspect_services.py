@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 import sys
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
 from support.guide import DOCS, load
 from support.kafka_topics import Topics
 from support.states import Rig, word_table
@@ -162,10 +163,17 @@ def test_offsets_that_kafka_has_no_more(
 # --- a moment on a server --------------------------------------------------------------------------
 
 
-def test_a_reading_sees_one_moment_on_a_server(postgres_url: str) -> None:
+@pytest.fixture(params=["postgres", "mariadb"])
+def server_url(request: pytest.FixtureRequest, unique: str) -> str:
+    """An empty database of each server."""
+    url: str = request.getfixturevalue(request.param).create_database(unique)
+    return url
+
+
+def test_a_reading_sees_one_moment_on_a_server(server_url: str) -> None:
     """READ COMMITTED, a commit's own level, would see what is committed between two questions."""
-    database = StateDatabase(postgres_url)
-    rig = Rig(database, postgres_url, word_table()).join()
+    database = StateDatabase(server_url)
+    rig = Rig(database, server_url, word_table()).join()
     rig.commit(1, {"a": 4})
     with database.read_state("words") as reading:
         before = (reading.as_of, reading.count("word_count"))
@@ -178,25 +186,23 @@ def test_a_reading_sees_one_moment_on_a_server(postgres_url: str) -> None:
         assert reading.as_of == 2
     # The connection is as before: a commit needs to see what it has waited for.
     with database._reading("a test") as connection:
-        level = connection.execute(sa.text("SHOW transaction_isolation")).scalar_one()
-    assert level == "read committed"
+        level = connection.get_isolation_level()
+    assert level == "READ COMMITTED"
     database.close()
 
 
-def test_keys_of_all_types_on_a_server(postgres_url: str) -> None:
-    import datetime
-    from decimal import Decimal
-
+def test_keys_of_all_types_on_a_server(server_url: str) -> None:
     key = "s string, i int, b boolean, d date, t timestamp, x binary, c decimal(9,2)"
-    database = StateDatabase(postgres_url)
-    rig = Rig(database, postgres_url, word_table(key=key)).join()
-    moment = datetime.datetime(2026, 1, 31, 11, 0, 0, 250_000, tzinfo=datetime.UTC)
-    whole = ("\U0001f600 ", -5, True, datetime.date(2026, 1, 31), moment, b"\x00\xff", Decimal("1.50"))
+    database = StateDatabase(server_url)
+    rig = Rig(database, server_url, word_table(key=key)).join()
+    moment = datetime(2026, 1, 31, 11, 0, 0, 250_000, tzinfo=UTC)
+    whole = ("\U0001f600 ", -5, True, date(2026, 1, 31), moment, b"\x00\xff", Decimal("1.50"))
     rig.commit(1, {whole: 3})
     texts = ["\U0001f600 ", "-5", "true", "2026-01-31", "2026-01-31T12:00:00.25+01:00", "00ff", "1.5"]
-    settings = txstream.Settings(database=postgres_url)
+    settings = txstream.Settings(database=server_url)
     (row,) = inspect.get("words", "word_count", texts, settings, parse=True).rows
     assert tuple(row.key.values()) == whole
+    assert row.key["b"] is True
     database.close()
 
 

@@ -352,7 +352,8 @@ def test_a_url_with_its_password_takes_the_place_of_the_one_without(
 
     def opening(url: str, **_: Any) -> StateBackend:
         asked.append(url)
-        return second.database if url.startswith("postgresql") else first.database
+        found: StateBackend = second.database if url.startswith("postgresql") else first.database
+        return found
 
     monkeypatch.setattr("txstream.state.open_database", opening)
     settings = settings_of(first, state_databases=("postgresql://me:secret@db/other",))
@@ -554,3 +555,15 @@ def test_a_database_of_an_older_revision_names_the_command(two: tuple[Rig, Rig])
         (missing,) = databases.missing
     assert "revision 0002" in missing.reason
     assert missing.remedy == f"type `txstream db upgrade --database {second.url}`"
+
+
+def test_decimals_are_in_the_order_of_their_values(make_rig: Any) -> None:
+    """SQLite keeps them as text."""
+    rig = make_rig(key="k decimal(9,2)", value="n decimal(9,2)")
+    rig.commit(1, {Decimal("1.50"): Decimal("9.00"), Decimal("2.00"): Decimal("10.00")})
+    rig.commit(2, {Decimal("1.50"): Decimal("0.50"), Decimal("3.00"): Decimal("-1.00")})
+    begin(rig, 3, {Decimal("1.50"): Decimal("100.00")})
+    rows = inspect.top("words", "word_count", 5, settings_of(rig)).rows
+    assert [row.value["n"] for row in rows] == [Decimal("10.00"), Decimal("9.50"), Decimal("-1.00")]
+    (row,) = inspect.get("words", "word_count", ["1.5"], settings_of(rig), parse=True).rows
+    assert (row.key, row.value) == ({"k": Decimal("1.50")}, {"n": Decimal("9.50")})

@@ -280,8 +280,9 @@ def problem_of(
 def is_newcomer(one: Own) -> bool:
     """Does it only hold states that were joining when their driver died? Then it has no ledger yet, and the
     next run lets them join."""
-    kept = one.kept
-    return one.last is None and kept is not None and bool(one.tables) and not {*one.tables} & {*kept.tables}
+    if one.last is not None or not one.tables or one.kept is None:
+        return False
+    return not {*one.tables} & {*one.kept.tables}
 
 
 # --- what it should be -----------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Invariant: it only reads, and everything that it answers comes from that transac
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -198,11 +199,17 @@ def _row(table: StoredTable, row: Mapping[Any, Any]) -> StoredRow:
 
 
 def _value(value: Any, data_type: pa.DataType) -> Any:
-    """The Python value of a declared type: databases that lack a type keep it as text."""
+    """The Python value of a declared type: databases that lack a type keep it as another one."""
+    if value is None:
+        return None
     if isinstance(value, memoryview):
         return bytes(value)
     if isinstance(value, str) and pa.types.is_temporal(data_type):
         return pa.scalar(value).cast(data_type).as_py()
     if isinstance(value, str) and pa.types.is_decimal(data_type):
         return Decimal(value)
+    if pa.types.is_boolean(data_type):
+        return bool(value)
+    if isinstance(value, datetime) and pa.types.is_timestamp(data_type) and data_type.tz is not None:
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
     return value
