@@ -202,7 +202,7 @@ def broken(left: int, right: int) -> Any:
             r"custom\(broken, x\) raised ZeroDivisionError: by hand \(in test_last.*, line \d+\), for 0 ",
         ),
         (
-            custom(math.factorial, 0),
+            custom(math.factorial, 0),  # type: ignore[arg-type]  # it takes one
             r"custom\(factorial, x\) raised TypeError: .*\(2 given\), for 0 and 7",
         ),
         (custom(lambda left, right: None, 0), "gave None for 0 and 7"),
