@@ -35,7 +35,6 @@ from txstream.state.dialect import StateDialect, Touch
 from txstream.state.failures import one_line, to_error
 from txstream.state.framework import batch as batch_table, fence as fence_table
 from txstream.state.ledger import LedgerWriter
-from txstream.state.reading import StateReading
 from txstream.state.records import BatchRecord, Commit, FenceRow, TableSpec
 from txstream.state.sql_reading import SqlStateReading
 from txstream.state.sqlite import READ_ONLY
@@ -366,7 +365,7 @@ class StateDatabase(StateBackend):
             return self._writer(spec).read(connection, keys, before)
 
     @contextlib.contextmanager
-    def read_state(self, topology: str) -> Iterator[StateReading]:
+    def read_state(self, topology: str) -> Iterator[SqlStateReading]:
         """Raises StateTableError when nothing of txstream is in this database."""
         nothing = StateTableError(
             f"{self.url_for_people} has no state tables; no topology has been run on it"
@@ -383,34 +382,13 @@ class StateDatabase(StateBackend):
     # --- for people ---------------------------------------------------------------------------------
 
     def top(self, table: str, *, topology: str, n: int = 10) -> list[dict[str, Any]]:
-        """The `n` rows of a state table with the greatest first value, as column -> value in table order.
+        """The `n` rows of a state table with the greatest first value, as column -> value in table order, as
+        they are stored now.
 
         Raises StateTableError when the table is not this topology's.
         """
-
-        def read(connection: Connection) -> list[dict[str, Any]]:
-            owner = state_tables.read_owner(connection, table)
-            if owner is None or owner.topology != topology:
-                mine = [found.table for found in state_tables.owned_by(connection, topology)]
-                raise StateTableError(
-                    f"topology {topology!r} has no state table {table!r} in {self.url_for_people}; it has "
-                    f"{', '.join(mine) or 'none'}"
-                )
-            found = state_tables.declared_table(owner, self._dialect)
-            value = next(column for column in found.columns if "delta" in column.info)
-            largest_first = (
-                select(found)
-                .order_by(self._dialect.ordering(value).desc(), *found.primary_key.columns)
-                .limit(n)
-            )
-            return [dict(row) for row in connection.execute(largest_first).mappings()]
-
-        rows = self._read(f"table {table!r}", read, None)
-        if rows is None:
-            raise StateTableError(
-                f"{self.url_for_people} has no state tables; no topology has been run on it"
-            )
-        return rows
+        with self.read_state(topology) as reading:
+            return reading.columns(table, n)
 
     def delete(self, topology: str, *, drop_state: bool, uuid: str | None = None) -> list[str]:
         if not self._dialect.is_there():

@@ -84,6 +84,13 @@ class SqlStateReading(StateReading):
         greatest = self._dialect.ordering(query.selected_columns[stored.value.names[0]])
         return self._rows(stored, query.order_by(greatest.desc(), *found.primary_key.columns).limit(n))
 
+    def columns(self, table: str, n: int) -> list[dict[str, Any]]:
+        """As `top`, by column in table order, and as the rows are stored, whatever is committed."""
+        stored, found = self._table(table)
+        greatest = self._dialect.ordering(found.c[stored.value.names[0]]).desc()
+        query = select(found).order_by(greatest, *found.primary_key.columns).limit(n)
+        return [dict(row) for row in self._connection.execute(query).mappings()]
+
     def written_by(self, table: str, txid: int, limit: int | None = None) -> list[StoredRow]:
         stored, found = self._table(table)
         self._require_txid(stored)
