@@ -1,4 +1,4 @@
-"""States of committers on database servers: what `test_map_state_replays` shows on SQLite, where locks differ."""
+"""States of committers on servers: what `test_map_state_replays` shows on SQLite, where locks are others."""
 
 from __future__ import annotations
 

@@ -5,6 +5,10 @@ Driver and tasks are moved by hand, so that each comes when the test wants it.
 
 from __future__ import annotations
 
+import os
+import pickle
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -250,3 +254,35 @@ def test_a_cache_that_is_not_emptied_would_be_wrong(
     bench = make(tasks=1, cache_rows=10)
     expected = story(bench)
     assert bench.balances() != expected
+
+
+# --- what executors load -----------------------------------------------------------------------------------
+
+WITHOUT_SQL = """
+import pickle, sys
+from pathlib import Path
+from txstream.engine.process import WorkerProcess
+from txstream.engine.task_states import TaskStates
+from txstream.transaction import TransactionAttempt
+
+process = WorkerProcess(pickle.loads(Path(sys.argv[1]).read_bytes()))
+states = TaskStates(process.plan.bolt("keeper"), 0, TransactionAttempt(1, 1), process)
+assert states.flush() == {}
+assert list(states.states) == ["balances"]
+print([name for name in ("sqlalchemy", "alembic", "kazoo", "kafka") if name in sys.modules])
+"""
+
+
+def test_a_task_that_touches_no_state_loads_no_database_library(
+    make: Callable[..., Bench], tmp_path: Path
+) -> None:
+    plan = tmp_path / "plan"
+    plan.write_bytes(pickle.dumps(make().processes[0].plan))
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_SQL, plan],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+    )
+    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr

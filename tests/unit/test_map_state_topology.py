@@ -148,7 +148,7 @@ def test_a_write_that_fails_fails_the_attempt_which_then_counts_once(
         test.run()
         assert left == []
         assert len(test.attempts(1)) == 3
-        assert "component 'ledger', task 0: " in str(test.attempts(1)[0].error)
+        assert "component 'ledger', task 0: host " in str(test.attempts(1)[0].error)
         check(test, RECORDS)
 
 
@@ -363,6 +363,35 @@ def test_a_transactional_table_skips_what_it_has_and_a_plain_one_counts_it_twice
         assert sum(wrote.values()) > len(WORDS), "task 0 had written before task 1 failed"
     else:
         assert wrote == Counter(WORDS)
+
+
+@BOTH
+def test_a_cache_is_used_after_each_commit_and_after_a_failure_is_not(
+    source: MemorySpout, spout: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every account is in every batch, so that only a cache that is empty has anything read."""
+    read, asked = StateDatabase.read, Counter[int]()
+
+    def counting(self: StateDatabase, spec: Any, keys: Any, *, before: Any) -> Any:
+        asked[before] += keys.num_rows
+        return read(self, spec, keys, before=before)
+
+    monkeypatch.setattr(StateDatabase, "read", counting)
+    bolt = Tally()
+    bolt.states = {"words": replace(bolt.states["words"], cache_rows=10)}
+    words = MemorySpout("word string", {"p": 5 * ["ash", "elm", "fir", "oak"]}, max_records_per_partition=4)
+    builder = TransactionalTopologyBuilder("tally", "words", spout(words))
+    builder.set_bolt("tally", bolt, 2).fields_grouping("words", "word")
+    with words, TopologyTest(builder.build(), width=1) as test:
+        test.commit(2)
+        test.fail(3, at=Point.INSIDE_COMMIT)
+        test.commit(4)
+        assert asked == {1: 4, 3: 4}, "the replay of txid 3 knew nothing, all other attempts everything"
+        test.crash()
+        test.restart()
+        test.run()
+        assert asked == {1: 4, 3: 4, 5: 4}, "a new leader begins without"
+        assert test.table("words") == dict.fromkeys(["ash", "elm", "fir", "oak"], 5)
 
 
 def test_nothing_is_logged_of_a_batch_that_goes_well(

@@ -7,11 +7,13 @@ when every database has the task's writes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from txstream.api.errors import ServiceUnavailableError
 from txstream.engine.bindings import StateBinding
 from txstream.engine.map_state import Load, Ownership, TaskMapState
 from txstream.engine.plan import BoltSpec
@@ -68,8 +70,11 @@ class TaskStates:
                 shares.setdefault(binding.place, (binding, []))[1].append((binding.spec, deltas))
                 written[name] = deltas.num_rows
         for place, (binding, writes) in shares.items():
-            store = self._process.stores.get(place, binding.topology)
-            store.write(binding.topology, binding.uuid, self._attempt, writes, semantics=binding.semantics)
+            with self._naming_the_host():
+                store = self._process.stores.get(place, binding.topology)
+                store.write(
+                    binding.topology, binding.uuid, self._attempt, writes, semantics=binding.semantics
+                )
         for name, cache in self._caches.items():
             cache.leave(self._attempt, self.states[name].cacheable())
             self._process.state_caches[self._spec.id, name, self._task] = cache
@@ -88,7 +93,16 @@ class TaskStates:
 
     def _loader(self, binding: StateBinding) -> Load:
         def load(keys: pa.Table) -> pa.Table:
-            store = self._process.stores.get(binding.place, binding.topology)
-            return store.read(binding.spec, keys, before=self._attempt.txid)
+            with self._naming_the_host():
+                store = self._process.stores.get(binding.place, binding.topology)
+                return store.read(binding.spec, keys, before=self._attempt.txid)
 
         return load
+
+    @contextlib.contextmanager
+    def _naming_the_host(self) -> Iterator[None]:
+        """The driver may well reach what this machine does not."""
+        try:
+            yield
+        except ServiceUnavailableError as error:
+            raise ServiceUnavailableError(f"host {self._process.host}: {error}") from error
