@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from datetime import UTC, date, datetime
+from functools import partial
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
+from support.framework_contract import crash_before
 from support.state_contract import CrashError, StateFixtures
 from support.states import Rig, word_table
 from support.tables import execute, read_rows
@@ -44,6 +47,10 @@ def migrate(leader: Rig, unfinished: int | None = None) -> list[str]:
         leader.topology, leader.uuid, [leader.spec], fence, unfinished=txid
     )
     return done
+
+
+def migrate_through(leader: Rig, database: StateDatabase) -> list[str]:
+    return migrate(replace(leader, database=database))
 
 
 def by_word(rig: Rig) -> dict[str, dict[str, Any]]:
@@ -205,6 +212,26 @@ class GrowthContract(StateFixtures):
         leader = next_leader(leader, leader.spec)
         assert len(migrate(leader)) == 1
         assert {word: row["prev_total"] for word, row in by_word(leader).items()} == {"a": 0.5, "b": None}
+
+    def test_a_migration_that_was_broken_off_anywhere(self, database: StateDatabase, url: str) -> None:
+        """Before any statement; a definition has committed what was done before it, as MySQL does."""
+        for step in itertools.count():
+            rig = Rig(database, url, word_table(f"grown{step}"), topology=f"words{step}").join()
+            rig.commit(1, {"a": 1})
+            rig.commit(2, {"a": 1, "b": 1})
+            state = replace(grown(index_txid=True).state, table=f"grown{step}")
+            leader = next_leader(rig, replace(grown(), state=state))
+            crashed = crash_before(url, step, partial(migrate_through, leader))
+            leader = next_leader(leader, leader.spec)
+            migrate(leader)
+            assert migrate(leader) == []
+            rows = {row["word"]: row["prev_total"] for row in read_rows(url, f"grown{step}")}
+            assert rows == {"a": 0.5, "b": None}
+            leader.commit(2, {"a": (3, 2.0)})
+            assert leader.values() == {"a": (4, 2.5)}
+            if not crashed:
+                assert step >= 5  # two columns, nulls, the declaration, an index
+                return
 
     def test_the_index_on_txid_is_switched_on_and_off(self, rig: Rig) -> None:
         execute(rig.url, "CREATE INDEX mine ON word_count (n)")
