@@ -117,8 +117,17 @@ class StateDatabase(StateBackend):
             fence.join(
                 connection, self.url_for_people, topology, uuid, first_run=first_run, identity=identity
             )
-            for spec in tables:
-                state_tables.join_table(connection, self._dialect, topology, uuid, spec, first_run=first_run)
+            for check_only in (True, False):
+                for spec in tables:
+                    state_tables.join_table(
+                        connection,
+                        self._dialect,
+                        topology,
+                        uuid,
+                        spec,
+                        first_run=first_run,
+                        check_only=check_only,
+                    )
 
     def migrate(
         self,

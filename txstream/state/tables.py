@@ -111,8 +111,10 @@ def join_table(
     spec: TableSpec,
     *,
     first_run: bool,
+    check_only: bool = False,
 ) -> None:
-    """Create the table of `spec`, or check the one that is there and whose it is.
+    """Create the table of `spec`, or check the one that is there and whose it is. With `check_only` nothing
+    is made: a database that commits each CREATE by itself must have refused before the first one.
 
     Raises IdentityMismatchError, StateTableError, ProgressMismatchError; each names what would help.
     """
@@ -125,6 +127,8 @@ def join_table(
     if owner is not None:
         _refuse_other_owner(owner, topology, uuid)
         if not exists and owner.declaration.get(_CREATING):
+            if check_only:
+                return
             _create(connection, table)
             exists = True
         if not exists:
@@ -133,7 +137,7 @@ def join_table(
                 f"start afresh with `txstream delete {topology} --drop-state`"
             )
         _refuse_differences(connection, dialect, owner, table, spec)
-        if owner.declaration.get(_CREATING):
+        if owner.declaration.get(_CREATING) and not check_only:
             _declare(connection, name, spec)
         return
     if exists:
@@ -147,6 +151,8 @@ def join_table(
             f"database; point at the database that it was run with, or start afresh with "
             f"`txstream delete {topology} --drop-state`"
         )
+    if check_only:
+        return
     declaration = spec.state.declaration(spec.semantics)
     connection.execute(
         owned_table.insert().values(
