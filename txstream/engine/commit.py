@@ -39,8 +39,8 @@ __all__ = ["Committer", "ProcessedBatch", "StateTarget", "state_targets"]
 
 log = logging.getLogger(__name__)
 
-DRIVER_COMMIT_ROWS = 300_000
-"""Up to so many rows the driver's one transaction is faster than shares; `benchmarks/commit_paths.py`."""
+DRIVER_COMMIT_ROWS = 200_000
+"""About where both paths are equally fast on two cores beside PostgreSQL (`benchmarks/commit_paths.py`)."""
 
 DRIVER, EXECUTORS = "driver", "executors"
 
