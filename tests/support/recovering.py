@@ -31,9 +31,11 @@ LINES = ["a b", "b", "c", "a", "d d", "a", "b c", "e", "a e", "c"]
 TRUTH = dict(Counter(" ".join(LINES).split()))
 
 
-def topology_over(source: MemorySpout, urls: list[str], spout: type[SourceSpout[Any]]) -> Topology:
+def topology_over(
+    source: MemorySpout, urls: list[str], spout: type[SourceSpout[Any]], **options: Any
+) -> Topology:
     """Words are counted in a table of each database."""
-    builder = TransactionalTopologyBuilder("words", "lines", spout(source, max_batch_records=2))
+    builder = TransactionalTopologyBuilder("words", "lines", spout(source, max_batch_records=2), **options)
     builder.set_bolt("split", Split()).shuffle_grouping("lines")
     builder.set_bolt("count", CountByHand()).fields_grouping("split", "word")
     for number, url in enumerate(urls):
@@ -46,10 +48,10 @@ def topology_over(source: MemorySpout, urls: list[str], spout: type[SourceSpout[
 class Site:
     """A topology of five batches, its databases and its ZooKeeper in memory."""
 
-    def __init__(self, folder: Path, spout: type[SourceSpout[Any]], databases: int) -> None:
+    def __init__(self, folder: Path, spout: type[SourceSpout[Any]], databases: int, **options: Any) -> None:
         self.source = MemorySpout("value string", {"p": LINES})
         self.urls = [f"sqlite:///{folder / f'{number}.db'}" for number in range(databases)]
-        self.topology = topology_over(self.source, self.urls, spout)
+        self.topology = topology_over(self.source, self.urls, spout, **options)
         self.test = TopologyTest(self.topology, database=self.urls[0])
         self.test.__enter__()
         self.databases = [StateDatabase(url) for url in self.urls]

@@ -342,6 +342,14 @@ def test_a_database_that_cannot_be_opened_is_named(
     assert "gone.db was left out: there is no such file" in err
 
 
+def test_a_password_in_a_query_is_hidden_too(two: tuple[Rig, Rig]) -> None:
+    first, _ = two
+    name_databases(first, [first.url, "postgresql://db/other?password=***"])
+    with open_databases(settings_of(first), "words") as databases:
+        (missing,) = databases.missing
+    assert missing.reason == "only its URL without the password is known"
+
+
 def test_a_url_with_its_password_takes_the_place_of_the_one_without(
     two: tuple[Rig, Rig], monkeypatch: pytest.MonkeyPatch
 ) -> None:

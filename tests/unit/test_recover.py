@@ -21,6 +21,7 @@ from txstream.api.errors import (
 from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, SourceSpout, TransactionalSpout
 from txstream.engine.points import Point
 from txstream.inspect.rebuilding import recover_in
+from txstream.inspect.records import Severity
 from txstream.inspect.stores import with_states_of
 from txstream.settings import Settings
 from txstream.testing import CrashError
@@ -34,8 +35,8 @@ SEMANTICS = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
 def make_site(tmp_path: Path) -> Iterator[Any]:
     made: list[Site] = []
 
-    def make(spout: type[SourceSpout[Any]] = OpaqueSpout, databases: int = 2) -> Site:
-        made.append(Site(tmp_path, spout, databases))
+    def make(spout: type[SourceSpout[Any]] = OpaqueSpout, databases: int = 2, **options: Any) -> Site:
+        made.append(Site(tmp_path, spout, databases, **options))
         return made[-1]
 
     yield make
@@ -90,6 +91,22 @@ def test_zookeeper_wiped_while_a_txid_is_committed_in_part(make_site: Any, spout
     assert progress.current == 3
     assert sorted(progress.batches) == ([2, 3] if spout is TransactionalSpout else [2])
     site.finish()
+
+
+@SEMANTICS
+@pytest.mark.parametrize("point", [Point.AFTER_BEGIN, Point.AFTER_WRITE, Point.BETWEEN_COMMITS])
+def test_zookeeper_wiped_while_executors_commit(make_site: Any, spout: Any, point: Point) -> None:
+    site = make_site(spout, commit="executors")
+    site.test.commit(2)
+    site.test.crash(at=point, txid=3)
+    (note,) = site.fsck().findings
+    assert (note.code, note.severity) == ("unfinished-commit", Severity.NOTE)
+    site.lose_zookeeper()
+    recovery = site.recover()
+    assert (recovery.current_txid, recovery.again) == (3, True)
+    assert [one.code for one in site.fsck().findings] == ["unfinished-commit"]
+    site.finish()
+    assert site.fsck().findings == ()
 
 
 @SEMANTICS

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from txstream.state import FenceRow, StateBackend
     from txstream.zookeeper import ZooKeeper
 
-_HIDDEN = ":***@"
+_HIDDEN = "***"  # where `without_password` has taken something out
 _OPTION = "give its URL with --state-database (or state_databases in txstream.toml)"
 # Reading a large table may take longer than a commit.
 _READING_SECONDS = 300.0
@@ -159,11 +159,7 @@ def databases_of(fence: FenceRow) -> list[str]:
 
 
 def _missing(url: str, error: TxstreamError) -> MissingDatabase:
-    from sqlalchemy import make_url
-
-    from txstream.state.urls import without_password
-
-    shown = url if _HIDDEN in url else without_password(make_url(url))
+    shown = _for_people(url)
     remedy = "start or repair it"
     if isinstance(error, _NoFileError):
         remedy = f"restore it, or {_OPTION} if it is elsewhere"
@@ -174,6 +170,19 @@ def _missing(url: str, error: TxstreamError) -> MissingDatabase:
     elif isinstance(error, ServiceUnavailableError):
         remedy = f"{remedy}, or {_OPTION} if it needs others"
     return MissingDatabase(shown, str(error), remedy)
+
+
+def _for_people(url: str) -> str:
+    """A URL without its password; of one that cannot be understood only what comes before the first colon."""
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import ArgumentError
+
+    from txstream.state.urls import without_password
+
+    try:
+        return url if _HIDDEN in url else without_password(make_url(url))
+    except (ArgumentError, ValueError):
+        return f"{url.partition(':')[0]}:..."
 
 
 @contextlib.contextmanager
@@ -201,14 +210,10 @@ def _nowhere(settings: Settings, topology_id: str) -> UnknownTopologyError:
 
 def place_for_people(settings: Settings) -> str:
     """The settings' database; a SQLite file that is not there is called that."""
-    from sqlalchemy import make_url
-
-    from txstream.state.urls import without_password
-
     url = settings.database_url()
     if is_missing_file(url):
         return f"{url.partition(':///')[2]} (no such file)"
-    return without_password(make_url(url))
+    return _for_people(url)
 
 
 def is_missing_file(url: str) -> bool:
