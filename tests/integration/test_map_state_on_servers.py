@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
+from support.map_state_types import check_types
 from support.state_bench import Bench
 
 from txstream.api.errors import StaleAttemptError
@@ -54,3 +55,7 @@ def test_replays_tasks_that_run_twice_and_zombies(bench: Bench) -> None:
     assert bench.balances() == dict.fromkeys(accounts, 11)
     bench.commit(3, {"a0": 5, "new": 7}, places=(1, 0))
     assert bench.balances() == {**dict.fromkeys(accounts, 11), "a0": 16, "new": 7}
+
+
+def test_every_type_is_read_as_it_was_written(url: str) -> None:
+    check_types(url)

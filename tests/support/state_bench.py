@@ -56,14 +56,15 @@ class Bench:
         url: str,
         semantics: Semantics = Semantics.OPAQUE,
         *,
+        state: SqlState = BALANCES,
         tasks: int = 2,
         processes: int = 2,
         **options: Any,
     ) -> None:
         log = MemorySource(MemoryLog({}), "account string, amount bigint")
         builder = TransactionalTopologyBuilder("bank", "lines", SPOUTS[semantics](log))
-        state = replace(BALANCES, semantics=semantics, **options)
-        keeper = builder.set_bolt("keeper", Keeper(state), tasks)
+        bolt = Keeper(replace(state, semantics=semantics, **options))
+        keeper = builder.set_bolt("keeper", bolt, tasks)
         keeper.fields_grouping("lines", "account")
         topology = builder.build()
         targets = state_targets(topology, url, open_database)

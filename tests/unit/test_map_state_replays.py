@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
+from support.map_state_types import check_types
 from support.state_bench import Bench
 
 from txstream.api.errors import StaleAttemptError
@@ -286,3 +287,7 @@ def test_a_task_that_touches_no_state_loads_no_database_library(
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
     )
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
+
+
+def test_every_type_is_read_as_it_was_written(sqlite_url: str) -> None:
+    check_types(sqlite_url)
