@@ -31,6 +31,7 @@ from support.commit_paths import (
 from support.guide import DOCS
 from support.storm import states
 
+import txstream.testing.topology
 from txstream.api.bolts import BasicBolt, OutputCollector
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.errors import (
@@ -53,8 +54,9 @@ from txstream.engine.shares import Message, rows_written
 from txstream.engine.stores import OpenStores
 from txstream.spouts.memory import MemorySpout
 from txstream.state import StateBackend, StateDatabase, open_database, register_backend
-from txstream.testing import AttemptState, NotReachedError, TopologyTest
-from txstream.transaction import AttemptId
+from txstream.testing import AttemptState, CrashError, NotReachedError, TopologyTest
+from txstream.transaction import AttemptId, Txid
+from txstream.zookeeper import ROOT, MemoryTree, Paths
 
 BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
 EACH_PATH = pytest.mark.parametrize("path", PATHS)
@@ -247,6 +249,51 @@ def test_a_driver_that_dies_anywhere_leaves_two_databases_exact(
         assert [(row.txid, row.attempt, row.status) for row in one] == [
             (row.txid, row.attempt, row.status) for row in two
         ]
+
+
+@BOTH
+def test_a_driver_that_dies_between_two_shares_leaves_every_table_exact(
+    source: MemorySpout, spout: Any, shares: Shares, second: str
+) -> None:
+    """One of the shares is written, in one of the databases; the opaque replay has none of its words."""
+
+    def dying(write: Callable[[Message], bytes], message: Message) -> bytes:
+        if len(shares.seen) == 2:
+            raise CrashError("between two shares")
+        return write(message)
+
+    shares.write = dying
+    with TopologyTest(counting(source, spout, second=second, commit="executors")) as test:
+        with pytest.raises(CrashError):
+            test.commit(1)
+        shares.write = None
+        assert set(test.table("counts")) == {"ash"}
+        if spout is OpaqueSpout:
+            source.hide("p0")
+        test.restart()
+        check(test, counted_in(test.commit(1)))
+        source.show("p0")
+        test.run()
+        check(test, counted())
+
+
+@pytest.mark.parametrize("at", [Point.AFTER_BEGIN, Point.AFTER_WRITE, Point.BETWEEN_COMMITS])
+def test_a_plan_that_only_a_begun_commit_still_has_is_adopted(
+    source: MemorySpout, at: Point, second: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ZooKeeper has lost it; the replay must hold the same words, though the source has more by now."""
+    tree = MemoryTree()
+    monkeypatch.setattr(txstream.testing.topology, "MemoryTree", lambda: tree)
+    with TopologyTest(counting(source, TransactionalSpout, second=second, commit="executors")) as test:
+        test.crash(at=at, txid=1)
+        planned = test.attempts(1)[0].partitions
+        tree.remove(Paths(ROOT, "paths").meta(Txid(1)))
+        source.append("p3", "new")
+        test.restart()
+        test.commit(1)
+        assert test.attempts(1)[-1].partitions == planned
+        test.run()
+        check(test, counted() + counted({"p3": ["new"]}))
 
 
 def test_of_two_databases_each_takes_the_path_that_its_rows_are_worth(
