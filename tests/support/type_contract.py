@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from support.states import Rig, word_table
 from txstream.api.errors import StateTableError, StateValueError
@@ -258,37 +258,46 @@ class TypeContract(TypeFixtures):
         }
 
     @pytest.mark.parametrize("kind", KINDS, ids=str)
-    @given(data=st.data())
-    @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
-    def test_anything_is_read_back(
-        self, database: StateBackend, url: str, kind: Kind, data: st.DataObject
-    ) -> None:
+    def test_anything_is_read_back(self, database: StateBackend, url: str, kind: Kind) -> None:
         rig = self.rig(database, url, key=f"k {kind.ddl}", value=f"v {kind.ddl}", reducers={"v": Put()})
         values = kind.any.filter(self.keeps)
-        rows = data.draw(st.dictionaries(values, values, max_size=20))
-        rig.commit(1, rows)
-        assert read(rig, rows, before=2) == rows
-        others = data.draw(st.dictionaries(values, values, max_size=5))
-        rig.commit(2, others)
-        assert read(rig, {**rows, **others}, before=3) == {**rows, **others}
-        assert read(rig, {**rows, **others}, before=2) == rows
+        known: dict[Any, Any] = {}
+        txids = itertools.count(1)
+
+        @given(st.dictionaries(values, values, max_size=20))
+        @settings(max_examples=8, deadline=None)
+        def check(rows: dict[Any, Any]) -> None:
+            txid = next(txids)
+            rig.commit(txid, rows)
+            now = {**known, **rows}
+            assert read(rig, now, before=txid + 1) == now
+            assert read(rig, now, before=txid) == known
+            known.update(rows)
+
+        check()
 
     @pytest.mark.parametrize("kind", NUMERIC, ids=str)
-    @given(data=st.data())
-    @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
-    def test_sums_are_exact(self, database: StateBackend, url: str, kind: Kind, data: st.DataObject) -> None:
+    def test_sums_are_exact(self, database: StateBackend, url: str, kind: Kind) -> None:
         rig = self.rig(database, url, value=f"n {kind.ddl}")
-        firsts = data.draw(st.dictionaries(st.sampled_from("abc"), kind.any, min_size=1))
-        seconds = {key: data.draw(kind.any) for key in firsts}
-        rig.commit(1, firsts)
-        sums = {key: _total(firsts[key], seconds[key]) for key in firsts}
-        if all(_fits(total, kind.arrow) for total in sums.values()):
-            rig.commit(2, seconds)
-            assert read(rig, sums, before=3) == sums
-        else:
-            with pytest.raises(StateValueError, match="cannot hold"):
-                rig.commit(2, seconds)
-            assert read(rig, sums, before=3) == firsts
+        examples = itertools.count(1)
+
+        @given(st.lists(st.tuples(kind.any, kind.any), min_size=1, max_size=3))
+        @settings(max_examples=8, deadline=None)
+        def check(pairs: list[tuple[Any, Any]]) -> None:
+            example = next(examples)
+            firsts = {f"{example}-{place}": first for place, (first, _) in enumerate(pairs)}
+            seconds = {f"{example}-{place}": second for place, (_, second) in enumerate(pairs)}
+            rig.commit(2 * example, firsts)
+            sums = {key: _total(first, seconds[key]) for key, first in firsts.items()}
+            if all(_fits(total, kind.arrow) for total in sums.values()):
+                rig.commit(2 * example + 1, seconds)
+                assert read(rig, sums, before=2 * example + 2) == sums
+            else:
+                with pytest.raises(StateValueError, match="cannot hold"):
+                    rig.commit(2 * example + 1, seconds)
+                assert read(rig, sums, before=2 * example + 2) == firsts
+
+        check()
 
     @pytest.mark.parametrize("semantics", list(Semantics), ids=str)
     def test_a_key_of_mixed_types(self, database: StateBackend, url: str, semantics: Semantics) -> None:
