@@ -295,6 +295,11 @@ class Wrong(BatchBolt, Committer):
                 if self.kept:
                     self.kept[0].put("a", 1)
                 self.kept.append(state)
+            case "kept of a failure":
+                if self.kept:
+                    self.kept[0].put("a", 1)
+                self.kept.append(state)
+                raise BatchFailedError("later")
 
 
 @pytest.mark.parametrize(
@@ -309,6 +314,7 @@ class Wrong(BatchBolt, Committer):
         ("unknown", UsageError, "'keep' declares no state 'balance'; it declares 'balances'"),
         ("foreign", StateValueError, r"key account='a1': its tuples come to task [01], so another task"),
         ("kept", UsageError, "was used outside of its attempt"),
+        ("kept of a failure", UsageError, "was used outside of its attempt"),
     ],
 )
 def test_what_is_wrong_is_told_with_component_state_and_key(

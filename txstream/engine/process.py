@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from txstream.api.bolts import Bolt, WorkerContext
 from txstream.api.spouts import PartitionEmitter
@@ -18,6 +18,9 @@ from txstream.engine.plan import BoltSpec, ExecutionPlan
 from txstream.engine.state_cache import StateCache
 from txstream.engine.stores import OpenStores
 from txstream.metas import MetaCodec
+
+if TYPE_CHECKING:
+    from txstream.engine.map_state import TaskMapState
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +38,7 @@ class WorkerProcess:
         self.stores = OpenStores()
         # By component, name of the state, and task.
         self.state_caches: dict[tuple[str, str, int], StateCache] = {}
+        self.open_states: list[TaskMapState] = []
 
     def spout(self) -> tuple[PartitionEmitter[Any], MetaCodec[Any]]:
         """The emitter, opened when first needed, and the codec of its metas."""
@@ -53,6 +57,12 @@ class WorkerProcess:
             opener = spec.create()
             self._resources[spec.id] = (opener, opener.prepare_worker(context))
         return self._resources[spec.id][1]
+
+    def begin(self) -> None:
+        """A Spark task begins here: whatever the last one left open, because it failed, is of no use now."""
+        for state in self.open_states:
+            state.close()
+        self.open_states.clear()
 
     def close(self) -> None:
         """Close everything. What fails to close is logged, so that the rest is closed all the same."""
