@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from support.guide import DOCS, load
 from support.kafka_topics import Topics
 from support.states import Rig, word_table
@@ -281,3 +282,43 @@ def test_every_command_of_the_guide_is_there(capsys: pytest.CaptureFixture[str])
     for command in commands:
         assert main([*command.split(), "--help"]) == 0
         assert "--json" in capsys.readouterr().out
+
+
+# --- a database with a password --------------------------------------------------------------------
+
+
+def test_a_database_whose_password_is_not_known_is_named_and_found_when_it_is_given(
+    make_desk: Any, sqlite_url: str, mariadb: Any, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk: Desk = make_desk(sqlite_url)
+    open_url = mariadb.create_database(unique)
+    mariadb.execute(
+        f"CREATE USER '{unique}'@'127.0.0.1' IDENTIFIED BY 'pass:w@rd'",
+        f"GRANT ALL ON `{unique}`.* TO '{unique}'@'127.0.0.1'",
+    )
+    secret = sa.make_url(open_url).set(username=unique, password="pass:w@rd")
+    url = secret.render_as_string(hide_password=False)
+    txstream.start(
+        two_tables(unique, url).with_id(unique),
+        settings=desk.settings,
+        until="caught-up",
+        runner_factory=InProcessRunner,
+    ).wait(60)
+    status, out, err = desk.command("state", "list", unique, "--json")
+    assert [table["table"] for table in json.loads(out)] == [unique]
+    assert "--state-database" in err
+    assert "pass" not in err.replace("password", "")
+    assert desk.codes()[0] == 1
+    assert "database-missing" in desk.codes()[1]
+    assert desk.command("delete", unique)[0] == 1
+    with ZooKeeper(desk.services.zookeeper) as zookeeper:
+        zookeeper.client.delete(f"{zookeeper.root}/{unique}", recursive=True)
+    status, _, err = desk.command("recover", unique, "--from-ledger")
+    assert status == 1
+    assert "--state-database" in err
+    assert desk.codes("--state-database", url) == (1, ["zookeeper-missing"])
+    assert desk.command("recover", unique, "--from-ledger", "--state-database", url)[0] == 0
+    monkeypatch.setenv("TXSTREAM_STATE_DATABASES", url)
+    assert desk.codes() == (0, [])
+    status, out, err = desk.command("state", "list", unique, "--json")
+    assert (len(json.loads(out)), err) == (2, "")

@@ -442,3 +442,16 @@ def test_the_code_names_the_databases_of_its_states(make_site: Any) -> None:
     site = make_site()
     assert with_states_of(Settings(), site.topology).state_databases == tuple(site.urls)
     assert with_states_of(Settings(), None).state_databases == ()
+
+
+def test_a_plan_that_follows_another_history_is_dropped(make_site: Any) -> None:
+    """ZooKeeper's batch before it is not the one that was committed."""
+    site = make_site(TransactionalSpout)
+    site.test.commit(3)
+    site.test.open(4)
+    site.test.crash()
+    path = f"{site.base}/coordinator/meta/3"
+    site.tree.write(path, site.tree.get(path).data.replace(b'"end":6', b'"end":5'))
+    assert "different ranges" in str(site.recover().problem)
+    assert sorted(site.store().load().batches) == [3]
+    site.finish()
