@@ -91,6 +91,20 @@ def test_a_transactional_state_is_exact(history: list[Any]) -> None:
         bench.close()
 
 
+@pytest.mark.parametrize("cache_rows", [0, 10])
+def test_a_task_that_runs_twice_under_one_attempt_reads_and_writes_the_same(
+    make: Callable[..., Bench], cache_rows: int
+) -> None:
+    """As when Spark speculates, or computes again what an executor took with it."""
+    bench = make(tasks=1, cache_rows=cache_rows)
+    bench.commit(1, {"a": 1})
+    attempt = bench.begin(2)
+    assert [bench.work(attempt, 0, {"a": 2, "b": 3}, place) for place in (0, 1, 0)] == 3 * [{"a": 3, "b": 3}]
+    bench.end(attempt)
+    bench.commit(3, {"a": 4})
+    assert bench.balances() == {"a": 7, "b": 3}
+
+
 # --- zombies ---------------------------------------------------------------------------------------------
 
 
