@@ -77,7 +77,7 @@ class Rig:
         deltas: Mapping[Any, Any] | pa.Table | None,
         *,
         under: TransactionAttempt | None = None,
-        reached: Callable[[str], None] = lambda point: None,
+        reached: Callable[[str], object] = lambda point: None,
         metas: Mapping[str, Any] | None = None,
         error: str | None = None,
     ) -> TransactionAttempt:

@@ -9,16 +9,19 @@ from typing import Any
 
 import pytest
 from support.committing import BATCHES, check_tables, committing, state, word_source
+from support.map_states import FIELDS, bank, check, movements
 
 import txstream
-from txstream.api.errors import ServiceUnavailableError, UsageError
+from txstream.api.errors import ServiceUnavailableError, TopologyError, UsageError
 from txstream.api.reducers import Sum
 from txstream.bolts.sql import SqlStateBolt
 from txstream.engine import run as engine_run
+from txstream.engine.targets import state_targets
 from txstream.settings import Settings
+from txstream.spouts.memory import MemorySpout
 from txstream.state import MemoryBackend, StateDatabase, open_database, open_sql_database, place_of, registry
 from txstream.state.memory import forget
-from txstream.testing import TopologyTest
+from txstream.testing import Point, TopologyTest
 
 
 class Mine(MemoryBackend):
@@ -145,7 +148,7 @@ def test_commands_for_sql_databases_alone() -> None:
 
 def test_a_topology_test_over_memory(unique: str) -> None:
     """Crashes at every point of a batch; what is committed is there for the next driver."""
-    for at in (txstream.testing.Point.INSIDE_COMMIT, txstream.testing.Point.AFTER_COMMIT):
+    for at in (Point.INSIDE_COMMIT, Point.AFTER_COMMIT):
         with TopologyTest(committing(word_source()), database=f"memory://{unique}-{at}") as test:
             test.commit(1)
             test.crash(at=at)
@@ -167,6 +170,32 @@ def test_states_in_memory_and_in_a_file_in_one_topology(unique: str) -> None:
         test.run()
         assert test.table("here") == test.table("there") == {"oak": 3, "elm": 2, "ash": 1}
     forget(unique)
+
+
+@pytest.mark.parametrize("at", [Point.AFTER_BEGIN, Point.INSIDE_COMMIT])
+def test_map_states_in_memory_where_bolts_run_in_this_process(unique: str, at: Point) -> None:
+    """Opaque replays hold other tuples: a partition is away."""
+    records = {"p0": movements(9), "p1": movements(9, start=9)}
+    with (
+        MemorySpout(FIELDS, records, max_records_per_partition=3) as source,
+        TopologyTest(bank(source), database=f"memory://{unique}", width=2) as test,
+    ):
+        test.commit(1)
+        test.crash(at=at, txid=2)
+        source.hide("p1")
+        test.restart()
+        test.commit(2)
+        source.show("p1")
+        check(test, records)
+        test.run()
+        check(test, records)
+    forget(unique)
+
+
+def test_map_states_in_memory_are_refused_where_bolts_run_elsewhere() -> None:
+    topology = bank(MemorySpout(FIELDS, {"p0": movements(3)}))
+    with pytest.raises(TopologyError, match="bolts write table 'balances' from executors, but memory://x"):
+        state_targets(topology, "memory://x", open_database)
 
 
 class NoZooKeeper:

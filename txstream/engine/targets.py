@@ -66,12 +66,13 @@ def state_targets(
     open_database: Callable[[str], StateBackend],
     *,
     connect_timeout_seconds: float = DEFAULT_CONNECT_TIMEOUT_SECONDS,
+    in_this_process: bool = False,
 ) -> list[StateTarget]:
     """The topology's states by database; a state without a url lives in `default_url`.
 
     A topology without any state has its fence and ledger in `default_url`. Raises TopologyError when two
     states fill one table, which `build` cannot tell where one has no url, and when executors are to write
-    into a database that they cannot open.
+    into a database that they cannot open. `in_this_process`: bolts run here, and open every database.
     """
     found: dict[str, _Found] = {}
     spelled: dict[str, str] = {}  # the first URL that means a place
@@ -101,34 +102,36 @@ def state_targets(
         add(TableSpec(use.state, use.semantics, put), use.component, owner, by_bolts=True)
     if not found:
         found[default_url] = _Found()
-    return [
-        StateTarget(
-            _opened(topology, open_database(url), here.written_by_bolts),
+
+    def target(url: str, here: _Found) -> StateTarget:
+        database = open_database(url)
+        if not database.on_executors:
+            _refuse_executors(topology, database, () if in_this_process else here.written_by_bolts)
+        return StateTarget(
+            database,
             tuple(here.tables),
             tuple(here.components),
             StorePlace(_absolute(url), connect_timeout_seconds, topology.message_timeout_seconds),
             frozenset(here.written_by_bolts),
             one_writer=_is_sqlite(url),
         )
-        for url, here in found.items()
-    ]
+
+    return [target(url, here) for url, here in found.items()]
 
 
-def _opened(topology: Topology, database: StateBackend, written_by_bolts: Collection[str]) -> StateBackend:
-    """A database that was opened, if it will do. Whoever opened it closes it."""
-    if not database.on_executors:
-        where = f"{database.url_for_people} cannot be opened by another process"
-        if written_by_bolts:
-            raise TopologyError(
-                f"topology {topology.id!r}: bolts write table {min(written_by_bolts)!r} from executors, but "
-                f"{where}; give that state the URL of another database"
-            )
-        if topology.commit == "executors":
-            raise TopologyError(
-                f"topology {topology.id!r} is built with commit='executors', but {where}; leave commit out, "
-                f"or use another database"
-            )
-    return database
+def _refuse_executors(topology: Topology, database: StateBackend, written_by_bolts: Collection[str]) -> None:
+    """Raise TopologyError when executors are to write into a database that they cannot open."""
+    where = f"{database.url_for_people} cannot be opened by another process"
+    if written_by_bolts:
+        raise TopologyError(
+            f"topology {topology.id!r}: bolts write table {min(written_by_bolts)!r} from executors, but "
+            f"{where}; give that state the URL of another database"
+        )
+    if topology.commit == "executors":
+        raise TopologyError(
+            f"topology {topology.id!r} is built with commit='executors', but {where}; leave commit out, "
+            f"or use another database"
+        )
 
 
 def _absolute(url: str) -> str:

@@ -83,6 +83,7 @@ class Driver:
             world.database_url,
             self._open_database,
             connect_timeout_seconds=world.settings.connect_timeout_seconds,
+            in_this_process=world.spark is None,
         )
         codec: MetaCodec[Any] = MetaCodec(topology.spout.source.meta_type)
         store = MemoryProgress(world.tree, topology.id, codec)
