@@ -33,6 +33,7 @@ from sqlalchemy import (
     case,
     func,
     literal_column,
+    or_,
     types,
 )
 
@@ -119,10 +120,11 @@ def value_check(column: Column[Any], data_type: pa.DataType) -> ColumnElement[bo
         kind = "text"
     if kind is None:
         return None
-    is_kind = func.typeof(column).in_([kind, "null"] if column.nullable else [kind])
-    if kind != "integer" or data_type == pa.int64():
-        return is_kind
-    return and_(is_kind, column.between(*INTEGER_RANGES[data_type]))
+    # An equality: the list of an IN costs a tenth of the whole upsert.
+    is_kind = func.typeof(column) == literal_column(f"'{kind}'")
+    if kind == "integer" and data_type != pa.int64():
+        is_kind = and_(is_kind, column.between(*INTEGER_RANGES[data_type]))
+    return or_(is_kind, column.is_(None)) if column.nullable else is_kind
 
 
 def merged(merge: str, stored: Any, delta: Any) -> ColumnElement[Any] | None:
