@@ -51,7 +51,6 @@ from txstream.bolts.sql import SqlStateBolt
 from txstream.engine import commit, targets
 from txstream.engine.points import WRITE_POINTS, Point
 from txstream.engine.shares import Message, rows_written
-from txstream.engine.stores import OpenStores
 from txstream.spouts.memory import MemorySpout
 from txstream.state import StateBackend, StateDatabase, open_database, register_backend
 from txstream.testing import AttemptState, CrashError, NotReachedError, TopologyTest
@@ -487,16 +486,16 @@ def test_a_database_that_a_task_cannot_reach_fails_the_attempt_and_is_waited_for
 
 @pytest.mark.parametrize("path", ["executors", "mixed"])
 def test_an_executor_without_the_library_says_so_and_auto_leaves_it_to_the_driver(
-    source: MemorySpout, path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    source: MemorySpout, path: str, shares: Shares, caplog: pytest.LogCaptureFixture
 ) -> None:
-    get = OpenStores.get
-
-    def without_library(self: OpenStores, *place: Any) -> Any:
+    def without_library(write: Callable[[Message], bytes], message: Message) -> bytes:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(sys.modules, "txstream.state", None)
-            return get(self, *place)
+            for name in list(sys.modules):
+                if f"{name}.".startswith(("sqlalchemy.", "txstream.state.")):
+                    patch.setitem(sys.modules, name, None)
+            return write(message)
 
-    monkeypatch.setattr(OpenStores, "get", without_library)
+    shares.write = without_library
     message = r"host .* cannot import what it needs to write states .*; install SQLAlchemy .*commit='driver'"
     with TopologyTest(counting(source, **PATHS[path])) as test:
         if path == "executors":

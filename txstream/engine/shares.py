@@ -85,26 +85,27 @@ def cut(write: StateWrite, slots: Mapping[str, int]) -> list[StateWrite]:
 
 def to_message(share: StateWrite) -> Message:
     """A share as bytes. Its head names the database's URL: it belongs into a task, not into a log."""
-    specs = [(table.component, table.spec) for table in share.tables]
-    head = (share.place, share.topology, share.uuid, share.attempt, share.semantics, specs)
+    components = " or ".join(dict.fromkeys(table.component for table in share.tables))
+    # By itself: an executor without a database library cannot unpickle it, but must be able to say so.
+    specs = _pickle([table.spec for table in share.tables])
+    head = (share.place, share.topology, share.uuid, share.attempt, share.semantics, components, specs)
     body = pack({}, {str(at): table.deltas for at, table in enumerate(share.tables)})
-    return bytes(cloudpickle.dumps(head)), body  # type: ignore[no-untyped-call]  # pyspark's copy
+    return _pickle(head), body
 
 
 def write_share(message: Message, process: WorkerProcess) -> bytes:
     """On an executor: write one share. What fails comes back as an answer, like a bolt's failure."""
     started = time.perf_counter()
     head, body = message
-    place, topology, uuid, attempt, semantics, specs = pickle.loads(head)  # noqa: S301 - the driver's own
+    place, topology, uuid, attempt, semantics, components, specs = pickle.loads(head)  # noqa: S301 - the driver's
     try:
-        _, tables = unpack(body)
         store = process.stores.get(place, topology)
-        writes = [(spec, tables[str(at)]) for at, (_, spec) in enumerate(specs)]
+        _, tables = unpack(body)
+        writes = [(spec, tables[str(at)]) for at, spec in enumerate(pickle.loads(specs))]  # noqa: S301
         rows = store.write(topology, uuid, attempt, writes, semantics=semantics)
     except Exception as error:  # noqa: BLE001 - reported to the driver, which raises it again
         if isinstance(error, ServiceUnavailableError):
             error = ServiceUnavailableError(f"host {socket.gethostname()}: {error}")
-        components = " or ".join(dict.fromkeys(component for component, _ in specs))
         return pack({"failure": describe(error, components, None).to_document()})
     return pack({"rows": rows, "seconds": time.perf_counter() - started})
 
@@ -132,3 +133,7 @@ def rows_by_write(writes: Sequence[StateWrite], positions: Sequence[int], rows: 
     for at, count in zip(positions, rows, strict=True):
         totals[at] += count
     return totals
+
+
+def _pickle(value: Any) -> bytes:
+    return bytes(cloudpickle.dumps(value))  # type: ignore[no-untyped-call]  # pyspark's copy
