@@ -13,13 +13,21 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.pool import Pool
+from support.bolts import Passing
 from support.mending import Mending
 from support.names_contract import NamesContract
-from support.tables import read_counts
+from support.tables import execute, read_counts
 from support.upgrade_contract import COUNTS, ROWS, SPOUTS, counts, storing
 
-from txstream.api.errors import ServiceUnavailableError
+from txstream.api.bolts import OutputCollector
+from txstream.api.builder import TransactionalTopologyBuilder
+from txstream.api.errors import ServiceUnavailableError, StateTableError, StateValueError
+from txstream.api.reducers import Sum
 from txstream.api.spouts import OpaqueSpout
+from txstream.api.state import SqlState
+from txstream.api.topology import Topology
+from txstream.api.tuples import Tuple
+from txstream.bolts.sql import SqlStateBolt
 from txstream.spouts.memory import MemorySpout
 from txstream.state import open_database
 from txstream.testing import TopologyTest
@@ -169,6 +177,59 @@ def test_a_file_system_that_is_read_only(tmp_path: Path, monkeypatch: pytest.Mon
             test.restart()
             test.run()
             assert test.table("counts") == COUNTS
+
+
+class Modest(Passing):
+    """Lets small numbers through."""
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        if tup["x"] < 100:
+            collector.emit(tup.values)
+
+
+def small_sums(source: MemorySpout, spout: Any, bolt: Passing) -> Topology:
+    builder = TransactionalTopologyBuilder("words", "rows", spout(source, max_batch_records=2))
+    builder.set_bolt("passing", bolt).fields_grouping("rows", "word")
+    small = SqlStateBolt(SqlState("small", "word string", "n tinyint"), n=Sum("x"))
+    builder.set_committer_bolt("store", small).fields_grouping("passing", "word")
+    return builder.build()
+
+
+@SPOUTS
+def test_a_sum_that_does_not_fit(sqlite_url: str, spout: Any) -> None:
+    """It ends the run, which goes on where it was with code that does not add so much."""
+    rows = [("a", 27), ("b", 1), ("a", 101), ("b", 1), ("a", 1), ("c", 1)]
+    with (
+        MemorySpout("word string, x bigint", {"p": rows}) as source,
+        TopologyTest(small_sums(source, spout, Passing()), database=sqlite_url) as test,
+    ):
+        told = r"'small', key word='a': column 'n' \(tinyint\) cannot hold 27 \+ 101 = 128, found in txid 2"
+        with pytest.raises(StateValueError, match=told):
+            test.run()
+        assert test.table("small") == {"a": 27, "b": 1}
+        assert ledger(sqlite_url) == [(1, "committed")]
+        test.restart()
+        with pytest.raises(StateValueError, match="txid 2"):
+            test.run()
+        test.restart(small_sums(source, spout, Modest()))
+        test.run()
+        assert test.table("small") == {"a": 28, "b": 2, "c": 1}
+
+
+def test_a_table_that_somebody_altered(sqlite_url: str) -> None:
+    with (
+        MemorySpout("word string, x bigint", {"p": ROWS}) as source,
+        TopologyTest(storing(source, OpaqueSpout, counts()), database=sqlite_url) as test,
+    ):
+        test.commit(2)
+        test.crash()
+        execute(sqlite_url, "ALTER TABLE counts ADD COLUMN note TEXT")
+        with pytest.raises(StateTableError, match="column 'note' is not ours"):
+            test.restart()
+        execute(sqlite_url, "ALTER TABLE counts DROP COLUMN note")
+        test.restart()
+        test.run()
+        assert test.table("counts") == COUNTS
 
 
 class TestNames(NamesContract):
