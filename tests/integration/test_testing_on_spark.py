@@ -68,9 +68,13 @@ def test_a_topology_steps_fails_and_restarts_as_it_does_without_spark(spark: Spa
         ]
 
 
-def test_a_marker_that_crashes_kills_a_worker_and_the_batch_is_replayed(spark: SparkSession) -> None:
+def test_a_marker_that_crashes_kills_a_worker_and_the_batch_is_replayed(
+    spark: SparkSession, unique: str
+) -> None:
+    """With the state in the driver's memory: its deltas come to the driver."""
     source = MemorySpout("value string", {"p": ["a", Crash(), "b"]})
-    with source, TopologyTest(word_topology(source, max_batch_records=5), spark=spark) as test:
+    topology, database = word_topology(source, max_batch_records=5), f"memory://{unique}"
+    with source, TopologyTest(topology, spark=spark, database=database) as test:
         test.commit(1)
         assert [attempt.state for attempt in test.attempts(1)] == [
             AttemptState.FAILED,

@@ -1,4 +1,4 @@
-"""Pruning of the ledger, on every database that prunes."""
+"""Pruning of the ledger, on every store that prunes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import sqlalchemy as sa
 
 from support.state_contract import StateFixtures
 from support.states import Rig, word_table
+from support.tables import is_sql, store_at
 from txstream.engine import pruning
 from txstream.engine.pruning import LedgerPruner
 from txstream.keep import Keep
 from txstream.semantics import Semantics
-from txstream.state import StateDatabase, framework
+from txstream.state import StateDatabase, framework, layout
 
 DAY = timedelta(days=1)
 
@@ -31,6 +32,14 @@ def day(number: int) -> datetime:
 
 
 def set_committed_at(url: str, txid: int, when: datetime | None) -> None:
+    if not is_sql(url):
+        with store_at(url).transaction(exclusive=["definitions"]) as here:
+            for (topology,), _ in here.scan("fence"):
+                ledger = layout.ledger_space(topology)
+                row = here.get(ledger, (txid,))
+                if row is not None:
+                    here.put(ledger, (txid,), {**row, "committed_at": when})
+        return
     engine = sa.create_engine(url)
     with engine.begin() as connection:
         batch = framework.batch

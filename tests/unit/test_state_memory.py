@@ -8,6 +8,7 @@ from contextlib import closing
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
+from support.pruning_contract import PruningContract
 from support.state_contract import StateContract, StateFixtures
 from support.state_histories import Try, histories, play
 from support.states import Rig, word_table
@@ -34,6 +35,10 @@ class TestValueRules(ValueRules):
     @pytest.fixture
     def run(self, url: str) -> Runner:
         return sql_runner(open_database(url), url)
+
+
+class TestPruning(PruningContract):
+    pass
 
 
 class TestStore(StateFixtures):
