@@ -51,6 +51,7 @@ from txstream.bolts.sql import SqlStateBolt
 from txstream.engine import commit, targets
 from txstream.engine.points import WRITE_POINTS, Point
 from txstream.engine.shares import Message, rows_written
+from txstream.engine.stores import StorePlace
 from txstream.spouts.memory import MemorySpout
 from txstream.state import StateBackend, StateDatabase, open_database, register_backend
 from txstream.testing import AttemptState, CrashError, NotReachedError, TopologyTest
@@ -523,6 +524,24 @@ def test_a_database_that_is_another_one_on_the_executors_host_is_told(
     ):
         test.run()
     assert not elsewhere.exists()
+
+
+def test_the_password_of_a_database_is_in_no_error_and_no_log(
+    source: MemorySpout, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody listens at the address that executors are given."""
+    monkeypatch.setattr(targets, "_absolute", lambda _: "postgresql://me:topsecret@127.0.0.1:1/state")
+    with caplog.at_level(logging.DEBUG), TopologyTest(counting(source, **PATHS["mixed"])) as test:
+        test.run()
+        check(test, counted())
+        error = test.attempts(1)[0].error
+        assert isinstance(error, ServiceUnavailableError)
+        told = [str(error), *getattr(error, "__notes__", ())]
+        assert "127.0.0.1:1" in told[0]
+        told += [record.getMessage() for record in caplog.records]
+        told += [str(row.details) for row in ledger(test.database_url)]
+        told.append(repr(StorePlace("postgresql://me:topsecret@host/state", 1.0, 1.0)))
+        assert not any("topsecret" in text for text in told)
 
 
 def test_a_backend_that_is_not_installed_on_executors_is_told(
