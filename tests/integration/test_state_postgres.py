@@ -269,7 +269,7 @@ class TestOutages(PostgreSQLTools, ServerOutages):
         pid = int(postmaster) if url is None else busy_backend(url)
         os.kill(pid, signal.SIGSTOP)
         try:
-            yield
+            yield None
         finally:
             os.kill(pid, signal.SIGCONT)
 

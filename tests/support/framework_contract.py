@@ -181,7 +181,7 @@ class StepwiseFrameworkContract(FrameworkContract):
     def test_creation_that_was_broken_off_anywhere(self, fresh: Callable[[], str]) -> None:
         for step in itertools.count():
             url = fresh()
-            crashed = crash_before(url, step, lambda database, url=url: Rig(database, url).join())
+            crashed = crash_before(url, step, joined)
             goes_on(url, first_run=True)
             if not crashed:
                 assert step > 12  # tables, revisions, rows
@@ -212,6 +212,10 @@ class StepwiseFrameworkContract(FrameworkContract):
 
 DEFINITIONS = ("CREATE", "ALTER", "DROP")
 CHANGES = (*DEFINITIONS, "INSERT", "UPDATE", "DELETE")
+
+
+def joined(database: StateDatabase) -> Rig:
+    return Rig(database, database._dialect.url.render_as_string(hide_password=False)).join()
 
 
 def crash_before(url: str, step: int, work: Callable[[StateDatabase], object]) -> bool:

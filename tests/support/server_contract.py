@@ -224,11 +224,12 @@ class ServerOutages(ServerFixtures):
         impatient = open_sql_database(rig.url, message_timeout_seconds=1.0)
         impatient._dialect.silence_seconds = 1.0  # type: ignore[attr-defined]  # its usual is 10 s more
         with contextlib.ExitStack() as frozen:
-            lost = rig.next(1)
+
+            def freeze(_point: str) -> None:
+                frozen.enter_context(self.freeze(rig.url))
+
             with pytest.raises(AnswerLostError, match="the server did not answer for 1 s"):
-                Rig(impatient, rig.url).commit(
-                    1, {"a": 1}, under=lost, reached=lambda _: frozen.enter_context(self.freeze(rig.url))
-                )
+                Rig(impatient, rig.url).commit(1, {"a": 1}, under=rig.next(1), reached=freeze)
         # Awake, the server carries out the COMMIT that was sent. The next attempt waits for it and undoes it.
         rig.commit(1, {"b": 1})
         assert rig.values() == {"b": 1}

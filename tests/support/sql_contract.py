@@ -37,7 +37,7 @@ class SqlContract(StateFixtures):
     def test_a_table_of_the_users_own_is_left_alone(self, database: StateDatabase, url: str) -> None:
         execute(
             url,
-            "CREATE TABLE word_count (word TEXT PRIMARY KEY, n BIGINT, prev_n BIGINT, txid BIGINT)",
+            "CREATE TABLE word_count (word VARCHAR(9) PRIMARY KEY, n BIGINT, prev_n BIGINT, txid BIGINT)",
             "INSERT INTO word_count VALUES ('mine', 1, NULL, 1)",
         )
         with pytest.raises(StateTableError, match=r"'word_count' exists and was not created by txstream"):

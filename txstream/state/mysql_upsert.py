@@ -88,7 +88,7 @@ class JoinedUpsert(Upsert):
                 if _is_null_txid(error, self._txid):
                     return 0
                 raise
-        return deltas.num_rows
+        return int(deltas.num_rows)
 
     def _statement(self, connection: Connection, deltas: pa.Table, txid: int) -> tuple[str, tuple[Any, ...]]:
         dialect: Any = connection.dialect
