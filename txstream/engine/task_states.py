@@ -87,7 +87,9 @@ class TaskStates:
         rows = binding.state.cache_rows
         if not rows:
             return None
-        cache = self._process.state_caches.pop((self._spec.id, name, self._task), None) or StateCache(rows)
+        cache = self._process.state_caches.pop((self._spec.id, name, self._task), None)
+        if cache is None:
+            cache = StateCache(rows)
         cache.begin(committed)
         self._caches[name] = cache
         return cache
