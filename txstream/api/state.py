@@ -79,8 +79,8 @@ class SqlState:
                 pa.scalar(value, data_type)
             except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
                 raise TopologyError(
-                    f"state table {self.table!r}: the default {value!r} does not fit value column {name!r} of "
-                    f"type {format_type(data_type)}: {error}"
+                    f"state table {self.table!r}: the default {value!r} does not fit value column {name!r} "
+                    f"of type {format_type(data_type)}: {error}"
                 ) from error
 
     def _check_names(self) -> None:
