@@ -40,10 +40,12 @@ class Words(BasicBolt):
             collector.emit([word])
 
 
-def topology(topic: str, table: str, semantics: str = "opaque"):
+def topology(topic: str, table: str, semantics: str = "opaque", driver_commit_rows: int | None = None):
     spout = {"opaque": OpaqueSpout, "transactional": TransactionalSpout}[semantics]
     source = KafkaSource(topic, max_records_per_partition=1000)
-    builder = TransactionalTopologyBuilder("mine", "lines", spout(source), parallelism=2)
+    builder = TransactionalTopologyBuilder(
+        "mine", "lines", spout(source), parallelism=2, driver_commit_rows=driver_commit_rows
+    )
     builder.set_bolt("words", Words(), parallelism=2).shuffle_grouping("lines")
     builder.set_bolt("count", CountBolt("word"), parallelism=2).fields_grouping("words", "word")
     state = SqlState(table, key="word string", value="n bigint")
@@ -112,7 +114,8 @@ def start(
 def test_exact_with_its_only_executor_killed(
     cluster: SparkStandalone, start: Callable[..., Application]
 ) -> None:
-    application = start("transactional", "--spark-conf", "spark.cores.max=1")
+    """Executors are asked to write, but have no SQLAlchemy: after the first try the driver writes."""
+    application = start("transactional", "--spark-conf", "spark.cores.max=1", "-p", "driver_commit_rows=1")
     application.feed(BEFORE)
     application.wait_for_first_batch()
     (only,) = cluster.executor_pids()
@@ -122,6 +125,8 @@ def test_exact_with_its_only_executor_killed(
     application.command.process.send_signal(signal.SIGINT)
     ended = application.command.wait(60)
     assert ended.status == 0, ended.stderr
+    assert ended.stderr.count("from now on the driver commits large batches too") == 1
+    assert "install SQLAlchemy and the database's driver there" in ended.stderr
 
 
 def test_exact_with_a_worker_daemon_killed_and_everything_ends_with_the_cluster(
