@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +47,26 @@ def topology_over(
     return builder.build()
 
 
+@cache
+def empty_database() -> bytes:
+    """A SQLite file with the framework's tables: they are made by scripts, which takes a while."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "empty.db"
+        database = StateDatabase(f"sqlite:///{path}")
+        database.ensure_framework_tables()
+        database.close()
+        return path.read_bytes()
+
+
 class Site:
     """A topology of five batches, its databases and its ZooKeeper in memory."""
 
     def __init__(self, folder: Path, spout: type[SourceSpout[Any]], databases: int, **options: Any) -> None:
         self.source = MemorySpout("value string", {"p": LINES})
-        self.urls = [f"sqlite:///{folder / f'{number}.db'}" for number in range(databases)]
+        files = [folder / f"{number}.db" for number in range(databases)]
+        for file in files:
+            file.write_bytes(empty_database())
+        self.urls = [f"sqlite:///{file}" for file in files]
         self.topology = topology_over(self.source, self.urls, spout, **options)
         self.test = TopologyTest(self.topology, database=self.urls[0])
         self.test.__enter__()

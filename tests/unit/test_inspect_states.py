@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from support.memory_zookeeper import MemoryZooKeeper
+from support.recovering import empty_database
 from support.states import PLANNED, PROCESSED, Rig, word_table
 
 from txstream import inspect
@@ -45,6 +46,9 @@ def make_rig(sqlite_url: str) -> Iterator[Any]:
     opened: list[StateDatabase] = []
 
     def make(semantics: Semantics = OPAQUE, url: str = sqlite_url, **table: Any) -> Rig:
+        file = Path(url.removeprefix("sqlite:///"))
+        if not file.exists():
+            file.write_bytes(empty_database())
         database = StateDatabase(url)
         opened.append(database)
         return Rig(database, url, word_table(semantics=semantics, **table)).join()

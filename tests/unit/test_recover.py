@@ -4,6 +4,7 @@ exactly."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -454,4 +455,19 @@ def test_a_plan_that_follows_another_history_is_dropped(make_site: Any) -> None:
     site.tree.write(path, site.tree.get(path).data.replace(b'"end":6', b'"end":5'))
     assert "different ranges" in str(site.recover().problem)
     assert sorted(site.store().load().batches) == [3]
+    site.finish()
+
+
+def test_an_old_copy_of_the_identity_is_not_kept(make_site: Any) -> None:
+    """It does not know a state that has joined since."""
+    site = make_site()
+    site.test.commit(1)
+    copy = site.copy_zookeeper()
+    site.test.commit(3)
+    site.test.crash()
+    identity = site.store().read_identity()
+    site.restore_zookeeper(copy)
+    site.tree.write(f"{site.base}/identity", replace(identity, tables=("words_0",)).encode())
+    site.recover()
+    assert site.store().read_identity() == identity
     site.finish()

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from txstream.api.errors import CorruptStateError
 from txstream.inspect.checks import check_all
 from txstream.inspect.evidence import Evidence, gather
+from txstream.inspect.holdings import kept_identity
 from txstream.inspect.plain import codec_of
-from txstream.inspect.rebuilding import kept_identity
 from txstream.inspect.records import Finding, FsckReport, MissingDatabase, Severity
 from txstream.inspect.source_checks import check_source, source_of
 from txstream.inspect.stores import (

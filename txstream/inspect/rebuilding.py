@@ -9,9 +9,8 @@ make of the ledgers, and one write stores it.
 from __future__ import annotations
 
 import contextlib
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from txstream.api.errors import (
@@ -19,11 +18,12 @@ from txstream.api.errors import (
     LeaderExistsError,
     ProgressMismatchError,
     ServiceUnavailableError,
-    StateTableError,
     UsageError,
 )
 from txstream.engine.claim import identity_of
 from txstream.engine.recovery import decide, take_over
+from txstream.inspect.derived import Rebuilt, rebuilt_from
+from txstream.inspect.holdings import Own, is_newcomer, own_of
 from txstream.inspect.plain import codec_of
 from txstream.inspect.records import Recovery
 from txstream.inspect.stores import (
@@ -35,18 +35,15 @@ from txstream.inspect.stores import (
     with_states_of,
 )
 from txstream.inspect.tables import refuse_missing
-from txstream.metas import BatchMetas, MetaCodec
+from txstream.metas import MetaCodec
 from txstream.semantics import Semantics
 from txstream.settings import Settings
-from txstream.state import BatchRecord, FenceRow, StateBackend, place_of
-from txstream.transaction import FIRST_TXID, AttemptId, Txid, epoch_of, sequence_of
-from txstream.zookeeper import Identity, Leadership, Progress, StoredBatch
+from txstream.state import StateBackend, place_of
+from txstream.zookeeper import Identity, Leadership, Progress
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology
     from txstream.zookeeper import ProgressStore, ZooKeeper
-
-_COMMITTED = "committed"
 
 
 def recover(
@@ -128,49 +125,7 @@ def recover_in(
     )
 
 
-# --- what there is ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Own:
-    """What one database holds of a topology. `before` is the ledger's row of the txid before the last."""
-
-    database: StateBackend
-    fence: FenceRow | None
-    last: BatchRecord | None
-    before: BatchRecord | None
-    tables: tuple[str, ...] | None  # None: its store cannot tell
-
-    @property
-    def uuid(self) -> str | None:
-        known = self.fence or self.last
-        return None if known is None else known.uuid
-
-    @property
-    def kept(self) -> Identity | None:
-        """The identity beside its fence."""
-        return kept_identity(self.fence, self.database.url_for_people)
-
-
-def own_of(topology_id: str, databases: Sequence[StateBackend]) -> list[Own]:
-    """What each database holds now."""
-    found = []
-    for database in databases:
-        last = database.last_batch(topology_id)
-        before = None if last is None else database.batch(topology_id, last.txid - 1)
-        tables = _tables(database, topology_id)
-        found.append(Own(database, database.read_fence(topology_id), last, before, tables))
-    return found
-
-
-def _tables(database: StateBackend, topology_id: str) -> tuple[str, ...] | None:
-    try:
-        with database.read_state(topology_id) as reading:
-            return tuple(table.name for table in reading.tables())
-    except StateTableError:
-        return ()
-    except UsageError:
-        return None
+# --- whose it is -----------------------------------------------------------------------------------
 
 
 def _refuse_unseen(topology_id: str, identity: Identity, own: Sequence[Own]) -> None:
@@ -211,12 +166,14 @@ def identity_from(
             f"of the two, or run `txstream delete {topology_id}` for the one that is not wanted"
         )
     kept = [found for one in own if (found := one.kept) is not None and found.uuid == uuid]
+    # They differ in the tables only. Of the databases' the one with the fewest: a driver died while a state
+    # joined, nothing is committed to that yet, and the next run lets it join again. But rather that than an
+    # older copy's, which does not know a state that has joined since.
+    known = [min(kept, key=_tables_of)] if kept else []
     if stored is not None:
-        return stored
-    if kept:
-        # They differ in the tables only, when a driver died while a state joined: before it, nothing was
-        # committed to that state, and the next run lets it join again.
-        return min(kept, key=lambda identity: len(identity.tables))
+        known.append(stored)
+    if known:
+        return max(known, key=_tables_of)
     if topology is None:
         raise UsageError(
             f"the databases of topology {topology_id!r} were last run by a txstream that did not keep its "
@@ -226,12 +183,8 @@ def identity_from(
     return replace(identity_of(topology), uuid=uuid)
 
 
-def kept_identity(fence: FenceRow | None, url: str) -> Identity | None:
-    """The identity beside the fence of the database `url`. Raises CorruptStateError."""
-    document = None if fence is None else (fence.identity or {}).get("identity")
-    if not document:
-        return None
-    return Identity.decode(json.dumps(document).encode(), f"txstream_fence of {url}")
+def _tables_of(identity: Identity) -> int:
+    return len(identity.tables)
 
 
 def _stored_identity(open_store: Callable[[MetaCodec[Any]], ProgressStore]) -> Identity | None:
@@ -275,133 +228,6 @@ def problem_of(
     except ProgressMismatchError as error:
         return str(error)
     return None
-
-
-def is_newcomer(one: Own) -> bool:
-    """Does it only hold states that were joining when their driver died? Then it has no ledger yet, and the
-    next run lets them join."""
-    if one.last is not None or not one.tables or one.kept is None:
-        return False
-    return not {*one.tables} & {*one.kept.tables}
-
-
-# --- what it should be -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Rebuilt:
-    """Progress as the ledgers have it; `again`: `progress.current` was committed in part."""
-
-    progress: Progress
-    again: bool
-
-
-def rebuilt_from(
-    topology_id: str,
-    semantics: Semantics,
-    own: Sequence[Own],
-    stored: Progress | None,
-    codec: MetaCodec[Any],
-) -> Rebuilt:
-    """The progress that the ledgers mean, by the rules for a new leader. Pure.
-
-    All at one txid, committed by one attempt: the next one is current. Some at C, committing or committed,
-    the others at C - 1: C runs again everywhere, a transactional one with the plan that the ledgers have.
-    Raises ProgressMismatchError for anything else.
-    """
-    rows = {one.database.url_for_people: one for one in own if not is_newcomer(one)}
-    txids = {url: 0 if one.last is None else int(one.last.txid) for url, one in rows.items()}
-    newest, oldest = max(txids.values()), min(txids.values())
-    if semantics is Semantics.NON_TRANSACTIONAL:
-        return _at_least_once(rows, oldest, codec)
-    if newest - oldest > 1:
-        listed = ", ".join(f"{url} is at txid {txid}" for url, txid in txids.items())
-        raise ProgressMismatchError(
-            f"the databases of topology {topology_id!r} are more than one batch apart: {listed}. One of them "
-            f"was restored from an older copy: bring it up to date; no command can do that without its data"
-        )
-    at_newest = {url: one.last for url, one in rows.items() if one.last and one.last.txid == newest}
-    everywhere = len(at_newest) == len(rows) and all(r.status == _COMMITTED for r in at_newest.values())
-    if newest == 0:
-        return Rebuilt(Progress(FIRST_TXID, None, {}), again=False)
-    if everywhere and len({row.attempt for row in at_newest.values()}) == 1:
-        batch = _agreed(topology_id, at_newest, codec)
-        return _after(newest, batch, semantics, stored, codec)
-    before: dict[str, BatchRecord] = {}
-    for url, one in rows.items():
-        row = one.before if one.last and one.last.txid == newest else one.last
-        if row is not None:
-            before[url] = row
-    batches: dict[Txid, StoredBatch] = {}
-    committed_by: AttemptId | None = None
-    if newest > FIRST_TXID:
-        previous = _agreed(topology_id, before, codec, txid=newest - 1)
-        batches[Txid(newest - 1)], committed_by = previous, previous.attempt
-    if semantics is Semantics.TRANSACTIONAL:
-        batches[Txid(newest)] = StoredBatch(_same_metas(topology_id, at_newest, codec), None)
-    return Rebuilt(Progress(Txid(newest), committed_by, batches), again=True)
-
-
-def _after(
-    txid: int, batch: StoredBatch, semantics: Semantics, stored: Progress | None, codec: MetaCodec[Any]
-) -> Rebuilt:
-    """`txid` is committed everywhere. Plans that ZooKeeper still has for what follows are kept: a
-    transactional txid may have run outside of the databases already."""
-    batches = {Txid(txid): batch}
-    if semantics is Semantics.TRANSACTIONAL and stored is not None:
-        known = stored.batches.get(Txid(txid))
-        follows = known is not None and codec.encode(known.metas) == codec.encode(batch.metas)
-        following = txid + 1
-        while follows and (plan := stored.batches.get(Txid(following))) is not None:
-            batches[Txid(following)] = StoredBatch(plan.metas, None)
-            following += 1
-    return Rebuilt(Progress(Txid(txid + 1), batch.attempt, batches), again=False)
-
-
-def _agreed(
-    topology_id: str,
-    rows: Mapping[str, BatchRecord],
-    codec: MetaCodec[Any],
-    *,
-    txid: int | None = None,
-) -> StoredBatch:
-    """The one batch that all these ledgers have committed."""
-    committed = {url: row for url, row in rows.items() if row.status == _COMMITTED}
-    attempts = {row.attempt for row in committed.values()}
-    if len(committed) != len(rows) or len(attempts) != 1:
-        listed = ", ".join(
-            f"{url} says {row.status} by attempt {epoch_of(row.attempt)}.{sequence_of(row.attempt)}"
-            for url, row in rows.items()
-        )
-        number = txid if txid is not None else next(iter(rows.values())).txid
-        raise ProgressMismatchError(
-            f"the ledgers of topology {topology_id!r} do not agree who committed txid {number}: "
-            f"{listed or 'none of them has it any more'}; restore the database that is wrong"
-        )
-    (attempt,) = attempts
-    return StoredBatch(_same_metas(topology_id, committed, codec), attempt)
-
-
-def _same_metas(topology_id: str, rows: Mapping[str, BatchRecord], codec: MetaCodec[Any]) -> BatchMetas[Any]:
-    decoded = {url: codec.decode(row.metas, f"ledger of {url}, txid {row.txid}") for url, row in rows.items()}
-    metas = next(iter(decoded.values()))
-    if any(codec.encode(other) != codec.encode(metas) for other in decoded.values()):
-        raise ProgressMismatchError(
-            f"the ledgers of topology {topology_id!r} hold different ranges for one batch, in "
-            f"{' and '.join(decoded)}; restore the database that is wrong"
-        )
-    return metas
-
-
-def _at_least_once(rows: Mapping[str, Own], oldest: int, codec: MetaCodec[Any]) -> Rebuilt:
-    """Non-transactional: from the database that is furthest behind, so that nothing is lost; what the others
-    have more is counted again."""
-    if oldest == 0:
-        return Rebuilt(Progress(FIRST_TXID, None, {}), again=False)
-    url, row = next((u, one.last) for u, one in rows.items() if one.last and one.last.txid == oldest)
-    metas = codec.decode(row.metas, f"ledger of {url}, txid {oldest}")
-    batch = StoredBatch(metas, row.attempt)
-    return Rebuilt(Progress(Txid(oldest + 1), row.attempt, {Txid(oldest): batch}), again=False)
 
 
 # --- doing it --------------------------------------------------------------------------------------
