@@ -1,19 +1,18 @@
-"""Checks of commits: all or nothing, what is undone, and what the ledger says."""
+"""Checks of commits: all or nothing, what is undone, and tasks that write side by side."""
 
 from __future__ import annotations
 
 import threading
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 from txstream.api.errors import StateValueError, TxidRegressionError
 from txstream.semantics import Semantics
-from txstream.state import BatchRecord
 from txstream.state.backend import INSIDE_BEGIN, INSIDE_COMMIT
-from txstream.state.records import COMMITTED, COMMITTING
-from txstream.testing.state_trial import FENCED, PLANNED, PROCESSED, StateTrial, promise, table, to_table
-from txstream.transaction import TransactionAttempt, attempt_id
+from txstream.state.records import COMMITTED
+from txstream.testing.state_life import table, to_table
+from txstream.testing.state_trial import FENCED, StateTrial, promise
+from txstream.transaction import TransactionAttempt
 
 _TASKS = 4
 
@@ -300,119 +299,6 @@ def disjoint_shares_all_count(trial: StateTrial) -> None:
         trial.require("the values", expected, life.values())
 
 
-# --- the ledger --------------------------------------------------------------------------------------------
-
-
-@promise(
-    "ledger-keeps-everything",
-    "A row of the ledger comes back as it was written, to the microsecond and for any Unicode.",
-    "metas and details are JSON; times are aware",
-)
-def ledger_keeps_everything(trial: StateTrial) -> None:
-    metas = {"partitions": {"größe/0": {"start": 0, "end": 2**53}}, "carried": {"x": [None, True, "🦀\0"]}}
-    details = {"path": "driver", "timings": {"commit": 0.25}, "attempts": []}
-    for semantics in Semantics:
-        life = trial.life(semantics)
-        start = datetime.now(UTC)
-        attempt = life.commit(1, {"a": 1, "b": 1}, metas=metas, details=details, error="it was \U0001f980")
-        row = life.batch(1)
-        if row.committed_at is None or row.committed_at.tzinfo is None:
-            trial.fail("an aware time in committed_at", f"{row.committed_at!r}")
-        if abs((row.committed_at - start).total_seconds()) > trial.terms.deadline_seconds:
-            trial.fail(f"a committed_at near {start}", f"{row.committed_at}")
-        expected = BatchRecord(
-            topology=life.topology,
-            uuid=life.uuid,
-            txid=attempt.txid,
-            attempt=attempt.attempt,
-            semantics=semantics,
-            status=COMMITTED,
-            metas=metas,
-            tuples=7,
-            keys=2,
-            planned_at=PLANNED,
-            processed_at=PROCESSED,
-            committed_at=row.committed_at,
-            error="it was \U0001f980",
-            details=details,
-        )
-        trial.require("the row of the ledger", expected, row)
-        trial.require(
-            "the last batch", row, trial.ask("the last batch is asked", life.store.last_batch, life.topology)
-        )
-
-
-@promise(
-    "ledger-says-committing",
-    "`begin_commit` writes `committing`, also over a row of an earlier attempt; `end_commit` writes "
-    "`committed`, with the keys that tasks wrote and its own.",
-    "one row for each txid",
-)
-def ledger_says_committing(trial: StateTrial) -> None:
-    for semantics in FENCED:
-        life = trial.life(semantics)
-        for _ in range(2):
-            under = life.begin(1)
-            row = life.batch(1)
-            found = (row.status, row.attempt, row.committed_at, row.uuid)
-            trial.require("the row of a beginning", (COMMITTING, under.attempt, None, life.uuid), found)
-            life.write(under, {"a": 1})
-            trial.require("the row after a write", row, life.batch(1))
-            life.end(under, {"b": 1, "c": 1}, keys=1)
-            row = life.batch(1)
-            found_now = (row.status, row.attempt, row.keys, row.committed_at is not None)
-            trial.require("the row of an end", (COMMITTED, under.attempt, 3, True), found_now)
-        rows = trial.ask("the ledger is read", life.store.batches, life.topology)
-        trial.require("the rows of one txid", 1, len(rows))
-
-
-@promise(
-    "ledger-is-in-order",
-    "`batches` gives the rows by txid, with `limit` the last ones; a replay takes its txid's place.",
-    "sort by number, not by text",
-)
-def ledger_is_in_order(trial: StateTrial) -> None:
-    life, store = trial.life(), trial.store
-    life.commit(9, {"a": 1})
-    for txid in (10, 11, 100):
-        life.commit(txid, {"a": 1})
-    again = life.commit(100, {"a": 1})
-    every = trial.ask("the ledger is read", store.batches, life.topology)
-    trial.require("the txids", [9, 10, 11, 100], [row.txid for row in every])
-    for limit, expected in ((2, [11, 100]), (1, [100]), (10, [9, 10, 11, 100])):
-        rows = trial.ask("the ledger is read", store.batches, life.topology, limit=limit)
-        trial.require(f"the txids with limit {limit}", expected, [row.txid for row in rows])
-    trial.require("the attempt of the row replaced", again.attempt, life.batch(100).attempt)
-    found = trial.ask("a batch is looked up", store.batch, life.topology, 12)
-    trial.require("a txid without a row", None, found)
-
-
-@promise(
-    "outcome-is-of-one-attempt",
-    "`outcome` is true for the attempt that committed its batch, and for no other: not while it is "
-    "committing, not for another attempt of it, not when a later one has begun.",
-    "it asks the ledger for txid, attempt and status",
-)
-def outcome_is_of_one_attempt(trial: StateTrial) -> None:
-    for semantics in FENCED:
-        life = trial.life(semantics)
-
-        def outcome(attempt: TransactionAttempt, life=life) -> bool:  # type: ignore[no-untyped-def]
-            return trial.ask("an outcome is asked", life.store.outcome, life.topology, attempt)  # type: ignore[no-any-return]
-
-        lost = life.next(1)
-        trial.require("the outcome before", False, outcome(lost))
-        trial.ask("it commits", life.committing, lost, {"a": 1})
-        trial.require("the outcome of a commit", True, outcome(lost))
-        other = TransactionAttempt(lost.txid, attempt_id(1, 99))
-        trial.require("the outcome of another attempt", False, outcome(other))
-        again = life.begin(1)
-        trial.require("the outcome when a later one has begun", False, outcome(lost))
-        trial.require("the outcome of a beginning", False, outcome(again))
-        life.end(again)
-        trial.require("the outcome of an end", True, outcome(again))
-
-
 @promise(
     "non-transactional-has-no-fence",
     "Non-transactional topologies write without a fence: attempts may come again, beginnings do nothing, and "
@@ -445,9 +331,5 @@ CHECKS = (
     transactional_replay_is_skipped,
     a_share_counts_once,
     disjoint_shares_all_count,
-    ledger_keeps_everything,
-    ledger_says_committing,
-    ledger_is_in_order,
-    outcome_is_of_one_attempt,
     non_transactional_has_no_fence,
 )

@@ -18,7 +18,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from txstream.api.errors import UsageError
-from txstream.testing import state_commits, state_fences, state_joins, state_options, state_values
+from txstream.testing import (
+    state_commits,
+    state_fences,
+    state_joins,
+    state_ledger,
+    state_options,
+    state_values,
+)
 from txstream.testing.spout_promises import BrokenPromise
 from txstream.testing.state_trial import StateCheck, StateConformanceError, Store, terms_of
 
@@ -51,6 +58,7 @@ def state_checks() -> tuple[StateCheck, ...]:
         *state_joins.CHECKS,
         *state_fences.CHECKS,
         *state_commits.CHECKS,
+        *state_ledger.CHECKS,
         *state_values.CHECKS,
         *state_options.CHECKS,
     )

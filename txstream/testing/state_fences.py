@@ -11,7 +11,8 @@ from txstream.api.errors import CorruptStateError, StaleAttemptError
 from txstream.semantics import Semantics
 from txstream.state import FenceLockedError
 from txstream.state.backend import INSIDE_BEGIN, INSIDE_COMMIT
-from txstream.testing.state_trial import FENCED, Life, StateTrial, promise
+from txstream.testing.state_life import Life
+from txstream.testing.state_trial import FENCED, StateTrial, promise
 from txstream.transaction import AttemptId, TransactionAttempt, attempt_id
 
 LARGEST = AttemptId(2**63 - 1)

@@ -12,7 +12,8 @@ from txstream.api.errors import (
     StateTableError,
 )
 from txstream.semantics import Semantics
-from txstream.testing.state_trial import FENCED, StateTrial, promise, table
+from txstream.testing.state_life import table
+from txstream.testing.state_trial import FENCED, StateTrial, promise
 from txstream.transaction import attempt_id
 
 # --- an opened store ---------------------------------------------------------------------------------------

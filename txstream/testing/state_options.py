@@ -10,7 +10,8 @@ from typing import Any
 from txstream.api.errors import StaleAttemptError, StateTableError, UsageError
 from txstream.semantics import Semantics
 from txstream.testing.spout_harness import NotApplicableError
-from txstream.testing.state_trial import Life, StateTrial, promise, table
+from txstream.testing.state_life import Life, table
+from txstream.testing.state_trial import StateTrial, promise
 from txstream.transaction import Txid, attempt_id
 
 # --- the ledger --------------------------------------------------------------------------------------------

@@ -16,7 +16,8 @@ from txstream.api.errors import StateTableError, StateValueError
 from txstream.api.reducers import Count, Max, Min, Put, Reducer, Sum
 from txstream.semantics import OpaqueValue, Semantics, TransactionalValue
 from txstream.testing.spout_harness import NotApplicableError
-from txstream.testing.state_trial import FENCED, Life, StateTrial, promise
+from txstream.testing.state_life import Life
+from txstream.testing.state_trial import FENCED, StateTrial, promise
 from txstream.transaction import Txid
 
 LARGEST = 2**63 - 1
@@ -309,7 +310,7 @@ _ELSEWHERE = """
 import sys
 from txstream.semantics import Semantics
 from txstream.state import open_database
-from txstream.testing.state_trial import by_key, keys_table, table
+from txstream.testing.state_life import by_key, keys_table, table
 from txstream.transaction import Txid
 url, name, expected = sys.argv[1:]
 store = open_database(url)
