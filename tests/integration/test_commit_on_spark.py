@@ -10,13 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import psycopg
+import pytest
 from postgres import PostgresServer
 from support.commit_paths import BY_EXECUTORS, PATHS, check, counted, counting, ledger, paths, word_source
+from support.inmemory import attempt
+from support.on_spark import captured, diamond
 from support.storm import states
 
-from txstream.api.errors import BatchTimeoutError, BoltError
+from txstream.api.errors import BatchFailedError, BatchTimeoutError, BoltError
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.embedded.process import wait_until
+from txstream.engine import spark_runner
+from txstream.engine.spark_runner import SparkRunner
 from txstream.testing import AttemptState, TopologyTest
 
 if TYPE_CHECKING:
@@ -116,3 +121,21 @@ def test_a_share_that_does_not_get_on_is_cancelled_and_its_successor_waits_for_i
             test.run()
             check(test, counted())
             assert paths(postgres_url) == 4 * ["executors"]
+
+
+def test_shares_that_are_cancelled_before_their_job_begins_are_not_written(
+    spark: SparkSession, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark cancels the jobs that there are; cutting a large batch takes a while before there is one."""
+    runner = SparkRunner(spark.sparkContext, captured(diamond(), unique), spark)
+
+    def cut_slowly(*_: Any) -> tuple[list[Any], list[int]]:
+        runner.cancel(attempt(1))
+        return [(b"no", b"share")], [0]
+
+    monkeypatch.setattr(spark_runner, "cut_all", cut_slowly)
+    try:
+        with pytest.raises(BatchFailedError, match="was cancelled"):
+            runner.write(attempt(1), [])
+    finally:
+        runner.close()

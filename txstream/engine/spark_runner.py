@@ -96,6 +96,8 @@ class SparkRunner:
         self._indexes: dict[int, RDD[int]] = {}
         self._simple: dict[int, RDD[Any]] = {}
         self._live: dict[TransactionAttempt, _Pipeline] = {}
+        # The attempt whose shares are being written, until it is cancelled.
+        self._writing: set[TransactionAttempt] = set()
         self._closed = False
         self._shipped: Broadcast[bytes] = context.broadcast(_pickle(plan))
         self._sessions = Sessions(context, session) if any(b.is_dataframe for b in plan.bolts) else None
@@ -160,10 +162,14 @@ class SparkRunner:
     def write(self, attempt: TransactionAttempt, writes: Sequence[StateWrite]) -> Sequence[int]:
         """Write deltas in shares, a Spark task for each. Raises the TxstreamError that a task reported, or
         BoltError when Spark gave one up."""
+        with self._lock:
+            self._writing = {attempt}
         messages, positions = cut_all(writes, self.plan.slots(self.slots))
         shares = self._context.parallelize(messages, len(messages))
         write = functools.partial(_write_shares, self._shipped, self.plan.run_id)
         with _Job(self._context, _tag(self.plan.run_id, attempt), COMMIT_POOL):
+            if attempt not in self._writing:
+                raise BatchFailedError(f"{attempt} was cancelled")
             try:
                 answers = shares.mapPartitions(write).collect()
             except Exception as error:
@@ -178,6 +184,7 @@ class SparkRunner:
     def cancel(self, attempt: TransactionAttempt) -> None:
         with self._lock:
             pipeline = self._live.get(attempt)
+            self._writing.discard(attempt)
         if pipeline is not None:
             pipeline.cancelled = True  # for the jobs that it has not begun yet
         self._context.cancelJobsWithTag(_tag(self.plan.run_id, attempt))
