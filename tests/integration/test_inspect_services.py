@@ -22,9 +22,10 @@ import txstream
 from txstream import inspect
 from txstream.cli.main import main
 from txstream.embedded import Services
+from txstream.engine.points import Point
 from txstream.examples import word_count
 from txstream.state import StateDatabase
-from txstream.testing import InProcessRunner
+from txstream.testing import CrashError, InProcessRunner
 from txstream.transaction import Txid
 from txstream.zookeeper import Leadership, ZooKeeper
 
@@ -147,18 +148,26 @@ def test_recover_refuses_while_a_driver_leads(make_desk: Any, sqlite_url: str) -
 def test_offsets_that_kafka_has_no_more(
     make_desk: Any, sqlite_url: str, services: Services, unique: str
 ) -> None:
-    """The place to go on at; `--topology` asks the user's own source."""
+    """The place to go on at, and a stored plan; `--topology` asks the user's own source."""
     desk: Desk = make_desk(sqlite_url)
     desk.run("transactional", until_txid=1)
+
+    def crash(point: Point, txid: Txid, _: dict[Txid, str]) -> None:
+        if (point, txid) == (Point.BEFORE_COMMIT, 2):
+            raise CrashError("the test ended the run before it committed what it has planned")
+
+    with pytest.raises(CrashError):
+        desk.run("transactional", until_txid=2, listener=crash)
+    assert desk.codes() == (0, [])
     with Topics(services.kafka) as topics:
         for partition in range(2):
             topics.delete_before(unique, partition, 145)
     status, codes = desk.codes()
     assert status == 1
-    assert set(codes) == {"position-lost"}
+    assert set(codes) == {"plan-lost", "position-lost"}
     code = ["--topology", "txstream.examples.word_count:topology", "-p", f"topic={unique}"]
     status, codes = desk.codes(*code, "-p", "semantics=transactional", "-p", f"table={unique}")
-    assert (status, set(codes)) == (1, {"position-lost"})
+    assert (status, set(codes)) == (1, {"plan-lost", "position-lost"})
 
 
 # --- a moment on a server --------------------------------------------------------------------------
