@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from mariadb import MariaDBServer
+from mariadb import MariaDBServer, missing
 from postgres import PostgresServer
 from support.bare_python import make_bare_python
 from support.runs import SPARK_STARTS_SOONER, Launcher
@@ -61,9 +61,7 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServe
 @pytest.fixture(scope="session")
 def mariadb() -> Iterator[MariaDBServer]:
     """A MariaDB server."""
-    server = MariaDBServer()
-    yield server
-    server.close()
+    yield from _mariadb_server()
 
 
 @pytest.fixture
@@ -111,6 +109,13 @@ def own_postgres(_postgres: PostgresServer) -> PostgresServer:
 
 @pytest.fixture(scope="session")
 def _mariadb() -> Iterator[MariaDBServer]:
+    yield from _mariadb_server()
+
+
+def _mariadb_server() -> Iterator[MariaDBServer]:
+    reason = missing()
+    if reason is not None:
+        pytest.skip(reason)
     server = MariaDBServer()
     yield server
     server.close()

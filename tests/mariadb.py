@@ -16,6 +16,8 @@ from typing import Any, Final
 import pymysql
 from sqlalchemy import URL
 
+_SERVER: Final = ("mariadbd", "mysqld")
+_INSTALL: Final = ("mariadb-install-db", "mysql_install_db")
 _START_SECONDS: Final = 60.0
 _MEMORY_BYTES: Final = 4 << 30
 _ACCOUNT: Final = "root"  # of the server, not of the system
@@ -43,6 +45,16 @@ _SETTINGS: Final = (
 )
 
 
+def missing() -> str | None:
+    """Why there can be no server here; None when there can."""
+    try:
+        _program(*_SERVER)
+        _program(*_INSTALL)
+    except RuntimeError as error:
+        return str(error)
+    return None
+
+
 class MariaDBServer:
     """One server on a loopback port. It can be stopped, frozen, and started again.
 
@@ -51,7 +63,7 @@ class MariaDBServer:
     """
 
     def __init__(self) -> None:
-        self._program = _program("mariadbd", "mysqld")
+        self._program = _program(*_SERVER)
         self._home = Path(tempfile.mkdtemp(prefix="txstream-mariadb-", dir=_quick_folder()))
         self._home.chmod(0o755)
         self.data = self._home / "data"
@@ -60,7 +72,7 @@ class MariaDBServer:
         self._process: subprocess.Popen[bytes] | None = None
         self.port = _free_port()
         atexit.register(self.close)
-        install = _program("mariadb-install-db", "mysql_install_db")
+        install = _program(*_INSTALL)
         self.data.mkdir()
         if self._user is not None:
             shutil.chown(self._home, self._user)
