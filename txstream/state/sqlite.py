@@ -13,7 +13,6 @@ Types are in `sqlite_values`. Tables are WITHOUT ROWID, one tree instead of two.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
@@ -28,11 +27,9 @@ from sqlalchemy import (
     Connection,
     Engine,
     Table,
-    bindparam,
     create_engine,
     event,
     func,
-    null,
     types,
     update,
 )
@@ -42,9 +39,10 @@ from sqlalchemy.exc import DBAPIError
 from txstream.api.errors import ServiceUnavailableError
 from txstream.api.reducers import Reducer
 from txstream.state import sqlite_values
-from txstream.state.dialect import Found, Lookup, StateDialect, Upsert
+from txstream.state.dialect import Lookup, StateDialect, Upsert
 from txstream.state.failures import REMEDY, Failure, Kind, driver_error, one_line
 from txstream.state.framework import fence
+from txstream.state.sqlite_statements import RowsLookup, RowsUpsert
 
 READ_ONLY = "txstream_read_only"
 """Execution option of a connection that only reads: such a transaction takes no lock."""
@@ -170,82 +168,10 @@ class SQLiteDialect(StateDialect):
         return func.coalesce(both, stored, delta, type_=stored.type)
 
     def upsert(self, table: Table, update: Callable[[Any], tuple[dict[str, Any], Any]]) -> Upsert:
-        return _ManyUpsert(self, table, update)
+        return RowsUpsert(table, update)
 
     def lookup(self, table: Table, columns: Mapping[str, pa.DataType]) -> Lookup:
-        return _ValuesLookup(table, columns)
-
-
-class _ManyUpsert(Upsert):
-    """INSERT ... ON CONFLICT by the driver's executemany, which binds and steps in C."""
-
-    chunk_rows: ClassVar[int] = 50_000
-
-    def __init__(
-        self,
-        dialect: SQLiteDialect,
-        table: Table,
-        update: Callable[[Any], tuple[dict[str, Any], Any]],
-    ) -> None:
-        self._dialect = dialect
-        values: dict[str, Any] = {}
-        for column in table.columns:
-            bound = bool({"key", "delta", "txid"} & column.info.keys())
-            values[column.name] = bindparam(f"new_{column.name}", type_=column.type) if bound else null()
-        insert: Any = sqlite.insert(table).values(values)
-        changes, condition = update(insert.excluded)
-        insert = insert.on_conflict_do_update(
-            index_elements=list(table.primary_key.columns), set_=changes, where=condition
-        )
-        # Compiled once, to text: SQLAlchemy's own executemany would process each row in Python again.
-        compiled = insert.compile(dialect=sqlite.dialect(paramstyle="qmark"))
-        self._sql = str(compiled)
-        self._names = [str(name).removeprefix("new_") for name in compiled.positiontup or ()]
-        self._txid = next((column.name for column in table.columns if "txid" in column.info), None)
-
-    def execute(self, connection: Connection, deltas: pa.Table, txid: int) -> int:
-        columns = [
-            [txid] * deltas.num_rows if name == self._txid else self._dialect.to_driver(deltas.column(name))
-            for name in self._names
-        ]
-        rows = list(zip(*columns, strict=True))
-        return connection.exec_driver_sql(self._sql, rows).rowcount
-
-
-class _ValuesLookup(Lookup):
-    """A join with the keys as a list of VALUES: three quarters of the time that IN takes."""
-
-    most_parameters: ClassVar[int] = 999  # what every SQLite allows
-
-    def __init__(self, table: Table, columns: Mapping[str, pa.DataType]) -> None:
-        quoted = sqlite.dialect().identifier_preparer.quote
-        self._keys = [column.name for column in table.primary_key.columns]
-        self._columns = dict(columns)
-        names = [f"key{place}" for place in range(len(self._keys))]
-        same = [f"t.{quoted(key)} = k.{name}" for key, name in zip(self._keys, names, strict=True)]
-        # CROSS JOIN: the keys come first, each looked up in the tree of the table.
-        self._before = f"WITH k(place, {', '.join(names)}) AS (VALUES "
-        self._after = (
-            f") SELECT k.place, {', '.join(f't.{quoted(name)}' for name in columns)} "  # noqa: S608
-            f"FROM k CROSS JOIN {quoted(table.name)} AS t WHERE {' AND '.join(same)}"
-        )
-
-    def find(self, connection: Connection, keys: pa.Table) -> Found:
-        width = len(self._keys) + 1
-        columns = [sqlite_values.to_driver(keys.column(name)) for name in self._keys]
-        wanted = list(zip(range(keys.num_rows), *columns, strict=True))
-        found: list[tuple[Any, ...]] = []
-        for start in range(0, len(wanted), self.most_parameters // width):
-            part = wanted[start : start + self.most_parameters // width]
-            row = f"({', '.join('?' * width)})"
-            sql = f"{self._before}{', '.join([row] * len(part))}{self._after}"
-            parameters = tuple(itertools.chain.from_iterable(part))
-            found += connection.exec_driver_sql(sql, parameters).cursor.fetchall()
-        places, *values = zip(*found, strict=True) if found else [()] * (len(self._columns) + 1)
-        return list(places), {
-            name: sqlite_values.from_driver(list(column), data_type)
-            for (name, data_type), column in zip(self._columns.items(), values, strict=True)
-        }
+        return RowsLookup(table, columns)
 
 
 def _configure(connection: Any, _record: object) -> None:
