@@ -414,6 +414,13 @@ def test_state_get_as_a_person_reads_it(make_rig: Any, capsys: pytest.CaptureFix
     assert "'day'" in capsys.readouterr().err
 
 
+def test_a_key_with_a_dash_comes_after_two(make_rig: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    rig = make_rig(key="k bigint")
+    rig.commit(1, {-7: 4})
+    assert main(["state", "get", "words", "word_count", "--json", "--database", rig.url, "--", "-7"]) == 0
+    assert json.loads(capsys.readouterr().out)["row"]["value"] == {"n": 4}
+
+
 def test_state_diff_and_json(make_rig: Any, capsys: pytest.CaptureFixture[str]) -> None:
     rig = make_rig()
     rig.commit(1, {"a": 4, "b": 1})
