@@ -552,6 +552,35 @@ LOCKS = (
     ),
 )
 
+ORDER = (
+    Guard(
+        "5.4",
+        "tables are written in one order",
+        _DATABASE,
+        "for writer, deltas in sorted(work, key=_table_name)]",
+        "for writer, deltas in work]",
+        f"{POSTGRESQL_LOCKS}::test_copies_of_a_share_of_several_tables_do_not_deadlock",
+    ),
+    Guard(
+        "5.2.6",
+        "an opaque replay of C plans anew, whatever a `committing` row says",
+        _RECOVERY,
+        "    if semantics is Semantics.TRANSACTIONAL:\n        adopted =",
+        "    if True:\n        adopted =",
+        f"{RECOVERY}::test_a_txid_that_is_committed_in_part_is_replayed_in_every_database",
+    ),
+    Guard(
+        "5.3",
+        "raise: a fence that is missing is not made anew",
+        "txstream/state/fence_rules.py",
+        "    if found is None:\n",
+        "    if found is None:\n"
+        "        return FenceRow(topology, uuid, AttemptId(0))\n"
+        "    if found is None:\n",
+        f"{SQLITE}::test_missing_fence_row",
+    ),
+)
+
 HOLES = (
     Guard(
         "hole 1",
@@ -711,4 +740,4 @@ READING = (
     ),
 )
 
-GUARDS = (*VALUE_RULES, *START, *COMMIT, *LOCKS, *HOLES, *READING)
+GUARDS = (*VALUE_RULES, *START, *COMMIT, *LOCKS, *ORDER, *HOLES, *READING)

@@ -176,6 +176,27 @@ class ServerLockContract(LockContract):
             rig.end(under)
         assert set(rig.values().values()) == {5}
 
+    def test_copies_of_a_share_of_several_tables_do_not_deadlock(
+        self, database: StateBackend, url: str
+    ) -> None:
+        """Tables are written in one order too."""
+        specs = [word_table(name) for name in ("first", "second")]
+        first, second = (Rig(database, url, spec) for spec in specs)
+        first.join()
+        database.join(first.topology, first.uuid, specs, semantics=OPAQUE, first_run=True)
+        keys = [f"key{number:04}" for number in range(2000)]
+        writes = [(rig.spec, rig.table_of(dict.fromkeys(keys, 1))) for rig in (first, second)]
+        for txid in range(1, 5):
+            under = first.begin(txid)
+            with tasks(2) as pool:
+                copies = [
+                    pool.submit(database.write, first.topology, first.uuid, under, order, semantics=OPAQUE)
+                    for order in (writes, writes[::-1])
+                ]
+                assert [copy.result(PATIENCE_SECONDS) for copy in copies] == [4000, 4000]
+            first.end(under)
+        assert set(first.values().values()) == set(second.values().values()) == {4}
+
     def test_a_task_that_freezes_loses_its_transaction(self, rig: Rig, held: Held) -> None:
         """A lost executor that is frozen inside its transaction would hold the fence for ever. The server
         ends it before the topology's message timeout; woken, the task is told, and has written nothing."""
