@@ -216,4 +216,28 @@ class JsonUpsert(_SQLite):
         self.connection.execute(self.statement, parameters)
 
 
-SQLITE: tuple[type[Way], ...] = (ManyUpsert, JsonUpsert)
+class ListUpsert(_SQLite):
+    """Statements over lists of rows, all of one text."""
+
+    name = "INSERT lists ON CONFLICT"
+    rows: ClassVar[int] = 250
+
+    def parameters(self, values: Values, txid: int) -> Any:
+        row = f"(?, ?, NULL, {txid})" if self.opaque else f"(?, ?, {txid})"
+        flat = [value for pair in zip(*values, strict=True) for value in pair]
+        step = 2 * self.rows
+        return [
+            (
+                f"INSERT INTO {self.table} ({self.columns}) VALUES {', '.join([row] * (len(part) // 2))} "
+                f"{self.on_conflict()}",
+                part,
+            )
+            for part in (flat[start : start + step] for start in range(0, len(flat), step))
+        ]
+
+    def execute(self, parameters: Any) -> None:
+        for statement, values in parameters:
+            self.connection.execute(statement, values)
+
+
+SQLITE: tuple[type[Way], ...] = (ManyUpsert, JsonUpsert, ListUpsert)
