@@ -3,13 +3,15 @@ exactly."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.recovering import Site, topology_over
+from support.recovering import LINES, TRUTH, Site, topology_over
+from support.tables import read_counts
 
 from txstream.api.errors import (
     CorruptStateError,
@@ -25,6 +27,7 @@ from txstream.inspect.rebuilding import recover_in
 from txstream.inspect.records import Severity
 from txstream.inspect.stores import with_states_of
 from txstream.settings import Settings
+from txstream.state import StateDatabase
 from txstream.testing import CrashError
 from txstream.transaction import Epoch, Txid, attempt_id, epoch_of
 from txstream.zookeeper import MemoryProgress
@@ -471,3 +474,37 @@ def test_an_old_copy_of_the_identity_is_not_kept(make_site: Any) -> None:
     site.recover()
     assert site.store().read_identity() == identity
     site.finish()
+
+
+@pytest.mark.parametrize("step", ["begin_ledger", "replace_identity"])
+def test_a_state_that_was_joining_when_its_driver_died(
+    make_site: Any, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Its database has no ledger yet, or one that ZooKeeper's identity does not name: both are in order."""
+    site = make_site()
+    grown, first = site.topology, topology_over(site.source, site.urls[:1], OpaqueSpout)
+    site.test.crash()
+    site.lose_zookeeper()
+    for database in site.databases:
+        database.delete("words", drop_state=True)
+    site.test.restart(first)
+    site.test.commit(2)
+    site.test.crash()
+
+    def crash(*_: Any) -> None:
+        raise CrashError("the test killed the driver")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StateDatabase if step == "begin_ledger" else MemoryProgress, step, crash)
+        with pytest.raises(CrashError):
+            site.test.restart(grown)
+    assert [one for one in site.fsck().findings if one.severity is not Severity.NOTE] == []
+    assert site.recover().problem is None
+    site.lose_zookeeper()
+    assert site.recover().current_txid == 3
+    site.test.restart(grown)
+    site.test.run()
+    assert read_counts(site.urls[0], "words_0") == TRUTH
+    later = Counter(" ".join(LINES[4:]).split())
+    assert read_counts(site.urls[1], "words_1") == later, "it counts from the txid that was current"
+    assert site.fsck().findings == ()
