@@ -242,5 +242,12 @@ def test_one_place_however_it_is_spelled(url: str) -> None:
     assert place_of(url) != place_of("mysql://host:3307/db")
 
 
+@pytest.mark.parametrize("url", ["mysql:///db?unix_socket=/run/%s", "postgresql:///db?host=/run/%s"])
+def test_two_sockets_are_two_places(url: str) -> None:
+    assert place_of(url % "a") != place_of(url % "b")
+    assert place_of(url % "a") == place_of(f"{url % 'a'}&connect_timeout=3")
+
+
 def test_a_password_is_not_shown() -> None:
-    assert "hidden" not in open_sql_database("mariadb://me:hidden@host/db").url_for_people
+    database = open_sql_database("mariadb://me:hidden@host/db?ssl_key=a&ssl_key_password=hidden")
+    assert "hidden" not in database.url_for_people

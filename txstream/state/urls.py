@@ -28,7 +28,7 @@ SQL_SCHEMES = frozenset(name.partition("+")[0] for name in _DIALECTS)
 """What a SQL database's URL begins with, before `+driver` and `://`."""
 
 EXAMPLES = "sqlite:///state.db, postgresql://user@host/name or mysql://user@host/name"
-_SECRETS = ("password", "sslpassword")
+_SECRETS = ("password", "sslpassword", "ssl_key_password")
 _PORTS: dict[type[StateDialect], int] = {PostgreSQLDialect: 5432, MySQLDialect: 3306}
 
 
@@ -55,7 +55,8 @@ def dialect_of(url: str, connect_timeout_seconds: float, message_timeout_seconds
 
 def place_of(url: str) -> str:
     """The database that a URL means, however it is spelled: two URLs of one place are one fence and one
-    ledger. Neither the user nor the options count. A URL that cannot be understood is its own place."""
+    ledger. Neither the user nor the options count, but for those that name the server. A URL that cannot be
+    understood is its own place."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
@@ -64,8 +65,10 @@ def place_of(url: str) -> str:
     if kind is SQLiteDialect:
         return f"sqlite:{Path(parsed.database or '').resolve()}"
     name = parsed.drivername if kind is None else kind.__name__
-    port = parsed.port or (None if kind is None else _PORTS.get(kind))
-    return f"{name}:{(parsed.host or '').lower()}:{port}/{parsed.database}"
+    # A socket's path is an option, and is not the same in other letters.
+    host = (parsed.host or "").lower() or parsed.query.get("unix_socket") or parsed.query.get("host") or ""
+    port = parsed.port or parsed.query.get("port") or (None if kind is None else _PORTS.get(kind))
+    return f"{name}:{host}:{port}/{parsed.database}"
 
 
 def without_password(url: URL) -> str:
