@@ -351,6 +351,16 @@ COMMIT = (
     ),
     Guard(
         "5.3",
+        "the end comes when every share is written, not before",
+        "txstream/engine/shares.py",
+        '        if "failure" in document:\n            raise',
+        '        if "failure" in document:\n            rows.append(0)\n            continue\n'
+        '        if "failure" in document:\n            raise',
+        "tests/unit/test_commit_paths.py::"
+        "test_a_database_that_a_task_cannot_reach_fails_the_attempt_and_is_waited_for",
+    ),
+    Guard(
+        "5.3",
         "every database is ended",
         _COMMIT,
         "for at, target in enumerate(self._targets):\n            if at:",
