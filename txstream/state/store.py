@@ -14,7 +14,6 @@ import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
@@ -28,12 +27,11 @@ from txstream.api.errors import (
 from txstream.api.reducers import Reducer
 from txstream.metas import to_json
 from txstream.semantics import Semantics
-from txstream.state import declarations, fence_rules, layout
+from txstream.state import declarations, fence_rules, layout, store_upkeep as upkeep
 from txstream.state.backend import INSIDE_BEGIN, INSIDE_COMMIT, StateBackend, nobody
-from txstream.state.changes import added_values, committed_in_part
 from txstream.state.declarations import Owner
 from txstream.state.layout import Transaction
-from txstream.state.merging import RowRules, can_keep, grower, keys_of, rows_of, to_table
+from txstream.state.merging import RowRules, can_keep, keys_of, rows_of, to_table
 from txstream.state.reading import StateReading
 from txstream.state.records import (
     COMMITTED,
@@ -157,32 +155,14 @@ class StoreBackend(StateBackend):
         *,
         unfinished: Txid | None = None,
     ) -> list[str]:
-        done = []
         with self.transaction(exclusive=[_DEFINITIONS, layout.lock_of(topology)]) as here:
             self._hold(here, topology, uuid, attempt)
-            for spec in tables:
-                name = spec.state.table
-                owner = layout.read_owner(here, name)
-                added = () if owner is None else added_values(owner.declaration, spec)
-                if owner is None or not added:
-                    continue
-                if unfinished is not None and spec.semantics is Semantics.TRANSACTIONAL:
-                    raise committed_in_part(name, added, unfinished)
-                grown = grower(declarations.declared_spec(owner), spec)
-                for key, row in list(here.scan(layout.rows_space(name))):
-                    here.put(layout.rows_space(name), key, grown(row))
-                layout.put_owner(here, replace(owner, declaration=spec.state.declaration(spec.semantics)))
-                defaults = spec.state.defaults
-                done += [f"{name}: column {new!r} added, with default {defaults[new]!r}" for new in added]
-        return done
+            return upkeep.grow_tables(here, tables, unfinished)
 
     def begin_ledger(self, topology: str, uuid: str, attempt: AttemptId, last: BatchRecord) -> None:
-        ledger = layout.ledger_space(topology)
         with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
             self._hold(here, topology, uuid, attempt)
-            for key, _ in list(here.scan(ledger)):
-                here.put(ledger, key, None)
-            here.put(ledger, (last.txid,), layout.record_value(last))
+            upkeep.begin_ledger(here, topology, last)
 
     # --- the fence ----------------------------------------------------------------------------------
 
@@ -266,22 +246,8 @@ class StoreBackend(StateBackend):
     def prune(
         self, topology: str, *, committed_before: datetime | None, newest: int | None, rows: int
     ) -> int:
-        ledger = layout.ledger_space(topology)
         with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
-            kept = sorted(
-                (layout.read_record(value) for _, value in here.scan(ledger)), key=lambda row: row.txid
-            )
-            last = max((row.txid for row in kept if row.status == COMMITTED), default=0)
-            pruned = 0
-            for row in kept:
-                old = committed_before is not None and _committed_before(row, committed_before)
-                surplus = newest is not None and row.txid <= last - newest
-                may_go = row.status == COMMITTED and row.txid < last and (old or surplus)
-                if not may_go or pruned == rows:
-                    break
-                here.put(ledger, (row.txid,), None)
-                pruned += 1
-        return pruned
+            return upkeep.prune_ledger(here, topology, committed_before, newest, rows)
 
     # --- the commit ---------------------------------------------------------------------------------
 
@@ -461,7 +427,3 @@ class StoreBackend(StateBackend):
 
     def close(self) -> None:
         return
-
-
-def _committed_before(row: BatchRecord, time: datetime) -> bool:
-    return row.committed_at is not None and row.committed_at < time

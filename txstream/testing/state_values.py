@@ -58,7 +58,8 @@ def _combine(reducer: Reducer, stored: int, delta: int) -> int:
 )
 def opaque_rules(trial: StateTrial) -> None:
     for reducer in _REDUCERS:
-        for steps in _HISTORIES:
+        # A sum tells the most of what may go wrong; the others differ in how they merge alone.
+        for steps in _HISTORIES if reducer.merge == "sum" else _HISTORIES[1::4]:
             life, stored = trial.life(reducers={"n": reducer}), None
             life.keys["k"] = None
             for number, delta in steps:
