@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from multiprocessing import get_context
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 from support.committing import BATCHES, check_tables, committing, word_source
-from support.guide import DOCS, load
+from support.guide import DOCS, load, python_of
 from support.states import Rig
 
 from txstream.api.errors import ServiceUnavailableError, UsageError
@@ -133,3 +134,33 @@ def test_what_cannot_be_opened_is_an_outage(guide: ModuleType, tmp_path: Path) -
     link = tmp_path / "link"
     link.symlink_to(tmp_path)
     assert place_of(f"events://{link}/x.log") == place_of(f"events://{tmp_path}/x.log")
+
+
+def test_an_installed_package_makes_it_known_to_every_process(tmp_path: Path) -> None:
+    """As the guide declares the entry point; here, executors are on the same machine."""
+    site = tmp_path / "site"
+    information = site / "my_package-1.0.dist-info"
+    information.mkdir(parents=True)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
+    declared = re.search(r"```toml\n\[project\.entry-points\.\"(.+)\"\]\n(.+) = \"(.+)\"\n```", TEXT)
+    assert declared is not None
+    (information / "entry_points.txt").write_text(f"[{declared[1]}]\n{declared[2]} = {declared[3]}\n")
+    (site / "my_package").mkdir()
+    code = (
+        python_of(GUIDE)
+        .partition("import txstream\n")[0]
+        .replace("on_executors = False", "on_executors = True")
+    )
+    (site / "my_package" / "logs.py").write_text(code)
+    program = (
+        "import sys, txstream.testing as t; print(t.check_state_backend(sys.argv[1], only=sys.argv[2:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, f"events://{tmp_path}/events.log", "other-processes-see-it"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+        env={**os.environ, "PYTHONPATH": str(site)},
+    )
+    assert (done.stdout, done.returncode) == ("kept            other-processes-see-it\n", 0), done.stderr
