@@ -356,7 +356,7 @@ COMMIT = (
         '        if "failure" in document:\n            raise',
         '        if "failure" in document:\n            rows.append(0)\n            continue\n'
         '        if "failure" in document:\n            raise',
-        "tests/unit/test_commit_paths.py::"
+        "tests/unit/test_commit_shares.py::"
         "test_a_database_that_a_task_cannot_reach_fails_the_attempt_and_is_waited_for",
     ),
     Guard(
