@@ -18,9 +18,10 @@ import sqlalchemy as sa
 
 from support.cut import AnswerLosingProxy
 from support.state_contract import StateFixtures
-from support.states import Rig
+from support.states import Rig, word_table
 from txstream.api.errors import ServiceUnavailableError, StaleAttemptError
 from txstream.embedded.process import wait_until
+from txstream.semantics import Semantics
 from txstream.state import AnswerLostError, FenceLockedError, database, open_database, open_sql_database
 from txstream.transaction import attempt_id
 
@@ -93,6 +94,34 @@ class ServerLocks(ServerFixtures):
         first.close()
         second.close()
         assert rig.values() == {"x": 1}
+
+    def test_two_drivers_without_a_fence_lose_nothing(self, rig: Rig) -> None:
+        """Non-transactional state has none, so a zombie may write beside its successor: both are added."""
+        spec = word_table("plain", Semantics.NON_TRANSACTIONAL)
+        inside, go_on = threading.Event(), threading.Event()
+
+        def hold(_point: str) -> None:
+            inside.set()
+            assert go_on.wait(PATIENCE_SECONDS)
+
+        with (
+            contextlib.closing(open_sql_database(rig.url)) as first,
+            contextlib.closing(open_sql_database(rig.url)) as second,
+            ThreadPoolExecutor(2) as pool,
+        ):
+            slow = Rig(first, rig.url, spec, topology="plain").join()
+            slow.commit(1, {"there": 1})
+            fast = Rig(second, rig.url, spec, topology="plain", epoch=2)
+            one = pool.submit(slow.commit, 2, {"new": 10, "there": 10}, reached=hold)
+            assert inside.wait(PATIENCE_SECONDS)
+            two = pool.submit(fast.commit, 3, {"new": 100, "there": 100})
+            try:
+                assert wait_until(lambda: self.is_waiting(rig.url), PATIENCE_SECONDS)
+            finally:
+                go_on.set()
+            one.result(PATIENCE_SECONDS)
+            two.result(PATIENCE_SECONDS)
+            assert slow.values() == {"new": 110, "there": 111}
 
     def test_a_lock_that_stays_is_told(self, rig: Rig) -> None:
         """Somebody's session without our timeouts."""

@@ -64,16 +64,38 @@ def upserts(dialect: MySQLDialect, connection: Connection, rows: int, **options:
 
 @pytest.mark.parametrize("mariadb", [True, False])
 def test_the_statement_of_a_chunk(dialect: MySQLDialect, mariadb: bool) -> None:
-    (statement,) = upserts(dialect, Connection(mariadb=mariadb), 2, semantics=Semantics.NON_TRANSACTIONAL)
+    (statement,) = upserts(dialect, Connection(mariadb=mariadb), 2, semantics=Semantics.TRANSACTIONAL)
     row = "" if mariadb else "ROW"
     assert statement == (
-        f"INSERT INTO `word_count` (`word`, `n`) "
+        f"INSERT INTO `word_count` (`word`, `n`, `txid`) "
         f"WITH txstream_delta (`word`, `n`) AS (VALUES {row}('w0', 0), {row}('w1', 1)) "
         f"SELECT txstream_delta.word, CASE WHEN (word_count.word IS NULL) THEN txstream_delta.n "
-        f"ELSE coalesce(word_count.n + txstream_delta.n, word_count.n, txstream_delta.n) END AS anon_1 "
+        f"ELSE CASE WHEN (word_count.txid = 7) THEN word_count.n "
+        f"ELSE coalesce(word_count.n + txstream_delta.n, word_count.n, txstream_delta.n) END END AS anon_1, "
+        f"CASE WHEN (word_count.word IS NULL OR word_count.txid <= 7) THEN 7 END AS anon_2 "
         f"FROM txstream_delta LEFT OUTER JOIN word_count ON word_count.word = txstream_delta.word "
-        f"ON DUPLICATE KEY UPDATE `n` = VALUES(`n`)"
+        f"ON DUPLICATE KEY UPDATE `n` = VALUES(`n`), `txid` = VALUES(`txid`)"
     )
+
+
+def test_the_statement_of_a_chunk_without_transactions(dialect: MySQLDialect) -> None:
+    (statement,) = upserts(dialect, Connection(mariadb=False), 2, semantics=Semantics.NON_TRANSACTIONAL)
+    assert statement == (
+        "INSERT INTO `word_count` (`word`, `n`) VALUES ('w0', 0), ('w1', 1) "
+        "ON DUPLICATE KEY UPDATE `n` = coalesce(word_count.n + VALUES(`n`), word_count.n, VALUES(`n`))"
+    )
+
+
+@pytest.mark.parametrize("semantics", list(Semantics), ids=str)
+def test_names_that_the_driver_would_take_for_formats(dialect: MySQLDialect, semantics: Semantics) -> None:
+    spec = word_table("t%s", key="`k%` string", value="`v%%` bigint", semantics=semantics)
+    writer = TableWriter(spec, dialect)
+    connection = Connection(mariadb=True)
+    deltas = writer.prepare(pa.table({"k%": ["a"], "v%%": [1]}))
+    assert writer._upsert.execute(connection, deltas, 7) == 1  # type: ignore[arg-type]
+    ((statement, parameters),) = connection.sent
+    found = re.findall(r"[tkv]%+s?", statement % parameters)
+    assert {name for name in found if not name.startswith("prev")} == {"t%s", "k%", "v%%"}
 
 
 @pytest.mark.parametrize("semantics", [Semantics.OPAQUE, Semantics.TRANSACTIONAL])
