@@ -46,7 +46,7 @@ def check_types(url: str) -> None:
     state = states.states["balances"]
     state.multi_put(list(WRITTEN), list(WRITTEN.values()))
     at_once = state.multi_get(list(WRITTEN))
-    keys = list(state.written)
+    keys = sorted(state.written, reverse=True)  # as in WRITTEN; it is a set
     states.flush()
     bench.end(first)
 
