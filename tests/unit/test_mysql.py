@@ -22,7 +22,7 @@ from txstream.state import open_sql_database, place_of
 from txstream.state.failures import Kind
 from txstream.state.mysql import MySQLDialect, is_mariadb
 from txstream.state.mysql_failures import classify
-from txstream.state.mysql_types import key_lengths, refuse_too_long, shown
+from txstream.state.mysql_types import TextKey, key_lengths, refuse_too_long, shown
 from txstream.state.tables import build_table
 from txstream.state.writer import TableWriter
 
@@ -240,6 +240,13 @@ def test_widths_of_integers_say_nothing() -> None:
     assert shown(here, mysql.BIGINT(display_width=20, unsigned=True)) == "BIGINT UNSIGNED"
     assert shown(here, mysql.TINYINT(display_width=1)) == shown(here, sa.Boolean()) == "BOOL"
     assert shown(here, mysql.TINYINT(display_width=4)) == shown(here, mysql.TINYINT()) == "TINYINT"
+
+
+def test_a_collation_says_its_character_set() -> None:
+    here = server_dialect(mariadb=False)
+    found = mysql.VARCHAR(768, collation="utf8mb4_0900_bin")
+    assert shown(here, found) == shown(here, TextKey(768)) == "VARCHAR(768) COLLATE utf8mb4_0900_bin"
+    assert shown(here, mysql.VARCHAR(768, charset="utf8mb4")) != shown(here, found)
 
 
 @pytest.mark.parametrize(

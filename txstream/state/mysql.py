@@ -273,6 +273,8 @@ class MySQLDialect(StateDialect):
             "mysql_engine": "InnoDB",
             "mysql_row_format": "DYNAMIC",  # the only one with keys of 3072 bytes
             "mysql_default_charset": "utf8mb4",
+            # Never what a column has, so that the catalog tells each column's own.
+            "mysql_collate": "utf8mb4_bin",
         }
 
     def shown_type(self, connection: Connection, column_type: Any) -> str:

@@ -117,8 +117,11 @@ def shown(dialect: Dialect, column_type: Any) -> str:
     if isinstance(column_type, types.Boolean) or getattr(column_type, "display_width", None) == 1:
         return "BOOL"
     name = str(column_type.compile(dialect))
-    # MariaDB adds a width to integers, which says nothing about what they can hold.
-    return re.sub(r"\(\d+\)", "", name) if isinstance(column_type, types.Integer) else name
+    if isinstance(column_type, types.Integer):
+        return re.sub(r"\(\d+\)", "", name)  # MariaDB adds a width, which says nothing about what it can hold
+    return re.sub(
+        r" CHARACTER SET \w+(?= COLLATE)", "", name
+    )  # which the collation says, so it may be left out
 
 
 def _size(data_type: pa.DataType) -> int:
