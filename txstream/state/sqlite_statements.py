@@ -30,7 +30,7 @@ class RowsUpsert(Upsert):
     chunk_rows: ClassVar[int] = 50_000
 
     def __init__(self, table: Table, update: Callable[[Any], tuple[dict[str, Any], Any]]) -> None:
-        row = {column.name: literal_column(_HERE) for column in table.c}
+        row: dict[str, Any] = {column.name: literal_column(_HERE) for column in table.c}
         # Inline: or SQLAlchemy would have the database return the keys that these seem to make up.
         insert: Any = sqlite.insert(table).values(row).inline()
         changes, condition = update(insert.excluded)
