@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -19,6 +22,8 @@ from sqlalchemy import URL
 _SERVER: Final = ("mariadbd", "mysqld")
 _INSTALL: Final = ("mariadb-install-db", "mysql_install_db")
 _START_SECONDS: Final = 60.0
+_LIBC: Final = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG: Final = 1
 _MEMORY_BYTES: Final = 4 << 30
 _ACCOUNT: Final = "root"  # of the server, not of the system
 
@@ -154,6 +159,7 @@ class MariaDBServer:
                 stderr=output,
                 user=self._user,
                 cwd="/",
+                preexec_fn=_die_with_the_tests if sys.platform == "linux" else None,
             )
         deadline = time.monotonic() + _START_SECONDS
         while True:
@@ -189,6 +195,11 @@ def _program(*names: str) -> str:
     raise RuntimeError(
         f"there is no {names[0]} here; type apt-get install mariadb-server-core mariadb-client-core"
     )
+
+
+def _die_with_the_tests() -> None:
+    """In the new process: killed tests leave no server."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _quick_folder() -> str | None:
