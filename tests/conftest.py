@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from mariadb import MariaDBServer, missing
 from postgres import PostgresServer
@@ -21,6 +22,20 @@ from txstream.embedded import EmbeddedKafka, EmbeddedZooKeeper, Services, SparkS
 
 for _name, _value in SPARK_STARTS_SOONER.items():
     os.environ.setdefault(_name, _value)
+
+
+# No test is timed, and two processes share the cores.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
+
+_TESTS = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `pytest -n`: one process has all tests with services, so that each is started once."""
+    for item in items:
+        if item.path.relative_to(_TESTS).parts[0] in ("acceptance", "integration"):
+            item.add_marker(pytest.mark.xdist_group("services"))
 
 
 @pytest.fixture

@@ -86,6 +86,15 @@ def with_state(reduce: ReduceBolt, state: SqlState, **reducers: Reducer) -> Edge
     return edges(compiled(builder.build()))[0]
 
 
+def shown(value: Any) -> str:
+    """The same in every process, for the names of tests."""
+    if isinstance(value, ReduceBolt):
+        return ",".join([*value.keys, *(f"{name}={reducer}" for name, reducer in value.reducers.items())])
+    if isinstance(value, dict):
+        return ",".join(f"{name}={reducer}" for name, reducer in value.items())
+    return str(value)
+
+
 @pytest.mark.parametrize(
     ("reduce", "reducers", "edge"),
     [
@@ -108,7 +117,7 @@ def with_state(reduce: ReduceBolt, state: SqlState, **reducers: Reducer) -> Edge
         (ReduceBolt("word", n=custom(max, 0, field="x")), {"n": custom(max, 0)}, Edge.EXCHANGE),
         (ReduceBolt("word", n=Last("x", by="x"), m=Count()), {"n": Sum("m")}, Edge.PASS),
     ],
-    ids=str,
+    ids=shown,
 )
 def test_tuples_stay_where_they_are_only_when_the_state_merges_rows_as_the_bolt_would_have(
     reduce: ReduceBolt, reducers: dict[str, Reducer], edge: Edge

@@ -166,7 +166,10 @@ class TestFile(StateFixtures):
         ("sqlite:///:memory:", "in memory"),
         ("sqlite:///file:x?mode=memory&uri=true", "in memory"),
         ("sqlite:///file:x?uri=true", "as a path"),
-        ("oracle://me:hidden@host/db", r"me:\*\*\*@host/db: 'oracle' is not supported; known are memory, mariadb, mysql"),
+        (
+            "oracle://me:hidden@host/db",
+            r"me:\*\*\*@host/db: 'oracle' is not supported; known are memory, mariadb, mysql",
+        ),
         ("mysql+mysqldb://me:hidden@host/db", "MariaDB with PyMySQL"),
         ("postgresql+psycopg2://me:hidden@host/db", "PostgreSQL with psycopg"),
         ("not a url", "is not a SQLAlchemy URL; write for example sqlite:///"),

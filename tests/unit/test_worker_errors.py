@@ -173,7 +173,9 @@ def test_an_unknown_stream_is_told() -> None:
     assert "component 'b0' emitted to stream 'errors', but declares 'default'" in str(error)
 
 
-@pytest.mark.parametrize("values", [["x", 1], ("x", None), iter(("x", 1)), (None, 0)], ids=repr)
+@pytest.mark.parametrize(
+    "values", [["x", 1], ("x", None), iter(("x", 1)), (None, 0)], ids=["list", "tuple", "iterator", "null"]
+)
 def test_lists_iterators_and_nulls_may_be_emitted(values: Any) -> None:
     class Once(Wrong):
         def execute(self, tup: Tuple, collector: OutputCollector) -> None:
