@@ -32,10 +32,12 @@ _TESTS = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `pytest -n`: one process has all tests with services, so that each is started once."""
+    """With `pytest -n`: one process has all tests with services, so that each is started once; the others go
+    by their file, with its fixtures."""
     for item in items:
-        if item.path.relative_to(_TESTS).parts[0] in ("acceptance", "integration"):
-            item.add_marker(pytest.mark.xdist_group("services"))
+        path = item.path.relative_to(_TESTS)
+        group = "services" if path.parts[0] in ("acceptance", "integration") else str(path)
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture
