@@ -28,7 +28,7 @@ demo: $(VENV)/.installed-core
 	$(BIN)/txstream demo $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2 --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n 2 $(ARGS)
 
 check: lint types test
 

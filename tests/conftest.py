@@ -10,6 +10,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -28,16 +29,19 @@ for _name, _value in SPARK_STARTS_SOONER.items():
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
-_TESTS = Path(__file__).parent
 
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With `pytest -n`: one process has all tests with services, so that each is started once; the others go
-    by their file, with its fixtures."""
-    for item in items:
-        path = item.path.relative_to(_TESTS)
-        group = "services" if path.parts[0] in ("acceptance", "integration") else str(path)
-        item.add_marker(pytest.mark.xdist_group(group))
+    by their file."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByServices(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "services" if file.startswith(("tests/acceptance", "tests/integration")) else file
+
+    return ByServices(config, log)
 
 
 @pytest.fixture
