@@ -36,7 +36,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     by their file."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class ByServices(LoadScopeScheduling):
+    class ByServices(LoadScopeScheduling):  # type: ignore[misc]  # it has no type information
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
             return "services" if file.startswith(("tests/acceptance", "tests/integration")) else file

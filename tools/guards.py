@@ -37,17 +37,17 @@ PROGRESS = "tests/integration/test_zookeeper_contract.py"
 KAFKA_READ = "tests/integration/test_kafka_spout_read.py"
 KAFKA_PLAN = "tests/integration/test_kafka_spout_plan.py"
 
-_DATABASE = "txstream/state/database.py"
-_FENCE = "txstream/state/fence.py"
-_WRITER = "txstream/state/writer.py"
+_DATABASE = "txstream/state/sql/database.py"
+_FENCE = "txstream/state/sql/fence.py"
+_WRITER = "txstream/state/sql/writer.py"
 _RECOVERY = "txstream/engine/recovery.py"
 _COMMIT = "txstream/engine/commit.py"
 _COORDINATOR = "txstream/coordinator.py"
 _PROGRESS = "txstream/zookeeper/progress.py"
 _FENCED = "txstream/zookeeper/fenced.py"
-_POSTGRESQL = "txstream/state/postgresql.py"
-_MYSQL = "txstream/state/mysql.py"
-_SQLITE = "txstream/state/sqlite.py"
+_POSTGRESQL = "txstream/state/sql/postgresql.py"
+_MYSQL = "txstream/state/sql/mysql.py"
+_SQLITE = "txstream/state/sql/sqlite.py"
 
 _RAISE = "            self._raise(connection, topology, uuid, attempt)\n"
 _RAISE_IN_COMMIT = "    " + _RAISE
@@ -464,7 +464,7 @@ LOCKS = (
     Guard(
         "5.4",
         "PostgreSQL: FOR SHARE",
-        "txstream/state/dialect.py",
+        "txstream/state/sql/dialect.py",
         ".with_for_update(read=True)",
         ".with_for_update(read=True, key_share=True)",
         f"{POSTGRESQL_LOCKS}::test_nobody_raises_the_fence_while_a_task_writes",
@@ -472,7 +472,7 @@ LOCKS = (
     Guard(
         "5.4",
         "a lock, and in share mode",
-        "txstream/state/dialect.py",
+        "txstream/state/sql/dialect.py",
         ".with_for_update(read=True)",
         ".with_for_update()",
         f"{POSTGRESQL_LOCKS}::test_tasks_of_one_attempt_write_side_by_side",
@@ -480,7 +480,7 @@ LOCKS = (
     Guard(
         "5.4",
         "MariaDB: LOCK IN SHARE MODE",
-        "txstream/state/dialect.py",
+        "txstream/state/sql/dialect.py",
         "            .with_for_update(read=True)\n",
         "",
         f"{MARIADB_LOCKS}::test_nobody_raises_the_fence_while_a_task_writes",

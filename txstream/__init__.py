@@ -104,7 +104,7 @@ if TYPE_CHECKING:
     from txstream.spouts.rate import RateSpout as RateSpout
     from txstream.state.backend import StateBackend as StateBackend
     from txstream.state.registry import register_backend as register_backend
-    from txstream.state.store import StoreBackend as StoreBackend
+    from txstream.state.store.backend import StoreBackend as StoreBackend
     from txstream.transaction import TransactionAttempt as TransactionAttempt
 
 _HOMES = {
@@ -176,7 +176,7 @@ _HOMES = {
     "txstream.spouts.rate": ("RateSpout",),
     "txstream.state.backend": ("StateBackend",),
     "txstream.state.registry": ("register_backend",),
-    "txstream.state.store": ("StoreBackend",),
+    "txstream.state.store.backend": ("StoreBackend",),
     "txstream.transaction": ("TransactionAttempt",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

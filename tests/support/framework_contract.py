@@ -17,7 +17,8 @@ from support.state_contract import CrashError, StateFixtures
 from support.states import Rig, word_table
 from support.tables import execute, read_rows, table_exists
 from txstream.api.errors import CorruptStateError, SchemaRevisionError, TxstreamError
-from txstream.state import StateDatabase, framework, open_sql_database, revisions
+from txstream.state import StateDatabase, open_sql_database
+from txstream.state.sql import framework, revisions
 from txstream.transaction import attempt_id
 
 

@@ -19,7 +19,8 @@ from txstream.api.errors import StaleAttemptError, StateTableError
 from txstream.api.reducers import Count, Max, Sum
 from txstream.api.state import SqlState
 from txstream.semantics import Semantics
-from txstream.state import StateDatabase, TableSpec, growth
+from txstream.state import StateDatabase, TableSpec
+from txstream.state.sql import growth
 from txstream.transaction import Txid, attempt_id
 
 OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL

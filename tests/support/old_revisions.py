@@ -6,7 +6,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from txstream.state import StateDatabase, framework, revisions
+from txstream.state import StateDatabase
+from txstream.state.sql import framework, revisions
 
 
 def at_revision(database: StateDatabase, url: str, revision: str) -> None:

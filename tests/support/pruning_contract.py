@@ -15,7 +15,9 @@ from txstream.engine import pruning
 from txstream.engine.pruning import LedgerPruner
 from txstream.keep import Keep
 from txstream.semantics import Semantics
-from txstream.state import StateDatabase, framework, layout
+from txstream.state import StateDatabase
+from txstream.state.sql import framework
+from txstream.state.store import layout
 
 DAY = timedelta(days=1)
 

@@ -22,7 +22,8 @@ from support.states import Rig, word_table
 from txstream.api.errors import ServiceUnavailableError, StaleAttemptError
 from txstream.embedded.process import wait_until
 from txstream.semantics import Semantics
-from txstream.state import AnswerLostError, FenceLockedError, database, open_database, open_sql_database
+from txstream.state import AnswerLostError, FenceLockedError, open_database, open_sql_database
+from txstream.state.sql import database
 from txstream.transaction import attempt_id
 
 PATIENCE_SECONDS = 30

@@ -6,11 +6,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from txstream.state import StoreBackend, layout, open_database
+from txstream.state import StoreBackend, open_database
 from txstream.state.declarations import declared_spec
-from txstream.state.merging import RowRules
 from txstream.state.registry import scheme_of
-from txstream.state.urls import SQL_SCHEMES
+from txstream.state.sql.urls import SQL_SCHEMES
+from txstream.state.store import layout
+from txstream.state.store.merging import RowRules
 
 
 def is_sql(url: str) -> bool:

@@ -10,7 +10,8 @@ from support.framework_contract import OLDER, old_database
 from support.states import Rig
 
 from txstream.cli.main import main
-from txstream.state import framework, open_sql_database
+from txstream.state import open_sql_database
+from txstream.state.sql import framework
 
 
 def database_of(directory: Path, name: str, revision: str) -> tuple[str, Rig]:

@@ -8,7 +8,7 @@ import pytest
 from support.executor_contract import ExecutorContract
 from support.lock_contract import LockContract
 
-from txstream.state.memory import forget
+from txstream.state.store.memory import forget
 
 
 class TestSQLite(ExecutorContract):

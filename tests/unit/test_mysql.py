@@ -19,12 +19,12 @@ from txstream.api.errors import StateTableError, StateValueError
 from txstream.api.reducers import Put
 from txstream.semantics import Semantics
 from txstream.state import open_sql_database, place_of
-from txstream.state.failures import Kind
-from txstream.state.mysql import MySQLDialect, is_mariadb
-from txstream.state.mysql_failures import classify
-from txstream.state.mysql_types import TextKey, key_lengths, refuse_too_long, shown
-from txstream.state.tables import build_table
-from txstream.state.writer import TableWriter
+from txstream.state.sql.failures import Kind
+from txstream.state.sql.mysql import MySQLDialect, is_mariadb
+from txstream.state.sql.mysql_failures import classify
+from txstream.state.sql.mysql_types import TextKey, key_lengths, refuse_too_long, shown
+from txstream.state.sql.tables import build_table
+from txstream.state.sql.writer import TableWriter
 
 URL = "mysql://me@host/db"
 

@@ -7,8 +7,8 @@ import sqlalchemy as sa
 from support.states import word_table
 
 from txstream.api.reducers import Last, Max, Min, Reducer
-from txstream.state.postgresql import PostgreSQLDialect, _UnnestUpsert
-from txstream.state.writer import TableWriter
+from txstream.state.sql.postgresql import PostgreSQLDialect, _UnnestUpsert
+from txstream.state.sql.writer import TableWriter
 
 
 def statement(value: str, reducer: Reducer) -> str:

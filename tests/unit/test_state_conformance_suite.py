@@ -15,7 +15,7 @@ from support.wrong_states import WRONG
 import txstream
 from txstream.api.errors import UsageError
 from txstream.state import MemoryBackend, StateBackend
-from txstream.state.memory import forget
+from txstream.state.store.memory import forget
 from txstream.testing import StateCheck, StateConformanceError, check_state_backend, state_checks
 from txstream.testing.state_trial import Terms
 

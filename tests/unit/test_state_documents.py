@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from txstream.state.documents import from_text, to_text
+from txstream.state.store.documents import from_text, to_text
 
 scalars = st.one_of(
     st.none(),

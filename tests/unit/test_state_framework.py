@@ -15,7 +15,8 @@ from support.framework_contract import AtomicFrameworkContract
 
 import txstream
 from tracked_wheel import packaged_files
-from txstream.state import framework, open_database, revisions
+from txstream.state import open_database
+from txstream.state.sql import framework, revisions
 
 IMPORTS = """
 import sys

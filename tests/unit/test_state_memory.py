@@ -17,7 +17,7 @@ from support.value_rules import Runner, ValueRules, sql_runner
 from txstream.api.errors import UsageError
 from txstream.semantics import Semantics
 from txstream.state import FenceLockedError, MemoryBackend, open_database, place_of
-from txstream.state.memory import forget
+from txstream.state.store.memory import forget
 from txstream.transaction import attempt_id
 
 

@@ -20,7 +20,7 @@ from txstream.engine.targets import state_targets
 from txstream.settings import Settings
 from txstream.spouts.memory import MemorySpout
 from txstream.state import MemoryBackend, StateDatabase, open_database, open_sql_database, place_of, registry
-from txstream.state.memory import forget
+from txstream.state.store.memory import forget
 from txstream.testing import Point, TopologyTest
 
 

@@ -8,7 +8,7 @@ import pytest
 from support.reducer_contract import ReducerContract
 from support.type_contract import AllTypesContract
 
-from txstream.state.memory import forget
+from txstream.state.store.memory import forget
 
 
 @pytest.fixture

@@ -294,8 +294,8 @@ class RunningTopology:
             if not database.outlives_process:
                 raise UsageError(
                     f"database {database.url_for_people} forgets everything when the driver ends, while the "
-                    f"topology's progress stays in ZooKeeper; it is for tests (txstream.testing): give the run "
-                    f"another one, for example sqlite:///state.db"
+                    f"topology's progress stays in ZooKeeper; it is for tests (txstream.testing): give the "
+                    f"run another one, for example sqlite:///state.db"
                 )
             return database
 

@@ -177,7 +177,7 @@ def _for_people(url: str) -> str:
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError
 
-    from txstream.state.urls import without_password
+    from txstream.state.sql.urls import without_password
 
     try:
         return url if _HIDDEN in url else without_password(make_url(url))

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from txstream.state.backend import StateBackend
-from txstream.state.database import StateDatabase
-from txstream.state.layout import Transaction
-from txstream.state.memory import MemoryBackend
 from txstream.state.records import (
     AnswerLostError,
     BatchRecord,
@@ -15,7 +12,10 @@ from txstream.state.records import (
     TableSpec,
 )
 from txstream.state.registry import open_database, open_sql_database, place_of, register_backend
-from txstream.state.store import StoreBackend
+from txstream.state.sql.database import StateDatabase
+from txstream.state.store.backend import StoreBackend
+from txstream.state.store.layout import Transaction
+from txstream.state.store.memory import MemoryBackend
 
 __all__ = [
     "AnswerLostError",

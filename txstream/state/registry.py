@@ -15,10 +15,11 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, Protocol
 
 from txstream.api.errors import ServiceUnavailableError, UsageError
-from txstream.state import memory, urls
 from txstream.state.backend import StateBackend
-from txstream.state.database import StateDatabase
-from txstream.state.memory import MemoryBackend
+from txstream.state.sql import urls
+from txstream.state.sql.database import StateDatabase
+from txstream.state.store import memory
+from txstream.state.store.memory import MemoryBackend
 
 ENTRY_POINTS: Final = "txstream.state_backends"
 """The group of entry points: the name is the scheme, the object a `BackendFactory`."""

@@ -9,10 +9,11 @@ from typing import Any
 from support.wrong_states.registry import breaks
 from txstream.api.errors import StateValueError
 from txstream.semantics import Semantics
-from txstream.state import BatchRecord, Commit, MemoryBackend, TableSpec, Transaction, layout
+from txstream.state import BatchRecord, Commit, MemoryBackend, TableSpec, Transaction
 from txstream.state.backend import nobody
-from txstream.state.merging import Key, RowRules, RowValues, Values
 from txstream.state.records import COMMITTED, COMMITTING
+from txstream.state.store import layout
+from txstream.state.store.merging import Key, RowRules, RowValues, Values
 from txstream.state.values import prepare
 from txstream.transaction import TransactionAttempt, Txid
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from support.wrong_states.registry import breaks
 from txstream.semantics import Semantics
-from txstream.state import FenceRow, MemoryBackend, Transaction, layout
+from txstream.state import FenceRow, MemoryBackend, Transaction
+from txstream.state.store import layout
 from txstream.state.values import prepare
 from txstream.transaction import AttemptId
 

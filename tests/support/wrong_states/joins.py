@@ -8,9 +8,10 @@ from typing import Any
 from support.wrong_states.registry import breaks
 from txstream.api.errors import TxstreamError
 from txstream.semantics import Semantics
-from txstream.state import BatchRecord, FenceRow, MemoryBackend, Transaction, layout
+from txstream.state import BatchRecord, FenceRow, MemoryBackend, Transaction
 from txstream.state.declarations import Owner
-from txstream.state.memory import _Store
+from txstream.state.store import layout
+from txstream.state.store.memory import _Store
 from txstream.transaction import AttemptId
 
 

@@ -8,8 +8,9 @@ from datetime import datetime
 from typing import Any
 
 from support.wrong_states.registry import breaks
-from txstream.state import BatchRecord, MemoryBackend, layout
+from txstream.state import BatchRecord, MemoryBackend
 from txstream.state.reading import StateReading
+from txstream.state.store import layout
 from txstream.transaction import AttemptId, Txid
 
 

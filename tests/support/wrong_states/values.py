@@ -12,9 +12,10 @@ import pyarrow.compute as pc
 from support.wrong_states.commits import with_rules
 from support.wrong_states.registry import breaks
 from txstream.semantics import Semantics
-from txstream.state import MemoryBackend, TableSpec, Transaction, layout
+from txstream.state import MemoryBackend, TableSpec, Transaction
 from txstream.state.declarations import Owner
-from txstream.state.merging import Key, RowRules, RowValues, Values
+from txstream.state.store import layout
+from txstream.state.store.merging import Key, RowRules, RowValues, Values
 from txstream.transaction import TransactionAttempt, Txid
 
 

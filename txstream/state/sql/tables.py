@@ -40,10 +40,10 @@ from txstream.api.state import PREV_PREFIX, TXID_COLUMN, SqlState
 from txstream.metas import to_json
 from txstream.semantics import Semantics
 from txstream.state.changes import added_values, committed_in_part, refused_changes
-from txstream.state.dialect import StateDialect
-from txstream.state.framework import TABLE_LENGTH, owned_table
-from txstream.state.growth import grow_table
 from txstream.state.records import TableSpec
+from txstream.state.sql.dialect import StateDialect
+from txstream.state.sql.framework import TABLE_LENGTH, owned_table
+from txstream.state.sql.growth import grow_table
 from txstream.transaction import Txid
 
 _CREATING = "creating"  # in the declaration of a table that may not be there yet

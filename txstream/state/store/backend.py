@@ -27,11 +27,9 @@ from txstream.api.errors import (
 from txstream.api.reducers import Reducer
 from txstream.metas import to_json
 from txstream.semantics import Semantics
-from txstream.state import declarations, fence_rules, layout, store_upkeep as upkeep
+from txstream.state import declarations, fence_rules
 from txstream.state.backend import INSIDE_BEGIN, INSIDE_COMMIT, StateBackend, nobody
 from txstream.state.declarations import Owner
-from txstream.state.layout import Transaction
-from txstream.state.merging import RowRules, can_keep, keys_of, rows_of, to_table
 from txstream.state.reading import StateReading
 from txstream.state.records import (
     COMMITTED,
@@ -42,7 +40,10 @@ from txstream.state.records import (
     FenceRow,
     TableSpec,
 )
-from txstream.state.store_reading import StoreReading
+from txstream.state.store import layout, upkeep
+from txstream.state.store.layout import Transaction
+from txstream.state.store.merging import RowRules, can_keep, keys_of, rows_of, to_table
+from txstream.state.store.reading import StoreReading
 from txstream.state.values import prepare
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 

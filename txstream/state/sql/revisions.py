@@ -19,7 +19,7 @@ from sqlalchemy import Connection, inspect, text
 
 import txstream
 from txstream.api.errors import CorruptStateError, SchemaRevisionError
-from txstream.state.framework import HEAD, REVISIONS, VERSION_TABLE, metadata
+from txstream.state.sql.framework import HEAD, REVISIONS, VERSION_TABLE, metadata
 
 _COMMIT_EACH_STEP = ("mysql", "mariadb")
 _UNFINISHED = "txstream_alembic_unfinished"

@@ -41,8 +41,8 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import DBAPIError
 
 from txstream.api.errors import StateValueError
-from txstream.state.dialect import StateDialect, Upsert
-from txstream.state.failures import driver_error
+from txstream.state.sql.dialect import StateDialect, Upsert
+from txstream.state.sql.failures import driver_error
 
 _DELTA = "txstream_delta"
 _TXID = "txstream_txid"

@@ -47,10 +47,10 @@ from sqlalchemy.exc import DBAPIError
 
 from txstream.api.reducers import Reducer
 from txstream.api.state import TXID_COLUMN
-from txstream.state.dialect import INTEGER_RANGES, Found, Lookup, StateDialect, Touch, Upsert
-from txstream.state.failures import Failure, Kind, driver_error, one_line
-from txstream.state.postgresql_arrays import array_literal
-from txstream.state.watchdog import Watchdog
+from txstream.state.sql.dialect import INTEGER_RANGES, Found, Lookup, StateDialect, Touch, Upsert
+from txstream.state.sql.failures import Failure, Kind, driver_error, one_line
+from txstream.state.sql.postgresql_arrays import array_literal
+from txstream.state.sql.watchdog import Watchdog
 
 _DEFINITIONS_LOCK = 0x74787374  # "txst": an advisory lock's number is shared by the whole database
 _GRACE_SECONDS = 5.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from txstream.state.failures import Failure, Kind, one_line
+from txstream.state.sql.failures import Failure, Kind, one_line
 
 # https://mariadb.com/kb/en/mariadb-error-code-reference/,
 # https://dev.mysql.com/doc/mysql-errors/8.4/en/server-error-reference.html

@@ -45,14 +45,14 @@ from sqlalchemy.sql.elements import Grouping
 
 from txstream.api.errors import StateTableError, StateValueError
 from txstream.api.reducers import Reducer
-from txstream.state import mysql_types
-from txstream.state.dialect import StateDialect, Touch, Upsert
-from txstream.state.failures import Failure, driver_error
-from txstream.state.mysql_failures import classify
-from txstream.state.mysql_types import BinaryKey, TextKey, TextValue, collation
-from txstream.state.mysql_upsert import JoinedUpsert
 from txstream.state.records import FenceLockedError
-from txstream.state.watchdog import Watchdog
+from txstream.state.sql import mysql_types
+from txstream.state.sql.dialect import StateDialect, Touch, Upsert
+from txstream.state.sql.failures import Failure, driver_error
+from txstream.state.sql.mysql_failures import classify
+from txstream.state.sql.mysql_types import BinaryKey, TextKey, TextValue, collation
+from txstream.state.sql.mysql_upsert import JoinedUpsert
+from txstream.state.sql.watchdog import Watchdog
 
 PACKET_BYTES = "txstream_packet_bytes"
 """In what SQLAlchemy keeps beside a pooled connection: the longest statement that the server takes."""

@@ -8,10 +8,10 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from txstream.api.errors import UsageError
-from txstream.state.dialect import StateDialect
-from txstream.state.mysql import MySQLDialect
-from txstream.state.postgresql import PostgreSQLDialect
-from txstream.state.sqlite import SQLiteDialect
+from txstream.state.sql.dialect import StateDialect
+from txstream.state.sql.mysql import MySQLDialect
+from txstream.state.sql.postgresql import PostgreSQLDialect
+from txstream.state.sql.sqlite import SQLiteDialect
 
 _DIALECTS: dict[str, type[StateDialect]] = {
     "sqlite": SQLiteDialect,

@@ -11,12 +11,12 @@ from dataclasses import replace
 from datetime import datetime
 
 from txstream.semantics import Semantics
-from txstream.state import layout
 from txstream.state.changes import added_values, committed_in_part
 from txstream.state.declarations import declared_spec
-from txstream.state.layout import Transaction
-from txstream.state.merging import grower
 from txstream.state.records import COMMITTED, BatchRecord, TableSpec
+from txstream.state.store import layout
+from txstream.state.store.layout import Transaction
+from txstream.state.store.merging import grower
 from txstream.transaction import Txid
 
 

@@ -16,9 +16,9 @@ from sqlalchemy import Connection, Row, select, update
 from txstream.api.errors import CorruptStateError
 from txstream.metas import to_json
 from txstream.state import fence_rules as rules
-from txstream.state.dialect import StateDialect
-from txstream.state.framework import fence
 from txstream.state.records import FenceRow
+from txstream.state.sql.dialect import StateDialect
+from txstream.state.sql.framework import fence
 from txstream.transaction import AttemptId
 
 

@@ -16,8 +16,8 @@ from sqlalchemy import Connection, Table, literal_column
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import DBAPIError
 
-from txstream.state import sqlite_values
-from txstream.state.dialect import Found, Lookup, Upsert
+from txstream.state.sql import sqlite_values
+from txstream.state.sql.dialect import Found, Lookup, Upsert
 
 _MOST_PARAMETERS: Final = 999  # what every SQLite allows
 _MOST_ROWS: Final = 250  # longer lists are slower again

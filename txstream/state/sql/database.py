@@ -29,17 +29,17 @@ from txstream.api.errors import (
     TxstreamError,
 )
 from txstream.semantics import Semantics
-from txstream.state import fence, ledger, revisions, tables as state_tables
 from txstream.state.backend import INSIDE_BEGIN, INSIDE_COMMIT, StateBackend, nobody
-from txstream.state.dialect import StateDialect, Touch
-from txstream.state.failures import one_line, to_error
-from txstream.state.framework import batch as batch_table, fence as fence_table
-from txstream.state.ledger import LedgerWriter
 from txstream.state.records import BatchRecord, Commit, FenceRow, TableSpec
-from txstream.state.sql_reading import SqlStateReading
-from txstream.state.sqlite import READ_ONLY
-from txstream.state.urls import dialect_of, without_password
-from txstream.state.writer import TableWriter
+from txstream.state.sql import fence, ledger, revisions, tables as state_tables
+from txstream.state.sql.dialect import StateDialect, Touch
+from txstream.state.sql.failures import one_line, to_error
+from txstream.state.sql.framework import batch as batch_table, fence as fence_table
+from txstream.state.sql.ledger import LedgerWriter
+from txstream.state.sql.reading import SqlStateReading
+from txstream.state.sql.sqlite import READ_ONLY
+from txstream.state.sql.urls import dialect_of, without_password
+from txstream.state.sql.writer import TableWriter
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 T = TypeVar("T")

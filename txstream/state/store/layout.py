@@ -19,8 +19,8 @@ from typing import Any, Protocol
 from txstream.metas import to_json
 from txstream.semantics import Semantics
 from txstream.state.declarations import Owner
-from txstream.state.merging import Key
 from txstream.state.records import BatchRecord, FenceRow
+from txstream.state.store.merging import Key
 from txstream.transaction import AttemptId
 
 

@@ -38,11 +38,11 @@ from sqlalchemy.exc import DBAPIError
 
 from txstream.api.errors import ServiceUnavailableError
 from txstream.api.reducers import Reducer
-from txstream.state import sqlite_values
-from txstream.state.dialect import Lookup, StateDialect, Upsert
-from txstream.state.failures import REMEDY, Failure, Kind, driver_error, one_line
-from txstream.state.framework import fence
-from txstream.state.sqlite_statements import RowsLookup, RowsUpsert
+from txstream.state.sql import sqlite_values
+from txstream.state.sql.dialect import Lookup, StateDialect, Upsert
+from txstream.state.sql.failures import REMEDY, Failure, Kind, driver_error, one_line
+from txstream.state.sql.framework import fence
+from txstream.state.sql.sqlite_statements import RowsLookup, RowsUpsert
 
 READ_ONLY = "txstream_read_only"
 """Execution option of a connection that only reads: such a transaction takes no lock."""

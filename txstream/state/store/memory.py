@@ -16,10 +16,10 @@ from typing import ClassVar
 from urllib.parse import unquote
 
 from txstream.api.errors import UsageError
-from txstream.state.layout import Transaction
-from txstream.state.overlay import Overlay, Spaces
 from txstream.state.records import FenceLockedError
-from txstream.state.store import StoreBackend
+from txstream.state.store.backend import StoreBackend
+from txstream.state.store.layout import Transaction
+from txstream.state.store.overlay import Overlay, Spaces
 
 SCHEME = "memory"
 

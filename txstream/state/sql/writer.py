@@ -20,10 +20,10 @@ from txstream.api.errors import StateValueError, TxidRegressionError, TxstreamEr
 from txstream.api.schema import format_type
 from txstream.api.state import PREV_PREFIX, TXID_COLUMN
 from txstream.semantics import Semantics
-from txstream.state.custom import called, custom_columns
-from txstream.state.dialect import INTEGER_RANGES, StateDialect, Touch
 from txstream.state.records import TableSpec
-from txstream.state.tables import build_table
+from txstream.state.sql.custom import called, custom_columns
+from txstream.state.sql.dialect import INTEGER_RANGES, StateDialect, Touch
+from txstream.state.sql.tables import build_table
 from txstream.state.values import check_value, chunks, prepare, shown_key
 from txstream.transaction import TransactionAttempt
 

@@ -19,9 +19,9 @@ from sqlalchemy.schema import ExecutableDDLElement
 from txstream.api.state import PREV_PREFIX
 from txstream.metas import to_json
 from txstream.state.changes import added_values
-from txstream.state.dialect import StateDialect
-from txstream.state.framework import owned_table
 from txstream.state.records import TableSpec
+from txstream.state.sql.dialect import StateDialect
+from txstream.state.sql.framework import owned_table
 
 
 def grow_table(

@@ -11,12 +11,12 @@ from typing import Any
 from txstream.api.errors import StateTableError
 from txstream.api.schema import parse_schema
 from txstream.semantics import Semantics
-from txstream.state import layout
 from txstream.state.declarations import Owner, declared_spec
-from txstream.state.layout import Transaction
-from txstream.state.merging import Key, RowRules, RowValues, read_key
 from txstream.state.reading import StateReading, StoredRow, StoredTable
 from txstream.state.records import COMMITTED, BatchRecord
+from txstream.state.store import layout
+from txstream.state.store.layout import Transaction
+from txstream.state.store.merging import Key, RowRules, RowValues, read_key
 from txstream.transaction import Txid
 
 

@@ -37,7 +37,7 @@ from sqlalchemy import (
     types,
 )
 
-from txstream.state.dialect import INTEGER_RANGES
+from txstream.state.sql.dialect import INTEGER_RANGES
 
 _SIMPLE: dict[pa.DataType, Callable[[], types.TypeEngine[Any]]] = {
     pa.string(): Text,

@@ -15,9 +15,9 @@ from sqlalchemy import Connection, Row, bindparam, delete, exists, func, or_, se
 from txstream.api.errors import CorruptStateError
 from txstream.metas import to_json
 from txstream.semantics import Semantics
-from txstream.state.dialect import StateDialect
-from txstream.state.framework import batch
 from txstream.state.records import COMMITTED, COMMITTING, BatchRecord, BatchStatus, Commit
+from txstream.state.sql.dialect import StateDialect
+from txstream.state.sql.framework import batch
 from txstream.transaction import AttemptId, Txid
 
 _HAS = select(exists().where(batch.c.topology == bindparam("id"), batch.c.txid == bindparam("number")))

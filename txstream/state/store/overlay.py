@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from txstream.state.merging import Key
+from txstream.state.store.merging import Key
 
 Spaces = dict[str, dict[Key, Any]]
 

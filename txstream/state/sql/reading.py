@@ -17,12 +17,12 @@ from txstream.api.errors import StateTableError
 from txstream.api.schema import parse_schema
 from txstream.api.state import PREV_PREFIX, TXID_COLUMN
 from txstream.semantics import Semantics
-from txstream.state import ledger, tables as state_tables
-from txstream.state.dialect import StateDialect
-from txstream.state.framework import batch
 from txstream.state.reading import StateReading, StoredRow, StoredTable
 from txstream.state.records import COMMITTED, BatchRecord
-from txstream.state.tables import Owner
+from txstream.state.sql import ledger, tables as state_tables
+from txstream.state.sql.dialect import StateDialect
+from txstream.state.sql.framework import batch
+from txstream.state.sql.tables import Owner
 from txstream.transaction import Txid
 
 

@@ -1,0 +1,1 @@
+"""SQL databases as stores of states: PostgreSQL, MySQL, MariaDB and SQLite."""
