@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,10 @@ from txstream.embedded import EmbeddedKafka, EmbeddedZooKeeper, Services, SparkS
 
 for _name, _value in SPARK_STARTS_SOONER.items():
     os.environ.setdefault(_name, _value)
+
+# A shell starts what runs in the background with SIGINT ignored, and commands under test would inherit it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # No test is timed, and two processes share the cores.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import types
 from collections.abc import Mapping, Sequence
@@ -176,6 +177,10 @@ def test_state_table_of_another_topology_changed_code_and_foreign_table(
         client.stop()
     corrupt = launcher.word_count(unique, unique, unique)
     assert_told(corrupt, 1, path)
+    listed = json.loads(launcher.run("topologies", "--json").stdout)
+    (damaged,) = [one for one in listed if one["id"] == unique]
+    assert path in damaged["note"]
+    assert f"txstream fsck {unique}" in damaged["note"]
 
     assert read_counts(launcher.database, unique) == before
     assert not table_exists(launcher.database, f"{unique}_2")

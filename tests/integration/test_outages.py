@@ -188,11 +188,26 @@ def test_stop_ends_between_two_batches_and_the_next_run_goes_on(
 ) -> None:
     truth = fill_topic(services.kafka, unique, make_lines(4_000))
     settings = settings_of(services, sqlite_url, tmp_path)
-    running = txstream.start(topology_of(unique), settings=settings, runner_factory=InProcessRunner)
+    told = threading.Event()
+
+    def hold(point: Point, txid: Txid, _open: object) -> None:
+        if (point, txid) == (Point.BEFORE_COMMIT, 3):
+            assert told.wait(30)
+
+    running = txstream.start(
+        topology_of(unique), settings=settings, runner_factory=InProcessRunner, listener=hold
+    )
     wait_until(lambda: running.progress.batches >= 2)
-    running.stop()
+    stopping = threading.Thread(target=running.stop)
+    stopping.start()
+    loop = running._loop
+    assert loop is not None
+    wait_until(lambda: loop.coordinator.is_draining)
+    told.set()
+    stopping.join()
     stopped = running.wait(10)
     assert not stopped.caught_up
+    assert 3 <= stopped.last_txid < 10
     report = txstream.start(
         topology_of(unique), settings=settings, until="caught-up", runner_factory=InProcessRunner
     ).wait(60)

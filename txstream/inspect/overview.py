@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from txstream.api.errors import CorruptStateError
 from txstream.inspect.records import MissingDatabase, TopologyStatus, TopologySummary
 from txstream.inspect.stores import UnknownTopologyError, databases_of, open_databases, open_zookeeper
 from txstream.settings import Settings
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 def topologies(settings: Settings | None = None) -> list[TopologySummary]:
     """The topologies that ZooKeeper or a database knows, by id. Raises UsageError without an address of
-    ZooKeeper, ServiceUnavailableError, CorruptStateError."""
+    ZooKeeper, ServiceUnavailableError. One whose progress cannot be read has a note that says so."""
     settings = (settings or Settings()).resolve()
     with open_zookeeper(settings) as zookeeper, open_databases(settings) as databases:
         return summaries(zookeeper, databases)
@@ -79,7 +80,13 @@ def status(topology_id: str, settings: Settings | None = None) -> TopologyStatus
 def _from_zookeeper(zookeeper: ZooKeeper, topology_id: str, places: tuple[str, ...]) -> TopologySummary:
     from txstream.inspect.plain import read_progress
 
-    identity, progress = read_progress(zookeeper, topology_id)
+    note = None
+    try:
+        identity, progress = read_progress(zookeeper, topology_id)
+    except CorruptStateError as error:
+        # One that is damaged must not hide the others.
+        identity, progress = None, None
+        note = f"{error}; `txstream fsck {topology_id}` says more"
     return TopologySummary(
         id=topology_id,
         uuid=identity.uuid if identity else None,
@@ -88,7 +95,7 @@ def _from_zookeeper(zookeeper: ZooKeeper, topology_id: str, places: tuple[str, .
         leader=zookeeper.leader(topology_id),
         tables=identity.tables if identity else (),
         databases=places,
-        note=None,
+        note=note,
     )
 
 
