@@ -190,7 +190,7 @@ def test_stop_ends_between_two_batches_and_the_next_run_goes_on(
     settings = settings_of(services, sqlite_url, tmp_path)
     told = threading.Event()
 
-    def hold(point: Point, txid: Txid, _open: object) -> None:
+    def hold(point: Point, txid: Txid, open_batches: object) -> None:
         if (point, txid) == (Point.BEFORE_COMMIT, 3):
             assert told.wait(30)
 

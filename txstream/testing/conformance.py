@@ -15,14 +15,12 @@ Needs no pytest, no Spark session and no service but the source's own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 
-from txstream.api.errors import UsageError
 from txstream.testing import spout_batches, spout_outages, spout_plans, spout_reads, spout_sources
+from txstream.testing.promises import BrokenPromise, ConformanceReport, run_checks
 from txstream.testing.spout_harness import NotApplicableError, Row, Rows, SpoutHarness
-from txstream.testing.spout_promises import BrokenPromise, SpoutConformanceError
-from txstream.testing.spout_trial import SpoutCheck
+from txstream.testing.spout_trial import SpoutCheck, SpoutConformanceError
 
 __all__ = [
     "BrokenPromise",
@@ -38,17 +36,8 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class SpoutReport:
-    """The promises that are kept, and those that do not apply, with the reason."""
-
-    kept: tuple[str, ...]
-    not_applicable: tuple[tuple[str, str], ...]
-
-    def __str__(self) -> str:
-        lines = [f"kept            {name}" for name in self.kept]
-        lines += [f"not applicable  {name}: {reason}" for name, reason in self.not_applicable]
-        return "\n".join(lines)
+class SpoutReport(ConformanceReport):
+    """What a source keeps of its promises."""
 
 
 def spout_checks() -> tuple[SpoutCheck, ...]:
@@ -70,32 +59,10 @@ def check_spout(
     Raises SpoutConformanceError that tells every broken promise, UsageError for an unknown name, and what the
     harness raises.
     """
-    kept: list[str] = []
-    not_applicable: list[tuple[str, str]] = []
-    broken: list[BrokenPromise] = []
-    for check in _chosen(only):
-        try:
-            reason = check.run(create_harness)
-        except SpoutConformanceError as error:
-            broken += error.broken
-            continue
-        if reason is None:
-            kept.append(check.name)
-        else:
-            not_applicable.append((check.name, reason))
-    if broken:
-        raise SpoutConformanceError(*broken)
-    return SpoutReport(tuple(kept), tuple(not_applicable))
-
-
-def _chosen(only: Iterable[str] | None) -> Sequence[SpoutCheck]:
-    checks = spout_checks()
-    if only is None:
-        return checks
-    names = set(only)
-    unknown = sorted(names - {check.name for check in checks})
-    if unknown:
-        raise UsageError(
-            f"there is no check {unknown[0]!r}; the checks are {', '.join(check.name for check in checks)}"
-        )
-    return [check for check in checks if check.name in names]
+    return run_checks(
+        spout_checks(),
+        only,
+        lambda check: check.run(create_harness),
+        error=SpoutConformanceError,
+        report=SpoutReport,
+    )

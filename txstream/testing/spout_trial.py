@@ -29,8 +29,8 @@ from txstream.api.spouts import (
     Unavailable,
 )
 from txstream.metas import BatchMetas
+from txstream.testing.promises import BrokenPromise, ConformanceError
 from txstream.testing.spout_harness import NotApplicableError, Row, Rows, SpoutHarness
-from txstream.testing.spout_promises import BrokenPromise, SpoutConformanceError
 from txstream.testing.spout_rows import first_difference, freeze, project, same, show
 from txstream.testing.spout_thread import NoAnswerError, SourceThread
 from txstream.transaction import TransactionAttempt, Txid, attempt_id
@@ -44,6 +44,10 @@ Metas = Mapping[str, Any]
 Reading = dict[str, list[Row]]
 Answer = TypeVar("Answer")
 Opened = TypeVar("Opened", PartitionCoordinator[Any], PartitionEmitter[Any])
+
+
+class SpoutConformanceError(ConformanceError):
+    """A source does not do what a topology relies on."""
 
 
 @dataclass(frozen=True, slots=True)

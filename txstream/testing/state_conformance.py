@@ -14,10 +14,8 @@ its own, and is deleted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 
-from txstream.api.errors import UsageError
 from txstream.testing import (
     state_commits,
     state_fences,
@@ -26,7 +24,7 @@ from txstream.testing import (
     state_options,
     state_values,
 )
-from txstream.testing.spout_promises import BrokenPromise
+from txstream.testing.promises import BrokenPromise, ConformanceReport, run_checks
 from txstream.testing.state_trial import StateCheck, StateConformanceError, Store, terms_of
 
 __all__ = [
@@ -39,17 +37,8 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class StateReport:
-    """The promises that are kept, and those that do not apply, with the reason."""
-
-    kept: tuple[str, ...]
-    not_applicable: tuple[tuple[str, str], ...]
-
-    def __str__(self) -> str:
-        lines = [f"kept            {name}" for name in self.kept]
-        lines += [f"not applicable  {name}: {reason}" for name, reason in self.not_applicable]
-        return "\n".join(lines)
+class StateReport(ConformanceReport):
+    """What a store keeps of its promises."""
 
 
 def state_checks() -> tuple[StateCheck, ...]:
@@ -81,32 +70,10 @@ def check_state_backend(
     Raises StateConformanceError that tells every broken promise, UsageError for an unknown name.
     """
     terms = terms_of(store, lock_seconds=lock_seconds, deadline_seconds=deadline_seconds)
-    kept: list[str] = []
-    not_applicable: list[tuple[str, str]] = []
-    broken: list[BrokenPromise] = []
-    for check in _chosen(only):
-        try:
-            reason = check.try_on(terms)
-        except StateConformanceError as error:
-            broken += error.broken
-            continue
-        if reason is None:
-            kept.append(check.name)
-        else:
-            not_applicable.append((check.name, reason))
-    if broken:
-        raise StateConformanceError(*broken)
-    return StateReport(tuple(kept), tuple(not_applicable))
-
-
-def _chosen(only: Iterable[str] | None) -> Sequence[StateCheck]:
-    checks = state_checks()
-    if only is None:
-        return checks
-    names = set(only)
-    unknown = sorted(names - {check.name for check in checks})
-    if unknown:
-        raise UsageError(
-            f"there is no check {unknown[0]!r}; the checks are {', '.join(check.name for check in checks)}"
-        )
-    return [check for check in checks if check.name in names]
+    return run_checks(
+        state_checks(),
+        only,
+        lambda check: check.try_on(terms),
+        error=StateConformanceError,
+        report=StateReport,
+    )

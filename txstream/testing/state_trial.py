@@ -21,8 +21,8 @@ from typing import Any, NoReturn, TypeVar
 from txstream.api.errors import TxstreamError
 from txstream.semantics import Semantics
 from txstream.state import StateBackend, open_database
+from txstream.testing.promises import BrokenPromise, ConformanceError
 from txstream.testing.spout_harness import NotApplicableError
-from txstream.testing.spout_promises import BrokenPromise
 from txstream.testing.spout_thread import NoAnswerError, SourceThread
 from txstream.testing.state_life import Life, table
 
@@ -32,12 +32,8 @@ Answer = TypeVar("Answer")
 OpenStore = Callable[[], StateBackend]
 
 
-class StateConformanceError(TxstreamError):
-    """A store does not do what a topology relies on; `broken` has one entry for each broken promise."""
-
-    def __init__(self, *broken: BrokenPromise) -> None:
-        super().__init__("\n".join(str(promise) for promise in broken))
-        self.broken = broken
+class StateConformanceError(ConformanceError):
+    """A store does not do what a topology relies on."""
 
 
 @dataclass(frozen=True, slots=True)
