@@ -39,7 +39,7 @@ __all__ = ["Committer", "ProcessedBatch", "StateTarget", "state_targets"]
 
 log = logging.getLogger(__name__)
 
-DRIVER_COMMIT_ROWS = 200_000
+DRIVER_COMMIT_ROWS = 100_000
 """About where both paths are equally fast on two cores beside PostgreSQL (`benchmarks/commit_paths.py`)."""
 
 DRIVER, EXECUTORS = "driver", "executors"
