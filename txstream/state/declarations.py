@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,15 +38,25 @@ class Owner:
 def check_table(spec: TableSpec, label: str, can_keep: Callable[[pa.DataType], bool]) -> None:
     """Raise StateTableError for a declaration that a kind of store, `label`, cannot keep."""
     state = spec.state
-    if len(state.table) > TABLE_LENGTH:
-        raise StateTableError(f"state table {state.table!r}: a name has at most {TABLE_LENGTH} characters")
+    check_length(state)
     for field in (*state.key_schema, *state.value_schema):
         if not can_keep(field.type):
             raise StateTableError(
                 f"state table {state.table!r}: {label} cannot keep column {field.name!r} of type "
                 f"{format_type(field.type)} exactly; use another type or another database"
             )
-    if spec.semantics is Semantics.OPAQUE and None in state.defaults.values():
+    check_defaults(state, spec.semantics)
+
+
+def check_length(state: SqlState) -> None:
+    """Raise StateTableError for a table whose name is too long to be remembered."""
+    if len(state.table) > TABLE_LENGTH:
+        raise StateTableError(f"state table {state.table!r}: a name has at most {TABLE_LENGTH} characters")
+
+
+def check_defaults(state: SqlState, semantics: Semantics) -> None:
+    """Raise StateTableError for a default that the table's columns cannot hold."""
+    if semantics is Semantics.OPAQUE and None in state.defaults.values():
         name = next(name for name, value in state.defaults.items() if value is None)
         raise StateTableError(
             f"state table {state.table!r}: value columns of an opaque table are NOT NULL, so the default of "
@@ -71,7 +81,11 @@ def refuse_other_owner(owner: Owner, topology: str, uuid: str) -> None:
 
 def refuse_other_declaration(owner: Owner, spec: TableSpec) -> None:
     """Raise StateTableError, with the difference, for a declaration that the table cannot be migrated to."""
-    differences = refused_changes(owner.declaration, spec)
+    refuse_differences(owner, refused_changes(owner.declaration, spec))
+
+
+def refuse_differences(owner: Owner, differences: Sequence[str]) -> None:
+    """Raise StateTableError when there are any, between a table and its declaration of now."""
     if differences:
         raise StateTableError(
             f"state table {owner.table!r} is not as topology {owner.topology!r} declares it: "

@@ -15,6 +15,8 @@ from typing import Any
 from sqlalchemy import BigInteger, Column, DateTime, Dialect, MetaData, String, Table, Text, TypeDecorator
 from sqlalchemy.dialects import mysql
 
+from txstream.state.declarations import TABLE_LENGTH
+
 REVISIONS = ("0001", "0002", "0003")
 """Every revision there is, oldest first: known without reading a script, because scripts cannot be read
 from a zip. A test compares it with the scripts."""
@@ -24,7 +26,6 @@ VERSION_TABLE = "txstream_alembic_version"  # not alembic_version: that name is 
 
 TOPOLOGY_LENGTH = 255
 UUID_LENGTH = 36
-TABLE_LENGTH = 255
 
 STORED: dict[str, Any] = {
     f"{name}_{option}": value

@@ -17,12 +17,12 @@ from txstream.api.errors import StateTableError
 from txstream.api.schema import parse_schema
 from txstream.api.state import PREV_PREFIX, TXID_COLUMN
 from txstream.semantics import Semantics
+from txstream.state.declarations import Owner
 from txstream.state.reading import StateReading, StoredRow, StoredTable
 from txstream.state.records import COMMITTED, BatchRecord
 from txstream.state.sql import ledger, tables as state_tables
 from txstream.state.sql.dialect import StateDialect
 from txstream.state.sql.framework import batch
-from txstream.state.sql.tables import Owner
 from txstream.transaction import Txid
 
 

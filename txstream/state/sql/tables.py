@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -32,17 +32,17 @@ from sqlalchemy.exc import IdentifierError
 
 from txstream.api.errors import (
     CorruptStateError,
-    IdentityMismatchError,
-    ProgressMismatchError,
     StateTableError,
 )
 from txstream.api.state import PREV_PREFIX, TXID_COLUMN, SqlState
 from txstream.metas import to_json
 from txstream.semantics import Semantics
+from txstream.state import declarations
 from txstream.state.changes import added_values, committed_in_part, refused_changes
+from txstream.state.declarations import Owner
 from txstream.state.records import TableSpec
 from txstream.state.sql.dialect import StateDialect
-from txstream.state.sql.framework import TABLE_LENGTH, owned_table
+from txstream.state.sql.framework import owned_table
 from txstream.state.sql.growth import grow_table
 from txstream.transaction import Txid
 
@@ -50,27 +50,12 @@ _CREATING = "creating"  # in the declaration of a table that may not be there ye
 _INDEX_NAMES = {"ix": "ix_%(table_name)s_%(column_0_name)s"}  # SQLAlchemy shortens what is too long
 
 
-@dataclass(frozen=True)
-class Owner:
-    """Which topology a state table belongs to, and how it was declared."""
-
-    table: str
-    topology: str
-    uuid: str
-    declaration: dict[str, Any]
-
-
 def build_table(state: SqlState, semantics: Semantics, dialect: StateDialect) -> Table:
     """The table of a declaration. Raises StateTableError for a type that the database cannot keep."""
     columns: list[Column[Any]] = []
     for name, key_type in dialect.key_types(state.key_schema, state.table).items():
         columns.append(Column(name, key_type, autoincrement=False, nullable=False, info={"key": True}))
-    if semantics is Semantics.OPAQUE and None in state.defaults.values():
-        name = next(name for name, value in state.defaults.items() if value is None)
-        raise StateTableError(
-            f"state table {state.table!r}: value columns of an opaque table are NOT NULL, so the default of "
-            f"{name!r} cannot be None; give what its reducer begins with"
-        )
+    declarations.check_defaults(state, semantics)
     dialect.check_name(state.table, "table", state.table)
     checks: list[CheckConstraint] = []
     for field in state.value_schema:
@@ -119,13 +104,12 @@ def join_table(
     Raises IdentityMismatchError, StateTableError, ProgressMismatchError; each names what would help.
     """
     name = spec.state.table
-    if len(name) > TABLE_LENGTH:
-        raise StateTableError(f"state table {name!r}: a name has at most {TABLE_LENGTH} characters")
+    declarations.check_length(spec.state)
     table = build_table(spec.state, spec.semantics, dialect)
     owner = read_owner(connection, name)
     exists = inspect(connection).has_table(name)
     if owner is not None:
-        _refuse_other_owner(owner, topology, uuid)
+        declarations.refuse_other_owner(owner, topology, uuid)
         if not exists and owner.declaration.get(_CREATING):
             if check_only:
                 return
@@ -146,11 +130,7 @@ def join_table(
             f"another table for topology {topology!r}, or rename or drop that one"
         )
     if not first_run:
-        raise ProgressMismatchError(
-            f"topology {topology!r} has committed batches, but its state table {name!r} is not in this "
-            f"database; point at the database that it was run with, or start afresh with "
-            f"`txstream delete {topology} --drop-state`"
-        )
+        raise declarations.not_here(topology, name)
     if check_only:
         return
     declaration = spec.state.declaration(spec.semantics)
@@ -260,15 +240,8 @@ def drop_tables(connection: Connection, owners: Sequence[Owner]) -> list[str]:
 
 def declared_table(owner: Owner, dialect: StateDialect) -> Table:
     """The table as its ownership row declares it. Raises CorruptStateError for a row that cannot be read."""
-    try:
-        declaration = owner.declaration
-        state = SqlState(owner.table, key=declaration["key"], value=declaration["value"])
-        return build_table(state, Semantics(declaration["semantics"]), dialect)
-    except (KeyError, ValueError, TypeError) as error:
-        raise CorruptStateError(
-            f"txstream_table: the declaration of table {owner.table!r} cannot be read: "
-            f"{owner.declaration!r:.200}"
-        ) from error
+    spec = declarations.declared_spec(owner)
+    return build_table(spec.state, spec.semantics, dialect)
 
 
 def _owner(row: Any) -> Owner:
@@ -282,20 +255,6 @@ def _owner(row: Any) -> Owner:
     return Owner(row.table_name, row.topology, row.uuid, declaration)
 
 
-def _refuse_other_owner(owner: Owner, topology: str, uuid: str) -> None:
-    if owner.topology != topology:
-        raise IdentityMismatchError(
-            f"state table {owner.table!r} belongs to topology {owner.topology!r}; choose another table for "
-            f"{topology!r}, or drop that one with `txstream delete {owner.topology} --drop-state`"
-        )
-    if owner.uuid != uuid:
-        raise IdentityMismatchError(
-            f"state table {owner.table!r} belongs to an earlier life of topology {topology!r} (uuid "
-            f"{owner.uuid}, now {uuid}); choose another table, or drop it with "
-            f"`txstream delete {topology} --drop-state`"
-        )
-
-
 def _refuse_differences(
     connection: Connection, dialect: StateDialect, owner: Owner, table: Table, spec: TableSpec
 ) -> None:
@@ -304,12 +263,7 @@ def _refuse_differences(
         # Columns that a migration is about to add, or was adding when it was broken off.
         coming = added_columns(table, owner, spec)
         differences = _column_differences(connection, dialect, table, coming)
-    if differences:
-        raise StateTableError(
-            f"state table {owner.table!r} is not as topology {owner.topology!r} declares it: "
-            f"{'; '.join(differences)}. Choose another table under another topology id (--id), or start "
-            f"afresh with `txstream delete {owner.topology} --drop-state`"
-        )
+    declarations.refuse_differences(owner, differences)
 
 
 def differences_from_declaration(
