@@ -158,13 +158,19 @@ def kill_while_they_write(runner: SparkRunner, url: str) -> dict[str, Any]:
         committer.commit(attempt(txid, txid), {}, batch, deltas, lambda _: None, write=runner.write)
 
     parts = make_url(url)
-    with psycopg.connect(host=str(parts.query["host"]), user="postgres", dbname=parts.database) as stranger:
+    server = {"host": str(parts.query["host"]), "user": "postgres"}
+    # The onlooker is not the stranger: inside a transaction pg_stat_activity keeps showing the sessions that
+    # there were when it was first asked.
+    with (
+        psycopg.connect(**server, dbname=parts.database) as stranger,
+        psycopg.connect(**server, autocommit=True) as onlooker,
+    ):
         commit(1)
         stranger.execute("SELECT n FROM counts WHERE word = 'w7' FOR UPDATE")
         thread = threading.Thread(target=commit, args=(2,))
         thread.start()
         waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = %s AND wait_event_type = 'Lock'"
-        assert wait_until(lambda: stranger.execute(waiting, [parts.database]).fetchone() is not None, 60)
+        assert wait_until(lambda: onlooker.execute(waiting, [parts.database]).fetchone() is not None, 60)
         kill(workers)
         stranger.commit()
         thread.join(120)
