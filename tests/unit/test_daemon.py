@@ -12,20 +12,31 @@ from pathlib import Path
 
 import pytest
 
-# A worker process of Spark's daemon, without Spark. `opened` stands for what a bolt has opened; each word of
+# A worker process of Spark's daemon, without Spark. `Opened` stands for what a bolt has opened; each word of
 # the arguments is what happens next.
+#
+# It says things by os.write: print refuses to be called by a signal's handler that interrupts print. And it
+# waits for what the C handler writes into a pipe: a signal that comes right before a plain wait would be acted
+# on only when that ends.
 WORKER = """
-import os, signal, sys, time
+import os, select, signal, sys
 import pyspark.daemon
 from pyspark.taskcontext import TaskContext
 from txstream.engine import daemon
 from txstream.engine import process
 
+woken, wake = os.pipe()
+os.set_blocking(wake, False)
+signal.set_wakeup_fd(wake)
+
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+
 class Opened:
     def close(self):
         if "hangs" in sys.argv:
             signal.pause()
-        print("closed", flush=True)
+        say("closed")
 
 def spark_worker(sock, authenticated):
     pyspark.daemon.signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -36,8 +47,8 @@ def spark_worker(sock, authenticated):
         raise OSError("the socket is gone")
     if event in ("idle", "busy"):
         TaskContext._setTaskContext(TaskContext() if event == "busy" else None)
-        print(event, flush=True)
-        time.sleep(60)
+        say(event)
+        select.select([woken], [], [], 60)
     return {"task": 0, "closed-socket": -1}[event]
 
 daemon._spark_worker = spark_worker
@@ -47,7 +58,7 @@ if "hangs" in sys.argv:
     daemon.CLOSE_SECONDS = 1
 events = [event for event in sys.argv[1:] if event not in ("hangs", "nothing-open")]
 while events:
-    print("code", pyspark.daemon.worker(None, True), flush=True)
+    say("code", pyspark.daemon.worker(None, True))
 """
 
 
