@@ -39,6 +39,7 @@ KAFKA_PLAN = "tests/integration/test_kafka_spout_plan.py"
 
 _DATABASE = "txstream/state/sql/database.py"
 _FENCE = "txstream/state/sql/fence.py"
+_WORK = "txstream/state/sql/work.py"
 _WRITER = "txstream/state/sql/writer.py"
 _RECOVERY = "txstream/engine/recovery.py"
 _COMMIT = "txstream/engine/commit.py"
@@ -285,9 +286,9 @@ COMMIT = (
         "a task demands that the fence is its attempt's",
         _DATABASE,
         "            self._hold(connection, topology, uuid, attempt, semantics)\n"
-        "            self._write(connection, attempt, work, answered)\n"
+        "            self._tables.write(connection, attempt, work, answered)\n"
         "        return",
-        "            self._write(connection, attempt, work, answered)\n        return",
+        "            self._tables.write(connection, attempt, work, answered)\n        return",
         f"{EXECUTORS}::test_a_task_of_a_superseded_attempt_writes_nothing",
     ),
     Guard(
@@ -303,24 +304,25 @@ COMMIT = (
         "the end demands the fence too",
         _DATABASE,
         "            self._hold(connection, topology, uuid, attempt, semantics)\n"
-        "            self._write(connection, attempt, work, answered)\n"
+        "            self._tables.write(connection, attempt, work, answered)\n"
         "            self._commit_ledger",
-        "            self._write(connection, attempt, work, answered)\n            self._commit_ledger",
+        "            self._tables.write(connection, attempt, work, answered)\n"
+        "            self._commit_ledger",
         f"{EXECUTORS}::test_a_superseded_attempt_neither_begins_nor_ends",
     ),
     Guard(
         "5.3",
         "every table is restored, with deltas or without",
-        _DATABASE,
-        "if spec.semantics is Semantics.OPAQUE:\n                self._writer(spec).restore",
-        "if spec.state.table == 'first':\n                self._writer(spec).restore",
+        _WORK,
+        "if spec.semantics is Semantics.OPAQUE:\n                self.of(spec).restore",
+        "if spec.state.table == 'first':\n                self.of(spec).restore",
         f"{EXECUTORS}::test_every_table_is_undone_with_deltas_or_without",
     ),
     Guard(
         "5.3",
         "restore: a row that this txid created is deleted",
         _WRITER,
-        '        connection.execute(self._delete_created, {"restored_txid": txid})\n',
+        '        connection.execute(self._delete_created.where(here))\n',
         "",
         f"{SQLITE}::test_phantom_keys",
     ),
@@ -328,7 +330,7 @@ COMMIT = (
         "5.3",
         "restore: value = prev",
         _WRITER,
-        '        connection.execute(self._put_back, {"restored_txid": txid})\n',
+        '        connection.execute(self._put_back.where(here))\n',
         "",
         f"{SQLITE}::test_phantom_keys",
     ),
@@ -566,7 +568,7 @@ ORDER = (
     Guard(
         "5.4",
         "tables are written in one order",
-        _DATABASE,
+        _WORK,
         "for writer, deltas in sorted(work, key=_table_name)]",
         "for writer, deltas in work]",
         f"{POSTGRESQL_LOCKS}::test_copies_of_a_share_of_several_tables_do_not_deadlock",

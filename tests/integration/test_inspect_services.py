@@ -195,7 +195,7 @@ def test_a_reading_sees_one_moment_on_a_server(server_url: str) -> None:
     with database.read_state("words") as reading:
         assert reading.as_of == 2
     # The connection is as before: a commit needs to see what it has waited for.
-    with database._reading("a test") as connection:
+    with database.sessions.reading("a test") as connection:
         level = connection.get_isolation_level()
     assert level == "READ COMMITTED"
     database.close()

@@ -216,7 +216,7 @@ CHANGES = (*DEFINITIONS, "INSERT", "UPDATE", "DELETE")
 
 
 def joined(database: StateDatabase) -> Rig:
-    return Rig(database, database._dialect.url.render_as_string(hide_password=False)).join()
+    return Rig(database, database.sessions.dialect.url.render_as_string(hide_password=False)).join()
 
 
 def crash_before(url: str, step: int, work: Callable[[StateDatabase], object]) -> bool:
@@ -231,7 +231,7 @@ def crash_before(url: str, step: int, work: Callable[[StateDatabase], object]) -
             raise CrashError
 
     with contextlib.closing(open_sql_database(url)) as database:
-        sa.event.listen(database._engine, "before_cursor_execute", die)
+        sa.event.listen(database.sessions.engine, "before_cursor_execute", die)
         try:
             work(database)
         except CrashError:

@@ -21,7 +21,8 @@ from support.states import Rig, attempt, word_table
 from txstream.api.errors import ServiceUnavailableError, StaleAttemptError
 from txstream.embedded.process import wait_until
 from txstream.semantics import Semantics
-from txstream.state import FenceLockedError, StateBackend, StateDatabase, open_sql_database
+from txstream.state import FenceLockedError, StateBackend, open_sql_database
+from txstream.state.sql.work import TableWriters
 
 OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL
 PATIENCE_SECONDS = 30
@@ -33,15 +34,15 @@ class Held:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.inside = threading.Semaphore(0)
         self.go_on = threading.Event()
-        write = StateDatabase._write
+        write = TableWriters.write
 
-        def wait_and_write(database: StateDatabase, *arguments: Any) -> None:
+        def wait_and_write(tables: TableWriters, *arguments: Any) -> None:
             if threading.current_thread().name.startswith("task"):
                 self.inside.release()
                 assert self.go_on.wait(PATIENCE_SECONDS)
-            write(database, *arguments)
+            write(tables, *arguments)
 
-        monkeypatch.setattr(StateDatabase, "_write", wait_and_write)
+        monkeypatch.setattr(TableWriters, "write", wait_and_write)
 
     def wait_for(self, tasks: int) -> None:
         for _ in range(tasks):
@@ -80,7 +81,7 @@ class LockContract(StateFixtures):
     ) -> None:
         """A plain read before it would see the ledger as it was before the fence's lock was granted."""
         rig = Rig(database, url, word_table(semantics=semantics)).join()
-        engine = rig.database._engine
+        engine = rig.database.sessions.engine
         transactions: list[list[str]] = [[]]
 
         def sends(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
@@ -160,7 +161,7 @@ class ServerLockContract(LockContract):
 
     def test_isolation_is_set_whatever_the_servers_default_is(self, rig: Rig) -> None:
         self.set_default_isolation(rig.url)
-        with another(rig) as fresh, fresh.database._engine.connect() as connection:
+        with another(rig) as fresh, fresh.database.sessions.engine.connect() as connection:
             assert connection.get_isolation_level() == "READ COMMITTED"
 
     def test_copies_of_a_share_do_not_deadlock(self, rig: Rig) -> None:

@@ -18,7 +18,7 @@ def at_revision(database: StateDatabase, url: str, revision: str) -> None:
     with engine.begin() as connection:
         for name in [*framework.metadata.tables, framework.VERSION_TABLE]:
             connection.exec_driver_sql(f"DROP TABLE IF EXISTS {name}")
-    with database._writing(f"going back to revision {revision}") as (connection, _):
+    with database.sessions.writing(f"going back to revision {revision}") as (connection, _):
         revisions._run_scripts(connection, to=revision)
     with engine.begin() as connection:
         present = sa.inspect(connection).get_table_names()

@@ -23,7 +23,7 @@ from txstream.api.errors import ServiceUnavailableError, StaleAttemptError
 from txstream.embedded.process import wait_until
 from txstream.semantics import Semantics
 from txstream.state import AnswerLostError, FenceLockedError, open_database, open_sql_database
-from txstream.state.sql import database
+from txstream.state.sql import sessions
 from txstream.transaction import attempt_id
 
 PATIENCE_SECONDS = 30
@@ -59,7 +59,7 @@ class ServerLocks(ServerFixtures):
         rig.commit(1, {"a": 1})
         statements: list[str] = []
         sa.event.listen(
-            rig.database._engine,
+            rig.database.sessions.engine,
             "before_cursor_execute",
             lambda conn, cursor, statement, *_: statements.append(" ".join(statement.split()[:3])),
         )
@@ -144,7 +144,7 @@ class ServerLocks(ServerFixtures):
     def test_the_usual_lock_timeout_comes_back(self, rig: Rig) -> None:
         rig.database.raise_fence("words", rig.uuid, attempt_id(2, 0), lock_timeout_seconds=0.2)
         query, usual = self.lock_timeout
-        with rig.database._engine.connect() as connection:
+        with rig.database.sessions.engine.connect() as connection:
             assert str(connection.exec_driver_sql(query).scalar_one()) == usual
 
     def test_a_frozen_writer_is_ended_and_writes_nothing(self, rig: Rig) -> None:
@@ -198,7 +198,7 @@ class ServerOutages(ServerFixtures):
         self, rig: Rig, server: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A connection that was idle for long is asked first, so that no batch fails."""
-        monkeypatch.setattr(database, "_PING_AFTER_IDLE_SECONDS", 0.0)
+        monkeypatch.setattr(sessions, "_PING_AFTER_IDLE_SECONDS", 0.0)
         rig.commit(1, {"a": 1})
         server.stop()
         server.start()

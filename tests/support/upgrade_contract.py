@@ -24,6 +24,7 @@ from txstream.bolts.sql import SqlStateBolt
 from txstream.engine.points import Point
 from txstream.spouts.memory import MemorySpout
 from txstream.state import StateDatabase
+from txstream.state.sql.sessions import Sessions
 from txstream.testing import TopologyTest
 
 # Two rows make a batch: four of them.
@@ -99,10 +100,10 @@ class RevisionContract(UpgradeFixtures):
         self, database: StateDatabase, url: str, revision: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Of a driver of the older txstream, which knows only its columns."""
-        begun, connect = threading.Event(), StateDatabase._connect
+        begun, connect = threading.Event(), Sessions._connect
 
-        def begin(database: StateDatabase, doing: str) -> sa.Connection:
-            connection = connect(database, doing)
+        def begin(sessions: Sessions, doing: str) -> sa.Connection:
+            connection = connect(sessions, doing)
             begun.set()
             return connection
 
@@ -114,7 +115,7 @@ class RevisionContract(UpgradeFixtures):
         with ThreadPoolExecutor(1) as pool:
             with engine.begin() as connection:
                 connection.execute(batch.insert().values(row | {"txid": 2}))
-                monkeypatch.setattr(StateDatabase, "_connect", begin)
+                monkeypatch.setattr(Sessions, "_connect", begin)
                 upgraded = pool.submit(database.upgrade)
                 assert begun.wait(30)
                 assert not upgraded.done()

@@ -318,7 +318,7 @@ def test_rows_whose_prevs_contradict_each_other(tmp_path: Path) -> None:
     rig = Rig(database, f"sqlite:///{tmp_path / 'state.db'}", word_table(value="n bigint, m bigint")).join()
     rig.commit(1, {"a": (1, 2)})
     rig.commit(2, {"a": (1, 2), "b": (1, 1)})
-    engine = database._engine
+    engine = database.sessions.engine
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE word_count SET prev_m = NULL WHERE word = 'a'")
     tree = MemoryTree()

@@ -38,7 +38,7 @@ class TestContract(SqlStateContract):
 class TestFile(StateFixtures):
     def test_every_commit_is_on_disk_before_it_is_acked(self, rig: Rig) -> None:
         """NORMAL would lose the last commits at a power failure, after ZooKeeper has advanced past them."""
-        with rig.database._engine.connect() as connection:
+        with rig.database.sessions.engine.connect() as connection:
             settings = {
                 name: connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
                 for name in ("journal_mode", "synchronous", "busy_timeout")
@@ -50,7 +50,7 @@ class TestFile(StateFixtures):
 
     def test_the_fence_is_the_first_statement_inside_of_the_transaction(self, rig: Rig) -> None:
         statements: list[str] = []
-        with rig.database._engine.connect() as connection:
+        with rig.database.sessions.engine.connect() as connection:
             driver = connection.connection.driver_connection
             assert isinstance(driver, sqlite3.Connection)
             driver.set_trace_callback(statements.append)
@@ -125,7 +125,7 @@ class TestFile(StateFixtures):
             database.check()
 
     def test_a_full_disk(self, rig: Rig) -> None:
-        with rig.database._engine.connect() as connection:
+        with rig.database.sessions.engine.connect() as connection:
             pages = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
             connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
         with pytest.raises(ServiceUnavailableError, match="database or disk is full"):

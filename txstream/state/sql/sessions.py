@@ -1,0 +1,129 @@
+"""Sessions with a SQL database: how a connection is taken, guarded, answered for and released.
+
+Invariants. Every transaction has a connection of its own, and nothing is sent twice: whatever fails before
+COMMIT leaves nothing, and an outage at COMMIT is an AnswerLostError, to be settled by the ledger. What a
+driver raises leaves here as an error of the framework.
+
+Thread-safe: connections come from a pool.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError, TimeoutError as PoolTimeoutError
+
+from txstream.api.errors import ServiceUnavailableError, TxstreamError
+from txstream.state.sql.dialect import StateDialect, Touch
+from txstream.state.sql.failures import one_line, to_error
+from txstream.state.sql.sqlite import READ_ONLY
+from txstream.state.sql.urls import without_password
+
+_PING_AFTER_IDLE_SECONDS = 1.0
+_PATIENCE_SECONDS = 24 * 3600.0  # a silent server is given up even then
+_USED_AT = "txstream_used_at"  # in what SQLAlchemy keeps beside a pooled connection
+
+
+class Sessions:
+    """The transactions that are begun on one database.
+
+    Raises ServiceUnavailableError when its driver is missing.
+    """
+
+    def __init__(self, dialect: StateDialect) -> None:
+        self.dialect = dialect
+        self.url_for_people = without_password(dialect.url)
+        try:
+            self.engine = dialect.create_engine()
+        except ImportError as error:
+            raise ServiceUnavailableError(
+                f"database {self.url_for_people} needs a driver that is not installed ({one_line(error)}); "
+                f"type pip install 'txstream[{dialect.name}]'"
+            ) from error
+
+    @contextlib.contextmanager
+    def writing(
+        self, doing: str, *, lock_timeout_seconds: float | None = None, patient: bool = False
+    ) -> Iterator[tuple[Connection, Touch]]:
+        """One transaction, committed at the end, and whom to tell that the server has answered. A `patient`
+        one may work on a whole table, for longer than a commit may take.
+
+        `doing` is for messages. Raises what `failures.to_error` makes of the database's errors."""
+        connection = self._connect(doing)
+        at_commit = False
+        try:
+            with contextlib.ExitStack() as stack:
+                silence_seconds = _PATIENCE_SECONDS if patient else None
+                answered = stack.enter_context(self.dialect.deadline(connection, silence_seconds))
+                if lock_timeout_seconds is not None:
+                    stack.enter_context(self.dialect.lock_timeout(connection, lock_timeout_seconds))
+                with connection.begin():
+                    if patient:
+                        self.dialect.be_patient(connection)
+                    yield connection, answered
+                    at_commit = True
+        except DBAPIError as error:
+            raise self._understood(error, doing, at_commit=at_commit) from error
+        finally:
+            self._release(connection)
+
+    @contextlib.contextmanager
+    def reading(
+        self, doing: str, silence_seconds: float | None = None, *, snapshot: bool = False
+    ) -> Iterator[Connection]:
+        """One transaction that only reads and waits for nobody; with `snapshot` all of it sees one moment.
+        A server that is silent for `silence_seconds` is given up; by default as in `writing`."""
+        connection = self._connect(doing).execution_options(**{READ_ONLY: True})
+        if snapshot and self.dialect.snapshot_isolation is not None:
+            # The pool puts the usual one back.
+            connection = connection.execution_options(isolation_level=self.dialect.snapshot_isolation)
+        try:
+            with self.dialect.deadline(connection, silence_seconds), connection.begin():
+                yield connection
+        except DBAPIError as error:
+            raise self._understood(error, doing) from error
+        finally:
+            self._release(connection)
+
+    def close(self) -> None:
+        """Close all connections; the next transaction opens new ones."""
+        self.engine.dispose()
+
+    def _connect(self, doing: str) -> Connection:
+        try:
+            connection = self.engine.connect()
+            idle_seconds = time.monotonic() - connection.info.get(_USED_AT, time.monotonic())
+            if idle_seconds < _PING_AFTER_IDLE_SECONDS or self._answers(connection):
+                return connection
+            # The server was restarted meanwhile, so all connections of the pool are as dead as this one.
+            connection.invalidate()
+            connection.close()
+            self.engine.dispose()
+            return self.engine.connect()
+        except DBAPIError as error:
+            raise self._understood(error, doing) from error
+        except PoolTimeoutError as error:
+            raise ServiceUnavailableError(
+                f"database {self.url_for_people}: all connections are in use for {doing}; try again"
+            ) from error
+
+    def _answers(self, connection: Connection) -> bool:
+        try:
+            with self.dialect.deadline(connection, self.dialect.connect_timeout_seconds):
+                self.dialect.ping(connection)
+        except DBAPIError:
+            return False
+        return True
+
+    @staticmethod
+    def _release(connection: Connection) -> None:
+        if not connection.invalidated:
+            connection.info[_USED_AT] = time.monotonic()
+        connection.close()
+
+    def _understood(self, error: DBAPIError, doing: str, *, at_commit: bool = False) -> TxstreamError:
+        failure = self.dialect.classify(error)
+        return to_error(failure, self.url_for_people, doing, at_commit=at_commit)
