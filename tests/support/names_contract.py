@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 
 from support.state_contract import StateFixtures
 from support.states import Rig, word_table
-from txstream.api.errors import StateTableError
+from txstream.api.errors import StateTableError, StateValueError
 from txstream.state import StateDatabase
 
 WITH_QUOTES = [
@@ -19,6 +20,10 @@ WITH_QUOTES = [
     ("größe 日本", "`ö` string", "`日` bigint"),
     ("a\\b(c)", "`[d]` string", "`e\\f` bigint"),
     ("deltas", "rowid string, excluded string", "`values` bigint, new bigint, old bigint"),
+    ("lateral", "`offset` string, `lateral` string", "`rank` bigint, `system` bigint"),
+    ("offset", "array_0 string, key0 string", "place bigint, txid_1 bigint"),
+    ("k", "restored_txid string, txstream_txid string", "k bigint, t bigint"),
+    ("t", "`.b` string, b string", "`.n` bigint, n bigint"),
 ]
 
 RESERVED = [
@@ -85,3 +90,11 @@ class NamesContract(StateFixtures):
             assert repr(spec.state.table) in str(refused)
             assert spec.state.table not in tables_of(url)
             assert database.topologies() == []
+
+    def test_keys_are_told_apart_by_columns_of_any_name(self, database: StateDatabase, url: str) -> None:
+        """`.b` is a column of its own, and no way to write `b`."""
+        rig = Rig(database, url, word_table(key="`.b` int, b int")).join()
+        rig.commit(1, {(1, 2): 1, (2, 1): 1, (1, 1): 1})
+        with pytest.raises(StateValueError, match=r"key \.b=1, b=2 has two deltas"):
+            rig.commit(2, pa.table({".b": [1, 2, 1], "b": [2, 2, 2], "n": [1, 1, 1]}))
+        assert rig.values() == {(1, 2): 1, (2, 1): 1, (1, 1): 1}

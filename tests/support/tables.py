@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.sql import quoted_name
 
 from txstream.state import StoreBackend, open_database
 from txstream.state.declarations import declared_spec
@@ -39,7 +40,8 @@ def read_rows(url: str, table: str) -> list[dict[str, Any]]:
                 # SQLite keeps types in the declaration alone: without it a decimal comes back as a number.
                 query = sa.select(sa.Table(table, sa.MetaData(), autoload_with=connection))
             else:
-                query = sa.select(sa.literal_column("*")).select_from(sa.table(table))
+                quoted = sa.table(quoted_name(table, quote=True))
+                query = sa.select(sa.literal_column("*")).select_from(quoted)
             return [dict(row._mapping) for row in connection.execute(query)]
     finally:
         engine.dispose()

@@ -70,7 +70,8 @@ def cut(write: StateWrite, slots: Mapping[str, int]) -> list[StateWrite]:
     pieces = max(pieces, -(-sum(sizes) // _LARGEST_SHARE_BYTES))
     parts: list[list[TableDeltas]] = [[] for _ in range(pieces)]
     for table in write.tables:
-        keys: list[tuple[str, Any]] = [(name, "ascending") for name in table.spec.state.key_names]
+        # By place, key columns come first: Arrow takes a name that begins with a dot for a path.
+        keys: list[Any] = [(place, "ascending") for place in range(len(table.spec.state.key_names))]
         deltas = table.deltas.take(pc.sort_indices(table.deltas, sort_keys=keys))
         for piece, part in enumerate(parts):
             start, end = (deltas.num_rows * at // pieces for at in (piece, piece + 1))

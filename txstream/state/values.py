@@ -40,7 +40,7 @@ def prepare(spec: TableSpec, deltas: pa.Table, dialect: ChecksValues) -> pa.Tabl
     if spec.semantics is Semantics.OPAQUE:
         deltas = _without_all_null(deltas, state.value_names)
     if deltas.num_rows > 1:
-        deltas = deltas.take(pc.sort_indices(deltas, sort_keys=[(name, "ascending") for name in keys]))
+        deltas = deltas.take(pc.sort_indices(deltas, sort_keys=key_order(len(keys))))
     deltas = deltas.combine_chunks()
     _refuse_twice(spec, deltas)
     for name in keys:
@@ -48,6 +48,12 @@ def prepare(spec: TableSpec, deltas: pa.Table, dialect: ChecksValues) -> pa.Tabl
     for name in state.value_names:
         check_value(dialect, state.table, name, deltas.column(name), spec.reducers[name])
     return deltas
+
+
+def key_order(keys: int) -> list[tuple[int, str]]:
+    """How to sort deltas whose first `keys` columns are the key. By place: Arrow takes a name that begins
+    with a dot for a path, which leads to another column."""
+    return [(place, "ascending") for place in range(keys)]
 
 
 def check_value(

@@ -63,11 +63,12 @@ class RowsLookup(Lookup):
         names = [f"key{place}" for place in range(len(self._keys))]
         same = [f"t.{quoted(key)} = k.{name}" for key, name in zip(self._keys, names, strict=True)]
         # CROSS JOIN: the keys come first, each looked up in the tree of the table.
-        self._before = f"WITH k(place, {', '.join(names)}) AS (VALUES "
+        # Called as no state table can be: a name of WITH hides the table of that name.
+        self._before = f"WITH txstream_key(place, {', '.join(names)}) AS (VALUES "
         self._row = f"({', '.join('?' * (len(names) + 1))})"
         self._after = (
             f") SELECT k.place, {', '.join(f't.{quoted(name)}' for name in columns)} "  # noqa: S608
-            f"FROM k CROSS JOIN {quoted(table.name)} AS t WHERE {' AND '.join(same)}"
+            f"FROM txstream_key AS k CROSS JOIN {quoted(table.name)} AS t WHERE {' AND '.join(same)}"
         )
 
     def find(self, connection: Connection, keys: pa.Table) -> Found:

@@ -29,6 +29,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.exc import IdentifierError
+from sqlalchemy.sql import quoted_name
 
 from txstream.api.errors import (
     CorruptStateError,
@@ -54,14 +55,16 @@ def build_table(state: SqlState, semantics: Semantics, dialect: StateDialect) ->
     """The table of a declaration. Raises StateTableError for a type that the database cannot keep."""
     columns: list[Column[Any]] = []
     for name, key_type in dialect.key_types(state.key_schema, state.table).items():
-        columns.append(Column(name, key_type, autoincrement=False, nullable=False, info={"key": True}))
+        columns.append(
+            Column(_quoted(name), key_type, autoincrement=False, nullable=False, info={"key": True})
+        )
     declarations.check_defaults(state, semantics)
     dialect.check_name(state.table, "table", state.table)
     checks: list[CheckConstraint] = []
     for field in state.value_schema:
         value_type = dialect.type_of(field, state.table)
         value = Column(
-            field.name, value_type, nullable=semantics is not Semantics.OPAQUE, info={"delta": True}
+            _quoted(field.name), value_type, nullable=semantics is not Semantics.OPAQUE, info={"delta": True}
         )
         columns.append(value)
         check = dialect.value_check(value, field.type)
@@ -69,14 +72,19 @@ def build_table(state: SqlState, semantics: Semantics, dialect: StateDialect) ->
             checks.append(CheckConstraint(check))
         if semantics is Semantics.OPAQUE:
             columns.append(
-                Column(f"{PREV_PREFIX}{field.name}", value_type, nullable=True, info={"prev": field.name})
+                Column(
+                    _quoted(f"{PREV_PREFIX}{field.name}"),
+                    value_type,
+                    nullable=True,
+                    info={"prev": field.name},
+                )
             )
     if semantics is not Semantics.NON_TRANSACTIONAL:
         columns.append(Column(TXID_COLUMN, BigInteger, nullable=False, info={"txid": True}))
     for column in columns:
-        dialect.check_name(state.table, "column", column.name)
+        dialect.check_name(state.table, "column", str(column.name))
     table = Table(
-        state.table,
+        _quoted(state.table),
         MetaData(naming_convention=_INDEX_NAMES),
         *columns,
         PrimaryKeyConstraint(*state.key_names),
@@ -86,6 +94,11 @@ def build_table(state: SqlState, semantics: Semantics, dialect: StateDialect) ->
     if state.index_txid and semantics is not Semantics.NON_TRANSACTIONAL:
         Index(None, table.c[TXID_COLUMN])
     return table
+
+
+def _quoted(name: str) -> quoted_name:
+    """A name that is always quoted: SQLAlchemy does not know every word that a server reserves."""
+    return quoted_name(name, quote=True)
 
 
 def join_table(
@@ -232,7 +245,7 @@ def drop_tables(connection: Connection, owners: Sequence[Owner]) -> list[str]:
     dropped = []
     for owner in owners:
         if inspect(connection).has_table(owner.table):
-            Table(owner.table, MetaData()).drop(connection)
+            Table(_quoted(owner.table), MetaData()).drop(connection)
             dropped.append(owner.table)
         connection.execute(delete(owned_table).where(owned_table.c.table_name == owner.table))
     return dropped

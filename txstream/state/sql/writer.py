@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from sqlalchemy import Connection, Table, bindparam, case, delete, update
+from sqlalchemy import Connection, Table, case, delete, update
 
 from txstream.api.errors import StateValueError, TxidRegressionError, TxstreamError
 from txstream.api.schema import format_type
@@ -43,21 +43,19 @@ class TableWriter:
         self._lookup = dialect.lookup(self._table, self._looked_up())
         if spec.semantics is Semantics.OPAQUE:
             values = spec.state.value_names
-            here = self._table.c[TXID_COLUMN] == bindparam("restored_txid")
             # All prevs are set when a row changes its txid, so the first one tells who created the row.
-            created = self._prev(values[0]).is_(None)
-            self._delete_created = delete(self._table).where(here, created)
-            self._put_back = (
-                update(self._table)
-                .where(here)
-                .values({self._table.c[name]: self._prev(name) for name in values})
+            self._delete_created = delete(self._table).where(self._prev(values[0]).is_(None))
+            self._put_back = update(self._table).values(
+                {self._table.c[name]: self._prev(name) for name in values}
             )
 
     def restore(self, connection: Connection, txid: int) -> None:
         """Undo what an earlier attempt of this batch wrote (opaque): value = prev for every row that carries
         its txid, and rows that it created are deleted. Without an index on txid this reads the table."""
-        connection.execute(self._delete_created, {"restored_txid": txid})
-        connection.execute(self._put_back, {"restored_txid": txid})
+        # A value, and no parameter by name: SQLAlchemy takes that for the new value of the column so called.
+        here = self._table.c[TXID_COLUMN] == txid
+        connection.execute(self._delete_created.where(here))
+        connection.execute(self._put_back.where(here))
 
     def read(self, connection: Connection, keys: pa.Table, before: int) -> pa.Table:
         """The rows of `keys` that exist, with key and value columns, as they were before batch `before`."""
