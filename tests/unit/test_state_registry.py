@@ -15,7 +15,7 @@ import txstream
 from txstream.api.errors import ServiceUnavailableError, TopologyError, UsageError
 from txstream.api.reducers import Sum
 from txstream.bolts.sql import SqlStateBolt
-from txstream.engine import run as engine_run
+from txstream.engine import turn as engine_turn
 from txstream.engine.targets import state_targets
 from txstream.settings import Settings
 from txstream.spouts.memory import MemorySpout
@@ -213,7 +213,7 @@ class NoZooKeeper:
 def test_a_run_refuses_a_store_that_forgets(
     monkeypatch: pytest.MonkeyPatch, unique: str, where: str, sqlite_url: str
 ) -> None:
-    monkeypatch.setattr(engine_run, "ZooKeeper", NoZooKeeper)
+    monkeypatch.setattr(engine_turn, "ZooKeeper", NoZooKeeper)
     url = f"memory://{unique}"
     builder = txstream.TransactionalTopologyBuilder("t", "words", txstream.OpaqueSpout(word_source()))
     builder.set_bolt("ones", txstream.CountBolt("word")).fields_grouping("words", "word")
