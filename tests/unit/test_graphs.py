@@ -12,7 +12,8 @@ from support.bolts import CountByHand, Passing, compiled, words_state
 from support.inmemory import CONTEXT, MemoryLog, MemorySource, attempt
 
 from txstream.api.bolts import BasicBolt, BatchBolt, OutputCollector, OutputFieldsDeclarer, TopologyContext
-from txstream.api.builder import BoltDeclarer, TransactionalTopologyBuilder
+from txstream.api.builder import TransactionalTopologyBuilder
+from txstream.api.declarer import BoltDeclarer
 from txstream.api.errors import ShortBatchError, TopologyError, TupleError, TxstreamError
 from txstream.api.groupings import task_of, tasks_of_partial_key
 from txstream.api.reducers import Count, Sum

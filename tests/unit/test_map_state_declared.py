@@ -9,7 +9,8 @@ import pytest
 from support.inmemory import MemoryLog, MemorySource
 
 from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, Committer
-from txstream.api.builder import BoltDeclarer, TransactionalTopologyBuilder
+from txstream.api.builder import TransactionalTopologyBuilder
+from txstream.api.declarer import BoltDeclarer
 from txstream.api.errors import TopologyError
 from txstream.api.reducers import Sum
 from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, TransactionalSpout

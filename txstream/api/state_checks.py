@@ -1,0 +1,170 @@
+"""What `build` checks about states: one writer for each table and key, and semantics that fit the spout's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from txstream.api.bolts import BatchBolt, MergeableBolt, StateCommitter
+from txstream.api.errors import TopologyError
+from txstream.api.groupings import Grouping, GroupingKind
+from txstream.api.schema import format_type
+from txstream.api.state import SqlState
+from txstream.api.topology import Component, Phase, StateUse
+from txstream.semantics import Semantics, legal_state_semantics
+
+
+def check_states(
+    topology_id: str, semantics: Semantics, components: Sequence[Component]
+) -> tuple[tuple[tuple[StateCommitter, Semantics], ...], tuple[StateUse, ...]]:
+    """The states of a topology with their semantics: of committers of deltas, and of bolts that declare their
+    own. Raises TopologyError for a table that two components write, for inputs that would lose updates, and
+    when nothing is stored at all."""
+    states: list[tuple[StateCommitter, Semantics]] = []
+    uses: list[StateUse] = []
+    tables: dict[tuple[str | None, str], str] = {}
+
+    def claim(component: Component, state: SqlState, as_what: str = "") -> None:
+        writer = f"{component.id!r}{as_what}"
+        place = (state.url, state.table.lower())
+        if place in tables:
+            raise TopologyError(
+                f"components {tables[place]} and {writer} both write table {state.table!r}; "
+                f"give each a table of its own"
+            )
+        tables[place] = writer
+
+    by_id = {component.id: component for component in components}
+    for component in components:
+        for name, state in _declared_states(component).items():
+            _check_map_state(component, name, state, by_id)
+            claim(component, state, f" (state {name!r})")
+            uses.append(StateUse(component.id, name, state, _map_state_semantics(state, semantics)))
+            _check_cache(component, uses[-1])
+        bolt = component.instance
+        if isinstance(bolt, StateCommitter):
+            if bolt.state.cache_rows:
+                raise TopologyError(
+                    f"component {component.id!r}: table {bolt.state.table!r} has cache_rows, but a "
+                    f"{type(bolt).__name__} reads nothing that could be kept; leave it out"
+                )
+            _check_state_inputs(component, bolt.state)
+            claim(component, bolt.state)
+            states.append((bolt, _state_semantics(bolt.state, semantics)))
+    if not any(component.is_committer for component in components):
+        raise TopologyError(
+            f"topology {topology_id!r} has no committer, so its results would be stored nowhere; "
+            f"add a SqlStateBolt with set_committer_bolt"
+        )
+    return tuple(states), tuple(uses)
+
+
+def _check_state_inputs(component: Component, state: SqlState) -> None:
+    if component.tasks == 1:
+        return
+    for grouping in component.inputs:
+        if grouping.kind is GroupingKind.GLOBAL:
+            continue
+        if grouping.kind is not GroupingKind.FIELDS or not set(grouping.fields) <= set(state.key_names):
+            raise TopologyError(
+                f"component {component.id!r}: group its input by the key of table {state.table!r} "
+                f"({', '.join(state.key_names)}) or a part of it, not by {grouping}; two tasks with the same "
+                f"key would lose updates"
+            )
+    if len({_spread(grouping) for grouping in component.inputs}) > 1:
+        raise TopologyError(
+            f"component {component.id!r}: group all its inputs alike, by the same fields in the same order; "
+            f"it has {' and '.join(map(str, component.inputs))}, which can send one key to two tasks"
+        )
+
+
+def _declared_states(component: Component) -> Mapping[str, SqlState]:
+    """The states that a bolt declares for itself. Raises TopologyError for what is no such declaration."""
+    declared = getattr(component.instance, "states", None)
+    if not isinstance(component.instance, BatchBolt):
+        mine = declared.values() if isinstance(declared, Mapping) else ()
+        if any(isinstance(state, SqlState) for state in mine):
+            raise TopologyError(
+                f"component {component.id!r} declares states, but {type(component.instance).__name__} is no "
+                f"BatchBolt; only a committer, or a BatchBolt below one, has states"
+            )
+        return {}
+    if not isinstance(declared, Mapping) or not all(
+        isinstance(name, str) and isinstance(state, SqlState) for name, state in declared.items()
+    ):
+        raise TopologyError(
+            f"component {component.id!r}: its attribute states is {declared!r:.200}; it must be a mapping of "
+            f"names to SqlState"
+        )
+    return declared
+
+
+def _check_map_state(
+    component: Component, name: str, state: SqlState, components: Mapping[str, Component]
+) -> None:
+    """A state that the component reads and writes itself: does it run in the commit phase, and does one task
+    get all tuples of a key?"""
+    if isinstance(component.instance, (StateCommitter, MergeableBolt)):
+        raise TopologyError(
+            f"component {component.id!r} declares state {name!r}, but a {type(component.instance).__name__} "
+            f"runs wherever its tuples are, also several times for one key; use a BatchBolt and Committer"
+        )
+    if component.phase is not Phase.COMMIT:
+        raise TopologyError(
+            f"component {component.id!r} declares state {name!r}, but it runs before its batch commits; add "
+            f"it with set_committer_bolt, or below a committer"
+        )
+    _check_state_inputs(component, state)
+    if component.tasks == 1:
+        return
+    for grouping in component.inputs:
+        schema = components[grouping.component].streams[grouping.stream]
+        for field_name in grouping.fields:
+            given = schema.field(field_name).type
+            column = state.key_schema.field(field_name).type
+            if not given.equals(column):
+                raise TopologyError(
+                    f"component {component.id!r}: it is grouped by field {field_name!r} "
+                    f"({format_type(given)}), but that key column of table {state.table!r} is "
+                    f"{format_type(column)}; equal keys could be in two tasks: declare one type"
+                )
+
+
+def _check_cache(component: Component, use: StateUse) -> None:
+    if use.state.cache_rows and use.semantics is not Semantics.OPAQUE:
+        raise TopologyError(
+            f"component {component.id!r}: table {use.state.table!r} is {use.semantics} and cannot have "
+            f"cache_rows; only an opaque row tells what it held before a batch that is written again. "
+            f"Declare it semantics='opaque', or without a cache"
+        )
+
+
+def _spread(grouping: Grouping) -> Sequence[object]:
+    return (grouping.kind, grouping.fields)
+
+
+def _state_semantics(state: SqlState, spout: Semantics) -> Semantics:
+    legal = legal_state_semantics(spout)
+    chosen = state.semantics or legal[0]
+    if chosen not in legal:
+        raise TopologyError(
+            f"table {state.table!r}: the spout is {spout} and cannot fill {chosen} state, "
+            f"because {_why_illegal(spout, chosen)}; "
+            f"use semantics {' or '.join(repr(str(s)) for s in legal)}"
+        )
+    return chosen
+
+
+def _map_state_semantics(state: SqlState, spout: Semantics) -> Semantics:
+    """Opaque also below a transactional spout, unless declared otherwise: what a bolt reads and works with
+    must be from before the batch in a replay too, and only an opaque row keeps that."""
+    if state.semantics is None and Semantics.OPAQUE in legal_state_semantics(spout):
+        return Semantics.OPAQUE
+    return _state_semantics(state, spout)
+
+
+def _why_illegal(spout: Semantics, state: Semantics) -> str:
+    if state is Semantics.NON_TRANSACTIONAL:
+        return "a replay would be counted twice"
+    if spout is Semantics.NON_TRANSACTIONAL:
+        return "its batches have no fixed order to compare with"
+    return "its replays may hold other tuples, which a row with only a txid cannot undo"
