@@ -17,3 +17,6 @@ def test_wrong_numbers_are_refused(tmp_path: Path) -> None:
         SparkStandalone(tmp_path).kill_worker(3)
     with pytest.raises(ServiceUnavailableError, match="before it is started"):
         _ = SparkStandalone(tmp_path).url
+    for asked in (SparkStandalone.registered_workers, lambda cluster: cluster.start_worker(1)):
+        with pytest.raises(ServiceUnavailableError, match="before it is started"):
+            asked(SparkStandalone(tmp_path))

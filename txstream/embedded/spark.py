@@ -67,11 +67,7 @@ class SparkStandalone:
     @property
     def url(self) -> str:
         """`spark://127.0.0.1:port`, for `--master`. Raises ServiceUnavailableError before the first start."""
-        if self.port is None:
-            raise ServiceUnavailableError(
-                "the Spark master has no address before it is started; call start() first"
-            )
-        return f"spark://{HOST}:{self.port}"
+        return f"spark://{HOST}:{_started(self.port)}"
 
     @property
     def log_path(self) -> Path:
@@ -139,15 +135,15 @@ class SparkStandalone:
         return pids
 
     def registered_workers(self) -> int | None:
-        """How many workers the master has alive, or None when it does not answer."""
+        """How many workers the master has alive, or None when it does not answer. Raises
+        ServiceUnavailableError before the first start."""
         workers = self._alive_workers()
         return None if workers is None else len(workers)
 
     def _alive_workers(self) -> list[dict[str, str]] | None:
+        url = f"http://{HOST}:{_started(self.web_port)}/json/"
         try:
-            with urllib.request.urlopen(
-                f"http://{HOST}:{self.web_port}/json/", timeout=_ANSWER_SECONDS
-            ) as answer:
+            with urllib.request.urlopen(url, timeout=_ANSWER_SECONDS) as answer:
                 document = json.load(answer)
         except (OSError, urllib.error.URLError, ValueError):
             return None
@@ -210,3 +206,11 @@ class SparkStandalone:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def _started(port: int | None) -> int:
+    if port is None:
+        raise ServiceUnavailableError(
+            "the Spark master has no address before it is started; call start() first"
+        )
+    return port
