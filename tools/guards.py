@@ -558,8 +558,8 @@ LOCKS = (
         "5.4",
         "keys are written in one order",
         "txstream/state/values.py",
-        '(name, "ascending") for name in keys',
-        '(spec.state.value_names[0], "ascending") for name in keys[:1]',
+        '[(place, "ascending") for place in range(keys)]',
+        '[(keys, "ascending")]',
         f"{POSTGRESQL_LOCKS}::test_copies_of_a_share_do_not_deadlock",
     ),
 )

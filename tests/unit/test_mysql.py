@@ -69,11 +69,12 @@ def test_the_statement_of_a_chunk(dialect: MySQLDialect, mariadb: bool) -> None:
     assert statement == (
         f"INSERT INTO `word_count` (`word`, `n`, `txid`) "
         f"WITH txstream_delta (`word`, `n`) AS (VALUES {row}('w0', 0), {row}('w1', 1)) "
-        f"SELECT txstream_delta.word, CASE WHEN (word_count.word IS NULL) THEN txstream_delta.n "
-        f"ELSE CASE WHEN (word_count.txid = 7) THEN word_count.n "
-        f"ELSE coalesce(word_count.n + txstream_delta.n, word_count.n, txstream_delta.n) END END AS anon_1, "
-        f"CASE WHEN (word_count.word IS NULL OR word_count.txid <= 7) THEN 7 END AS anon_2 "
-        f"FROM txstream_delta LEFT OUTER JOIN word_count ON word_count.word = txstream_delta.word "
+        f"SELECT txstream_delta.`word`, CASE WHEN (`word_count`.`word` IS NULL) THEN txstream_delta.`n` "
+        f"ELSE CASE WHEN (`word_count`.txid = 7) THEN `word_count`.`n` "
+        f"ELSE coalesce(`word_count`.`n` + txstream_delta.`n`, `word_count`.`n`, txstream_delta.`n`) END END "
+        f"AS anon_1, "
+        f"CASE WHEN (`word_count`.`word` IS NULL OR `word_count`.txid <= 7) THEN 7 END AS anon_2 "
+        f"FROM txstream_delta LEFT OUTER JOIN `word_count` ON `word_count`.`word` = txstream_delta.`word` "
         f"ON DUPLICATE KEY UPDATE `n` = VALUES(`n`), `txid` = VALUES(`txid`)"
     )
 
@@ -82,7 +83,8 @@ def test_the_statement_of_a_chunk_without_transactions(dialect: MySQLDialect) ->
     (statement,) = upserts(dialect, Connection(mariadb=False), 2, semantics=Semantics.NON_TRANSACTIONAL)
     assert statement == (
         "INSERT INTO `word_count` (`word`, `n`) VALUES ('w0', 0), ('w1', 1) "
-        "ON DUPLICATE KEY UPDATE `n` = coalesce(word_count.n + VALUES(`n`), word_count.n, VALUES(`n`))"
+        "ON DUPLICATE KEY UPDATE `n` = "
+        "coalesce(`word_count`.`n` + VALUES(`n`), `word_count`.`n`, VALUES(`n`))"
     )
 
 
@@ -101,7 +103,7 @@ def test_names_that_the_driver_would_take_for_formats(dialect: MySQLDialect, sem
 @pytest.mark.parametrize("semantics", [Semantics.OPAQUE, Semantics.TRANSACTIONAL])
 def test_a_newer_row_gets_a_null_that_is_refused(dialect: MySQLDialect, semantics: Semantics) -> None:
     (statement,) = upserts(dialect, Connection(mariadb=True), 1, semantics=semantics)
-    assert "CASE WHEN (word_count.word IS NULL OR word_count.txid <= 7) THEN 7 END" in statement
+    assert "CASE WHEN (`word_count`.`word` IS NULL OR `word_count`.txid <= 7) THEN 7 END" in statement
 
 
 def test_a_chunk_is_cut_where_the_server_takes_no_more(dialect: MySQLDialect) -> None:

@@ -22,7 +22,7 @@ def statement(value: str, reducer: Reducer) -> str:
 def test_text_is_compared_as_the_folds_compare_it(reducer: Reducer, function: str) -> None:
     """Whatever the collation of the database, by the bytes of UTF-8."""
     sql = statement("n string", reducer)
-    assert f'{function}(word_count.n COLLATE "C", excluded.n COLLATE "C")' in sql
-    assert f'{function}(word_count.prev_n COLLATE "C", excluded.n COLLATE "C")' in sql
+    assert f'{function}("word_count"."n" COLLATE "C", excluded."n" COLLATE "C")' in sql
+    assert f'{function}("word_count"."prev_n" COLLATE "C", excluded."n" COLLATE "C")' in sql
     assert "COLLATE" not in statement("n bigint", reducer)
     assert "COLLATE" not in statement("n string", Last("x", by="t"))
