@@ -96,7 +96,8 @@ def _run_scripts(connection: Connection, *, to: str = HEAD) -> None:
         command.upgrade(config, to)
         return
     config.attributes["resuming"] = inspect(connection).has_table(_UNFINISHED)
-    connection.execute(text(f"CREATE TABLE IF NOT EXISTS {_UNFINISHED} (revision VARCHAR(32))"))
+    # Some servers take no table without a primary key.
+    connection.execute(text(f"CREATE TABLE IF NOT EXISTS {_UNFINISHED} (revision VARCHAR(32) PRIMARY KEY)"))
     command.upgrade(config, to)
     connection.execute(text(f"DROP TABLE {_UNFINISHED}"))
 
