@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from support.inmemory import MemoryLog, MemorySource
 
@@ -433,6 +434,10 @@ def test_what_the_builder_itself_refuses(options: dict[str, Any], message: str) 
         (lambda: SqlState("", "a int", "b int"), "a state table needs a name, not ''"),
         (lambda: SqlState("txstream_x", "a int", "b int"), "names that begin with txstream_ are the frame"),
         (lambda: SqlState("t", "a int", "A int"), "value column 'A' clashes with key column 'a'"),
+        (lambda: SqlState("a\0b", "a int", "b int"), r"table 'a\\x00b' has the character NUL in its name"),
+        (lambda: SqlState("t\ud800", "a int", "b int"), r"table 't\\ud800' .* half of a character"),
+        (lambda: SqlState("t", pa.schema({"": pa.int32()}), "b int"), "key column '' has an empty name"),
+        (lambda: SqlState("t", "a int", "`b\0` int"), r"value column 'b\\x00' has the character NUL"),
         (
             lambda: SqlState("t", "a int", "txid int"),
             "value column 'txid' clashes with the framework's column",
@@ -448,6 +453,8 @@ def test_what_spouts_and_states_refuse(make: Callable[[], Any], message: str) ->
 def test_a_schema_that_cannot_be_read_is_told_where_the_state_is_declared() -> None:
     with pytest.raises(SchemaError, match="unknown type 'strng'"):
         SqlState("words", key="word strng", value="n bigint")
+    with pytest.raises(SchemaError, match=r"field name '`\\ud800`' .* half of a character"):
+        SqlState("words", key="`\ud800` string", value="n bigint")
 
 
 class Both(SqlStateBolt):

@@ -152,6 +152,10 @@ class _Parser:
         ):
             raise self.error("expected a field name")
         token = self.advance()
+        if any("\ud800" <= character <= "\udfff" for character in token):
+            raise SchemaError(
+                f"the field name {token!r} in {self.text!r} has half of a character (a surrogate)"
+            )
         return token[1:-1].replace("``", "`") if token[0] == "`" else token
 
     def type(self) -> pa.DataType:

@@ -48,6 +48,7 @@ class SqlState:
     def __post_init__(self) -> None:
         if not self.table or not isinstance(self.table, str):
             raise TopologyError(f"a state table needs a name, not {self.table!r}")
+        self._check_name("", self.table)
         if self.table.startswith("txstream_"):
             raise TopologyError(
                 f"state table {self.table!r}: names that begin with txstream_ are the framework's own"
@@ -83,12 +84,25 @@ class SqlState:
                     f"of type {format_type(data_type)}: {error}"
                 ) from error
 
+    def _check_name(self, what: str, name: str) -> None:
+        """Refuse a name that not every store can have, in quotes or not."""
+        wrong = ""
+        if not name:
+            wrong = "an empty name"
+        elif "\0" in name:
+            wrong = "the character NUL in its name"
+        elif any("\ud800" <= character <= "\udfff" for character in name):
+            wrong = "half of a character (a surrogate) in its name"
+        if wrong:
+            raise TopologyError(f"state table {self.table!r}{what} has {wrong}; choose another name")
+
     def _check_names(self) -> None:
         taken: dict[str, str] = {TXID_COLUMN: "the framework's column"}
         for name in self.value_schema.names:
             taken[f"{PREV_PREFIX}{name}".lower()] = f"the framework's column beside value {name!r}"
         for kind, schema in (("key", self.key_schema), ("value", self.value_schema)):
             for name in schema.names:
+                self._check_name(f": {kind} column {name!r}", name)
                 if name.lower() in taken:
                     raise TopologyError(
                         f"state table {self.table!r}: {kind} column {name!r} clashes with "
