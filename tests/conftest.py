@@ -11,16 +11,18 @@ import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import hypothesis
 import pytest
-from mariadb import MariaDBServer, missing
+from mysql_servers import MariaDBServer, MissingServerError, MySQLFamilyServer, MySQLServer
 from postgres import PostgresServer
 from support.bare_python import make_bare_python
 from support.runs import SPARK_STARTS_SOONER, Launcher
 
 from txstream.embedded import EmbeddedKafka, EmbeddedZooKeeper, Services, SparkStandalone, embedded
+
+FamilyServer = TypeVar("FamilyServer", bound=MySQLFamilyServer)
 
 for _name, _value in SPARK_STARTS_SOONER.items():
     os.environ.setdefault(_name, _value)
@@ -87,7 +89,22 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServe
 @pytest.fixture(scope="session")
 def mariadb() -> Iterator[MariaDBServer]:
     """A MariaDB server."""
-    yield from _mariadb_server()
+    yield from _started(MariaDBServer)
+
+
+@pytest.fixture(scope="session")
+def mysql() -> Iterator[MySQLServer]:
+    """A MySQL server."""
+    yield from _started(MySQLServer)
+
+
+def _started(kind: type[FamilyServer]) -> Iterator[FamilyServer]:
+    try:
+        server = kind()
+    except MissingServerError as error:
+        pytest.skip(str(error))
+    yield server
+    server.close()
 
 
 @pytest.fixture
@@ -135,16 +152,7 @@ def own_postgres(_postgres: PostgresServer) -> PostgresServer:
 
 @pytest.fixture(scope="session")
 def _mariadb() -> Iterator[MariaDBServer]:
-    yield from _mariadb_server()
-
-
-def _mariadb_server() -> Iterator[MariaDBServer]:
-    reason = missing()
-    if reason is not None:
-        pytest.skip(reason)
-    server = MariaDBServer()
-    yield server
-    server.close()
+    yield from _started(MariaDBServer)
 
 
 @pytest.fixture
@@ -152,6 +160,18 @@ def own_mariadb(_mariadb: MariaDBServer) -> MariaDBServer:
     """A MariaDB server that the test may stop."""
     _mariadb.start()
     return _mariadb
+
+
+@pytest.fixture(scope="session")
+def _mysql() -> Iterator[MySQLServer]:
+    yield from _started(MySQLServer)
+
+
+@pytest.fixture
+def own_mysql(_mysql: MySQLServer) -> MySQLServer:
+    """A MySQL server that the test may stop."""
+    _mysql.start()
+    return _mysql
 
 
 @pytest.fixture(scope="session")

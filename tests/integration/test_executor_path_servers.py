@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import psycopg
 import pytest
 import sqlalchemy as sa
-from mariadb import MariaDBServer
+from mysql_servers import MariaDBServer
 from postgres import PostgresServer
 from support.executor_contract import ExecutorContract
 from support.lock_contract import ServerLockContract

@@ -14,7 +14,7 @@ from txstream.api.errors import StaleAttemptError
 from txstream.semantics import Semantics
 
 if TYPE_CHECKING:
-    from mariadb import MariaDBServer
+    from mysql_servers import MariaDBServer
     from postgres import PostgresServer
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 
 import pytest
-from mariadb import MariaDBServer
+from mysql_servers import MariaDBServer
 from postgres import PostgresServer
 
 from txstream.state import open_database

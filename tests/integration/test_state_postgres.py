@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import random
 import signal
@@ -24,13 +23,14 @@ from support.growth_contract import GrowthContract
 from support.pruning_contract import PruningContract
 from support.reducer_contract import ReducerContract
 from support.server_contract import ServerLocks, ServerOutages, closing
+from support.server_databases import OneDatabase, new_database
 from support.sql_contract import SqlStateContract
 from support.state_contract import StateFixtures
-from support.state_histories import histories, play
+from support.state_histories import HistoryContract
 from support.states import Rig, word_table
 from support.type_contract import AllTypesContract
 from support.upgrade_contract import UpgradeContract
-from support.value_rules import Runner, ValueRules, sql_runner
+from support.value_rules import StoreValueRules
 
 from txstream.api.errors import (
     ServiceUnavailableError,
@@ -38,12 +38,9 @@ from txstream.api.errors import (
     StateValueError,
 )
 from txstream.api.reducers import Min, Sum
-from txstream.semantics import Semantics
-from txstream.state import StateDatabase, open_database, open_sql_database
+from txstream.state import StateDatabase, open_database
 
 _SOCKET = ".s.PGSQL.5432"
-
-numbers = itertools.count()
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +50,7 @@ def server(postgres: PostgresServer) -> PostgresServer:
 
 @pytest.fixture
 def url(server: PostgresServer) -> str:
-    return server.create_database(f"db{next(numbers)}")
+    return new_database(server)
 
 
 @pytest.fixture
@@ -89,18 +86,12 @@ class TestContract(SqlStateContract):
     pass
 
 
-class TestEveryType(AllTypesContract):
-    @pytest.fixture(scope="class")
-    @staticmethod
-    def url(server: PostgresServer) -> str:
-        return server.create_database("types")
+class TestEveryType(OneDatabase, AllTypesContract):
+    pass
 
 
-class TestEveryReducer(ReducerContract):
-    @pytest.fixture(scope="class")
-    @staticmethod
-    def url(server: PostgresServer) -> str:
-        return server.create_database("reducers")
+class TestEveryReducer(OneDatabase, ReducerContract):
+    pass
 
 
 class TestFramework(AtomicFrameworkContract):
@@ -119,12 +110,8 @@ class TestPruning(PruningContract):
     pass
 
 
-class TestValueRules(ValueRules):
-    @pytest.fixture
-    def run(self, url: str) -> Iterator[Runner]:
-        database = open_database(url)
-        yield sql_runner(database, url)
-        database.close()
+class TestValueRules(StoreValueRules):
+    pass
 
 
 class TestTypes(StateFixtures):
@@ -212,22 +199,8 @@ class TestArrayLiterals(StateFixtures):
         assert shared.rows() == []
 
 
-class TestHistories:
-    @pytest.fixture(scope="class")
-    @staticmethod
-    def at(server: PostgresServer) -> Iterator[tuple[StateDatabase, str]]:
-        url = server.create_database("histories")
-        database = open_sql_database(url)
-        yield database, url
-        database.close()
-
-    @pytest.mark.parametrize("semantics", [Semantics.OPAQUE, Semantics.TRANSACTIONAL])
-    @given(data=st.data())
-    @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-    def test_any_history_gives_what_its_committed_attempts_held(
-        self, at: tuple[StateDatabase, str], semantics: Semantics, data: st.DataObject
-    ) -> None:
-        play(*at, str(next(numbers)), semantics, data.draw(histories(semantics)))
+class TestHistories(OneDatabase, HistoryContract):
+    pass
 
 
 class PostgreSQLTools:
@@ -246,7 +219,7 @@ class PostgreSQLTools:
 class TestLocks(PostgreSQLTools, ServerLocks):
     @pytest.fixture
     def url(self, server: PostgresServer) -> str:
-        url = server.create_database(f"db{next(numbers)}")
+        url = new_database(server)
         name = sa.make_url(url).database
         with administrator(url) as connection:
             connection.execute(

@@ -57,7 +57,11 @@ class FrameworkContract(StateFixtures):
     """Subclasses have a fixture `url` with an empty database."""
 
     def test_created_where_there_are_none(self, database: StateDatabase, url: str) -> None:
-        execute(url, "CREATE TABLE alembic_version (version_num TEXT)", "CREATE TABLE mine (x BIGINT)")
+        execute(
+            url,
+            "CREATE TABLE alembic_version (version_num VARCHAR(9) PRIMARY KEY)",
+            "CREATE TABLE mine (x BIGINT PRIMARY KEY)",
+        )
         for _ in range(2):
             database.ensure_framework_tables()
         assert read_rows(url, framework.VERSION_TABLE) == [{"version_num": framework.HEAD}]
@@ -167,7 +171,7 @@ class AtomicFrameworkContract(FrameworkContract):
         self, database: StateDatabase, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The second script meets a table of its name: the first one's tables must go with it."""
-        execute(url, "CREATE TABLE txstream_table (mine BIGINT)")
+        execute(url, "CREATE TABLE txstream_table (mine BIGINT PRIMARY KEY)")
         monkeypatch.setattr(revisions, "read_revision", lambda *_: None)
         with contextlib.suppress(Exception):
             database.upgrade()
@@ -204,7 +208,7 @@ class StepwiseFrameworkContract(FrameworkContract):
     ) -> None:
         assert crash_before(url, 5, lambda database: database.ensure_framework_tables())
         assert not table_exists(url, "txstream_table")
-        execute(url, "CREATE TABLE txstream_table (mine BIGINT)")
+        execute(url, "CREATE TABLE txstream_table (mine BIGINT PRIMARY KEY)")
         with pytest.raises(TxstreamError, match=r"txstream_table.*already exists"):
             database.ensure_framework_tables()
         execute(url, "DROP TABLE txstream_table")

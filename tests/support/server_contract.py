@@ -7,6 +7,7 @@ server is asked and treated.
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -64,7 +65,9 @@ class ServerLocks(ServerFixtures):
             lambda conn, cursor, statement, *_: statements.append(" ".join(statement.split()[:3])),
         )
         rig.commit(2, {f"{key}": 1 for key in range(10)})
-        assert [statement.split(" (")[0].replace("`", "") for statement in statements] == [
+        assert [
+            statement.split(" (")[0].translate(str.maketrans("", "", '`"')) for statement in statements
+        ] == [
             "UPDATE txstream_fence SET",
             "SELECT EXISTS",
             "INSERT INTO word_count",

@@ -67,7 +67,7 @@ class SqlContract(StateFixtures):
             rig.join()
 
     def test_top_of_a_table_that_is_nobodys(self, rig: Rig) -> None:
-        execute(rig.url, "CREATE TABLE nobodys (word TEXT, n BIGINT)")
+        execute(rig.url, "CREATE TABLE nobodys (word VARCHAR(9) PRIMARY KEY, n BIGINT)")
         with pytest.raises(StateTableError, match=r"no state table 'nobodys'.*it has word_count"):
             rig.database.top("nobodys", topology="words")
 

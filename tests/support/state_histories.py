@@ -6,21 +6,25 @@ committed attempt, in txid order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hypothesis import strategies as st
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from support.states import Rig, word_table
 from txstream.api.errors import StaleAttemptError
 from txstream.api.reducers import Count, Max, Min
 from txstream.semantics import Semantics
-from txstream.state import StateBackend
+from txstream.state import StateBackend, open_database
 from txstream.transaction import TransactionAttempt
 
 Deltas = Mapping[str, tuple[int, int, int]]
 KEYS = "abcd"
+
+_names = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,25 @@ def histories(semantics: Semantics) -> st.SearchStrategy[list[list[Try]]]:
 
 class _CrashError(Exception):
     pass
+
+
+class HistoryContract:
+    """Subclasses have a fixture `url` of the class, whose store all histories share."""
+
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def at(url: str) -> Iterator[tuple[StateBackend, str]]:
+        database = open_database(url)
+        yield database, url
+        database.close()
+
+    @pytest.mark.parametrize("semantics", [Semantics.OPAQUE, Semantics.TRANSACTIONAL])
+    @given(data=st.data())
+    @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+    def test_any_history_gives_what_its_committed_attempts_held(
+        self, at: tuple[StateBackend, str], semantics: Semantics, data: st.DataObject
+    ) -> None:
+        play(*at, str(next(_names)), semantics, data.draw(histories(semantics)))
 
 
 def play(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from support.states import Rig, word_table
 from txstream.api.errors import TxidRegressionError
 from txstream.api.reducers import Max, Min, Reducer, Sum
 from txstream.semantics import OpaqueValue, Semantics, TransactionalValue
-from txstream.state import StateBackend
+from txstream.state import StateBackend, open_database
 from txstream.transaction import Txid
 
 Step = tuple[int, int | None]
@@ -118,6 +118,16 @@ def run_pure(semantics: Semantics, reducer: Reducer, steps: Sequence[Step]) -> t
     if transactional is not None:
         return (transactional.value, transactional.txid)
     return None if plain is None else (plain,)
+
+
+class StoreValueRules(ValueRules):
+    """Subclasses have a fixture `url` with an empty store."""
+
+    @pytest.fixture
+    def run(self, url: str) -> Iterator[Runner]:
+        database = open_database(url)
+        yield sql_runner(database, url)
+        database.close()
 
 
 def sql_runner(database: StateBackend, url: str) -> Runner:

@@ -253,7 +253,13 @@ def test_a_collation_says_its_character_set() -> None:
 
 @pytest.mark.parametrize(
     ("values", "expected"),
-    [(pa.array(["it's \\"]), r"('it''s \\')"), (pa.array([b"\0a"]), "(X'0061')"), (pa.array([5]), "5")],
+    [
+        (pa.array(["not known"]), "('not known')"),
+        (pa.array(["it's"]), "(CONVERT(X'69742773' USING utf8mb4))"),
+        (pa.array(["\\é"]), "(CONVERT(X'5cc3a9' USING utf8mb4))"),
+        (pa.array([b"\0a"]), "(X'0061')"),
+        (pa.array([5]), "5"),
+    ],
 )
 def test_defaults_of_text_and_bytes_are_expressions(
     dialect: MySQLDialect, values: Any, expected: str

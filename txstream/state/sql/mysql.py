@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
@@ -37,6 +38,7 @@ from sqlalchemy import (
     create_engine,
     event,
     func,
+    literal_column,
     types,
 )
 from sqlalchemy.dialects import mysql
@@ -60,10 +62,12 @@ PACKET_BYTES = "txstream_packet_bytes"
 _DEFINING = "txstream_defining"
 _PATIENT = "txstream_patient"
 _GRACE_SECONDS = 5.0
-# Its name belongs to the whole server and has 64 characters at most.
-_LOCK = "CONCAT('txstream ', SHA1(DATABASE()))"
+# Its name belongs to the whole server and has 64 characters at most. SHA1 went with MySQL 9.6.
+_LOCK = "CONCAT('txstream ', LEFT(SHA2(DATABASE(), 256), 40))"
 _LONGEST_IDENTIFIER = 64
 _LARGEST_FLOAT = 3.4028234663852886e38
+# Text that needs no escaping, and means the same in every character set.
+_PLAIN = re.compile(r"[\w .,:;/+-]*", re.ASCII)
 
 # Whatever the server's own mode is: a value that does not fit is refused, and a backslash escapes.
 _MODE = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION"
@@ -304,9 +308,17 @@ class MySQLDialect(StateDialect):
 
     def literal(self, column: pa.ChunkedArray, column_type: types.TypeEngine[Any]) -> ColumnElement[Any]:
         found = super().literal(column, column_type)
+        if mysql_types.is_text(column.type):
+            text = self.to_driver(column)[0]
+            if not _PLAIN.fullmatch(text):
+                # MySQL keeps an expression as text, with backslashes before quotes, and reads it again in the
+                # mode of whoever opens the table: under NO_BACKSLASH_ESCAPES nobody could open it any more.
+                # After an introducer such as _utf8mb4 even a literal of hexadecimal digits is kept like that.
+                found = literal_column(f"CONVERT(X'{text.encode().hex()}' USING utf8mb4)")
+        elif not mysql_types.is_bytes(column.type):
+            return found
         # MySQL takes a default of text and bytes in parentheses alone.
-        unlimited = mysql_types.is_text(column.type) or mysql_types.is_bytes(column.type)
-        return Grouping(found) if unlimited else found
+        return Grouping(found)
 
     def upsert(self, table: Table, update: Callable[[Any], tuple[dict[str, Any], Any]]) -> Upsert:
         return JoinedUpsert(self, table, update, PACKET_BYTES)

@@ -1,4 +1,8 @@
-"""A real MariaDB for tests, from the system's package: its own data, a loopback port, no system service."""
+"""A real MariaDB and a real MySQL for tests: their own data, a loopback port, no system service.
+
+MariaDB is the system's package. MySQL is the system's too where there is one, else what `tools/get_mysql.py`
+has fetched.
+"""
 
 from __future__ import annotations
 
@@ -14,62 +18,60 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import pymysql
 from sqlalchemy import URL
 
-_SERVER: Final = ("mariadbd", "mysqld")
-_INSTALL: Final = ("mariadb-install-db", "mysql_install_db")
+import get_mysql
+
 _START_SECONDS: Final = 60.0
 _LIBC: Final = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG: Final = 1
 _MEMORY_BYTES: Final = 4 << 30
 _ACCOUNT: Final = "root"  # of the server, not of the system
 
+NO_MYSQL: Final = "there is no MySQL here"
+"""What the reason begins with when tests on MySQL are skipped; `.ci/run` knows it."""
+
 _SETTINGS: Final = (
     # Safe against everything but a power failure, and much faster.
     "innodb_flush_log_at_trx_commit=2",
     "innodb_doublewrite=OFF",
     "innodb_stats_persistent=OFF",
-    "skip_log_bin",
     # Small: it starts in a second.
     "innodb_buffer_pool_size=64M",
-    "innodb_log_file_size=16M",
     "innodb_fast_shutdown=2",
     "key_buffer_size=1M",
-    "aria_pagecache_buffer_size=8M",
     "performance_schema=OFF",
     "max_connections=60",
     "skip_name_resolve",
     # What a session of ours must not depend on.
     "transaction_isolation=REPEATABLE-READ",
-    "sql_mode=ANSI_QUOTES",
+    "autocommit=OFF",
     "character_set_server=latin1",
     "default_time_zone=+05:00",
 )
 
 
-def missing() -> str | None:
-    """Why there can be no server here; None when there can."""
-    try:
-        _program(*_SERVER)
-        _program(*_INSTALL)
-    except RuntimeError as error:
-        return str(error)
-    return None
+class MissingServerError(Exception):
+    """There can be no server of this kind here; the message says what to install."""
 
 
-class MariaDBServer:
+class MySQLFamilyServer:
     """One server on a loopback port. It can be stopped, frozen, and started again.
 
     Its data lies in a temporary folder of its own: a socket's path has at most 107 characters, and as root
-    the server runs as another user, from whom pytest hides its folders.
+    the server runs as another user, from whom pytest hides its folders. Raises MissingServerError where its
+    programs are not installed.
     """
 
+    is_mariadb: ClassVar[bool]
+    _settings: ClassVar[tuple[str, ...]]
+
     def __init__(self) -> None:
-        self._program = _program(*_SERVER)
-        self._home = Path(tempfile.mkdtemp(prefix="txstream-mariadb-", dir=_quick_folder()))
+        self._program = self._server()
+        self._home = Path(tempfile.mkdtemp(prefix="txstream-mysql-", dir=_quick_folder()))
         self._home.chmod(0o755)
         self.data = self._home / "data"
         self.log = self._home / "server.log"
@@ -77,14 +79,13 @@ class MariaDBServer:
         self._process: subprocess.Popen[bytes] | None = None
         self.port = _free_port()
         atexit.register(self.close)
-        install = _program(*_INSTALL)
         self.data.mkdir()
         if self._user is not None:
             shutil.chown(self._home, self._user)
             shutil.chown(self.data, self._user)
+        install = self._installation()
         done = subprocess.run(
-            [install, "--no-defaults", f"--datadir={self.data}", "--auth-root-authentication-method=normal",
-             "--skip-test-db", "--skip-name-resolve", "--innodb-log-file-size=16M"],
+            install,
             check=False,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -92,10 +93,18 @@ class MariaDBServer:
             user=self._user,
             timeout=_START_SECONDS,
             cwd="/",
-        )  # fmt: skip
+        )
         if done.returncode:
             raise RuntimeError(f"{install} failed:\n{done.stdout.decode(errors='replace')[-2000:]}")
         self.start()
+
+    def _server(self) -> list[str]:
+        """How to call the server, without options. Raises MissingServerError."""
+        raise NotImplementedError
+
+    def _installation(self) -> list[str]:
+        """What fills the data folder, with its options. Raises MissingServerError."""
+        raise NotImplementedError
 
     @property
     def pid(self) -> int:
@@ -114,6 +123,15 @@ class MariaDBServer:
         """A new, empty database; its URL."""
         self.execute(f"CREATE DATABASE `{name}`")
         return self.url(name)
+
+    def create_account(self, name: str, rights: str, password: str = "") -> None:
+        """An account for clients on this machine, new if it is there, with what GRANT takes before TO."""
+        account = f"`{name}`@`127.0.0.1`"
+        self.execute(
+            f"DROP USER IF EXISTS {account}",
+            f"CREATE USER {account} IDENTIFIED BY '{password}'",
+            f"GRANT {rights} TO {account}",
+        )
 
     def connect(self, **options: Any) -> pymysql.Connection[Any]:
         """A plain connection of an administrator."""
@@ -145,14 +163,14 @@ class MariaDBServer:
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
                 [
-                    self._program,
+                    *self._program,
                     "--no-defaults",
                     f"--datadir={self.data}",
                     f"--socket={self._home / 'socket'}",
                     f"--pid-file={self._home / 'pid'}",
                     "--bind-address=127.0.0.1",
                     f"--port={self.port}",
-                    *(f"--{setting}" for setting in _SETTINGS),
+                    *(f"--{setting}" for setting in (*_SETTINGS, *self._settings)),
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -170,7 +188,7 @@ class MariaDBServer:
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     last = self.log.read_text(encoding="utf-8", errors="replace")[-2000:]
                     self.stop()
-                    raise RuntimeError(f"{self._program} did not start:\n{last}") from error
+                    raise RuntimeError(f"{self._program[-1]} did not start:\n{last}") from error
             time.sleep(0.05)
 
     def stop(self) -> None:
@@ -187,14 +205,90 @@ class MariaDBServer:
         atexit.unregister(self.close)
 
 
-def _program(*names: str) -> str:
+class MariaDBServer(MySQLFamilyServer):
+    """The system's MariaDB."""
+
+    is_mariadb = True
+    _settings = (
+        "sql_mode=ANSI_QUOTES",
+        "skip_log_bin",
+        "innodb_log_file_size=16M",
+        "aria_pagecache_buffer_size=8M",
+    )
+
+    def _server(self) -> list[str]:
+        return [_mariadb_program("mariadbd", "mysqld")]
+
+    def _installation(self) -> list[str]:
+        install = _mariadb_program("mariadb-install-db", "mysql_install_db")
+        return [
+            install,
+            "--no-defaults",
+            f"--datadir={self.data}",
+            "--auth-root-authentication-method=normal",
+            "--skip-test-db",
+            "--skip-name-resolve",
+            "--innodb-log-file-size=16M",
+        ]
+
+
+class MySQLServer(MySQLFamilyServer):
+    """The system's MySQL, or the fetched one."""
+
+    is_mariadb = False
+    _settings = (
+        "sql_mode=ANSI_QUOTES,NO_BACKSLASH_ESCAPES,PIPES_AS_CONCAT",
+        "sql_require_primary_key=ON",
+        # With its log of changes (`log_bin`), as MySQL is by default.
+        "sync_binlog=0",
+        "innodb_redo_log_capacity=32M",
+        "secure_file_priv=NULL",
+        "mysqlx=OFF",
+    )
+
+    def _server(self) -> list[str]:
+        fetched = get_mysql.command(get_mysql.folder())
+        if fetched is not None:
+            return fetched
+        system = _found("mysqld")
+        # MariaDB has a program of this name too.
+        if system is not None and "mariadb" not in _version(system).lower():
+            return [system]
+        raise MissingServerError(f"{NO_MYSQL}; type python tools/get_mysql.py")
+
+    def _installation(self) -> list[str]:
+        # Its own account is one of `localhost`, a name, and no names are looked up here.
+        account = self._home / "account.sql"
+        account.write_text(
+            f"CREATE USER {_ACCOUNT}@127.0.0.1;\n"
+            f"GRANT ALL ON *.* TO {_ACCOUNT}@127.0.0.1 WITH GRANT OPTION;\n"
+        )
+        return [
+            *self._program,
+            "--no-defaults",
+            "--initialize-insecure",
+            f"--init-file={account}",
+            f"--datadir={self.data}",
+            "--innodb-redo-log-capacity=32M",
+        ]
+
+
+def _mariadb_program(*names: str) -> str:
     for name in names:
-        found = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
-        if found:
+        found = _found(name)
+        if found is not None:
             return found
-    raise RuntimeError(
+    raise MissingServerError(
         f"there is no {names[0]} here; type apt-get install mariadb-server-core mariadb-client-core"
     )
+
+
+def _found(name: str) -> str | None:
+    return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+
+
+def _version(program: str) -> str:
+    return subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
 
 
 def _die_with_the_tests() -> None:

@@ -1,9 +1,8 @@
-"""State in a real MariaDB: the contract, and what only a server can do."""
+"""State in a real MariaDB and a real MySQL: the contract, and what only a server can do."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -14,8 +13,7 @@ from typing import Any, ClassVar
 import pymysql
 import pytest
 import sqlalchemy as sa
-from hypothesis import HealthCheck, given, settings, strategies as st
-from mariadb import MariaDBServer
+from mysql_servers import MariaDBServer, MySQLFamilyServer, MySQLServer
 from support.commit_paths import PATHS, check, counted, counting, paths, word_source
 from support.cut import AnswerLosingProxy
 from support.framework_contract import StepwiseFrameworkContract
@@ -24,14 +22,15 @@ from support.names_contract import NamesContract
 from support.pruning_contract import PruningContract
 from support.reducer_contract import ReducerContract
 from support.server_contract import ServerLocks, ServerOutages, closing
+from support.server_databases import OneDatabase, new_database
 from support.sql_contract import SqlStateContract
 from support.state_contract import CrashError, StateFixtures
-from support.state_histories import histories, play
+from support.state_histories import HistoryContract
 from support.states import Rig, word_table
 from support.tables import execute
 from support.type_contract import INFINITY, KINDS, AllTypesContract
 from support.upgrade_contract import UpgradeContract
-from support.value_rules import Runner, ValueRules, sql_runner
+from support.value_rules import StoreValueRules
 
 from txstream.api.errors import ServiceUnavailableError, StateTableError, StateValueError
 from txstream.api.reducers import Put
@@ -46,21 +45,21 @@ from txstream.state import (
     open_sql_database,
     place_of,
 )
+from txstream.state.sql.mysql_types import collation
 from txstream.testing import TopologyTest
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
-numbers = itertools.count()
 
-
-@pytest.fixture(scope="module")
-def server(mariadb: MariaDBServer) -> MariaDBServer:
-    return mariadb
+@pytest.fixture(scope="module", params=["mariadb", "mysql"])
+def server(request: pytest.FixtureRequest) -> MySQLFamilyServer:
+    found: MySQLFamilyServer = request.getfixturevalue(request.param)
+    return found
 
 
 @pytest.fixture
-def url(server: MariaDBServer) -> str:
-    return server.create_database(f"db{next(numbers)}")
+def url(server: MySQLFamilyServer) -> str:
+    return new_database(server)
 
 
 class TestContract(SqlStateContract):
@@ -69,8 +68,8 @@ class TestContract(SqlStateContract):
 
 class TestFramework(StepwiseFrameworkContract):
     @pytest.fixture
-    def fresh(self, server: MariaDBServer) -> Callable[[], str]:
-        return lambda: server.create_database(f"db{next(numbers)}")
+    def fresh(self, server: MySQLFamilyServer) -> Callable[[], str]:
+        return lambda: new_database(server)
 
 
 class TestUpgrades(UpgradeContract):
@@ -81,13 +80,22 @@ class TestGrowth(GrowthContract):
     pass
 
 
-class TestAllTypes(AllTypesContract):
+class TestAllTypesMariaDB(OneDatabase, AllTypesContract):
     cannot_keep: ClassVar[frozenset[str]] = frozenset({INFINITY})
 
     @pytest.fixture(scope="class")
     @staticmethod
-    def url(server: MariaDBServer) -> str:
-        return server.create_database("types")
+    def server(mariadb: MariaDBServer) -> MySQLFamilyServer:
+        return mariadb
+
+
+class TestAllTypesMySQL(OneDatabase, AllTypesContract):
+    cannot_keep: ClassVar[frozenset[str]] = frozenset({INFINITY, "decimal(38,38)"})
+
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def server(mysql: MySQLServer) -> MySQLFamilyServer:
+        return mysql
 
 
 class TestPruning(PruningContract):
@@ -98,43 +106,20 @@ class TestNames(NamesContract):
     pass
 
 
-class TestEveryReducer(ReducerContract):
+class TestEveryReducer(OneDatabase, ReducerContract):
     cannot_keep: ClassVar[frozenset[str]] = frozenset({INFINITY})
 
-    @pytest.fixture(scope="class")
-    @staticmethod
-    def url(server: MariaDBServer) -> str:
-        return server.create_database("reducers")
+
+class TestValueRules(StoreValueRules):
+    pass
 
 
-class TestValueRules(ValueRules):
-    @pytest.fixture
-    def run(self, url: str) -> Iterator[Runner]:
-        database = open_sql_database(url)
-        yield sql_runner(database, url)
-        database.close()
+class TestHistories(OneDatabase, HistoryContract):
+    pass
 
 
-class TestHistories:
-    @pytest.fixture(scope="class")
-    @staticmethod
-    def at(server: MariaDBServer) -> Iterator[tuple[StateDatabase, str]]:
-        url = server.create_database("histories")
-        database = open_sql_database(url)
-        yield database, url
-        database.close()
-
-    @pytest.mark.parametrize("semantics", [Semantics.OPAQUE, Semantics.TRANSACTIONAL])
-    @given(data=st.data())
-    @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-    def test_any_history_gives_what_its_committed_attempts_held(
-        self, at: tuple[StateDatabase, str], semantics: Semantics, data: st.DataObject
-    ) -> None:
-        play(*at, str(next(numbers)), semantics, data.draw(histories(semantics)))
-
-
-class MariaDBTools:
-    """How a MariaDB is asked and treated."""
+class Tools:
+    """How these servers are asked and treated."""
 
     lock_timeout: ClassVar[tuple[str, str]] = ("SELECT @@innodb_lock_wait_timeout", "10")
 
@@ -149,15 +134,16 @@ class MariaDBTools:
         assert wait_until(lambda: not ask(url, _SESSIONS), 10)
 
 
-class TestLocks(MariaDBTools, ServerLocks):
+class TestLocks(Tools, ServerLocks):
     pass
 
 
-class TestOutages(MariaDBTools, ServerOutages):
-    @pytest.fixture
-    def server(self, own_mariadb: MariaDBServer) -> MariaDBServer:
-        self.pid = own_mariadb.pid
-        return own_mariadb
+class TestOutages(Tools, ServerOutages):
+    @pytest.fixture(params=["own_mariadb", "own_mysql"])
+    def server(self, request: pytest.FixtureRequest) -> MySQLFamilyServer:
+        found: MySQLFamilyServer = request.getfixturevalue(request.param)
+        self.pid = found.pid
+        return found
 
     @contextlib.contextmanager
     def freeze(self, url: str | None) -> Iterator[object]:
@@ -198,32 +184,46 @@ def ask(url: str, query: str) -> list[tuple[Any, ...]]:
 class TestSessions(StateFixtures):
     """What a session is like, whatever the server's defaults: those of the tests' server are others."""
 
-    def test_settings(self, rig: Rig) -> None:
-        settings = {
-            "tx_isolation": "READ-COMMITTED",
+    def test_settings(self, rig: Rig, server: MySQLFamilyServer) -> None:
+        settings: dict[str, object] = {
+            "autocommit": 0,
             "sql_mode": "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION",
             "time_zone": "+00:00",
             "character_set_connection": "utf8mb4",
-            "collation_connection": "utf8mb4_nopad_bin",
-            "idle_transaction_timeout": 5,
-            "idle_write_transaction_timeout": 5,
-            "max_statement_time": 10,
             "lock_wait_timeout": 10,
+            "innodb_lock_wait_timeout": 10,
+            "net_read_timeout": 5,
+            "net_write_timeout": 5,
         }
+        if server.is_mariadb:
+            settings |= {
+                "tx_isolation": "READ-COMMITTED",
+                "collation_connection": "utf8mb4_nopad_bin",
+                "idle_transaction_timeout": 5,
+                "idle_write_transaction_timeout": 5,
+                "max_statement_time": 10,
+            }
+        else:
+            settings |= {
+                "transaction_isolation": "READ-COMMITTED",
+                "collation_connection": "utf8mb4_0900_bin",
+                "wait_timeout": 5,
+                "max_execution_time": 10_000,
+            }
         query = f"SELECT {', '.join(f'@@{name} AS {name}' for name in settings)}"
-        with rig.database._engine.connect() as connection:
+        with rig.database.sessions.engine.connect() as connection:
             assert dict(connection.exec_driver_sql(query).mappings().one()) == settings
 
     def test_rows_that_an_update_leaves_as_they_were_are_counted(self, rig: Rig) -> None:
-        with rig.database._engine.begin() as connection:
+        with rig.database.sessions.engine.begin() as connection:
             assert connection.exec_driver_sql("UPDATE txstream_fence SET attempt = attempt").rowcount == 1
 
     def test_the_definitions_lock_is_given_back(self, rig: Rig) -> None:
         """It is the session's, so neither a transaction's end nor a failure lets it go by itself."""
 
         def lock_and_crash() -> None:
-            with rig.database._writing("a test") as (connection, _):
-                rig.database._dialect.lock_definitions(connection)
+            with rig.database.sessions.writing("a test") as (connection, _):
+                rig.database.sessions.dialect.lock_definitions(connection)
                 raise CrashError
 
         with pytest.raises(CrashError):
@@ -233,25 +233,26 @@ class TestSessions(StateFixtures):
 
     def test_a_definitions_lock_that_stays_is_told(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
         with contextlib.closing(open_sql_database(rig.url)) as other:
-            monkeypatch.setattr(other._dialect, "lock_timeout_seconds", 1)
-            with rig.database._writing("a test") as (connection, _):
-                rig.database._dialect.lock_definitions(connection)
+            monkeypatch.setattr(other.sessions.dialect, "lock_timeout_seconds", 1)
+            with rig.database.sessions.writing("a test") as (connection, _):
+                rig.database.sessions.dialect.lock_definitions(connection)
                 with pytest.raises(FenceLockedError, match="creating txstream's tables in database 'db"):
                     other.join("words", "u", [], semantics=Semantics.OPAQUE, first_run=True)
 
     def test_a_statement_may_take_longer_than_connecting(self, url: str) -> None:
         database = open_sql_database(url, connect_timeout_seconds=0.5)
-        with contextlib.closing(database), database._reading("a test") as connection:
+        with contextlib.closing(database), database.sessions.reading("a test") as connection:
             assert connection.exec_driver_sql("SELECT SLEEP(0.8)").scalar_one() == 0
 
-    def test_patience_ends_with_its_transaction(self, rig: Rig) -> None:
+    def test_patience_ends_with_its_transaction(self, rig: Rig, server: MySQLFamilyServer) -> None:
+        limit, usual = ("max_statement_time", 10) if server.is_mariadb else ("max_execution_time", 10_000)
         seen = []
         for patient in (True, False):
-            with rig.database._writing("a test", patient=patient) as (connection, _):
-                seen.append(connection.exec_driver_sql("SELECT @@max_statement_time").scalar_one())
-        assert seen == [0, 10]
+            with rig.database.sessions.writing("a test", patient=patient) as (connection, _):
+                seen.append(connection.exec_driver_sql(f"SELECT @@{limit}").scalar_one())
+        assert seen == [0, usual]
 
-    def test_a_server_that_takes_short_statements(self, url: str, server: MariaDBServer) -> None:
+    def test_a_server_that_takes_short_statements(self, url: str, server: MySQLFamilyServer) -> None:
         """A chunk is cut to what the server takes, and a row that is too long for it is named."""
         (before,) = server.execute("SELECT @@global.max_allowed_packet")
         server.execute("SET GLOBAL max_allowed_packet = 65536")
@@ -314,11 +315,12 @@ class TestKeys(StateFixtures):
 
     @pytest.mark.parametrize("semantics", list(Semantics), ids=str)
     def test_no_type_is_found_to_differ_from_itself(
-        self, database: StateDatabase, url: str, semantics: Semantics
+        self, database: StateDatabase, url: str, server: MySQLFamilyServer, semantics: Semantics
     ) -> None:
-        value = ", ".join(f"v{number} {kind.ddl}" for number, kind in enumerate(KINDS))
-        keys = ", ".join(f"k{number} {kind.ddl}" for number, kind in enumerate(KINDS))
-        reducers = {f"v{number}": Put() for number in range(len(KINDS))}
+        kinds = [kind.ddl for kind in KINDS if server.is_mariadb or kind.ddl != "decimal(38,38)"]
+        value = ", ".join(f"v{number} {ddl}" for number, ddl in enumerate(kinds))
+        keys = ", ".join(f"k{number} {ddl}" for number, ddl in enumerate(kinds))
+        reducers = {f"v{number}": Put() for number in range(len(kinds))}
         spec = word_table(semantics=semantics, key=keys, value=value, reducers=reducers)
         rig = Rig(database, url, spec).join()
         assert rig.join(first_run=False)
@@ -327,24 +329,25 @@ class TestKeys(StateFixtures):
         "change",
         [
             "MODIFY word VARCHAR(768) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci NOT NULL",
-            "MODIFY word VARCHAR(700) CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin NOT NULL",
+            "MODIFY word VARCHAR(700) CHARACTER SET utf8mb4 COLLATE {collation} NOT NULL",
             "MODIFY n INT NOT NULL",
             "MODIFY n BIGINT UNSIGNED NOT NULL",
             "MODIFY n BIGINT NULL",
         ],
     )
-    def test_a_column_that_was_altered_is_told(self, rig: Rig, change: str) -> None:
-        execute(rig.url, f"ALTER TABLE word_count {change}")
+    def test_a_column_that_was_altered_is_told(
+        self, rig: Rig, server: MySQLFamilyServer, change: str
+    ) -> None:
+        ours = collation(mariadb=server.is_mariadb)
+        execute(rig.url, f"ALTER TABLE word_count {change.format(collation=ours)}")
         with pytest.raises(StateTableError, match=r"column '(word|n)' is .*, expected"):
             rig.join(first_run=False)
 
 
 class TestRefusals(StateFixtures):
-    def test_a_read_only_server(self, url: str, server: MariaDBServer) -> None:
+    def test_a_read_only_server(self, url: str, server: MySQLFamilyServer) -> None:
         """What was being committed is not, and goes on when the server can be written again."""
-        server.execute(
-            "CREATE OR REPLACE USER writer@'127.0.0.1'", "GRANT ALL ON `db%`.* TO writer@'127.0.0.1'"
-        )
+        server.create_account("writer", "ALL ON `db%`.*")
         with contextlib.closing(open_sql_database(url.replace("root@", "writer@"))) as database:
             rig = Rig(database, url).join()
             rig.commit(1, {"a": 1})
@@ -358,22 +361,20 @@ class TestRefusals(StateFixtures):
             rig.commit(2, {"a": 1})
             assert rig.values() == {"a": 2}
 
-    def test_an_account_without_rights(self, url: str, server: MariaDBServer) -> None:
+    def test_an_account_without_rights(self, url: str, server: MySQLFamilyServer) -> None:
         name = sa.make_url(url).database
-        server.execute(
-            "CREATE OR REPLACE USER guest@'127.0.0.1'", f"GRANT SELECT ON `{name}`.* TO guest@'127.0.0.1'"
-        )
+        server.create_account("guest", f"SELECT ON `{name}`.*")
         guest = open_database(url.replace("root@", "guest@"))
         guest.check()
         with pytest.raises(StateTableError, match=r"does not allow creating txstream's.*command denied"):
             guest.ensure_framework_tables()
         guest.close()
 
-    def test_a_database_that_does_not_exist(self, server: MariaDBServer) -> None:
+    def test_a_database_that_does_not_exist(self, server: MySQLFamilyServer) -> None:
         with pytest.raises(ServiceUnavailableError, match="Unknown database 'nowhere'"):
             open_database(server.url("nowhere")).check()
 
-    def test_a_wrong_password(self, server: MariaDBServer) -> None:
+    def test_a_wrong_password(self, server: MySQLFamilyServer) -> None:
         wrong = server.url().replace("root@", "root:hidden@")
         with pytest.raises(ServiceUnavailableError, match="Access denied for user 'root'") as told:
             open_database(wrong).check()
@@ -398,11 +399,11 @@ class TestRefusals(StateFixtures):
 @pytest.mark.parametrize("path", ["driver", "executors"])
 @pytest.mark.parametrize("at", [Point.INSIDE_COMMIT, Point.BETWEEN_COMMITS, Point.AFTER_COMMIT])
 def test_a_word_count_whose_driver_dies_in_a_commit(
-    url: str, server: MariaDBServer, path: str, at: Point
+    url: str, server: MySQLFamilyServer, path: str, at: Point
 ) -> None:
     """In two databases, and by both paths: the replay holds less, what it left out comes again, and every
     word counts once."""
-    second = server.create_database(f"db{next(numbers)}")
+    second = new_database(server)
     with word_source() as source:
         topology = counting(source, second=second, **PATHS[path])
         with TopologyTest(topology, database=url) as test:

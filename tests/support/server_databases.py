@@ -1,0 +1,32 @@
+"""Databases on a server that the tests of a module share."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Protocol
+
+import pytest
+
+_numbers = itertools.count()
+
+
+class Server(Protocol):
+    """A real one."""
+
+    def create_database(self, name: str) -> str:
+        """A new, empty database; its URL."""
+
+
+def new_database(server: Server) -> str:
+    """An empty database with a name of its own; its URL."""
+    return server.create_database(f"db{next(_numbers)}")
+
+
+class OneDatabase:
+    """All tests of the class share one, for contracts that need no empty one each time. Beside it there is a
+    fixture `server` of the module or session."""
+
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def url(server: Server) -> str:
+        return new_database(server)
