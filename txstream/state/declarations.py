@@ -12,10 +12,11 @@ from txstream.api.errors import (
     CorruptStateError,
     IdentityMismatchError,
     ProgressMismatchError,
+    SchemaError,
     StateTableError,
 )
 from txstream.api.reducers import Put
-from txstream.api.schema import format_type
+from txstream.api.schema import format_type, parse_schema
 from txstream.api.state import SqlState
 from txstream.semantics import Semantics
 from txstream.state.changes import refused_changes
@@ -39,6 +40,7 @@ def check_table(spec: TableSpec, label: str, can_keep: Callable[[pa.DataType], b
     """Raise StateTableError for a declaration that a kind of store, `label`, cannot keep."""
     state = spec.state
     check_length(state)
+    check_types(state)
     for field in (*state.key_schema, *state.value_schema):
         if not can_keep(field.type):
             raise StateTableError(
@@ -52,6 +54,24 @@ def check_length(state: SqlState) -> None:
     """Raise StateTableError for a table whose name is too long to be remembered."""
     if len(state.table) > TABLE_LENGTH:
         raise StateTableError(f"state table {state.table!r}: a name has at most {TABLE_LENGTH} characters")
+
+
+def check_types(state: SqlState) -> None:
+    """Raise StateTableError for a type that DDL has no word for: the declaration that is kept beside the
+    table could not be read again. Times of a zone that is not UTC are among them; Python takes two of them
+    for equal when their clocks show the same, in the hour that comes twice."""
+    for field in (*state.key_schema, *state.value_schema):
+        word = format_type(field.type)
+        try:
+            is_known = parse_schema(f"x {word}").field(0).type.equals(field.type)
+        except SchemaError:
+            is_known = False
+        if not is_known:
+            raise StateTableError(
+                f"state table {state.table!r}: column {field.name!r} of type {word} cannot be: "
+                f"a column has one of the types of DDL, such as string, bigint, timestamp (in UTC) or "
+                f"timestamp_ntz; declare the nearest one, for the field that fills it too"
+            )
 
 
 def check_defaults(state: SqlState, semantics: Semantics) -> None:

@@ -53,6 +53,7 @@ _INDEX_NAMES = {"ix": "ix_%(table_name)s_%(column_0_name)s"}  # SQLAlchemy short
 
 def build_table(state: SqlState, semantics: Semantics, dialect: StateDialect) -> Table:
     """The table of a declaration. Raises StateTableError for a type that the database cannot keep."""
+    declarations.check_types(state)
     columns: list[Column[Any]] = []
     for name, key_type in dialect.key_types(state.key_schema, state.table).items():
         columns.append(
