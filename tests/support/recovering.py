@@ -120,8 +120,15 @@ class Site:
         with pytest.raises(CrashError):
             self.test.commit(txid)
 
-    def execute(self, number: int, statement: str) -> None:
+    def execute(self, number: int, statement: str, values: Any = ()) -> None:
         engine = sa.create_engine(self.urls[number])
         with engine.begin() as connection:
-            connection.exec_driver_sql(statement)
+            connection.exec_driver_sql(statement, tuple(values))
         engine.dispose()
+
+    def query(self, number: int, statement: str) -> list[tuple[Any, ...]]:
+        engine = sa.create_engine(self.urls[number])
+        with engine.connect() as connection:
+            rows = [tuple(row) for row in connection.exec_driver_sql(statement)]
+        engine.dispose()
+        return rows

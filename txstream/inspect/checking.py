@@ -82,9 +82,9 @@ def fsck_in(
     codec = codec_of(known, topology)
     source = source_of(known, topology, settings)
     found = [_not_opened(one) for one in missing]
-    if not databases and evidence.identity is not None:
+    if not databases and not missing and evidence.identity is not None:
         found.append(_no_database())
-    found += check_all(evidence, codec)
+    found += check_all(evidence, codec, is_whole=bool(databases) and not missing)
     found += check_source(evidence, source, codec, settings)
     found.sort(key=lambda finding: _WORST_FIRST.index(finding.severity))
     return FsckReport(topology_id, tuple(_checked(evidence, asked=source is not None)), tuple(found))

@@ -9,16 +9,18 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
-from txstream.api.errors import CorruptStateError, ProgressMismatchError, TxstreamError
+from txstream.api.errors import CorruptStateError, ProgressMismatchError, SchemaRevisionError, TxstreamError
 from txstream.engine.recovery import AdoptPlan, AdvanceFirst, decide
-from txstream.inspect.evidence import DatabaseEvidence, Evidence, TableEvidence
+from txstream.inspect import table_checks
+from txstream.inspect.evidence import DatabaseEvidence, Evidence
 from txstream.inspect.ledgers import range_of
 from txstream.inspect.records import Finding, Severity
+from txstream.inspect.stores import upgrade_remedy
 from txstream.metas import MetaCodec
 from txstream.semantics import Semantics
 from txstream.state import BatchRecord
 from txstream.state.fence_rules import shown_attempt
-from txstream.state.records import COMMITTED
+from txstream.state.records import COMMITTED, SchemaDamagedError
 from txstream.transaction import epoch_of
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
@@ -31,18 +33,19 @@ def recover_command(topology: str) -> str:
     return f"txstream recover {topology} --from-ledger"
 
 
-def check_all(evidence: Evidence, codec: MetaCodec[Any]) -> list[Finding]:
-    """Everything but the source."""
+def check_all(evidence: Evidence, codec: MetaCodec[Any], *, is_whole: bool = True) -> list[Finding]:
+    """Everything but the source. Without `is_whole` databases are missing, which is a finding already."""
     checks: list[Callable[[Evidence], Findings]] = [
         _zookeeper,
         _uuids,
         _epochs,
         _fences,
         _ledgers,
-        _unknown_tables,
-        _tables,
+        table_checks.tables,
     ]
     found = [finding for check in checks for finding in check(evidence)]
+    if is_whole:
+        found += table_checks.unknown_tables(evidence)
     found += _ledgers_of_one_batch(evidence, codec)
     found += _progress(evidence, codec)
     if evidence.leader is not None:
@@ -136,10 +139,13 @@ def _progress(evidence: Evidence, codec: MetaCodec[Any]) -> Findings:
     try:
         decision = decide(evidence.topology, semantics, progress, ledgers, codec)
     except ProgressMismatchError as error:
+        old = [db.url for db in settled if table_checks.is_behind_its_tables(db)]
+        remedy = f"if the databases are right, `{command}`"
+        if old:
+            remedy = f"restore ledger and tables of one moment in {', '.join(old)}; then look again"
         yield Finding(
-            "progress-mismatch", ERROR, "ZooKeeper and ledgers", str(error),
-            f"if the databases are right, `{command}`", command,
-        )  # fmt: skip
+            "progress-mismatch", ERROR, "ZooKeeper and ledgers", str(error), remedy, None if old else command
+        )
         return
     except TxstreamError as error:
         yield Finding("ledger-unreadable", ERROR, "ledgers", str(error), "restore the row from a backup")
@@ -173,12 +179,15 @@ def _fences(evidence: Evidence) -> Findings:
         fence = database.fence
         if fence is None:
             if not database.errors:
+                # The fence is what names the other databases.
+                unseen = table_checks.unseen_tables(evidence)
+                more = f" --state-database URL (the database of {', '.join(unseen)})" if unseen else ""
                 yield Finding(
                     "fence-missing", ERROR, database.url,
                     "txstream_fence has no row of this topology, which has been run on it",
-                    f"if only the row was deleted, `{command}` makes it again; if the database was restored "
-                    f"from an older copy, bring it up to date",
-                    command,
+                    f"if only the row was deleted, `{command}` makes it again{more}; if the database was "
+                    f"restored from an older copy, bring it up to date",
+                    f"{command} --state-database URL" if unseen else command,
                 )  # fmt: skip
             continue
         newest = max((row.attempt for row in database.rows), default=0)
@@ -213,9 +222,7 @@ def _fences(evidence: Evidence) -> Findings:
 def _ledgers(evidence: Evidence) -> Findings:
     for database in evidence.databases:
         for error in database.errors:
-            yield Finding(
-                "ledger-unreadable", ERROR, database.url, str(error), "restore the row from a backup"
-            )
+            yield _unreadable(database, error)
         strangers = {row.uuid for row in database.rows} - {database.uuid}
         if strangers:
             yield Finding(
@@ -232,6 +239,18 @@ def _ledgers(evidence: Evidence) -> Findings:
                 "runs do not need them; restore them from a backup if you do",
             )  # fmt: skip
         yield from _ranges(evidence, database)
+
+
+def _unreadable(database: DatabaseEvidence, error: TxstreamError) -> Finding:
+    if isinstance(error, SchemaRevisionError):
+        remedy = upgrade_remedy(database.url)
+        return Finding("database-missing", ERROR, database.url, str(error), remedy)
+    if isinstance(error, SchemaDamagedError):
+        return Finding(
+            "framework-damaged", ERROR, database.url, str(error),
+            "restore the table that is named from a backup of the moment of the state tables",
+        )  # fmt: skip
+    return Finding("ledger-unreadable", ERROR, database.url, str(error), "restore the row from a backup")
 
 
 def _ranges(evidence: Evidence, database: DatabaseEvidence) -> Findings:
@@ -303,88 +322,3 @@ def _is_same(one: BatchRecord, other: BatchRecord, codec: MetaCodec[Any]) -> boo
         return codec.encode(codec.decode(one.metas, where)) == codec.encode(codec.decode(other.metas, where))
     except CorruptStateError:
         return False
-
-
-# --- tables ----------------------------------------------------------------------------------------
-
-
-def _unknown_tables(evidence: Evidence) -> Findings:
-    if evidence.identity is None:
-        return
-    there = {table.table.name for db in evidence.databases for table in db.tables}
-    for name in sorted(set(evidence.identity.tables) - there):
-        yield Finding(
-            "table-unknown", ERROR, name,
-            "the topology fills this table, and none of its databases knows it",
-            "give its database by --state-database; if its row in txstream_table was deleted, restore it",
-        )  # fmt: skip
-
-
-def _tables(evidence: Evidence) -> Findings:
-    for database in evidence.databases:
-        for one in database.tables:
-            yield from _table(evidence, database, one)
-        yield from _rows_of_last(database)
-
-
-def _table(evidence: Evidence, database: DatabaseEvidence, one: TableEvidence) -> Findings:
-    table, where = one.table, f"table {one.table.name} in {database.url}"
-    afresh = f"txstream delete {evidence.topology} --drop-state"
-    if database.uuid is not None and table.owner != database.uuid:
-        yield Finding(
-            "table-owner", ERROR, where,
-            f"it was made for uuid {table.owner}, the topology here is {database.uuid}",
-            f"restore the database as a whole, or start afresh with `{afresh}`",
-        )  # fmt: skip
-    if one.differences is None:
-        yield Finding(
-            "table-missing", ERROR, where, "it is gone",
-            f"restore it from a backup of the same txid, or start afresh with `{afresh}`",
-        )  # fmt: skip
-        return
-    if one.differences:
-        yield Finding(
-            "table-columns", ERROR, where,
-            f"it is not as declared: {'; '.join(one.differences)}",
-            "put the columns back as they were declared",
-        )  # fmt: skip
-        return
-    last = database.snapshot_last
-    newest = 0 if last is None else int(last.txid)
-    if one.newest_txid > newest:
-        key = ", ".join(f"{name}={value!r}" for name, value in (one.newest_key or {}).items())
-        yield Finding(
-            "row-too-new", ERROR, where,
-            f"a row ({key}) carries txid {one.newest_txid}, newer than the ledger's last, {newest}",
-            "the ledger was restored from an older copy than the table: restore both of one moment",
-        )  # fmt: skip
-    if one.before_the_first:
-        yield Finding(
-            "row-txid", ERROR, where, f"{one.before_the_first} rows carry a txid below 1",
-            "somebody has changed them: restore them from a backup",
-        )  # fmt: skip
-    if one.half_created:
-        yield Finding(
-            "row-prev", ERROR, where,
-            f"{one.half_created} rows have a prev_ that is null beside one that is not: undoing a batch "
-            f"would lose them",
-            "somebody has changed them: restore them from a backup",
-        )  # fmt: skip
-
-
-def _rows_of_last(database: DatabaseEvidence) -> Findings:
-    """The rows that the last batch wrote are all there: nobody has changed them since."""
-    last = database.snapshot_last
-    if last is None or last.status != COMMITTED or last.details.get("path") == "executors":
-        return
-    counts = [one.carrying_last for one in database.tables]
-    if not counts or any(count is None for count in counts):
-        return
-    there = sum(count for count in counts if count is not None)
-    if there < last.keys:
-        yield Finding(
-            "rows-missing", ERROR, database.url,
-            f"txid {last.txid} wrote {last.keys} rows, and {there} rows carry it: rows were deleted, or "
-            f"tables restored from an older copy than the ledger",
-            "restore tables and ledger of one moment",
-        )  # fmt: skip

@@ -10,7 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from txstream.api.errors import CorruptStateError, StateTableError, TxstreamError, UsageError
+from txstream.api.errors import (
+    CorruptStateError,
+    SchemaRevisionError,
+    StateTableError,
+    TxstreamError,
+    UsageError,
+)
 from txstream.metas import MetaCodec
 from txstream.state import BatchRecord, FenceRow, StateBackend
 from txstream.state.reading import StateReading, StoredTable
@@ -108,7 +114,7 @@ def gather(
 def _tried(read: Callable[[], Any], errors: list[TxstreamError]) -> Any:
     try:
         return read()
-    except CorruptStateError as error:
+    except (CorruptStateError, SchemaRevisionError) as error:
         errors.append(error)
         return None
 
@@ -127,7 +133,7 @@ def _look(topology_id: str, database: StateBackend) -> DatabaseEvidence:
                 tables.append(_table(reading, table))
     except (StateTableError, UsageError):
         pass  # nothing is there, which the fence's absence tells, or its store shows no tables
-    except CorruptStateError as error:
+    except (CorruptStateError, SchemaRevisionError) as error:
         if not errors:  # the ledger's own trouble is known already
             errors.append(error)
     return DatabaseEvidence(database.url_for_people, fence, rows, tuple(tables), last, tuple(errors))

@@ -13,13 +13,15 @@ from txstream.zookeeper import Identity
 
 @dataclass(frozen=True)
 class Own:
-    """What one database holds of a topology. `before` is the ledger's row of the txid before the last."""
+    """What one database holds of a topology. `before` is the ledger's row of the txid before the last;
+    `newest` the table whose rows carry the greatest txid, and that txid."""
 
     database: StateBackend
     fence: FenceRow | None
     last: BatchRecord | None
     before: BatchRecord | None
     tables: tuple[str, ...] | None  # None: its store cannot tell
+    newest: tuple[str, int] | None = None  # None: no table remembers txids
 
     @property
     def uuid(self) -> str | None:
@@ -38,19 +40,26 @@ def own_of(topology_id: str, databases: Sequence[StateBackend]) -> list[Own]:
     for database in databases:
         last = database.last_batch(topology_id)
         before = None if last is None else database.batch(topology_id, last.txid - 1)
-        tables = _tables(database, topology_id)
-        found.append(Own(database, database.read_fence(topology_id), last, before, tables))
+        tables, newest = _tables(database, topology_id)
+        found.append(Own(database, database.read_fence(topology_id), last, before, tables, newest))
     return found
 
 
-def _tables(database: StateBackend, topology_id: str) -> tuple[str, ...] | None:
+def _tables(
+    database: StateBackend, topology_id: str
+) -> tuple[tuple[str, ...] | None, tuple[str, int] | None]:
     try:
         with database.read_state(topology_id) as reading:
-            return tuple(table.name for table in reading.tables())
+            tables = reading.tables()
+            # A table that is gone or altered is for fsck to tell, and stops the next run.
+            remembering = [one.name for one in tables if one.has_txid and reading.differences(one.name) == []]
+            txids = {name: reading.newest_row(name)[0] for name in remembering}
     except StateTableError:
-        return ()
+        return (), None
     except UsageError:
-        return None
+        return None, None
+    greatest = max(txids.items(), key=lambda one: one[1], default=None)
+    return tuple(table.name for table in tables), greatest
 
 
 def kept_identity(fence: FenceRow | None, url: str) -> Identity | None:

@@ -100,6 +100,7 @@ def recover_in(
         progress = store.load()
         return Recovery(topology_id, None, identity.uuid, progress.current, False, store.read_epoch(), ())
     expected = rebuilt_from(topology_id, identity.semantics, own, stored_or_none(store), codec)
+    _refuse_older_ledger(topology_id, own)
     if not confirm(f"{problem}\n{_sentence(expected)}"):
         raise UsageError(f"topology {topology_id!r} was left as it is")
     changes = []
@@ -111,6 +112,7 @@ def recover_in(
     # From here on no older driver can change what is read.
     own = own_of(topology_id, databases)
     rebuilt = rebuilt_from(topology_id, identity.semantics, own, stored_or_none(store), codec)
+    _refuse_older_ledger(topology_id, own)
     store.rebuild(identity, rebuilt.progress)
     changes.append(f"stored in ZooKeeper that txid {rebuilt.progress.current} commits next")
     return Recovery(
@@ -123,6 +125,19 @@ def recover_in(
         tuple(database.url_for_people for database in databases),
         tuple(changes),
     )
+
+
+def _refuse_older_ledger(topology_id: str, own: Sequence[Own]) -> None:
+    """Rows of a txid that the ledger lacks would not be undone before that txid runs again."""
+    for one in own:
+        ends = 0 if one.last is None else int(one.last.txid)
+        if one.newest is not None and one.newest[1] > ends:
+            table, txid = one.newest
+            raise ProgressMismatchError(
+                f"topology {topology_id!r}: state table {table!r} in {one.database.url_for_people} has a row "
+                f"that carries txid {txid}, and its ledger ends with txid {ends}: it is older than its "
+                f"tables, so it is not built upon; restore both of one moment"
+            )
 
 
 # --- whose it is -----------------------------------------------------------------------------------

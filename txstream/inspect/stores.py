@@ -14,7 +14,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from txstream.api.errors import SchemaRevisionError, ServiceUnavailableError, TxstreamError, UsageError
+from txstream.api.errors import (
+    CorruptStateError,
+    SchemaRevisionError,
+    ServiceUnavailableError,
+    TxstreamError,
+    UsageError,
+)
 from txstream.inspect.records import MissingDatabase
 
 if TYPE_CHECKING:
@@ -166,10 +172,17 @@ def _missing(url: str, error: TxstreamError) -> MissingDatabase:
     elif _HIDDEN in url:
         remedy = _OPTION
     elif isinstance(error, SchemaRevisionError):
-        remedy = f"type `txstream db upgrade --database {shown}`"
+        remedy = upgrade_remedy(shown)
+    elif isinstance(error, CorruptStateError):
+        remedy = "restore what is damaged from a backup of one moment"
     elif isinstance(error, ServiceUnavailableError):
         remedy = f"{remedy}, or {_OPTION} if it needs others"
     return MissingDatabase(shown, str(error), remedy)
+
+
+def upgrade_remedy(url: str) -> str:
+    """What helps where the framework's tables are of another revision; which of the two, the error says."""
+    return f"type `txstream db upgrade --database {url}`, or use the newer txstream that it belongs to"
 
 
 def _for_people(url: str) -> str:

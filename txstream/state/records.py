@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from txstream.api.errors import ServiceUnavailableError
+from txstream.api.errors import CorruptStateError, ServiceUnavailableError
 from txstream.api.reducers import Reducer
 from txstream.api.state import SqlState
 from txstream.semantics import Semantics
@@ -25,6 +25,10 @@ class AnswerLostError(ServiceUnavailableError):
 
     Wait until the database answers, then ask `StateDatabase.outcome`.
     """
+
+
+class SchemaDamagedError(CorruptStateError):
+    """A table or column that was there is there no more: somebody dropped or altered it."""
 
 
 class FenceLockedError(ServiceUnavailableError):

@@ -14,7 +14,7 @@ from txstream.api.errors import (
     StateValueError,
     TxstreamError,
 )
-from txstream.state.records import AnswerLostError, FenceLockedError
+from txstream.state.records import AnswerLostError, FenceLockedError, SchemaDamagedError
 
 REMEDY = "set --database / TXSTREAM_DATABASE to a SQLAlchemy URL"
 
@@ -81,7 +81,7 @@ def to_error(failure: Failure, database: str, doing: str, *, at_commit: bool) ->
         case Kind.VALUE:
             return StateValueError(f"database {database} refuses a value in {doing}: {message}")
         case Kind.MISSING:
-            return CorruptStateError(
+            return SchemaDamagedError(
                 f"database {database}: {doing} needs what is no longer there: {message}; somebody dropped or "
                 f"altered a table while it was in use: restore it, or start afresh with "
                 f"`txstream delete ID --drop-state`"

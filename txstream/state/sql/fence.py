@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Row, select, update
+from sqlalchemy import Connection, Row, bindparam, select, update
 
 from txstream.api.errors import CorruptStateError
 from txstream.metas import to_json
@@ -20,6 +20,17 @@ from txstream.state.records import FenceRow
 from txstream.state.sql.dialect import StateDialect
 from txstream.state.sql.framework import fence
 from txstream.transaction import AttemptId
+
+# Made once: making it anew takes as long as executing it.
+_RAISE = (
+    update(fence)
+    .where(
+        fence.c.topology == bindparam("id"),
+        fence.c.uuid == bindparam("life"),
+        fence.c.attempt < bindparam("mine"),
+    )
+    .values(attempt=bindparam("mine"))
+)
 
 
 def raise_to(
@@ -37,12 +48,8 @@ def raise_to(
     Raises StaleAttemptError when it is not lower, CorruptStateError when there is none, and
     ProgressMismatchError when it is another life's.
     """
-    raised = connection.execute(
-        update(fence)
-        .where(fence.c.topology == topology, fence.c.uuid == uuid, fence.c.attempt < attempt)
-        .values(attempt=attempt)
-    ).rowcount
-    if raised == 1:
+    mine = {"id": topology, "life": uuid, "mine": attempt}
+    if connection.execute(_RAISE, mine).rowcount == 1:
         return
     found = rules.own_fence(read(connection, topology), database, topology, uuid)
     if rules.must_rise(found, topology, attempt, may_be_equal=may_be_equal):
@@ -118,6 +125,6 @@ def _record(row: Row[Any]) -> FenceRow:
         if not isinstance(identity, dict):
             raise CorruptStateError(
                 f"txstream_fence: the identity of topology {row.topology!r} must be a JSON object, found "
-                f"{row.identity!r:.200}"
+                f"{row.identity!r:.200}; set it to NULL, and the next `txstream run` writes it again"
             )
     return FenceRow(row.topology, row.uuid, AttemptId(row.attempt), identity)

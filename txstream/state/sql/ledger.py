@@ -10,7 +10,7 @@ import json
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, delete, exists, func, or_, select
+from sqlalchemy import Connection, Row, Select, bindparam, delete, exists, func, or_, select
 
 from txstream.api.errors import CorruptStateError
 from txstream.metas import to_json
@@ -97,9 +97,8 @@ class LedgerWriter:
 
 def read_one(connection: Connection, topology: str, txid: int) -> BatchRecord | None:
     """The row of one txid."""
-    rows = connection.execute(select(batch).where(batch.c.topology == topology, batch.c.txid == txid))
-    row = rows.one_or_none()
-    return None if row is None else _record(row)
+    rows = _read(connection, topology, select(batch).where(batch.c.txid == txid))
+    return rows[0] if rows else None
 
 
 def oldest(connection: Connection, topology: str) -> Txid | None:
@@ -140,10 +139,16 @@ def prune(connection: Connection, topology: str, last: Txid) -> int:
 
 def read_last(connection: Connection, topology: str, limit: int | None) -> list[BatchRecord]:
     """The last `limit` rows, oldest first; all of them without a limit."""
-    newest_first = (
-        select(batch).where(batch.c.topology == topology).order_by(batch.c.txid.desc()).limit(limit)
-    )
-    return [_record(row) for row in reversed(connection.execute(newest_first).all())]
+    rows = _read(connection, topology, select(batch).order_by(batch.c.txid.desc()).limit(limit))
+    return rows[::-1]
+
+
+def _read(connection: Connection, topology: str, query: Select[Any]) -> list[BatchRecord]:
+    try:
+        rows = connection.execute(query.where(batch.c.topology == topology)).all()
+    except ValueError as error:  # SQLite keeps times as text, which anybody may have changed
+        raise CorruptStateError(f"ledger of topology {topology!r}: a time cannot be read: {error}") from error
+    return [_record(row) for row in rows]
 
 
 def _record(row: Row[Any]) -> BatchRecord:

@@ -18,7 +18,8 @@ from pathlib import Path
 from sqlalchemy import Connection, inspect, text
 
 import txstream
-from txstream.api.errors import CorruptStateError, SchemaRevisionError
+from txstream.api.errors import SchemaRevisionError
+from txstream.state.records import SchemaDamagedError
 from txstream.state.sql.framework import HEAD, REVISIONS, VERSION_TABLE, metadata
 
 _COMMIT_EACH_STEP = ("mysql", "mariadb")
@@ -28,7 +29,7 @@ _UNFINISHED = "txstream_alembic_unfinished"
 def read_revision(connection: Connection, database: str) -> str | None:
     """The revision of the framework's tables; None when there are none, or not all of them yet.
 
-    Raises CorruptStateError when tables and version table contradict each other.
+    Raises SchemaDamagedError when tables and version table contradict each other.
     """
     names = {VERSION_TABLE, _UNFINISHED, *metadata.tables}
     present = sorted(names.intersection(inspect(connection).get_table_names()))
@@ -41,7 +42,7 @@ def read_revision(connection: Connection, database: str) -> str | None:
     if not rows and not tables:
         return None
     if len(rows) != 1 or not tables:
-        raise CorruptStateError(
+        raise SchemaDamagedError(
             f"database {database}: {VERSION_TABLE} has {rows or 'no revision'}, and of txstream's tables "
             f"there are {', '.join(tables) or 'none'}; restore what is missing, or drop them all"
         )
