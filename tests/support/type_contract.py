@@ -416,6 +416,19 @@ class RefusedContract(TypeFixtures):
         valued = self.rig(database, url, value=f"n {kind.ddl}", reducers={"n": Max("n")})
         self.refused(valued, {"a": 1.0}, {"b": -math.inf}, "'n' of table .* got -inf")
 
+    def test_a_key_that_cannot_be_is_not_looked_up(self, database: StateBackend, url: str) -> None:
+        """It is refused as when it is written, whatever the driver would make of it."""
+        keys: list[tuple[str, Any, str]] = [
+            ("string", "a\0b", "has the character NUL"),
+            ("double", NAN, "got nan"),
+        ]
+        if INFINITY in self.cannot_keep:
+            keys.append(("float", math.inf, "got inf"))
+        for ddl, key, expected in keys:
+            rig = self.rig(database, url, key=f"k {ddl}")
+            with pytest.raises(StateValueError, match=f"'k' of table .*{expected}"):
+                read(rig, [key], before=1)
+
     @pytest.mark.parametrize("kind", FLOATING, ids=str)
     def test_a_key_that_is_not_a_number(self, database: StateBackend, url: str, kind: Kind) -> None:
         rig = self.rig(database, url, key=f"k {kind.ddl}")

@@ -115,6 +115,8 @@ KEYS = "state 'words' \\(table 'words'\\), key "
         (["a"], r"word=\['a'\]: "),
         ({"a": 1}, r"word=\{'a': 1\}: "),
         ("\ud800", ".*cannot hold .*surrogates"),
+        ("a\0b", r"word='a\\x00b': .*the character NUL"),
+        ("ä\0b", r"word='ä\\x00b': .*the character NUL"),
         (("a", "b"), r"word=\('a', 'b'\): key column 'word'"),
     ],
 )
@@ -140,6 +142,12 @@ def test_a_wrong_key_of_several_columns_is_named(key: Any, message: str) -> None
     state, _ = opened(PAIRS)
     with pytest.raises(StateValueError, match=message):
         state.get(key)
+
+
+def test_text_that_databases_do_not_keep_is_no_value() -> None:
+    state, _ = opened(SqlState("words", key="word string", value="t string"))
+    with pytest.raises(StateValueError, match=KEYS + "word='a': .*'t' .*the character NUL"):
+        state.put("a", "x\0")
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,8 @@ def _fit(field: pa.Field, *, are_keys: bool) -> Fit:
             hash(found)
         except _REFUSALS as error:
             raise unfit(value, error) from error
+        if isinstance(found, str) and "\0" in found:
+            raise unfit(value, "databases do not keep the character NUL in text")
         if isinstance(found, float):
             if math.isnan(found):
                 raise unfit(value, "NaN is not equal to itself" if are_keys else "NaN is no number")
@@ -99,7 +101,9 @@ def _fit(field: pa.Field, *, are_keys: bool) -> Fit:
         return found
 
     if pa.types.is_string(data_type):
-        return lambda value: value if type(value) is str and value.isascii() else through_arrow(value)
+        return lambda value: (
+            value if type(value) is str and value.isascii() and "\0" not in value else through_arrow(value)
+        )
     if pa.types.is_boolean(data_type):
         return lambda value: value if type(value) is bool else through_arrow(value)
     if pa.types.is_binary(data_type):

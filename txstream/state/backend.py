@@ -261,7 +261,8 @@ class StateBackend(ABC):
         """The rows of `keys` (key columns, no key twice) that exist: key and value columns.
 
         Opaque: as they were before batch `before`, whatever an attempt of it has written since.
-        Transactional: as they are, since a batch that is written twice is the same both times.
+        Transactional: as they are, since a batch that is written twice is the same both times. Raises
+        StateValueError for a key that the store cannot hold, as when it is written.
         """
 
     def read_state(self, topology: str) -> AbstractContextManager[StateReading]:

@@ -43,11 +43,16 @@ def prepare(spec: TableSpec, deltas: pa.Table, dialect: ChecksValues) -> pa.Tabl
         deltas = deltas.take(pc.sort_indices(deltas, sort_keys=key_order(len(keys))))
     deltas = deltas.combine_chunks()
     _refuse_twice(spec, deltas)
-    for name in keys:
-        check_value(dialect, state.table, name, deltas.column(name), None)
+    check_key_values(spec, deltas, dialect)
     for name in state.value_names:
         check_value(dialect, state.table, name, deltas.column(name), spec.reducers[name])
     return deltas
+
+
+def check_key_values(spec: TableSpec, table: pa.Table, dialect: ChecksValues) -> None:
+    """Raise StateValueError for a key, to be written or looked up, that no row can have."""
+    for name in spec.state.key_names:
+        check_value(dialect, spec.state.table, name, table.column(name), None)
 
 
 def key_order(keys: int) -> list[tuple[int, str]]:

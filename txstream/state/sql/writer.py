@@ -24,7 +24,7 @@ from txstream.state.records import TableSpec
 from txstream.state.sql.custom import called, custom_columns
 from txstream.state.sql.dialect import INTEGER_RANGES, StateDialect, Touch
 from txstream.state.sql.tables import build_table
-from txstream.state.values import check_value, chunks, prepare, shown_key
+from txstream.state.values import check_key_values, check_value, chunks, prepare, shown_key
 from txstream.transaction import TransactionAttempt
 
 _EXACT = decimal.Context(prec=100)
@@ -58,8 +58,11 @@ class TableWriter:
         connection.execute(self._put_back.where(here))
 
     def read(self, connection: Connection, keys: pa.Table, before: int) -> pa.Table:
-        """The rows of `keys` that exist, with key and value columns, as they were before batch `before`."""
+        """The rows of `keys` that exist, with key and value columns, as they were before batch `before`.
+        Raises StateValueError for a key that no row can have."""
         state = self.spec.state
+        check_key_values(self.spec, keys, self._dialect)
+        self._dialect.check_keys(state.table, keys.select(list(state.key_names)))
         places, stored = self._stored(connection, before, keys)
         found = keys.select(list(state.key_names)).take(places)
         return pa.Table.from_arrays(

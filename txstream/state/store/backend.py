@@ -44,7 +44,7 @@ from txstream.state.store import layout, upkeep
 from txstream.state.store.layout import Transaction
 from txstream.state.store.merging import RowRules, can_keep, keys_of, rows_of, to_table
 from txstream.state.store.reading import StoreReading
-from txstream.state.values import prepare
+from txstream.state.values import check_key_values, prepare
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 FORMAT = 1
@@ -378,6 +378,7 @@ class StoreBackend(StateBackend):
     # --- reading ------------------------------------------------------------------------------------
 
     def read(self, spec: TableSpec, keys: pa.Table, *, before: Txid) -> pa.Table:
+        check_key_values(spec, keys, self)
         rules, found = self._rules(spec), {}
         with self.transaction() as here:
             rows = self._rows(here, spec)
