@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from txstream.api.errors import UsageError
-from txstream.cli.context import Cli, shown
+from txstream.cli.context import Cli
 from txstream.cli.inspection import batch_document, plain_value, shown_attempt, shown_ranges
 from txstream.cli.stored import PlainCodec, positions
 from txstream.cli.stores import existing_database, is_dead, open_zookeeper
+from txstream.cli.tables import shown
 from txstream.metas import BatchMetas
 from txstream.semantics import Semantics
 from txstream.settings import Settings

@@ -54,6 +54,7 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["package"], ["--out"]),
         (["package", "--out", "x.whl"], ["x.zip"]),
         (["state", "top", "x"], ["TABLE", "txstream state top --help"]),
+        (["state", "get", "x", "t", "-7"], ["No such option", "comes last, after `--`"]),
     ],
 )
 def test_usage_errors_are_one_line_and_status_2(

@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from txstream.cli.tables import print_table
 from txstream.settings import Settings
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-_UNBOUNDED_WIDTH = 100_000
 
 
 @dataclass
@@ -62,38 +61,10 @@ class Cli:
 
     def print_table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
         """A table for people. Columns that begin with `>` are aligned right. Not cut when it is piped."""
-        from rich import box
-        from rich.console import Console
-        from rich.measure import Measurement
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
-        for column in columns:
-            table.add_column(
-                Text(column.lstrip(">")), justify="right" if column[0] == ">" else "left", overflow="fold"
-            )
-        for row in rows:
-            table.add_row(*(Text(shown(value)) for value in row))
-        console = Console(highlight=False)
-        if not console.is_terminal:
-            unbounded = console.options.update(width=_UNBOUNDED_WIDTH)
-            console.width = max(console.width, Measurement.get(console, unbounded, table).maximum)
-        console.print(table)
+        print_table(columns, rows, title)
 
 
 def print_error(line: str) -> None:
     """One line on standard error, wherever that is now: a progress bar takes it over while it is shown."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
-
-
-def shown(value: object) -> str:
-    """A value as people read it."""
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return str(value)

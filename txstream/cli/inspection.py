@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from txstream.cli.context import Cli, shown
+from txstream.cli.context import Cli
 from txstream.cli.options import command
 from txstream.cli.stores import warn_of_missing
+from txstream.cli.tables import escaped, shown
 from txstream.inspect.documents import plain_partitions, plain_value
 from txstream.transaction import epoch_of, sequence_of
 
@@ -197,8 +198,8 @@ def _print_batch(cli: Cli, topology_id: str, found: BatchDetails) -> None:
     for one in found.skipped:
         cli.print(f"{one.partition} skipped {one.skipped_from} to {one.start}: lost")
     for partition, reason in sorted(found.unavailable.items()):
-        cli.print(f"{partition} was unavailable: {reason}")
+        cli.print(f"{partition} was unavailable: {escaped(reason)}")
     for failed in found.failed_attempts:
         attempt = "an attempt" if failed.attempt is None else f"attempt {shown_attempt(failed.attempt)}"
         when = "" if failed.failed_at is None else f" at {shown_time(failed.failed_at)}"
-        cli.print(f"{attempt} failed{when}: {failed.error}")
+        cli.print(f"{attempt} failed{when}: {escaped(failed.error)}")

@@ -10,7 +10,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -103,7 +103,16 @@ def _tell_usage(error: BaseException) -> None:
         return
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "txstream"
-    print_error(f"txstream: {' '.join(message.split()).rstrip('.')}; see `{path} --help`")
+    dash = ""
+    if getattr(error, "option_name", None) and _takes_values(context):
+        dash = "a value that begins with a dash comes last, after `--`; "
+    print_error(f"txstream: {' '.join(message.split()).rstrip('.')}; {dash}see `{path} --help`")
+
+
+def _takes_values(context: Any) -> bool:
+    """Does the command that was typed take any number of values, as `state get` does?"""
+    parameters = getattr(getattr(context, "command", None), "params", ())
+    return any(one.nargs == -1 and one.param_type_name == "argument" for one in parameters)
 
 
 def _tell(error: BaseException, sentence: str, *, debug: bool) -> None:

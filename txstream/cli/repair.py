@@ -10,6 +10,7 @@ import typer
 from txstream.api.errors import UsageError
 from txstream.cli.context import Cli, print_error
 from txstream.cli.options import command
+from txstream.cli.tables import escaped
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology
@@ -45,7 +46,7 @@ def fsck(cli: Cli, topology_id: Id, target: Target = None, parameter: Parameters
         cli.say(f"checked {sentence}")
     for finding in report.findings:
         cli.print(f"{finding.severity.upper():<8} {finding.code}, {finding.where}")
-        cli.print(f"         {finding.what}")
+        cli.print(f"         {escaped(finding.what)}")
         cli.print(f"         to mend it: {finding.remedy}")
     if report.is_clean:
         cli.print(f"{topology_id}: all is well")

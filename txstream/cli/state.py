@@ -10,6 +10,7 @@ import typer
 from txstream.cli.context import Cli
 from txstream.cli.options import command
 from txstream.cli.stores import warn_of_missing
+from txstream.cli.tables import quoted
 from txstream.inspect.documents import document, flat_row, plain_value
 
 if TYPE_CHECKING:
@@ -82,7 +83,8 @@ def get(
         return 0 if found.rows else 1
     _say_notes(cli, found.notes)
     if not found.rows:
-        cli.say(f"table {table} has no row of key {', '.join(key)} as of txid {found.as_of}")
+        wanted = ", ".join(str(quoted(one)) for one in key)
+        cli.say(f"table {table} has no row of key {wanted} as of txid {found.as_of}")
         return 1
     _print_rows(cli, found.rows, found.semantics)
     cli.say(f"as of txid {found.as_of}, in {found.database}")
@@ -139,7 +141,8 @@ def _print_rows(cli: Cli, rows: Sequence[StateRow], semantics: Semantics) -> Non
     flat = [flat_row(row, semantics) for row in rows]
     numbers = {name for row in flat for name, value in row.items() if isinstance(value, (int, float))}
     cli.print_table(
-        [f">{name}" if name in numbers else name for name in flat[0]], [list(row.values()) for row in flat]
+        [f">{name}" if name in numbers else name for name in flat[0]],
+        [[quoted(value) for value in row.values()] for row in flat],
     )
 
 
@@ -175,11 +178,11 @@ def _rows_of(count: int) -> str:
 
 
 def _cells(change: RowChange, keys: Sequence[str], values: Sequence[str]) -> list[Any]:
-    cells = [plain_value(change.key[name]) for name in keys]
+    cells = [quoted(plain_value(change.key[name])) for name in keys]
     for name in values:
         cells += [
-            None if change.before is None else plain_value(change.before[name]),
-            plain_value(change.after[name]),
+            None if change.before is None else quoted(plain_value(change.before[name])),
+            quoted(plain_value(change.after[name])),
         ]
     return cells
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from txstream.api.errors import TxstreamError, UsageError
-from txstream.cli.context import Cli, shown
+from txstream.cli.context import Cli
 from txstream.cli.inspection import (
     batch_document,
     shown_attempt,
@@ -23,6 +23,7 @@ from txstream.cli.stores import (
     open_zookeeper,
     warn_of_missing,
 )
+from txstream.cli.tables import escaped, shown
 from txstream.cli.tasks import show_tasks
 from txstream.transaction import Txid
 
@@ -175,7 +176,7 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
             f"{shown_time(last.committed_at) or ''}, {shown(last.tuples)} tuples, {shown_ranges(last.metas)}"
         )
         if last.error:
-            lines["last error"] = last.error
+            lines["last error"] = escaped(last.error)
     for name, value in lines.items():
         cli.print(f"{name:<10} {value}")
     return 0

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from txstream.cli.context import Cli, shown
+from txstream.cli.context import Cli
 from txstream.cli.inspection import shown_attempt, shown_time
 from txstream.cli.stores import UnknownTopologyError, open_zookeeper
+from txstream.cli.tables import shown
 from txstream.transaction import epoch_of
 
 if TYPE_CHECKING:
