@@ -18,6 +18,7 @@ import pytest
 from mysql_servers import MariaDBServer, MissingServerError, MySQLFamilyServer, MySQLServer
 from postgres import PostgresServer
 from support.bare_python import make_bare_python
+from support.processes import process_of
 from support.runs import SPARK_STARTS_SOONER, Launcher
 
 from txstream.embedded import EmbeddedKafka, EmbeddedZooKeeper, Services, SparkStandalone, embedded
@@ -39,14 +40,12 @@ hypothesis.settings.load_profile("untimed")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `pytest -n`: one process has all tests with services, so that each is started once; the others go
-    by their file."""
+    """With `pytest -n`: who runs what, so that each service is started once."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByServices(LoadScopeScheduling):  # type: ignore[misc]  # it has no type information
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return "services" if file.startswith(("tests/acceptance", "tests/integration")) else file
+            return process_of(nodeid)
 
     return ByServices(config, log)
 
@@ -96,6 +95,13 @@ def mariadb() -> Iterator[MariaDBServer]:
 def mysql() -> Iterator[MySQLServer]:
     """A MySQL server."""
     yield from _started(MySQLServer)
+
+
+@pytest.fixture(scope="session", params=["mariadb", "mysql"])
+def mysql_server(request: pytest.FixtureRequest) -> MySQLFamilyServer:
+    """Each of the two, one after the other."""
+    server: MySQLFamilyServer = request.getfixturevalue(request.param)
+    return server
 
 
 def _started(kind: type[FamilyServer]) -> Iterator[FamilyServer]:

@@ -31,9 +31,6 @@ _PR_SET_PDEATHSIG: Final = 1
 _MEMORY_BYTES: Final = 4 << 30
 _ACCOUNT: Final = "root"  # of the server, not of the system
 
-NO_MYSQL: Final = "there is no MySQL here"
-"""What the reason begins with when tests on MySQL are skipped; `.ci/run` knows it."""
-
 _SETTINGS: Final = (
     # Safe against everything but a power failure, and much faster.
     "innodb_flush_log_at_trx_commit=2",
@@ -247,14 +244,10 @@ class MySQLServer(MySQLFamilyServer):
     )
 
     def _server(self) -> list[str]:
-        fetched = get_mysql.command(get_mysql.folder())
-        if fetched is not None:
-            return fetched
-        system = _found("mysqld")
-        # MariaDB has a program of this name too.
-        if system is not None and "mariadb" not in _version(system).lower():
-            return [system]
-        raise MissingServerError(f"{NO_MYSQL}; type python tools/get_mysql.py")
+        found = get_mysql.server()
+        if found is None:
+            raise MissingServerError(f"{get_mysql.NO_MYSQL}; type python tools/get_mysql.py")
+        return found
 
     def _installation(self) -> list[str]:
         # Its own account is one of `localhost`, a name, and no names are looked up here.
@@ -285,10 +278,6 @@ def _mariadb_program(*names: str) -> str:
 
 def _found(name: str) -> str | None:
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
-
-
-def _version(program: str) -> str:
-    return subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
 
 
 def _die_with_the_tests() -> None:

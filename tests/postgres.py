@@ -62,6 +62,19 @@ class PostgresServer:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         return self.url(name)
 
+    def create_account(self, name: str, password: str, *, owns: str) -> None:
+        """A role that owns a database and, unlike the others, is asked for its password."""
+        with psycopg.connect(host=str(self.data), user="postgres", autocommit=True) as connection:
+            role = sql.Identifier(name)
+            connection.execute(
+                sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(role, sql.Literal(password))
+            )
+            connection.execute(sql.SQL("ALTER DATABASE {} OWNER TO {}").format(sql.Identifier(owns), role))
+            rules = self.data / "pg_hba.conf"
+            # The first rule that fits is the one that counts.
+            rules.write_text(f"local all {name} scram-sha-256\n{rules.read_text()}")
+            connection.execute("SELECT pg_reload_conf()")
+
     def start(self) -> None:
         """Start it if it does not run, also again after `stop`; returns when it answers."""
         if (self.data / "postmaster.pid").exists():

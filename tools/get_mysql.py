@@ -4,7 +4,8 @@ Debian's stable releases have MariaDB alone; MySQL is in its unstable one. So th
 into the system, apt works in folders of its own here, the packages are only unpacked, never installed, and
 the server runs with the libraries and the loader that came along. `--where` prints the folder.
 
-Nothing is done when the folder is there. apt checks the archive's signature and every package's digest.
+Nothing is done where the folder is there, or the system has a MySQL. apt checks the archive's signature and
+every package's digest.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from typing import Final
 
 SUITE: Final = "sid"
 PACKAGE: Final = "mysql-server-core"
+NO_MYSQL: Final = "there is no MySQL here"
+"""What the reason begins with where tests on MySQL are skipped."""
+
 FALLBACK_MIRROR: Final = "http://deb.debian.org/debian"
 _KEYRING: Final = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 _SYSTEM_SOURCES: Final = Path("/etc/apt")
@@ -42,6 +46,15 @@ def folder() -> Path:
     if os.geteuid() == 0:
         return Path("/var/cache/txstream/mysql")
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "txstream" / "mysql"
+
+
+def server() -> list[str] | None:
+    """How to start the system's MySQL, or the fetched one; None when there is neither."""
+    system = shutil.which("mysqld", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+    # MariaDB has a program of this name too.
+    if system is not None and "mariadb" not in _run(system, "--no-defaults", "--version").lower():
+        return [system]
+    return command(folder())
 
 
 def command(at: Path) -> list[str] | None:
@@ -159,10 +172,10 @@ def main(arguments: list[str]) -> int:
     if arguments:
         print("usage: get_mysql.py [--where]", file=sys.stderr)
         return 2
-    if command(at) is not None:
-        return 0
-    print(f"fetching MySQL into {at}: a download of about 60 MB", flush=True)
     try:
+        if server() is not None:
+            return 0
+        print(f"fetching MySQL into {at}: a download of about 60 MB", flush=True)
         fetch(at)
     except FetchError as error:
         print(f"MySQL could not be fetched: {error}", file=sys.stderr)

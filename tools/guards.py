@@ -28,8 +28,8 @@ class Guard:
 SQLITE = "tests/unit/test_state_sqlite.py::TestContract"
 EXECUTORS = "tests/unit/test_executor_path.py::TestSQLite"
 SQLITE_LOCKS = "tests/unit/test_executor_path.py::TestSQLiteLocks"
-POSTGRESQL_LOCKS = "tests/integration/test_executor_path_servers.py::TestPostgreSQLLocks"
-MARIADB_LOCKS = "tests/integration/test_executor_path_servers.py::TestMariaDBLocks"
+POSTGRESQL_LOCKS = "tests/integration/test_executor_path_postgres.py::TestPostgreSQLLocks"
+MYSQL_LOCKS = "tests/integration/test_executor_path_mysql.py::TestMySQLLocks"
 READERS = "tests/unit/test_concurrent_reader.py::TestSQLite"
 COORDINATOR = "tests/unit/test_coordinator.py"
 RECOVERY = "tests/unit/test_recovery.py"
@@ -453,7 +453,7 @@ LOCKS = (
         _MYSQL,
         '            isolation_level="READ COMMITTED",\n',
         "",
-        f"{MARIADB_LOCKS}::test_isolation_is_set_whatever_the_servers_default_is",
+        f"{MYSQL_LOCKS}::test_isolation_is_set_whatever_the_servers_default_is",
     ),
     Guard(
         "5.4",
@@ -481,11 +481,11 @@ LOCKS = (
     ),
     Guard(
         "5.4",
-        "MariaDB: LOCK IN SHARE MODE",
+        "MySQL and MariaDB: LOCK IN SHARE MODE, FOR SHARE",
         "txstream/state/sql/dialect.py",
         "            .with_for_update(read=True)\n",
         "",
-        f"{MARIADB_LOCKS}::test_nobody_raises_the_fence_while_a_task_writes",
+        f"{MYSQL_LOCKS}::test_nobody_raises_the_fence_while_a_task_writes",
     ),
     Guard(
         "5.4",
@@ -540,11 +540,11 @@ LOCKS = (
     ),
     Guard(
         "5.4",
-        "MariaDB: idle in a transaction for less than the message timeout",
+        "MySQL and MariaDB: idle in a transaction for less than the message timeout",
         _MYSQL,
         "self.idle_timeout_seconds = max(1, math.floor(message_timeout_seconds / 2))",
         "self.idle_timeout_seconds = max(1, math.floor(message_timeout_seconds * 20))",
-        f"{MARIADB_LOCKS}::test_a_task_that_freezes_loses_its_transaction",
+        f"{MYSQL_LOCKS}::test_a_task_that_freezes_loses_its_transaction",
     ),
     Guard(
         "5.4",

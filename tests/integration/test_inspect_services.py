@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 import re
 import sys
-from datetime import UTC, date, datetime
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from postgres import PostgresServer
 from support.guide import DOCS, load
 from support.kafka_topics import Topics
-from support.states import Rig, word_table
+from support.server_readings import ServerReadings
 from support.tables import read_counts
 from support.texts import fill_topic, make_lines
 
@@ -173,47 +172,10 @@ def test_offsets_that_kafka_has_no_more(
 # --- a moment on a server --------------------------------------------------------------------------
 
 
-@pytest.fixture(params=["postgres", "mariadb"])
-def server_url(request: pytest.FixtureRequest, unique: str) -> str:
-    """An empty database of each server."""
-    url: str = request.getfixturevalue(request.param).create_database(unique)
-    return url
-
-
-def test_a_reading_sees_one_moment_on_a_server(server_url: str) -> None:
-    """READ COMMITTED, a commit's own level, would see what is committed between two questions."""
-    database = StateDatabase(server_url)
-    rig = Rig(database, server_url, word_table()).join()
-    rig.commit(1, {"a": 4})
-    with database.read_state("words") as reading:
-        before = (reading.as_of, reading.count("word_count"))
-        rig.commit(2, {"a": 3, "b": 1})
-        row = reading.find("word_count", ["a"])
-        assert row is not None
-        assert (row.value, row.txid) == ({"n": 4}, 1)
-        assert (reading.as_of, reading.count("word_count")) == before == (Txid(1), 1)
-    with database.read_state("words") as reading:
-        assert reading.as_of == 2
-    # The connection is as before: a commit needs to see what it has waited for.
-    with database.sessions.reading("a test") as connection:
-        level = connection.get_isolation_level()
-    assert level == "READ COMMITTED"
-    database.close()
-
-
-def test_keys_of_all_types_on_a_server(server_url: str) -> None:
-    key = "s string, i int, b boolean, d date, t timestamp, x binary, c decimal(9,2)"
-    database = StateDatabase(server_url)
-    rig = Rig(database, server_url, word_table(key=key)).join()
-    moment = datetime(2026, 1, 31, 11, 0, 0, 250_000, tzinfo=UTC)
-    whole = ("\U0001f600 ", -5, True, date(2026, 1, 31), moment, b"\x00\xff", Decimal("1.50"))
-    rig.commit(1, {whole: 3})
-    texts = ["\U0001f600 ", "-5", "true", "2026-01-31", "2026-01-31T12:00:00.25+01:00", "00ff", "1.5"]
-    settings = txstream.Settings(database=server_url)
-    (row,) = inspect.get("words", "word_count", texts, settings, parse=True).rows
-    assert tuple(row.key.values()) == whole
-    assert row.key["b"] is True
-    database.close()
+class TestPostgreSQL(ServerReadings):
+    @pytest.fixture
+    def url(self, postgres_url: str) -> str:
+        return postgres_url
 
 
 # --- two databases ---------------------------------------------------------------------------------
@@ -297,14 +259,11 @@ def test_every_command_of_the_guide_is_there(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_database_whose_password_is_not_known_is_named_and_found_when_it_is_given(
-    make_desk: Any, sqlite_url: str, mariadb: Any, unique: str, monkeypatch: pytest.MonkeyPatch
+    make_desk: Any, sqlite_url: str, postgres: PostgresServer, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     desk: Desk = make_desk(sqlite_url)
-    open_url = mariadb.create_database(unique)
-    mariadb.execute(
-        f"CREATE USER '{unique}'@'127.0.0.1' IDENTIFIED BY 'pass:w@rd'",
-        f"GRANT ALL ON `{unique}`.* TO '{unique}'@'127.0.0.1'",
-    )
+    open_url = postgres.create_database(unique)
+    postgres.create_account(unique, "pass:w@rd", owns=unique)
     secret = sa.make_url(open_url).set(username=unique, password="pass:w@rd")
     url = secret.render_as_string(hide_password=False)
     txstream.start(

@@ -51,10 +51,9 @@ from txstream.testing import TopologyTest
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
-@pytest.fixture(scope="module", params=["mariadb", "mysql"])
-def server(request: pytest.FixtureRequest) -> MySQLFamilyServer:
-    found: MySQLFamilyServer = request.getfixturevalue(request.param)
-    return found
+@pytest.fixture(scope="module")
+def server(mysql_server: MySQLFamilyServer) -> MySQLFamilyServer:
+    return mysql_server
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ class LockContract(StateFixtures):
     """SQLite too, whose one lock is the whole file's."""
 
     begin: ClassVar[tuple[str, ...]] = ()  # statements that SQLAlchemy sends to begin a transaction
-    share: ClassVar[str]  # a pattern of the statement by which a task takes the fence
+    share: ClassVar[str | tuple[str, ...]]  # how the statement ends by which a task takes the fence
 
     @pytest.fixture
     def held(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from typing import Protocol
 
 import pytest
+
+from txstream.state import open_database
 
 _numbers = itertools.count()
 
@@ -20,6 +23,14 @@ class Server(Protocol):
 def new_database(server: Server) -> str:
     """An empty database with a name of its own; its URL."""
     return server.create_database(f"db{next(_numbers)}")
+
+
+def with_framework_tables(server: Server) -> str:
+    """A new database with the framework's tables in it; its URL."""
+    url = new_database(server)
+    with contextlib.closing(open_database(url)) as database:
+        database.ensure_framework_tables()
+    return url
 
 
 class OneDatabase:

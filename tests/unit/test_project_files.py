@@ -141,6 +141,7 @@ def junit(tmp_path: Path, tests: str) -> str:
     (tmp_path / "test_it.py").write_text(tests)
     report = tmp_path / "report.xml"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    environment["PYTHONPATH"] = str(ROOT / "tools")
     subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, f"--junitxml={report}", tmp_path],
         cwd=tmp_path,
@@ -165,6 +166,19 @@ def test_a_skipped_test_and_a_skipped_module_are_problems(tmp_path: Path) -> Non
     assert "no_such_module" in found[0]
 
 
+def test_only_tests_on_mysql_are_excused_where_there_is_none(tmp_path: Path) -> None:
+    report = junit(
+        tmp_path,
+        "import pytest, get_mysql\n\n"
+        "def test_a():\n    pytest.skip(f'{get_mysql.NO_MYSQL}; fetch it')\n\n"
+        "def test_b():\n    pytest.skip('there is no mariadbd here')\n\n"
+        "def test_c():\n    pass\n",
+    )
+    assert len(check_no_skips.problems(report)) == 2
+    (found,) = check_no_skips.problems(report, without_mysql=True)
+    assert "test_b" in found
+
+
 def test_expected_failures_are_none_and_an_empty_run_is_one(tmp_path: Path) -> None:
     passing = "import pytest\n\n@pytest.mark.xfail\ndef test_a():\n    assert False\n"
     assert check_no_skips.problems(junit(tmp_path, passing)) == []
@@ -174,8 +188,10 @@ def test_expected_failures_are_none_and_an_empty_run_is_one(tmp_path: Path) -> N
 def test_skips_end_with_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "report.xml"
     report.write_text("<testsuite><testcase name='t'><skipped message='m'/></testcase></testsuite>")
-    assert check_no_skips.main([str(report)]) == 1
-    assert "skipped: " in capsys.readouterr().err
+    for options in ([], ["--without-mysql"]):
+        assert check_no_skips.main([*options, str(report)]) == 1
+        assert "skipped: " in capsys.readouterr().err
+    assert check_no_skips.main(["--without-mysql"]) == 2
     assert check_no_skips.main([str(tmp_path / "absent.xml")]) == 1
 
 

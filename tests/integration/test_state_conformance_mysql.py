@@ -1,0 +1,20 @@
+"""MariaDB and MySQL under the conformance suite that authors of backends run on their own."""
+
+from __future__ import annotations
+
+import pytest
+from mysql_servers import MySQLFamilyServer
+from support.server_databases import with_framework_tables
+
+from txstream.testing import StateCheck, state_checks
+
+
+@pytest.fixture(scope="module")
+def url(mysql_server: MySQLFamilyServer) -> str:
+    """One for all checks: each has topologies and tables of its own."""
+    return with_framework_tables(mysql_server)
+
+
+@pytest.mark.parametrize("check", state_checks(), ids=str)
+def test_mysql_keeps_every_promise(check: StateCheck, url: str) -> None:
+    assert check.run(url) is None

@@ -1,0 +1,52 @@
+"""Each service is used by the tests of one process alone."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from support.processes import MYSQL, SERVICES, process_of
+
+TESTS = Path(__file__).resolve().parents[1]
+FAMILY = re.compile(r"(own_)?(mariadb|mysql)(_server)?")
+OTHERS = {"services", "launcher", "postgres", "postgres_url", "own_postgres"}
+OTHERS |= {"own_zookeeper", "own_kafka", "spark", "cluster"}
+
+
+@pytest.mark.parametrize(
+    ("nodeid", "process"),
+    [
+        ("tests/unit/test_rows.py::TestRows::test_it[a::b]", "tests/unit/test_rows.py"),
+        ("tests/unit/test_mysql.py::test_it", "tests/unit/test_mysql.py"),
+        ("tests/acceptance/test_demo.py::test_it", SERVICES),
+        ("tests/integration/test_state_postgres.py::test_it[_mysql.py]", SERVICES),
+        ("tests/integration/test_state_mysql.py::test_it", MYSQL),
+    ],
+)
+def test_by_the_file(nodeid: str, process: str) -> None:
+    assert process_of(nodeid) == process
+
+
+def test_no_module_needs_servers_of_both() -> None:
+    found = dict.fromkeys((SERVICES, MYSQL), 0)
+    for file in sorted([*TESTS.glob("integration/test_*.py"), *TESTS.glob("acceptance/test_*.py")]):
+        used = fixtures(file)
+        process = process_of(file.relative_to(TESTS.parent).as_posix())
+        if process == MYSQL:
+            assert not used & OTHERS, file
+        else:
+            assert not [name for name in used if FAMILY.fullmatch(name)], file
+        found[process] += bool(used)
+    assert min(found.values()) > 2
+
+
+def fixtures(file: Path) -> set[str]:
+    """The names of all arguments in a module, and its strings, in which fixtures are named too."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    nodes = list(ast.walk(tree))
+    arguments = {node.arg for node in nodes if isinstance(node, ast.arg)}
+    return arguments | {
+        node.value for node in nodes if isinstance(node, ast.Constant) and type(node.value) is str
+    }
