@@ -11,5 +11,11 @@ connection = context.config.attributes.get("connection")
 if not isinstance(connection, Connection):
     raise TypeError("these scripts run inside txstream: type `txstream db upgrade`, not `alembic upgrade`")
 
-context.configure(connection=connection, target_metadata=metadata, version_table=VERSION_TABLE)
+# When statements are only printed there is nobody to bind their values.
+context.configure(
+    connection=connection,
+    target_metadata=metadata,
+    version_table=VERSION_TABLE,
+    literal_binds=context.is_offline_mode(),
+)
 context.run_migrations()

@@ -50,10 +50,10 @@ def add_column(table: str, column: sa.Column[Any]) -> None:
 
 def _columns(table: str) -> set[str]:
     """The columns that an earlier try has left; none when there was no such try."""
-    context = op.get_context()
-    connection = op.get_bind()
-    resuming = context.config is not None and context.config.attributes.get(RESUMING, False)
-    inspector = sa.inspect(connection)
-    if not resuming or not inspector.has_table(table):
+    config = op.get_context().config
+    if config is None or not config.attributes.get(RESUMING, False):
+        return set()
+    inspector = sa.inspect(op.get_bind())
+    if not inspector.has_table(table):
         return set()
     return {column["name"] for column in inspector.get_columns(table)}

@@ -140,10 +140,25 @@ class FrameworkContract(StateFixtures):
         assert database.upgrade() == (None, framework.HEAD)
         assert Rig(database, url).join().rows() == []
 
+    @pytest.mark.parametrize("revision", [None, *OLDER])
+    def test_its_statements_are_the_upgrade(
+        self, database: StateDatabase, url: str, revision: str | None
+    ) -> None:
+        """What a dry run prints does it, typed into the database's own shell."""
+        if revision is not None:
+            old_database(database, url, revision)
+        before, after, sql = database.upgrade_sql()
+        assert (before, after) == (revision, framework.HEAD)
+        assert database.upgrade_sql() == (before, after, sql), "nothing was changed"
+        lines = [line for line in sql.splitlines() if not line.startswith("--")]
+        execute(url, *(one for one in "\n".join(lines).split(";") if one.strip()))
+        assert database.upgrade_sql() == (framework.HEAD, framework.HEAD, "")
+        assert differences(url) == []
+
     def test_newer_revision_names_what_is_needed(self, database: StateDatabase, url: str) -> None:
         database.ensure_framework_tables()
         execute(url, f"UPDATE {framework.VERSION_TABLE} SET version_num = '9999'")
-        for refused in (database.ensure_framework_tables, database.upgrade):
+        for refused in (database.ensure_framework_tables, database.upgrade, database.upgrade_sql):
             with pytest.raises(SchemaRevisionError, match=r"revision 9999.*use a newer txstream"):
                 refused()
         with pytest.raises(SchemaRevisionError, match="9999"):

@@ -13,10 +13,11 @@ from txstream.api.errors import LeaderExistsError, ServiceUnavailableError, Usag
 from txstream.cli.context import Cli
 from txstream.cli.options import command
 from txstream.cli.stores import UnknownTopologyError, open_zookeeper, warn_of_missing
-from txstream.inspect.stores import open_databases
+from txstream.inspect.stores import is_missing_file, open_databases
 
 if TYPE_CHECKING:
     from txstream.inspect.records import MissingDatabase
+    from txstream.state import StateDatabase
     from txstream.zookeeper import ZooKeeper
 
 db = typer.Typer(help="The framework's own tables.", no_args_is_help=True)
@@ -117,7 +118,12 @@ def _ask(topology_id: str, *, drop_state: bool, yes: bool) -> None:
     typer.confirm(f"Delete {topology_id}: {what}?", abort=True, err=True)
 
 
-def upgrade(cli: Cli) -> None:
+def upgrade(
+    cli: Cli,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Change nothing; print the SQL statements that would do it.")
+    ] = False,
+) -> None:
     """Bring the framework's tables in the database, or in several, to this version of txstream.
 
     What runs on them goes on. The first database that fails ends the command; those before it are upgraded,
@@ -126,25 +132,45 @@ def upgrade(cli: Cli) -> None:
     from txstream.state import open_sql_database
 
     settings = cli.resolve()
-    if settings.uses_default_database:
+    if settings.uses_default_database and not dry_run:
         settings.data_dir.mkdir(parents=True, exist_ok=True)
+    one_database = _print_upgrade if dry_run else _upgrade
     done = []
     for url in (settings.database_url(), *settings.state_databases):
+        if dry_run and is_missing_file(url):
+            raise ServiceUnavailableError(f"{url}: there is no such file; `txstream run` makes it")
         database = open_sql_database(url, connect_timeout_seconds=settings.connect_timeout_seconds)
         try:
             database.check()
-            before, after = database.upgrade()
+            done.append({"database": database.url_for_people, **one_database(cli, database)})
         finally:
             database.close()
-        done.append({"database": database.url_for_people, "from": before, "to": after})
-        if cli.as_json:
-            continue
+    if cli.as_json:
+        cli.print_json({**done[0], "state_databases": done[1:]} if done[1:] else done[0])
+    elif dry_run:
+        cli.say("nothing was changed (--dry-run)")
+
+
+def _upgrade(cli: Cli, database: StateDatabase) -> dict[str, str | None]:
+    before, after = database.upgrade()
+    if not cli.as_json:
         if before == after:
             cli.print(f"{database.url_for_people} is at revision {after} already")
         else:
             cli.print(f"{database.url_for_people}: upgraded from {before or 'nothing'} to revision {after}")
-    if cli.as_json:
-        cli.print_json({**done[0], "state_databases": done[1:]} if done[1:] else done[0])
+    return {"from": before, "to": after}
+
+
+def _print_upgrade(cli: Cli, database: StateDatabase) -> dict[str, str | None]:
+    before, after, statements = database.upgrade_sql()
+    if not cli.as_json:
+        # A comment to SQL, so that what is printed can be given to the database's own shell.
+        if before == after:
+            cli.print(f"-- {database.url_for_people} is at revision {after} already")
+        else:
+            was = "nothing" if before is None else f"revision {before}"
+            cli.print(f"-- {database.url_for_people}: from {was} to {after}\n{statements}")
+    return {"from": before, "to": after, "sql": statements}
 
 
 def package(

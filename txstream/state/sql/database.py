@@ -79,6 +79,11 @@ class StateDatabase(StateBackend):
             self._dialect.lock_definitions(connection)
             return revisions.upgrade(connection, self.url_for_people)
 
+    def upgrade_sql(self) -> tuple[str | None, str, str]:
+        """As `upgrade`, but nothing is changed: (from, to, the SQL statements that would do it)."""
+        with self.sessions.reading("its revision") as connection:
+            return revisions.upgrade_sql(connection, self.url_for_people)
+
     def join(
         self,
         topology: str,

@@ -12,8 +12,10 @@ be files on disk. Alembic is imported only then: it costs as much start-up time 
 from __future__ import annotations
 
 import importlib.resources
+import io
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
 
 from sqlalchemy import Connection, inspect, text
 
@@ -21,6 +23,9 @@ import txstream
 from txstream.api.errors import SchemaRevisionError
 from txstream.state.records import SchemaDamagedError
 from txstream.state.sql.framework import HEAD, REVISIONS, VERSION_TABLE, metadata
+
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 _COMMIT_EACH_STEP = ("mysql", "mariadb")
 _UNFINISHED = "txstream_alembic_unfinished"
@@ -72,27 +77,39 @@ def create_or_check(connection: Connection, database: str) -> None:
 
 def upgrade(connection: Connection, database: str) -> tuple[str | None, str]:
     """Bring the tables to the newest revision: (what they were, what they are)."""
-    revision = read_revision(connection, database)
-    if revision is not None and revision not in REVISIONS:
-        raise _newer(revision, database)
+    revision = _revision_to_upgrade(connection, database)
     if revision != HEAD:
         _run_scripts(connection)
     return revision, HEAD
 
 
+def upgrade_sql(connection: Connection, database: str) -> tuple[str | None, str, str]:
+    """As `upgrade`, but nothing is changed: (what they are, what they would be, the statements)."""
+    if inspect(connection).has_table(_UNFINISHED):
+        raise SchemaRevisionError(
+            f"database {database}: an upgrade of txstream's tables was broken off, and what is left of it "
+            f"cannot be shown as statements; `txstream db upgrade` goes on with it"
+        )
+    revision = _revision_to_upgrade(connection, database)
+    statements = io.StringIO()
+    if revision != HEAD:
+        from alembic import command
+
+        command.upgrade(_config(connection, statements), f"{revision or 'base'}:{HEAD}", sql=True)
+    return revision, HEAD, statements.getvalue().strip()
+
+
+def _revision_to_upgrade(connection: Connection, database: str) -> str | None:
+    revision = read_revision(connection, database)
+    if revision is not None and revision not in REVISIONS:
+        raise _newer(revision, database)
+    return revision
+
+
 def _run_scripts(connection: Connection, *, to: str = HEAD) -> None:
     from alembic import command
-    from alembic.config import Config
 
-    # Alembic announces each script at level INFO; what a user sees is the framework's own words.
-    logger = logging.getLogger("alembic")
-    if logger.level == logging.NOTSET:
-        logger.setLevel(logging.WARNING)
-    config = Config()
-    # The configuration is an ini file in memory, in which a percent sign must be doubled.
-    config.set_main_option("script_location", str(_script_folder()).replace("%", "%%"))
-    config.set_main_option("path_separator", "os")
-    config.attributes["connection"] = connection
+    config = _config(connection)
     if connection.dialect.name not in _COMMIT_EACH_STEP:
         command.upgrade(config, to)
         return
@@ -101,6 +118,21 @@ def _run_scripts(connection: Connection, *, to: str = HEAD) -> None:
     connection.execute(text(f"CREATE TABLE IF NOT EXISTS {_UNFINISHED} (revision VARCHAR(32) PRIMARY KEY)"))
     command.upgrade(config, to)
     connection.execute(text(f"DROP TABLE {_UNFINISHED}"))
+
+
+def _config(connection: Connection, output: TextIO | None = None) -> Config:
+    from alembic.config import Config
+
+    # Alembic announces each script at level INFO; what a user sees is the framework's own words.
+    logger = logging.getLogger("alembic")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.WARNING)
+    config = Config(output_buffer=output)
+    # The configuration is an ini file in memory, in which a percent sign must be doubled.
+    config.set_main_option("script_location", str(_script_folder()).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    return config
 
 
 def _script_folder() -> Path:
