@@ -2,7 +2,9 @@
 
 Invariants. `finish` gives every key once. Rows are folded chunk by chunk, and partial results are folded
 again when they pass a bound, so memory follows the number of keys, not of tuples. However tuples are spread
-over folds, and in whatever order they and the partial results come, the merged result is the same.
+over folds, and in whatever order they and the partial results come, the merged result is the same: totals are
+kept in types that no total is too large for, and only the result has to fit its column. Sums of floating
+point alone are rounded as they come, so their last digits depend on the order.
 """
 
 from __future__ import annotations
@@ -73,7 +75,7 @@ class Fold:
     """Tuples in, one row per key out, in the columns of `schema` (keys first, then one per reducer).
 
     A partial result has more columns behind those: what each reducer needs until it is merged, its
-    `order_fields`. `owner` is what messages name: "table 'words'".
+    `order_fields`; and totals in it may have wider types. `owner` is what messages name: "table 'words'".
     """
 
     def __init__(
@@ -108,15 +110,37 @@ class Fold:
             return self.schema.empty_table()
         if len(self._partials) == 1:
             return self._partials[0]
-        return self._merge(pa.concat_tables(self._partials))
+        return self._merge(_together(self._partials))
 
     def finish(self) -> pa.Table:
-        """One row per key. Without keys exactly one row, also when nothing came."""
+        """One row per key. Without keys exactly one row, also when nothing came. Raises StateValueError for a
+        result that its column cannot hold."""
         merged = self.partial()
         if not self.keys and merged.num_rows == 0:
             row = {name: [reducer.identity] for name, reducer in self.reducers.items()}
             return pa.table(row, schema=self.schema)
-        return merged.select(list(range(len(self.schema))))
+        columns = [self._fitted(merged, place) for place in range(len(self.schema))]
+        return pa.Table.from_arrays(columns, schema=self.schema)
+
+    def shown(self, keys: Sequence[pa.ChunkedArray], row: int) -> str:
+        """A row's key as people write it, with a comma behind it: "key word='spark', "; "" without keys."""
+        named = zip(self.keys, keys, strict=True)
+        text = ", ".join(f"{name}={column[row].as_py()!r}" for name, column in named)
+        return f"key {text}: " if text else ""
+
+    def _fitted(self, merged: pa.Table, place: int) -> pa.ChunkedArray:
+        field, column = self.schema.field(place), merged.column(place)
+        if column.type.equals(field.type):
+            return column
+        try:
+            return column.cast(field.type)
+        except pa.ArrowInvalid as error:
+            row = _first_unfit(column, field.type)
+            raise StateValueError(
+                f"{self._owner}{self.shown(merged.columns[: len(self.keys)], row)}value column "
+                f"{field.name!r} ({format_type(field.type)}) cannot hold its result {column[row].as_py()}; "
+                f"declare a wider type"
+            ) from error
 
     # --- the two steps ------------------------------------------------------------------------------
 
@@ -185,12 +209,12 @@ class _Work:
         # use_threads=False keeps the rows in order of first appearance, and a worker on its own core.
         grouped = pa.table(self._columns) if self._columns else pa.table({"row": pa.nulls(self._rows)})
         grouped = grouped.group_by(self._key_names, use_threads=False).aggregate(self._aggregates)
-        columns = grouped.columns[: len(fold.keys)]
+        keys = grouped.columns[: len(fold.keys)]
+        columns = list(keys)
         hidden: list[pa.ChunkedArray] = []
         names: list[str] = []
         for place, (name, reducer) in enumerate(fold.reducers.items()):
             column = grouped.column(len(fold.keys) + place)
-            field = fold.schema.field(name)
             if name in self._orders:
                 rows, (values, *order) = self._orders[name]
                 winners = rows.take(column)
@@ -198,35 +222,30 @@ class _Work:
                 hidden += [part.take(winners) for part in order]
                 names += [f"{name} by {by}" for by in reducer.order_fields]
             elif isinstance(reducer, Custom):
-                column = self._called(field, reducer, column, columns)
+                column = self._called(fold.schema.field(name), reducer, column, keys)
             if reducer.identity is not None and column.null_count:
                 column = pc.fill_null(column, reducer.identity)
-            columns.append(_cast(column, field.type, f"{fold._owner}value column {name!r}"))
-        fields = [*fold.schema, *(pa.field(n, c.type) for n, c in zip(names, hidden, strict=True))]
-        return pa.Table.from_arrays([*columns, *hidden], schema=pa.schema(fields))
+            columns.append(column)
+        # As it comes: only a result has to fit its column.
+        return pa.Table.from_arrays([*columns, *hidden], names=[*fold.schema.names, *names])
 
     def _called(
         self, field: pa.Field, reducer: Custom, lists: pa.ChunkedArray, keys: list[pa.ChunkedArray]
     ) -> pa.ChunkedArray:
         fold = self._fold
-
-        def shown(row: int) -> str:
-            named = zip(fold.keys, keys, strict=True)
-            return ", ".join(f"{name}={column[row].as_py()!r}" for name, column in named)
-
         results = []
         for row, values in enumerate(lists.to_pylist()):
             try:
                 results.append(reducer.reduced(values))
             except StateValueError as error:
                 raise StateValueError(
-                    f"{fold._owner}key {shown(row)}: value column {field.name!r}: {error}"
+                    f"{fold._owner}{fold.shown(keys, row)}value column {field.name!r}: {error}"
                 ) from error.__cause__
         try:
             return pa.chunked_array([to_column(results, field.with_nullable(True))])
         except UnfitValueError as error:
             raise StateValueError(
-                f"{fold._owner}key {shown(error.row)}: value column {field.name!r} "
+                f"{fold._owner}{fold.shown(keys, error.row)}value column {field.name!r} "
                 f"({format_type(field.type)}) cannot hold {error.value!r:.100}, which {reducer} gave"
             ) from error
 
@@ -263,10 +282,24 @@ def _unscaled(number: Any) -> int:
     return number if isinstance(number, int) else int("".join(map(str, number.as_tuple().digits)))
 
 
-def _cast(column: pa.ChunkedArray, data_type: pa.DataType, what: str) -> pa.ChunkedArray:
-    if column.type.equals(data_type):
-        return column
-    try:
-        return column.cast(data_type)
-    except pa.ArrowInvalid as error:
-        raise StateValueError(f"{what} ({format_type(data_type)}) cannot hold its result: {error}") from error
+def _together(partials: Sequence[pa.Table]) -> pa.Table:
+    """Partial results as one table; a total that is wider in one of them is so in all."""
+    first = partials[0].schema
+    if all(table.schema.equals(first) for table in partials):
+        return pa.concat_tables(partials)
+    types = [max((table.field(place).type for table in partials), key=_width) for place in range(len(first))]
+    schema = pa.schema([pa.field(name, kind) for name, kind in zip(first.names, types, strict=True)])
+    return pa.concat_tables([table.cast(schema) for table in partials])
+
+
+def _width(data_type: pa.DataType) -> int:
+    return data_type.precision if pa.types.is_decimal(data_type) else 0
+
+
+def _first_unfit(column: pa.ChunkedArray, data_type: pa.DataType) -> int:
+    for row in range(len(column)):
+        try:
+            column.slice(row, 1).cast(data_type)
+        except pa.ArrowInvalid:
+            return row
+    return 0

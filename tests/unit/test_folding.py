@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
+from operator import itemgetter
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -181,6 +183,54 @@ def test_a_total_beyond_64_bits_is_refused_and_never_wraps_round(values: list[in
             folded(Fold(["word"], {"n": Sum("x")}, parse_schema("word string, n bigint")))
 
 
+SMALL = "n tinyint, x bigint, d decimal(3,2), f float"
+NUMBERS = st.tuples(
+    st.sampled_from("ab"),
+    st.integers(-128, 127),
+    st.sampled_from([(1 << 63) - 1, -(1 << 63), -1, 0, 1, 7]),
+    st.integers(-999, 999).map(lambda n: Decimal(n).scaleb(-2)),
+    st.sampled_from([1.0, -1.0, 2.0**24, -(2.0**24)]),
+)
+
+
+@given(st.lists(st.lists(NUMBERS, max_size=4), min_size=1, max_size=4), st.randoms())
+@settings(deadline=None)
+def test_a_total_is_refused_for_what_it_is_and_not_for_how_its_tuples_were_spread(
+    parts: list[list[tuple[Any, ...]]], random: Random
+) -> None:
+    """What is too large in one part, another part may bring back; only the whole has to fit its column."""
+    schema = parse_schema(f"word string, {SMALL}")
+    reducers = {name: Sum(name) for name in schema.names[1:]}
+
+    def folded(chunks: list[list[tuple[Any, ...]]]) -> list[dict[str, Any]] | str:
+        whole = Fold(["word"], reducers, schema)
+        for rows in chunks:
+            part = Fold(["word"], reducers, schema)
+            part.add(to_batch(rows, schema))
+            whole.add_partial(part.partial())
+        try:
+            return sorted(whole.finish().to_pylist(), key=itemgetter("word"))
+        except StateValueError as error:
+            return str(error)
+
+    together = folded([[row for rows in parts for row in rows]])
+    random.shuffle(parts)
+    apart = folded(parts)
+    assert isinstance(apart, str) == isinstance(together, str), (together, apart)
+    assert isinstance(apart, str) or apart == together
+
+
+def test_a_total_that_does_not_fit_is_told_with_its_key() -> None:
+    fold = Fold(["word"], {"n": Sum("x")}, parse_schema("word string, n tinyint"), "table 'words'")
+    fold.add(to_batch([("a", 0, 100, 0.0), ("b", 0, 100, 0.0)]))
+    fold.add(to_batch([("b", 0, 28, 0.0)]))
+    with pytest.raises(
+        StateValueError,
+        match=r"^table 'words', key word='b': value column 'n' \(tinyint\) cannot hold its result 128;",
+    ):
+        fold.finish()
+
+
 def test_large_numbers_that_cancel_out_are_added_exactly() -> None:
     fold = Fold(["word"], {"n": Sum("x")}, parse_schema("word string, n bigint"))
     fold.add(to_batch([("a", 0, x, 0.0) for x in ((1 << 62), (1 << 62), -(1 << 62), 5, None)]))
@@ -207,8 +257,9 @@ def test_a_decimal_total_with_too_many_digits_is_refused() -> None:
     bolt = ReduceBolt("word", price=Sum("price"))
     prepared(bolt, schema)
     rows = [("a", Decimal("9.99")), ("a", Decimal("0.01"))]
+    bolt.execute_chunk(Chunk(to_batch(rows, schema), "lines"))
     with pytest.raises(StateValueError, match=r"value column 'price' \(decimal\(3,2\)\) cannot hold"):
-        bolt.execute_chunk(Chunk(to_batch(rows, schema), "lines"))
+        bolt.finish_batch()
 
 
 @pytest.mark.parametrize(
@@ -299,8 +350,11 @@ def test_a_value_column_without_a_reducer_is_a_sum() -> None:
 def test_a_result_outside_of_the_columns_range_is_refused() -> None:
     bolt = SqlStateBolt(SqlState("words", key="word string", value="x tinyint"))
     prepared(bolt)
-    with pytest.raises(StateValueError, match=r"value column 'x' \(tinyint\) cannot hold its result"):
-        bolt.execute_chunk(Chunk(to_batch([("a", 1, 100, 1.0), ("a", 1, 28, 1.0)]), "lines"))
+    bolt.execute_chunk(Chunk(to_batch([("a", 1, 100, 1.0), ("a", 1, 28, 1.0)]), "lines"))
+    merged = new_fold(bolt)
+    merged.add_partial(bolt.deltas())
+    with pytest.raises(StateValueError, match=r"key word='a': value column 'x' \(tinyint\) cannot hold its"):
+        merged.finish()
 
 
 @pytest.mark.parametrize(

@@ -186,8 +186,9 @@ def test_both_zeros_are_one_key_and_decimals_never_wrap_round() -> None:
     (row,) = fold.finish().to_pylist()
     assert (math.copysign(1, row["k"]), row["d"]) == (1, large)
     fold = Fold(["k"], {"d": Sum("d")}, schema)
+    fold.add(to_batch([(1.0, Decimal("9" * 36 + ".99"))] * 3, schema))
     with pytest.raises(StateValueError, match=r"'d' \(decimal\(38,2\)\) cannot hold its result"):
-        fold.add(to_batch([(1.0, Decimal("9" * 36 + ".99"))] * 3, schema))
+        fold.finish()
 
 
 def broken(left: int, right: int) -> Any:
@@ -212,7 +213,8 @@ def broken(left: int, right: int) -> Any:
     ],
 )
 def test_what_a_function_does_wrong_is_told_with_its_key(reducer: Reducer, message: str) -> None:
-    bolt = SqlStateBolt(SqlState("words", key="word string", value="x bigint"), x=reducer)
+    words = SqlState("words", key="word string", value="n bigint, x bigint")
+    bolt = SqlStateBolt(words, n=Count(), x=reducer)
     prepared(bolt, INPUT)
     with pytest.raises(
         StateValueError, match=f"table 'words', key word='a': value column 'x'.*{message}"
