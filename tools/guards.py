@@ -151,6 +151,33 @@ START = (
         f"{RECOVERY}::test_every_fence_is_raised_before_anything_is_read_that_the_decision_depends_on",
     ),
     Guard(
+        "5.2",
+        "what has joined since the start began is seen before anything is decided",
+        "txstream/engine/assembly.py",
+        "    claim = confirm(topology, claim, store)\n",
+        "",
+        "tests/unit/test_start_races.py"
+        "::test_a_state_that_joined_while_the_former_code_started_is_not_left_out[sqlite]",
+    ),
+    Guard(
+        "5.2",
+        "code that lacks a column of a table does not write it, whenever the column came",
+        "txstream/state/sql/tables.py",
+        "    declarations.refuse_other_declaration(owner, spec)\n    added",
+        "    added",
+        "tests/unit/test_start_races.py"
+        "::test_a_column_that_came_while_the_former_code_started_is_not_left_out[sqlite]",
+    ),
+    Guard(
+        "5.2",
+        "a first run that is refused takes back nothing that another driver leads",
+        "txstream/engine/claim.py",
+        "        if store.read_epoch() > 0 or (epoch := store.claim_epoch(Epoch(0))) > 1:\n            return\n",
+        "        epoch = store.claim_epoch(Epoch(0))\n",
+        "tests/unit/test_start_races.py"
+        "::test_a_first_run_that_fails_leaves_what_another_driver_has_taken_up[sqlite]",
+    ),
+    Guard(
         "5.2.5",
         "a row `committing` is not taken for committed",
         _RECOVERY,
@@ -338,8 +365,8 @@ COMMIT = (
         "5.3",
         "raise: an attempt is let in once",
         _FENCE,
-        "fence.c.attempt < attempt)",
-        "fence.c.attempt <= attempt)",
+        'fence.c.attempt < bindparam("mine"),',
+        'fence.c.attempt <= bindparam("mine"),',
         f"{EXECUTORS}::test_an_attempt_begins_once",
     ),
     Guard(
@@ -606,8 +633,8 @@ HOLES = (
         "hole 2",
         "zombies: an older attempt is not let in by the fence",
         _FENCE,
-        ", fence.c.attempt < attempt)",
-        ")",
+        '        fence.c.attempt < bindparam("mine"),\n',
+        "",
         f"{SQLITE}::test_zombie_attempt_is_refused_and_writes_nothing",
     ),
     Guard(
@@ -622,7 +649,7 @@ HOLES = (
         "hole 3",
         "ZooKeeper lost: a database that knows the topology is not joined anew",
         "txstream/engine/claim.py",
-        "            _refuse_orphan(topology.id, target.database)\n",
+        "            stored = _refuse_orphan(topology.id, store, target.database)\n",
         "            pass\n",
         "tests/unit/test_recover.py",
     ),

@@ -12,7 +12,7 @@ from typing import Any
 
 from txstream.api.topology import Topology
 from txstream.coordinator import Coordinator
-from txstream.engine.claim import claim_identity
+from txstream.engine.claim import claim_identity, confirm
 from txstream.engine.commit import StateTarget
 from txstream.engine.joining import newcomers_of, settle_changes
 from txstream.engine.operators import Slots
@@ -52,6 +52,7 @@ def take_up(
     claim = claim_identity(topology, store, targets, locked=locked)
     databases = [target.database for target in targets]
     epoch = take_over(topology.id, claim.identity.uuid, store, databases, locked=locked)
+    claim = confirm(topology, claim, store)
     newcomers = newcomers_of(topology, claim, store, targets)
     settled = [database for database in databases if database not in newcomers]
     resume = recover(topology.id, topology.semantics, store, settled, codec)

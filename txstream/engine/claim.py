@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from txstream.api.errors import IdentityMismatchError, ProgressMismatchError, TxstreamError
+from txstream.api.errors import CorruptStateError, IdentityMismatchError, ProgressMismatchError, TxstreamError
 from txstream.api.topology import Topology
 from txstream.engine.commit import StateTarget
 from txstream.state import FenceLockedError, StateBackend, TableSpec
-from txstream.transaction import FIRST_TXID
+from txstream.transaction import FIRST_TXID, Epoch, attempt_id
 from txstream.zookeeper import Identity, ProgressStore
 
 
@@ -78,7 +78,7 @@ def claim_identity(
     for target in targets:
         target.database.ensure_framework_tables()
         if stored is None:
-            _refuse_orphan(topology.id, target.database)
+            stored = _refuse_orphan(topology.id, store, target.database)
     identity = store.create_identity(mine) if stored is None else stored
     _refuse_other(topology.id, identity, mine)
     claim = Claim(identity, mine.tables)
@@ -95,11 +95,9 @@ def claim_identity(
                 join(topology, target.database, new, kept, first_run=True, locked=locked)
             joined.append(target.database)
     except TxstreamError:
-        if stored is None:
-            _undo(topology.id, store, identity, joined)
-            # MySQL commits each table that it creates; elsewhere nothing is left of a join that failed.
-            with contextlib.suppress(TxstreamError):
-                target.database.delete(topology.id, drop_state=True, uuid=identity.uuid)
+        if identity.uuid == mine.uuid:
+            # MySQL commits each table that it creates: the one that has failed may have left some too.
+            _undo(topology.id, store, identity, [*joined, target.database])
         raise
     return claim
 
@@ -137,17 +135,40 @@ def join(
             locked(error)
 
 
-def _undo(topology_id: str, store: ProgressStore, identity: Identity, joined: Sequence[StateBackend]) -> None:
-    """What cannot be removed now is told by the next run. Only what carries the fresh uuid is dropped."""
+def confirm(topology: Topology, claim: Claim, store: ProgressStore) -> Claim:
+    """The claim as it is when nobody else can change it any more: after the epoch was claimed.
+
+    Another driver may have led between `claim_identity` and that, with other code: what has joined under it
+    counts. Raises IdentityMismatchError when this code lacks it, CorruptStateError when all was deleted.
+    """
+    stored = store.read_identity()
+    if stored is None or stored.uuid != claim.identity.uuid:
+        raise CorruptStateError(
+            f"topology {topology.id!r} was deleted, or ZooKeeper lost it, while this driver started"
+        )
+    _refuse_other(topology.id, stored, identity_of(topology))
+    return replace(claim, identity=stored)
+
+
+def _undo(
+    topology_id: str, store: ProgressStore, identity: Identity, databases: Sequence[StateBackend]
+) -> None:
+    """What cannot be removed now is told by the next run. Only what carries the fresh uuid is dropped, and
+    nothing once another driver has taken it up: then it is that driver's."""
     with contextlib.suppress(TxstreamError):
-        for database in joined:
-            database.delete(topology_id, drop_state=True, uuid=identity.uuid)
+        if store.read_epoch() > 0 or (epoch := store.claim_epoch(Epoch(0))) > 1:
+            return
+        for database in databases:
+            database.delete(topology_id, drop_state=True, uuid=identity.uuid, attempt=attempt_id(epoch, 0))
         store.delete_everything()
 
 
-def _refuse_orphan(topology_id: str, database: StateBackend) -> None:
-    """ZooKeeper knows nothing of this topology, a database does: one of the two was lost."""
+def _refuse_orphan(topology_id: str, store: ProgressStore, database: StateBackend) -> Identity | None:
+    """ZooKeeper knows nothing of this topology, a database does: one of the two was lost. The identity when
+    another driver has made both meanwhile; None when there is neither."""
     fence = database.read_fence(topology_id)
+    if fence is not None and (stored := store.read_identity()) is not None:
+        return stored
     if fence is not None:
         last = database.last_batch(topology_id)
         raise ProgressMismatchError(
@@ -156,6 +177,7 @@ def _refuse_orphan(topology_id: str, database: StateBackend) -> None:
             f"point at the right one; if it was lost, `txstream recover {topology_id} --from-ledger` makes "
             f"it again; `txstream delete {topology_id} --drop-state` starts afresh"
         )
+    return None
 
 
 def _refuse_other(topology_id: str, stored: Identity, mine: Identity) -> None:

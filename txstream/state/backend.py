@@ -284,10 +284,13 @@ class StateBackend(ABC):
         return [stored.columns(row) for row in rows]
 
     @abstractmethod
-    def delete(self, topology: str, *, drop_state: bool, uuid: str | None = None) -> list[str]:
+    def delete(
+        self, topology: str, *, drop_state: bool, uuid: str | None = None, attempt: AttemptId | None = None
+    ) -> list[str]:
         """Forget a topology: its fence and ledger, with `drop_state` its state tables too; the names of the
         tables dropped. With `uuid` only what belongs to that life of it. What is not there is not missed. No
-        driver of it may be running."""
+        driver of it may be running; where one may be, `attempt` is given: with the fence above it nothing is
+        deleted. Raises StaleAttemptError then."""
 
     @abstractmethod
     def close(self) -> None:

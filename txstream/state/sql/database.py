@@ -320,7 +320,9 @@ class StateDatabase(StateBackend):
         with self.read_state(topology) as reading:
             return reading.columns(table, n)
 
-    def delete(self, topology: str, *, drop_state: bool, uuid: str | None = None) -> list[str]:
+    def delete(
+        self, topology: str, *, drop_state: bool, uuid: str | None = None, attempt: AttemptId | None = None
+    ) -> list[str]:
         if not self._dialect.is_there():
             return []
         with self.sessions.writing(f"deleting topology {topology!r}") as (connection, _):
@@ -329,6 +331,8 @@ class StateDatabase(StateBackend):
             if revision is None:
                 return []
             revisions.refuse_other_revision(revision, self.url_for_people)
+            if attempt is not None:
+                fence.keep_below(connection, topology, attempt)
             for table in (fence_table, batch_table):
                 rows = delete(table).where(table.c.topology == topology)
                 connection.execute(rows if uuid is None else rows.where(table.c.uuid == uuid))

@@ -81,6 +81,18 @@ def require(
     raise rules.superseded(topology, attempt, found)
 
 
+def keep_below(connection: Connection, topology: str, attempt: AttemptId) -> None:
+    """Demand that no attempt above this one is let in before the transaction ends. No fence is none above.
+
+    Raises StaleAttemptError when one was.
+    """
+    mine = update(fence).where(fence.c.topology == topology, fence.c.attempt <= attempt)
+    if connection.execute(mine.values(attempt=attempt)).rowcount == 0:
+        found = read(connection, topology)
+        if found is not None:
+            rules.must_rise(found, topology, attempt, may_be_equal=True)
+
+
 def read(connection: Connection, topology: str) -> FenceRow | None:
     """The fence of a topology."""
     row = connection.execute(select(fence).where(fence.c.topology == topology)).one_or_none()

@@ -186,6 +186,8 @@ def changes_due(
     owner = read_owner(connection, spec.state.table)
     if owner is None:
         return []
+    # Another driver may have led, with columns more, since `join_table` has looked.
+    declarations.refuse_other_declaration(owner, spec)
     added = added_values(owner.declaration, spec)
     if added and unfinished is not None and spec.semantics is Semantics.TRANSACTIONAL:
         raise committed_in_part(owner.table, added, unfinished)

@@ -22,6 +22,7 @@ import pyarrow as pa
 from txstream.api.errors import (
     CorruptStateError,
     SchemaRevisionError,
+    StaleAttemptError,
     StateTableError,
 )
 from txstream.api.reducers import Reducer
@@ -375,6 +376,15 @@ class StoreBackend(StateBackend):
             )
         return layout.rows_space(name)
 
+    def _refuse_grown(self, here: Transaction, spec: TableSpec) -> None:
+        """A reader that does not know all columns belongs to a driver of before: leaders add them."""
+        owner = layout.read_owner(here, spec.state.table)
+        if owner is not None and owner.declaration != spec.state.declaration(spec.semantics):
+            raise StaleAttemptError(
+                f"state table {spec.state.table!r} has grown since this attempt began: another driver has "
+                f"taken over"
+            )
+
     # --- reading ------------------------------------------------------------------------------------
 
     def read(self, spec: TableSpec, keys: pa.Table, *, before: Txid) -> pa.Table:
@@ -382,6 +392,7 @@ class StoreBackend(StateBackend):
         rules, found = self._rules(spec), {}
         with self.transaction() as here:
             rows = self._rows(here, spec)
+            self._refuse_grown(here, spec)
             for key in keys_of(spec, keys):
                 stored = here.get(rows, key)
                 values = None if stored is None else rules.before(stored, before)
@@ -408,10 +419,14 @@ class StoreBackend(StateBackend):
             assert isinstance(state, StoreReading)
             return state.columns(table, n)
 
-    def delete(self, topology: str, *, drop_state: bool, uuid: str | None = None) -> list[str]:
+    def delete(
+        self, topology: str, *, drop_state: bool, uuid: str | None = None, attempt: AttemptId | None = None
+    ) -> list[str]:
         dropped = []
         with self.transaction(exclusive=[_DEFINITIONS, layout.lock_of(topology)]) as here:
             fence = here.get("fence", (topology,))
+            if fence is not None and attempt is not None:
+                fence_rules.must_rise(layout.read_fence(fence), topology, attempt, may_be_equal=True)
             if fence is not None and uuid in (None, layout.read_fence(fence).uuid):
                 here.put("fence", (topology,), None)
             for key, row in list(here.scan(layout.ledger_space(topology))):

@@ -12,7 +12,7 @@ from datetime import datetime
 
 from txstream.semantics import Semantics
 from txstream.state.changes import added_values, committed_in_part
-from txstream.state.declarations import declared_spec
+from txstream.state.declarations import declared_spec, refuse_other_declaration
 from txstream.state.records import COMMITTED, BatchRecord, TableSpec
 from txstream.state.store import layout
 from txstream.state.store.layout import Transaction
@@ -29,6 +29,9 @@ def grow_tables(here: Transaction, tables: Sequence[TableSpec], unfinished: Txid
     for spec in tables:
         name = spec.state.table
         owner = layout.read_owner(here, name)
+        if owner is not None:
+            # Another driver may have led, with columns more, since `join` has looked.
+            refuse_other_declaration(owner, spec)
         added = () if owner is None else added_values(owner.declaration, spec)
         if owner is None or not added:
             continue

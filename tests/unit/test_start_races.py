@@ -1,0 +1,210 @@
+"""Two drivers start one topology with different code: what the one did before the other was let in counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from support.inmemory import MemoryLog, MemorySource, Range
+from support.recovering import empty_database
+
+from txstream.api.builder import TransactionalTopologyBuilder
+from txstream.api.errors import (
+    CorruptStateError,
+    IdentityMismatchError,
+    ServiceUnavailableError,
+    StaleAttemptError,
+    StateTableError,
+)
+from txstream.api.reducers import Count, Sum
+from txstream.api.spouts import OpaqueSpout
+from txstream.api.state import SqlState
+from txstream.api.topology import Topology
+from txstream.bolts.sql import SqlStateBolt
+from txstream.engine.assembly import Takeover, take_up
+from txstream.engine.targets import state_targets
+from txstream.metas import MetaCodec
+from txstream.state import StateBackend, TableSpec, open_database
+from txstream.state.store.memory import forget
+from txstream.transaction import Txid, attempt_id
+from txstream.zookeeper import MemoryProgress, MemoryTree
+
+SOURCE = MemorySource(MemoryLog({}), "word string, x bigint")
+NARROW = SqlState("counts", key="word string", value="n bigint")
+WIDE = SqlState("counts", key="word string", value="n bigint, total bigint", defaults={"total": 0})
+MORE = SqlState("more", key="word string", value="n bigint")
+
+
+def code(*states: SqlState) -> Topology:
+    builder = TransactionalTopologyBuilder("words", "rows", OpaqueSpout(SOURCE))
+    for state in states:
+        reducers: dict[str, Any] = {"n": Count(), "total": Sum("x")}
+        bolt = SqlStateBolt(state, **{name: reducers[name] for name in state.value_names})
+        builder.set_committer_bolt(state.table, bolt).fields_grouping("rows", "word")
+    return builder.build()
+
+
+class Place:
+    """ZooKeeper and one store."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.tree = MemoryTree()
+        self.opened: list[StateBackend] = []
+
+    def open(self) -> StateBackend:
+        self.opened.append(open_database(self.url))
+        return self.opened[-1]
+
+    def start(
+        self,
+        topology: Topology,
+        before: Callable[[str], None] | None = None,
+        opened: Callable[[], StateBackend] | None = None,
+    ) -> Takeover:
+        """Start a driver; `before` is called before each of its writes to ZooKeeper, with its name."""
+
+        def hook(when: str, write: str) -> None:
+            if when == "before" and before is not None:
+                before(write)
+
+        codec = MetaCodec(Range)
+        store = MemoryProgress(self.tree, "words", codec, hook=hook)
+        targets = state_targets(topology, self.url, lambda _: (opened or self.open)())
+
+        def give_up(error: Exception) -> None:
+            raise error
+
+        return take_up(topology, store, targets, codec, locked=give_up, last_txid=lambda _: None)
+
+    def tables(self) -> dict[str, tuple[str, ...]]:
+        with self.open().read_state("words") as state:
+            return {table.name: tuple(table.value.names) for table in state.tables()}
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def place(request: pytest.FixtureRequest, unique: str, tmp_path: Path) -> Iterator[Place]:
+    if request.param == "sqlite":
+        (tmp_path / "state.db").write_bytes(empty_database())
+        url = f"sqlite:///{tmp_path / 'state.db'}"
+    else:
+        url = f"memory://{unique}"
+    place = Place(url)
+    yield place
+    for store in place.opened:
+        store.close()
+    forget(unique)
+
+
+def when(write: str, act: Callable[[], Any]) -> Callable[[str], None]:
+    """`act` once, before this write."""
+    acts = [act]
+
+    def before(name: str) -> None:
+        if name == write and acts:
+            acts.pop()()
+
+    return before
+
+
+def test_a_state_that_joined_while_the_former_code_started_is_not_left_out(place: Place) -> None:
+    """It would miss every batch of the former code."""
+    place.start(code(NARROW))
+    join = when("claim_epoch", lambda: place.start(code(NARROW, MORE)))
+    with pytest.raises(IdentityMismatchError, match="the state tables were counts, more and are counts now"):
+        place.start(code(NARROW), join)
+    assert place.start(code(NARROW, MORE)).identity.tables == ("counts", "more")
+
+
+def test_a_column_that_came_while_the_former_code_started_is_not_left_out(place: Place) -> None:
+    place.start(code(NARROW))
+    grow = when("claim_epoch", lambda: place.start(code(WIDE)))
+    with pytest.raises(StateTableError, match=r"\('total' removed\)"):
+        place.start(code(NARROW), grow)
+    assert place.start(code(WIDE)).resume.progress.current == 1
+
+
+def test_the_same_state_may_join_under_two_drivers(place: Place) -> None:
+    place.start(code(NARROW))
+    join = when("claim_epoch", lambda: place.start(code(NARROW, MORE)))
+    second = place.start(code(NARROW, MORE), join)
+    assert second.identity.tables == ("counts", "more")
+    assert second.epoch == 3
+
+
+def test_a_topology_that_was_deleted_while_a_driver_started(place: Place) -> None:
+    place.start(code(NARROW))
+    with pytest.raises(CorruptStateError, match="was deleted"):
+        place.start(code(NARROW), when("claim_epoch", lambda: place.tree.remove("/txstream")))
+
+
+class Refusing:
+    """A database in which nothing can join; what happens just before is the test's."""
+
+    def __init__(self, store: StateBackend, meanwhile: Callable[[], Any]) -> None:
+        self._store = store
+        self._meanwhile = meanwhile
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def join(self, *arguments: Any, **options: Any) -> None:
+        self._meanwhile()
+        raise ServiceUnavailableError("the database is away")
+
+
+def test_a_first_run_that_fails_leaves_what_another_driver_has_taken_up(place: Place) -> None:
+    """Both found nothing and began; the second one leads by the time that the first one gives up."""
+    led: list[Takeover] = []
+    refusing: Any = Refusing(place.open(), lambda: led.append(place.start(code(NARROW))))
+    with pytest.raises(ServiceUnavailableError):
+        place.start(code(NARROW), opened=lambda: refusing)
+    (leader,) = led
+    again = place.start(code(NARROW))
+    assert again.identity == leader.identity
+    assert place.tables() == {"counts": ("n",)}
+
+
+def test_a_first_run_that_fails_leaves_what_another_driver_has_begun(place: Place) -> None:
+    """The second one takes the identity of the first one, and fails: it has nothing to take back."""
+    led: list[Takeover] = []
+    refusing: Any = Refusing(place.open(), lambda: led.append(place.start(code(NARROW))))
+
+    def start_first() -> None:
+        led.append(place.start(code(NARROW)))
+
+    with pytest.raises(ServiceUnavailableError):
+        place.start(code(NARROW), when("create_identity", start_first), opened=lambda: refusing)
+    assert place.start(code(NARROW)).identity == led[0].identity
+
+
+def test_a_first_run_that_fails_alone_takes_all_back(place: Place) -> None:
+    refusing: Any = Refusing(place.open(), lambda: None)
+    with pytest.raises(ServiceUnavailableError):
+        place.start(code(NARROW), opened=lambda: refusing)
+    assert place.start(code(WIDE)).epoch == 1
+    assert place.tables() == {"counts": ("n", "total")}
+
+
+def test_nothing_is_deleted_under_a_fence_that_is_above(place: Place) -> None:
+    uuid = place.start(code(NARROW)).identity.uuid
+    store = place.open()
+    with pytest.raises(StaleAttemptError):
+        store.delete("words", drop_state=True, uuid=uuid, attempt=attempt_id(0, 7))
+    assert place.tables() == {"counts": ("n",)}
+    assert store.delete("words", drop_state=True, uuid=uuid, attempt=attempt_id(1, 0)) == ["counts"]
+    assert store.delete("words", drop_state=True, uuid=uuid, attempt=attempt_id(1, 0)) == []
+
+
+def test_a_reader_that_does_not_know_a_column_belongs_to_a_driver_of_before(unique: str) -> None:
+    place = Place(f"memory://{unique}")
+    place.start(code(NARROW))
+    place.start(code(WIDE))
+    (bolt, semantics), *_ = code(NARROW).states
+    keys = pa.table({"word": ["a"]})
+    with pytest.raises(StaleAttemptError, match="has grown"):
+        place.open().read(TableSpec(bolt.state, semantics, bolt.reducers), keys, before=Txid(1))
+    forget(unique)
