@@ -56,12 +56,13 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A log as seen once: its first offset, where a run that begins without any place starts reading it, and
-    its end."""
+    """A log as seen once: its first offset, where a run that begins without any place starts reading it, its
+    end, and whose log it is."""
 
     first: int
     start: int
     end: int
+    topic_id: str = ""
 
 
 class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
@@ -182,7 +183,9 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
                     unavailable[name] = Unavailable(topic.info.refused)
             if not unavailable:
                 starts = {n: self._starts.start_of(n, log, first_start=True) for n, log in logs.items()}
-                return {name: Target(log.first, starts[name], log.end) for name, log in logs.items()}
+                return {
+                    name: Target(log.first, starts[name], log.end, log.topic_id) for name, log in logs.items()
+                }
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 listed = "; ".join(f"{name}: {unavailable[name].reason}" for name in sorted(unavailable))
@@ -192,6 +195,8 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
     def reached(self, last: Mapping[str, KafkaRange], targets: Mapping[str, Any]) -> bool:
         if self.lag_records(last, targets) > 0:
             return False
+        if any(name in last and self._is_elsewhere(name, last[name], targets[name]) for name in targets):
+            return False  # for `plan` to judge, also when the new topic is empty
         if self._selection.pattern is None or self._source.on_data_loss == "skip":
             return True
         # Targets are of topics that are there; one with a place that is not is for `plan` to judge.
@@ -206,8 +211,17 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         for name, target in targets.items():
             meta = last.get(name)
             start = target.start if first_start else target.first
-            lag += max(0, target.end - (start if meta is None else meta.end))
+            if meta is not None and not self._is_elsewhere(name, meta, target):
+                start = meta.end
+            lag += max(0, target.end - start)
         return lag
+
+    def _is_elsewhere(self, name: str, meta: KafkaRange, target: Target) -> bool:
+        """Is this place in a topic that was deleted, and the target in the one that has its name now? A
+        target may be the older one, too, when the topic is created again later."""
+        topic = self._watch.view().topics.get(_topic_of(name))
+        now = topic.info.id if topic is not None and topic.info is not None else ""
+        return bool(meta.topic_id and now) and now == target.topic_id != meta.topic_id
 
     def close(self) -> None:
         self._watch.close()

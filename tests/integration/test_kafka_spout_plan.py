@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -206,8 +207,13 @@ def test_a_topic_created_again(topics: Topics, unique: str, open_plan: Any) -> N
         wait_until(lambda: running.plan(last, MANY).get("never"), "the loss is noticed")
     assert isinstance(skipping.plan(last, MANY)[name], Unavailable)
     topics.create(unique)
-    fill(topics, unique, 30)  # more than the old one had: offsets alone show nothing
     restarted = open_plan(unique)
+    for records in (0, 5):  # fewer than the old one had: no goal may be taken for reached
+        fill(topics, unique, records)
+        targets = restarted.targets()
+        assert not restarted.reached(last, targets)
+        assert restarted.lag_records(last, targets) == records
+    fill(topics, unique, 25)  # more than the old one had: offsets alone show nothing
     with pytest.raises(DataLostError, match="deleted and created again"):
         wait_until(lambda: restarted.plan(last, MANY).get("never"), "the loss is noticed")
     with pytest.raises(DataLostError, match="deleted and created again"):
@@ -216,6 +222,10 @@ def test_a_topic_created_again(topics: Topics, unique: str, open_plan: Any) -> N
     meta = skipping.plan(last, MANY)[name]
     assert (meta.start, meta.end, meta.skipped_from) == (0, 30, 10)
     assert meta.topic_id != last[name].topic_id
+    assert skipping.reached({name: meta}, skipping.targets())
+    assert not skipping.reached(last, skipping.targets())
+    older = {name: replace(target, topic_id=last[name].topic_id) for name, target in targets.items()}
+    assert skipping.reached({name: meta}, older), "a goal that was set before the topic went"
 
 
 def test_a_log_that_was_cut_back(topics: Topics, unique: str, open_plan: Any) -> None:
