@@ -220,7 +220,7 @@ class ListUpsert(_SQLite):
     """Statements over lists of rows, all of one text."""
 
     name = "INSERT lists ON CONFLICT"
-    rows: ClassVar[int] = 250
+    rows: ClassVar[int] = 100
 
     def parameters(self, values: Values, txid: int) -> Any:
         row = f"(?, ?, NULL, {txid})" if self.opaque else f"(?, ?, {txid})"

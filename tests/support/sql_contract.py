@@ -5,10 +5,11 @@ Subclasses have a fixture `url` with an empty database.
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
 from support.state_contract import StateContract, StateFixtures
-from support.states import Rig
+from support.states import Rig, word_table
 from support.tables import execute, read_rows
 from txstream.api.errors import CorruptStateError, StateTableError
 from txstream.state import StateDatabase
@@ -65,6 +66,17 @@ class SqlContract(StateFixtures):
         execute(rig.url, "DROP TABLE word_count")
         with pytest.raises(CorruptStateError, match="was created for topology 'words' and is gone"):
             rig.join()
+
+    def test_two_hundred_columns(self, database: StateDatabase, url: str) -> None:
+        schema = pa.schema([(f"n{number}", pa.int64()) for number in range(200)])
+        rig = Rig(database, url, word_table(value=schema)).join()
+        rig.commit(1, {"a": tuple(range(200)), "b": (1,) * 200})
+        rig.commit(2, {"a": (1,) * 200, "c": (2,) * 200})
+        rig.commit(2, {"a": (2,) * 200})
+        rows = {row.pop("word"): row for row in read_rows(url, "word_count")}
+        assert rows.keys() == {"a", "b"}
+        assert [rows["a"][name] for name in schema.names] == list(range(2, 202))
+        assert [rows["a"][f"prev_{name}"] for name in schema.names] == list(range(200))
 
     def test_top_of_a_table_that_is_nobodys(self, rig: Rig) -> None:
         execute(rig.url, "CREATE TABLE nobodys (word VARCHAR(9) PRIMARY KEY, n BIGINT)")

@@ -23,6 +23,7 @@ from txstream.api.errors import (
     UsageError,
 )
 from txstream.state import BatchRecord, FenceLockedError, StateDatabase, open_database
+from txstream.state.sql import sqlite_statements
 from txstream.transaction import attempt_id
 
 
@@ -123,6 +124,15 @@ class TestFile(StateFixtures):
         Path(url.removeprefix("sqlite:///")).write_bytes(b"This is no database. " * 100)
         with pytest.raises(CorruptStateError, match=r"is damaged.*file is not a database"):
             database.check()
+
+    def test_more_columns_than_every_sqlite_has_parameters(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A row goes alone then: SQLite itself says when that is still too many for it."""
+        monkeypatch.setattr(sqlite_statements, "_MOST_PARAMETERS", 1)
+        rig.commit(1, {"a": 1, "b": 2})
+        rig.commit(2, {"a": 1})
+        assert rig.values() == {"a": 2, "b": 2}
 
     def test_a_full_disk(self, rig: Rig) -> None:
         with rig.database.sessions.engine.connect() as connection:

@@ -1,18 +1,26 @@
 """SQLite's statements over many rows, as lists of VALUES.
 
 A list costs two thirds of what the driver's `executemany` takes for an upsert, and three quarters of what IN
-takes for a look-up. The text of a full list is the same for all of a batch, so it is parsed once.
+takes for a look-up. The text of a full list never changes, so that a connection parses it once.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
-from sqlalchemy import Connection, Table, literal_column
+from sqlalchemy import (
+    Connection,
+    Table,
+    column as plain_column,
+    literal_column,
+    null,
+    select,
+    table as plain_table,
+    true,
+)
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.exc import DBAPIError
 
@@ -20,37 +28,42 @@ from txstream.state.sql import sqlite_values
 from txstream.state.sql.dialect import Found, Lookup, Upsert
 
 _MOST_PARAMETERS: Final = 999  # what every SQLite allows
-_MOST_ROWS: Final = 250  # longer lists are slower again
+_MOST_ROWS: Final = 100  # measured on two columns: shorter lists are as fast, longer ones slower again
+_LIST: Final = "txstream_list"  # no state table can be called so
 _HERE: Final = "\0"  # in no name and in no other text of a statement
 
 
 class RowsUpsert(Upsert):
-    """INSERT ... VALUES (...), (...) ON CONFLICT."""
+    """INSERT ... WITH list AS (VALUES ...) SELECT ... FROM list ON CONFLICT."""
 
     chunk_rows: ClassVar[int] = 50_000
 
     def __init__(self, table: Table, update: Callable[[Any], tuple[dict[str, Any], Any]]) -> None:
-        row: dict[str, Any] = {column.name: literal_column(_HERE) for column in table.c}
-        # Inline: or SQLAlchemy would have the database return the keys that these seem to make up.
-        insert: Any = sqlite.insert(table).values(row).inline()
+        self._names = [column.name for column in table.c if {"key", "delta"} & column.info.keys()]
+        self._has_txid = any("txid" in column.info for column in table.c)
+        rows = plain_table(_LIST, *(plain_column(f"v{place}") for place in range(len(self._names))))
+        places = dict(zip(self._names, rows.c, strict=True))
+        values: dict[str, Any] = {
+            column.name: literal_column("?") if "txid" in column.info else places.get(column.name, null())
+            for column in table.c
+        }
+        # A condition: without one SQLite's parser takes ON for that of a join.
+        query = select(*values.values()).where(true()).prefix_with(_HERE)
+        insert: Any = sqlite.insert(table).from_select(list(values), query)
         changes, condition = update(insert.excluded)
         insert = insert.on_conflict_do_update(
             index_elements=list(table.primary_key.columns), set_=changes, where=condition
         )
-        sql = str(
-            insert.compile(dialect=sqlite.dialect(paramstyle="qmark"), compile_kwargs={"literal_binds": True})
-        )
-        # What is around the row, parentheses included.
-        self._before, self._after = sql[: sql.index(_HERE) - 1], sql[sql.rindex(_HERE) + 2 :]
-        self._names = [column.name for column in table.c if {"key", "delta"} & column.info.keys()]
-        self._row = [_place(column.info) for column in table.c]
+        dialect = sqlite.dialect(paramstyle="qmark")
+        sql = str(insert.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
+        # The driver counts rows only of what begins with INSERT, so the list comes after that.
+        before, after = sql.split(f"SELECT {_HERE}")
+        self._lists = _Lists(rows.c.keys(), f"SELECT {after}", before=before, with_last=self._has_txid)
 
     def execute(self, connection: Connection, deltas: pa.Table, txid: int) -> int:
         columns = [sqlite_values.to_driver(deltas.column(name)) for name in self._names]
-        row = f"({', '.join(place.format(txid=txid) for place in self._row)})"
-        return sum(
-            cursor.rowcount for cursor in _in_lists(connection, self._before, row, self._after, columns)
-        )
+        last = (txid,) if self._has_txid else ()
+        return sum(cursor.rowcount for cursor in self._lists.execute(connection, columns, last))
 
 
 class RowsLookup(Lookup):
@@ -63,19 +76,16 @@ class RowsLookup(Lookup):
         names = [f"key{place}" for place in range(len(self._keys))]
         same = [f"t.{quoted(key)} = k.{name}" for key, name in zip(self._keys, names, strict=True)]
         # CROSS JOIN: the keys come first, each looked up in the tree of the table.
-        # Called as no state table can be: a name of WITH hides the table of that name.
-        self._before = f"WITH txstream_key(place, {', '.join(names)}) AS (VALUES "
-        self._row = f"({', '.join('?' * (len(names) + 1))})"
-        self._after = (
-            f") SELECT k.place, {', '.join(f't.{quoted(name)}' for name in columns)} "  # noqa: S608
-            f"FROM txstream_key AS k CROSS JOIN {quoted(table.name)} AS t WHERE {' AND '.join(same)}"
+        sql = (
+            f"SELECT k.place, {', '.join(f't.{quoted(name)}' for name in columns)} "  # noqa: S608 - quoted
+            f"FROM {_LIST} AS k CROSS JOIN {quoted(table.name)} AS t WHERE {' AND '.join(same)}"
         )
+        self._lists = _Lists(["place", *names], sql)
 
     def find(self, connection: Connection, keys: pa.Table) -> Found:
         columns = [sqlite_values.to_driver(keys.column(name)) for name in self._keys]
-        wanted = [list(range(keys.num_rows)), *columns]
         found: list[tuple[Any, ...]] = []
-        for cursor in _in_lists(connection, self._before, self._row, self._after, wanted):
+        for cursor in self._lists.execute(connection, [list(range(keys.num_rows)), *columns]):
             found += cursor.fetchall()
         places, *values = zip(*found, strict=True) if found else [()] * (len(self._columns) + 1)
         return list(places), {
@@ -84,23 +94,33 @@ class RowsLookup(Lookup):
         }
 
 
-def _place(info: Mapping[str, Any]) -> str:
-    if "txid" in info:
-        return "{txid}"
-    return "NULL" if "prev" in info else "?"
+class _Lists:
+    """A statement over rows of a list, executed as often as it takes for all rows."""
 
+    def __init__(self, names: Sequence[str], sql: str, *, before: str = "", with_last: bool = False) -> None:
+        self._head = f"{before}WITH {_LIST} ({', '.join(names)}) AS (VALUES "
+        self._row = f"({', '.join('?' * len(names))})"
+        self._tail = f") {sql}"
+        self._width = len(names)
+        self._rows = max(1, min(_MOST_ROWS, (_MOST_PARAMETERS - with_last) // self._width))
+        self._full = self._text(self._rows)
 
-def _in_lists(
-    connection: Connection, before: str, row: str, after: str, columns: Sequence[list[Any]]
-) -> Iterator[sqlite3.Cursor]:
-    """Execute a statement over rows given by column, so many at a time as it takes. Raises DBAPIError."""
-    driver: Any = connection.connection.driver_connection
-    width, count = len(columns), len(columns[0])
-    values = list(chain.from_iterable(zip(*columns, strict=True)))
-    rows = min(_MOST_ROWS, _MOST_PARAMETERS // width)
-    for start in range(0, count, rows):
-        sql = f"{before}{', '.join([row] * min(rows, count - start))}{after}"
-        try:
-            yield driver.execute(sql, values[start * width : (start + rows) * width])
-        except sqlite3.Error as error:
-            raise DBAPIError(sql, None, error) from error
+    def execute(
+        self, connection: Connection, columns: Sequence[list[Any]], last: tuple[Any, ...] = ()
+    ) -> Iterator[sqlite3.Cursor]:
+        """Rows are given by column; `last` are the parameters after those of each list. Raises DBAPIError."""
+        driver: Any = connection.connection.driver_connection
+        width, count = self._width, len(columns[0])
+        values: list[Any] = [None] * (width * count)
+        for place, column in enumerate(columns):
+            values[place::width] = column
+        for start in range(0, count, self._rows):
+            rows = min(self._rows, count - start)
+            sql = self._full if rows == self._rows else self._text(rows)
+            try:
+                yield driver.execute(sql, (*values[start * width : (start + rows) * width], *last))
+            except sqlite3.Error as error:
+                raise DBAPIError(sql, None, error) from error
+
+    def _text(self, rows: int) -> str:
+        return f"{self._head}{', '.join([self._row] * rows)}{self._tail}"
