@@ -1,7 +1,4 @@
-"""MySQL and MariaDB without a server: what is sent to either, and what their errors mean.
-
-A MySQL is not among the servers of these tests, so what is its alone is looked at here.
-"""
+"""MySQL and MariaDB without a server: what is sent to either, and what their errors mean."""
 
 from __future__ import annotations
 
@@ -15,12 +12,13 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 from support.states import word_table
 
-from txstream.api.errors import StateTableError, StateValueError
+from txstream.api.errors import ServiceUnavailableError, StateTableError, StateValueError, UsageError
 from txstream.api.reducers import Put
 from txstream.semantics import Semantics
 from txstream.state import open_sql_database, place_of
 from txstream.state.sql.failures import Kind
-from txstream.state.sql.mysql import MySQLDialect, is_mariadb
+from txstream.state.sql.mysql import MySQLDialect
+from txstream.state.sql.mysql_connect import is_mariadb, refuse_old_server
 from txstream.state.sql.mysql_failures import classify
 from txstream.state.sql.mysql_types import TextKey, key_lengths, refuse_too_long, shown
 from txstream.state.sql.tables import build_table
@@ -158,6 +156,54 @@ def test_a_frozen_client_is_ended_before_the_message_timeout(message_timeout: fl
 )
 def test_servers_are_told_apart(version: str, expected: bool) -> None:
     assert is_mariadb(version) is expected
+
+
+@pytest.mark.parametrize(
+    "version",
+    ["8.0.19", "8.4.0-debug", "9.7.4-2", "10.3.3-MariaDB", "5.5.5-10.11.6-MariaDB-0+deb12u1", "what"],
+)
+def test_servers_that_are_new_enough(version: str) -> None:
+    refuse_old_server(version, "here/db")
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("5.7.44-log", "is MySQL 5.7.44-log, and txstream needs MySQL 8.0.19 or newer"),
+        ("8.0.18", "needs MySQL 8.0.19"),
+        ("8.0.11-TiDB-v8.1.0", "needs MySQL 8.0.19"),
+        ("5.5.5-10.2.44-MariaDB", "needs MariaDB 10.3.3"),
+    ],
+)
+def test_servers_that_are_too_old(version: str, expected: str) -> None:
+    with pytest.raises(ServiceUnavailableError, match=rf"database here/db: .*{expected}"):
+        refuse_old_server(version, "here/db")
+
+
+@pytest.mark.parametrize(
+    ("query", "error", "expected"),
+    [
+        ("nonsense=1&other=2", UsageError, "the option nonsense, other, which PyMySQL does not know"),
+        ("ssl_disabled=maybe", UsageError, "ssl_disabled=maybe; write true or false"),
+        ("connect_timeout=soon", UsageError, "an option that cannot be used: .*'soon'"),
+        ("compress=true", UsageError, "an option that cannot be used: compress"),
+        ("ssl_verify_identity=true", UsageError, "without ssl_ca; name the file"),
+        (
+            "ssl_ca=/nowhere.pem",
+            ServiceUnavailableError,
+            r"cannot be read .*\(ssl_ca=/nowhere.pem\): .*No such",
+        ),
+        (
+            f"ssl_cert={__file__}&ssl_key={__file__}",
+            ServiceUnavailableError,
+            r"\(ssl_cert=.*, ssl_key=.*\): \[SSL\]",
+        ),
+    ],
+)
+def test_options_that_cannot_be_used(query: str, error: type[Exception], expected: str) -> None:
+    with pytest.raises(error, match=f"database host/db.*{expected}") as told:
+        open_sql_database(f"mysql://me:hidden@host/db?{query}").check()
+    assert "hidden" not in str(told.value)
 
 
 @pytest.mark.parametrize(

@@ -45,12 +45,13 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.elements import Grouping
 
-from txstream.api.errors import StateTableError, StateValueError
+from txstream.api.errors import StateTableError, StateValueError, UsageError
 from txstream.api.reducers import Reducer
 from txstream.state.records import FenceLockedError
 from txstream.state.sql import mysql_types
 from txstream.state.sql.dialect import StateDialect, Touch, Upsert
 from txstream.state.sql.failures import Failure, driver_error
+from txstream.state.sql.mysql_connect import connect, is_mariadb, place
 from txstream.state.sql.mysql_failures import classify
 from txstream.state.sql.mysql_types import BinaryKey, TextKey, TextValue, collation
 from txstream.state.sql.mysql_upsert import JoinedUpsert
@@ -104,21 +105,27 @@ class MySQLDialect(StateDialect):
         self._engine: Engine | None = None
 
     def create_engine(self) -> Engine:
-        engine = create_engine(
-            self.url.set(drivername="mysql+pymysql"),
-            isolation_level="READ COMMITTED",
-            pool_size=2,
-            pool_timeout=self.connect_timeout_seconds,
-            max_identifier_length=_LONGEST_IDENTIFIER,
-            connect_args={
-                "charset": "utf8mb4",
-                "connect_timeout": self.connect_timeout_seconds,
-                # Of the handshake alone; `_configure` lifts them.
-                "read_timeout": self.connect_timeout_seconds,
-                "write_timeout": self.connect_timeout_seconds,
-                "program_name": "txstream",
-            },
-        )
+        try:
+            engine = create_engine(
+                self.url.set(drivername="mysql+pymysql"),
+                isolation_level="READ COMMITTED",
+                pool_size=2,
+                pool_timeout=self.connect_timeout_seconds,
+                max_identifier_length=_LONGEST_IDENTIFIER,
+                connect_args={
+                    "charset": "utf8mb4",
+                    "connect_timeout": self.connect_timeout_seconds,
+                    # Of the handshake alone; `_configure` lifts them.
+                    "read_timeout": self.connect_timeout_seconds,
+                    "write_timeout": self.connect_timeout_seconds,
+                    "program_name": "txstream",
+                },
+            )
+        except ValueError as error:
+            raise UsageError(
+                f"the URL of database {place(self.url)} has an option that cannot be used: {error}"
+            ) from error
+        event.listen(engine, "do_connect", self._connect)
         # Before SQLAlchemy's own first look at the server, which notes how names are quoted.
         event.listen(engine, "connect", self._configure, insert=True)
         # After it has set its own.
@@ -126,6 +133,9 @@ class MySQLDialect(StateDialect):
         event.listen(engine, "reset", self._put_back)
         self._engine = engine
         return engine
+
+    def _connect(self, dialect: Any, _record: object, _arguments: object, options: dict[str, Any]) -> Any:
+        return connect(dialect.loaded_dbapi, self.url, options)
 
     def _configure(self, driver: Any, record: Any) -> None:
         mariadb = is_mariadb(driver.get_server_info())
@@ -322,11 +332,6 @@ class MySQLDialect(StateDialect):
 
     def upsert(self, table: Table, update: Callable[[Any], tuple[dict[str, Any], Any]]) -> Upsert:
         return JoinedUpsert(self, table, update, PACKET_BYTES)
-
-
-def is_mariadb(version: str) -> bool:
-    """As the server's handshake tells: 8.0.36 or 5.5.5-10.11.6-MariaDB."""
-    return "mariadb" in version.lower()
 
 
 def _may_be_mariadb(engine: Engine) -> bool:
