@@ -1,4 +1,5 @@
-"""Commits from Spark's executors into PostgreSQL, with processes that die in the middle of a share."""
+"""Commits from Spark's executors into PostgreSQL, with processes that die or are frozen in the middle of
+a share."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -13,6 +15,7 @@ import psycopg
 import pytest
 from postgres import PostgresServer
 from support.commit_paths import BY_EXECUTORS, PATHS, check, counted, counting, ledger, paths, word_source
+from support.freezing import TOTALS, Places, frozen, holding_in_its_share, source as frozen_source
 from support.inmemory import attempt
 from support.on_spark import captured, diamond
 from support.storm import states
@@ -93,6 +96,32 @@ def test_a_worker_that_is_killed_in_the_middle_of_its_share_costs_an_attempt(
             assert paths(postgres_url) == ["executors" if way else "driver" for way in by_executors]
             timings = rows[0].details["timings"]
             assert all(timings[step] > 0 for step in ("plan", "job", "merge", "begin", "write"))
+
+
+def test_a_worker_that_is_frozen_in_the_middle_of_its_share_costs_an_attempt(
+    spark: SparkSession, postgres_url: str, tmp_path: Path
+) -> None:
+    """It holds the fence and a row. PostgreSQL ends its transaction, Spark in the end the process."""
+    places = Places(tmp_path)
+    with frozen_source() as source, ThreadPoolExecutor(1) as helper:
+        topology = holding_in_its_share(places, source, OpaqueSpout, message_timeout_seconds=4)
+        with TopologyTest(topology, spark=spark, database=postgres_url) as test:
+            test.commit(1)
+
+            def freeze() -> None:
+                worker = places.found()
+                with frozen(worker):
+                    places.gate.touch()
+                    test.clock.advance(5)
+                    worker.wait(60)
+
+            freezing = helper.submit(freeze)
+            test.commit(2)
+            freezing.result()
+            assert states(test, 2) == [AttemptState.FAILED, AttemptState.COMMITTED]
+            assert isinstance(test.attempts(2)[0].error, BatchTimeoutError)
+            test.run()
+            assert test.table("sums") == TOTALS
 
 
 def test_a_share_that_does_not_get_on_is_cancelled_and_its_successor_waits_for_its_lock(

@@ -1,4 +1,5 @@
-"""What Spark computes again gives the same: blocks dropped, executors killed, messages in any order."""
+"""What Spark computes again gives the same: blocks dropped, executors killed or frozen, messages in any
+order."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support import freezing
 from support.dataframe_bolts import Lengths
 from support.inmemory import attempt
 from support.on_spark import (
@@ -182,8 +184,8 @@ def test_what_a_dataframe_reads_and_what_it_computed_is_computed_again(
 # --- executors killed ----------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(240)
-def test_executors_killed_while_a_batch_is_worked_on_between_its_phases_and_while_it_is_written(
+@pytest.mark.timeout(360)
+def test_executors_frozen_and_killed_while_a_batch_is_worked_on_between_its_phases_and_while_it_is_written(
     cluster: SparkStandalone, tmp_path: Path, unique: str, postgres_url: str
 ) -> None:
     environment = {**os.environ, "PYTHONPATH": str(TESTS)}
@@ -192,11 +194,16 @@ def test_executors_killed_while_a_batch_is_worked_on_between_its_phases_and_whil
         env=environment,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=300,
         check=False,
     )
     assert driver.returncode == 0, driver.stderr
     results = pickle.loads((tmp_path / "results").read_bytes())
+    # The frozen one woke when its successor was long committed.
+    frozen = results["frozen"]
+    assert frozen["states"] == ["failed", "committed"]
+    assert frozen["zombie"] == ["StaleAttemptError"]
+    assert frozen["table"] == freezing.TOTAL
     assert results["killed while it works"] == without_spark(captured(held(tmp_path), unique))
     assert results["all killed between"] == without_spark(captured(diamond(), unique))
     assert results["one killed between"] == results["undisturbed"]

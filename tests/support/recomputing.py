@@ -1,8 +1,8 @@
 """A driver on a cluster whose executors it kills: `python -m support.recomputing MASTER FOLDER POSTGRES`.
 
-It leaves what its batches gave in FOLDER/results, for the test to compare. While a bolt works it kills the
-executor, between the phases one that has a part of the batch, and all of them; and all while they write into
-the database POSTGRES, a SQLAlchemy URL.
+It leaves what its batches gave in FOLDER/results, for the test to compare. It freezes an executor that is
+about to write into the database POSTGRES, a SQLAlchemy URL. It kills executors: one while a bolt works in it;
+between the phases all of them, and one that has a part of the batch; and all while they write.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -24,6 +25,7 @@ from sqlalchemy import make_url
 
 from support.commit_paths import counting, word_source
 from support.dataframe_bolts import CountRows
+from support.freezing import freeze_an_executor
 from support.inmemory import attempt
 from support.on_spark import (
     CommitWords,
@@ -158,7 +160,7 @@ def kill_while_they_write(runner: SparkRunner, url: str) -> dict[str, Any]:
         committer.commit(attempt(txid, txid), {}, batch, deltas, lambda _: None, write=runner.write)
 
     parts = make_url(url)
-    server = {"host": str(parts.query["host"]), "user": "postgres"}
+    server: dict[str, Any] = {"host": str(parts.query["host"]), "user": "postgres"}
     # The onlooker is not the stranger: inside a transaction pg_stat_activity keeps showing the sessions that
     # there were when it was first asked.
     with (
@@ -193,6 +195,11 @@ def main(master: str, folder: Path, postgres: str) -> None:
         log_file=folder / "spark.log",
     )
     results: dict[str, Any] = {}
+    # The driver is among them. An executor that comes later would ask the frozen one for the plan.
+    assert wait_until(lambda: len(context._jsc.sc().statusTracker().getExecutorInfos()) == 3, 60)
+    session: Any = SimpleNamespace(sparkContext=context)  # a real one costs two seconds more
+    (folder / "frozen").mkdir()
+    results["frozen"] = freeze_an_executor(session, folder / "frozen", postgres)
     runner = SparkRunner(context, captured(held(folder), "held"), width=WIDTH)
     results["killed while it works"] = kill_while_it_works(runner, folder)
     runner.close()

@@ -1,0 +1,204 @@
+"""Processes of Spark that are frozen (SIGSTOP) in the middle of a commit.
+
+Topologies whose tasks, as long as `Places.gate` is not there, note their process in `Places.inside` and wait
+for the gate: a reducer in the middle of its share's transaction, a committer right before its transaction.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from support.on_spark import note, notes, wait_for
+from txstream.api.bolts import BatchBolt, Committer, OutputCollector, TopologyContext, WorkerContext
+from txstream.api.builder import TransactionalTopologyBuilder
+from txstream.api.reducers import custom
+from txstream.api.spouts import OpaqueSpout
+from txstream.api.state import SqlState
+from txstream.api.topology import Topology
+from txstream.api.tuples import Tuple
+from txstream.bolts.sql import SqlStateBolt
+from txstream.embedded.process import wait_until
+from txstream.spouts.memory import MemorySpout
+from txstream.testing import TopologyTest
+from txstream.transaction import TransactionAttempt
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HOLDS = 1_000
+"""A sum that has this much is waited with; only the first batch has it."""
+AMOUNTS = {"p0": [("ash", HOLDS), ("elm", 1), ("ash", 2), ("elm", 3), ("oak", 4), ("elm", 5)]}
+"""Two rows to a batch. The second batch adds to what holds, the others do not."""
+TOTALS = {"ash": HOLDS + 2, "elm": 9, "oak": 4}
+
+
+@dataclass(frozen=True)
+class Places:
+    folder: Path
+
+    @property
+    def inside(self) -> Path:
+        return self.folder / "inside"
+
+    @property
+    def gate(self) -> Path:
+        return self.folder / "gate"
+
+    @property
+    def writes(self) -> Path:
+        """What came of each task's transaction: attempt, process, and "written" or an error's name."""
+        return self.folder / "writes"
+
+    def found(self) -> psutil.Process:
+        """The process that waits for the gate, once there is one."""
+        wait_for(self.inside, 1)
+        return psutil.Process(int(notes(self.inside)[0][0]))
+
+
+@dataclass(frozen=True)
+class AddsAndHolds:
+    places: Places
+
+    def __call__(self, one: int, other: int) -> int:
+        stored = max(one, other) >= HOLDS and min(one, other) > 0
+        if stored and not self.places.gate.exists():
+            note(self.places.inside, os.getpid())
+            wait_for(self.places.gate)
+        return one + other
+
+
+def source() -> MemorySpout:
+    return MemorySpout("word string, n bigint", AMOUNTS, max_records_per_partition=2)
+
+
+def holding_in_its_share(places: Places, rows: MemorySpout, spout: Any, **options: Any) -> Topology:
+    """Sums by word, written by executors."""
+    builder = TransactionalTopologyBuilder(
+        "frozen", "words", spout(rows), commit="executors", max_spout_pending=1, **options
+    )
+    store = SqlStateBolt(
+        SqlState("sums", key="word string", value="n bigint"), n=custom(AddsAndHolds(places), 0)
+    )
+    builder.set_committer_bolt("store", store, 2).fields_grouping("words", "word")
+    return builder.build()
+
+
+@contextmanager
+def frozen(*processes: psutil.Process) -> Iterator[None]:
+    """Stop these processes; at the end, let those that are still there go on."""
+    for process in processes:
+        process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in processes:
+            if process.is_running():
+                process.send_signal(signal.SIGCONT)
+
+
+# --- a whole executor ----------------------------------------------------------------------------------
+
+# Enough for a Spark task on either of two executors: both know the plan when one of them is frozen.
+MANY = 2_100
+TOTAL = {f"w{number}": 2 * MANY // 7 + {1: 1, 2: 2, 3: 2}.get(number, 0) for number in range(7)}
+
+
+class HoldsBeforeItWrites(BatchBolt, Committer):
+    """Counts words in a state of its own. The second batch is held, at the end of the bolt's work."""
+
+    output = "word string"
+    states = {"counts": SqlState("held", "word string", "n bigint")}  # noqa: RUF012 - as a user writes it
+
+    def __init__(self, places: Places) -> None:
+        self.places = places
+
+    def prepare_worker(self, context: WorkerContext) -> None:
+        note_writes(self.places.writes)
+
+    def prepare(
+        self, context: TopologyContext, collector: OutputCollector, batch_id: TransactionAttempt
+    ) -> None:
+        super().prepare(context, collector, batch_id)
+        self.counts: Counter[str] = Counter()
+
+    def execute(self, tup: Tuple) -> None:
+        self.counts[tup["word"]] += 1
+
+    def finish_batch(self) -> None:
+        added = [lambda old, more=more: (old or 0) + more for more in self.counts.values()]
+        self.context.state("counts").multi_update(list(self.counts), added)
+        if self.batch_id.txid == 2 and not self.places.gate.exists():
+            note(self.places.inside, os.getpid())
+            wait_for(self.places.gate)
+
+
+def note_writes(file: Path) -> None:
+    """Have this process note what comes of every write."""
+    from txstream.state.sql.database import StateDatabase
+
+    write = StateDatabase.write
+
+    def noted(self: StateDatabase, topology: str, uuid: str, attempt: Any, *rest: Any, **options: Any) -> int:
+        came = "written"
+        try:
+            return write(self, topology, uuid, attempt, *rest, **options)
+        except Exception as error:
+            came = type(error).__name__
+            raise
+        finally:
+            note(file, attempt.attempt, os.getpid(), came)
+
+    StateDatabase.write = noted  # type: ignore[method-assign]
+
+
+def freeze_an_executor(spark: SparkSession, folder: Path, url: str) -> dict[str, Any]:
+    """An executor, JVM and Python, is frozen when its committer is about to write, and woken when the batch
+    after it is committed. How the batch went, what came of the zombie's write, and the table at the end."""
+    places = Places(folder)
+    many = [f"w{number % 7}" for number in range(MANY)]
+    with MemorySpout("word string", {"a": many, "b": many}) as rows, ThreadPoolExecutor(1) as helper:
+        builder = TransactionalTopologyBuilder("zombie", "words", OpaqueSpout(rows), 2)
+        builder.set_committer_bolt("counts", HoldsBeforeItWrites(places), 2).fields_grouping("words", "word")
+        with TopologyTest(builder.build(), spark=spark, database=url) as test:
+            test.commit(1)
+
+            def freeze() -> tuple[psutil.Process, list[psutil.Process]]:
+                worker = places.found()
+                daemon = worker.parent()
+                executor = None if daemon is None else daemon.parent()
+                assert executor is not None
+                others = [executor, *(p for p in executor.children(recursive=True) if p != worker)]
+                for process in (*others, worker):
+                    process.send_signal(signal.SIGSTOP)
+                places.gate.touch()
+                test.clock.advance(31)
+                return worker, others
+
+            freezing = helper.submit(freeze)
+            rows.append("a", "w1", "w2")
+            rows.append("b", "w2", "w3")
+            test.commit(2)
+            worker, others = freezing.result()
+            rows.append("a", "w3")
+            test.commit(3)
+            # The worker alone, or its executor would hear that it was cancelled, and kill it.
+            worker.send_signal(signal.SIGCONT)
+            woken = [str(test.attempts(2)[0].id.attempt), str(worker.pid)]
+            assert wait_until(lambda: any(words[:2] == woken for words in notes(places.writes)), 60)
+            for process in others:
+                process.send_signal(signal.SIGCONT)
+            return {
+                "states": [str(attempt.state) for attempt in test.attempts(2)],
+                "zombie": [words[2] for words in notes(places.writes) if words[:2] == woken],
+                "table": test.table("held"),
+            }
