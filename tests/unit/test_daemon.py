@@ -16,8 +16,8 @@ import pytest
 # the arguments is what happens next.
 #
 # It says things by os.write: print refuses to be called by a signal's handler that interrupts print. And it
-# waits for what the C handler writes into a pipe: a signal that comes right before a plain wait would be acted
-# on only when that ends.
+# waits for what the C handler writes into a pipe: a signal that comes right before a plain wait would be
+# acted on only when that ends.
 WORKER = """
 import os, select, signal, sys
 import pyspark.daemon
