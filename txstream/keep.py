@@ -68,6 +68,12 @@ class Keep:
         return ",".join(limits) or "all"
 
 
+def seconds_of(text: str) -> float | None:
+    """An age such as `36h` in seconds; None for what is none."""
+    found = _LIMIT.fullmatch(text.strip().replace("_", ""))
+    return int(found[1]) * _UNITS[found[2]] if found is not None and found[2] else None
+
+
 def _age(seconds: float) -> str:
     for unit in ("d", "h", "m"):
         if seconds % _UNITS[unit] == 0:

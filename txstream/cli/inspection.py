@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from txstream.api.errors import UsageError
 from txstream.cli.context import Cli
 from txstream.cli.options import command
 from txstream.cli.stores import warn_of_missing
@@ -16,7 +17,7 @@ from txstream.inspect.documents import plain_partitions, plain_value
 from txstream.transaction import epoch_of, sequence_of
 
 if TYPE_CHECKING:
-    from txstream.inspect.records import BatchDetails, TopologySummary
+    from txstream.inspect.records import Batch, BatchDetails, PartitionRange, TopologySummary
     from txstream.state import BatchRecord
 
 __all__ = ["batch_document", "plain_value", "shown_attempt", "shown_ranges", "shown_time"]
@@ -74,18 +75,35 @@ def batches(
     last: Annotated[
         int | None, typer.Option("--last", "-n", metavar="N", help="Only the newest N.", min=1)
     ] = None,
+    before: Annotated[
+        int | None, typer.Option("--before", metavar="TXID", help="Only those before this txid.", min=1)
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            "--since", metavar="TIME", help="Committed in the last 36h (or s, m, d), or since a time."
+        ),
+    ] = None,
+    failed: Annotated[
+        bool,
+        typer.Option("--failed", help="Only those with an attempt that failed, or not committed everywhere."),
+    ] = False,
 ) -> None:
     """List a topology's batches, as the ledgers of its databases have them, oldest first."""
     from txstream.inspect.documents import batch_document
     from txstream.inspect.ledgers import batches_and_missing
 
-    found, missing = batches_and_missing(topology_id, cli.resolve(), last=last)
+    moment = None if since is None else moment_of(since)
+    found, missing = batches_and_missing(
+        topology_id, cli.resolve(), last=last, before=before, since=moment, failed=failed
+    )
     warn_of_missing(missing)
     if cli.as_json:
         cli.print_json([batch_document(one) for one in found])
         return
     if not found:
-        cli.say(f"{topology_id} has committed no batch yet")
+        is_part = before is not None or since is not None or failed
+        cli.say(f"{topology_id} has {'no such batch' if is_part else 'committed no batch yet'}")
         return
     cli.print_table(
         [">txid", "attempt", "status", ">tuples", ">keys", "committed at", "ranges"],
@@ -93,7 +111,7 @@ def batches(
             [
                 one.txid,
                 shown_attempt(one.first.attempt),
-                one.status,
+                _shown_status(one),
                 one.first.tuples,
                 one.keys,
                 shown_time(one.first.committed_at),
@@ -102,6 +120,29 @@ def batches(
             for one in found
         ],
     )
+
+
+def _shown_status(batch: Batch) -> str:
+    from txstream.inspect.ledgers import failed_attempts
+
+    failed = max(len(failed_attempts(entry)) for entry in batch.entries)
+    return f"{batch.status}, {failed} failed" if failed else batch.status
+
+
+def moment_of(text: str) -> datetime:
+    """A time as a person types it: an age such as 36h, or ISO 8601, without an offset in the local zone.
+    Raises UsageError."""
+    from txstream.keep import seconds_of
+
+    seconds = seconds_of(text)
+    try:
+        if seconds is not None:
+            return datetime.now(UTC) - timedelta(seconds=seconds)
+        return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        raise UsageError(
+            f"--since {text!r} is no time; write for example 36h (units: s, m, h, d) or 2026-01-31T12:00:00"
+        ) from None
 
 
 def batch_document(record: BatchRecord) -> dict[str, Any]:
@@ -186,7 +227,7 @@ def _print_batch(cli: Cli, topology_id: str, found: BatchDetails) -> None:
                     one.start,
                     one.end,
                     one.records,
-                    f"skipped {one.skipped_from} to {one.start}: lost"
+                    _shown_gap(one)
                     if one.skipped_from is not None
                     else ""
                     if one.end is not None
@@ -196,10 +237,16 @@ def _print_batch(cli: Cli, topology_id: str, found: BatchDetails) -> None:
             ],
         )
     for one in found.skipped:
-        cli.print(f"{one.partition} skipped {one.skipped_from} to {one.start}: lost")
+        cli.print(f"{one.partition} {_shown_gap(one)}")
     for partition, reason in sorted(found.unavailable.items()):
         cli.print(f"{partition} was unavailable: {escaped(reason)}")
     for failed in found.failed_attempts:
         attempt = "an attempt" if failed.attempt is None else f"attempt {shown_attempt(failed.attempt)}"
         when = "" if failed.failed_at is None else f" at {shown_time(failed.failed_at)}"
         cli.print(f"{attempt} failed{when}: {escaped(failed.error)}")
+
+
+def _shown_gap(one: PartitionRange) -> str:
+    if one.start is not None and one.skipped_from is not None and one.start < one.skipped_from:
+        return f"skipped from {one.skipped_from}, went on at {one.start}: cut back, or created again"
+    return f"skipped {one.skipped_from} to {one.start}: lost"

@@ -20,8 +20,9 @@ from txstream.settings import Settings
 from txstream.transaction import AttemptId, Txid
 
 if TYPE_CHECKING:
-    from txstream.state import BatchRecord
+    from txstream.state import BatchRecord, StateBackend
 
+_CHUNK = 1000
 COMMITTED, COMMITTING, PARTIAL = "committed", "committing", "partial"
 
 
@@ -31,28 +32,78 @@ class UnknownTxidError(UsageError):
     exit_status = 1
 
 
-def batches(topology_id: str, settings: Settings | None = None, *, last: int | None = None) -> list[Batch]:
-    """A topology's batches, oldest first; with `last` only the newest ones.
+def batches(
+    topology_id: str,
+    settings: Settings | None = None,
+    *,
+    last: int | None = None,
+    before: int | None = None,
+    since: datetime | None = None,
+    failed: bool = False,
+) -> list[Batch]:
+    """A topology's batches, oldest first: those before txid `before`, committed at `since` or later (with a
+    time zone), that had trouble (`failed`: an attempt that failed, or not committed everywhere); of these,
+    with `last`, only the newest ones. What is older than the ones asked for is not read.
 
-    Raises UnknownTopologyError; ServiceUnavailableError for a database that cannot be opened.
+    Raises UnknownTopologyError; ServiceUnavailableError for a database that cannot be opened; UsageError for
+    what cannot be meant.
     """
     from txstream.inspect.tables import refuse_missing
 
-    found, missing = batches_and_missing(topology_id, settings, last=last)
+    found, missing = batches_and_missing(
+        topology_id, settings, last=last, before=before, since=since, failed=failed
+    )
     refuse_missing(missing)
     return found
 
 
 def batches_and_missing(
-    topology_id: str, settings: Settings | None = None, *, last: int | None = None
+    topology_id: str,
+    settings: Settings | None = None,
+    *,
+    last: int | None = None,
+    before: int | None = None,
+    since: datetime | None = None,
+    failed: bool = False,
 ) -> tuple[list[Batch], list[MissingDatabase]]:
     """As `batches`, but what cannot be opened is named instead of raised."""
-    by_database: dict[str, list[BatchRecord]] = {}
+    for name, number in (("last", last), ("before", before)):
+        if number is not None and number < 1:
+            raise UsageError(f"{name} is {number}; it must be at least 1")
+    if since is not None and since.tzinfo is None:
+        raise UsageError(
+            f"since is {since.isoformat()}, without a time zone; give one, for example datetime.UTC"
+        )
+
+    def is_asked_for(one: Batch) -> bool:
+        return (
+            (before is None or one.txid < before)
+            and (since is None or _moment(one) >= since)
+            and (not failed or _had_trouble(one))
+        )
+
+    is_part = before is not None or since is not None or failed
+    limit: int | None = _CHUNK if is_part and (last is not None or since is not None) else last
     with topology_databases((settings or Settings()).resolve(), topology_id) as databases:
-        for database in databases.opened:
-            by_database[database.url_for_people] = database.batches(topology_id, limit=last)
-    merged = merge(by_database)
-    return merged[-last:] if last is not None else merged, databases.missing
+        while True:
+            rows = {db.url_for_people: db.batches(topology_id, limit=limit) for db in databases.opened}
+            merged = merge(rows)
+            found = [one for one in merged if is_asked_for(one)]
+            enough = last is not None and len(found) > last
+            older = since is not None and merged and _moment(merged[0]) < since
+            # One more than was asked for: the first may be there in part only, where databases are apart.
+            if limit is None or not is_part or enough or older or all(len(r) < limit for r in rows.values()):
+                break
+            limit *= 4
+    return found[-last:] if last is not None else found, databases.missing
+
+
+def _moment(batch: Batch) -> datetime:
+    return batch.first.committed_at or batch.first.planned_at
+
+
+def _had_trouble(batch: Batch) -> bool:
+    return batch.status != COMMITTED or any(failed_attempts(entry) for entry in batch.entries)
 
 
 def batch(topology_id: str, txid: int, settings: Settings | None = None) -> BatchDetails:
@@ -72,14 +123,15 @@ def batch_and_missing(
         records = {db.url_for_people: db.batch(topology_id, txid) for db in databases.opened}
         rows = {url: [] if record is None else [record] for url, record in records.items()}
         if not any(rows.values()):
-            known = [record for db in databases.opened for record in db.batches(topology_id)]
-            raise no_such_txid(topology_id, txid, known)
+            raise no_such_txid(topology_id, txid, databases.opened)
     return details(merge(rows)[0]), databases.missing
 
 
-def no_such_txid(topology_id: str, txid: int, known: Iterable[BatchRecord]) -> UnknownTxidError:
+def no_such_txid(topology_id: str, txid: int, databases: Sequence[StateBackend]) -> UnknownTxidError:
     """The error that names the txids that are there."""
-    txids = sorted({record.txid for record in known})
+    oldest = [found for db in databases if (found := db.oldest_txid(topology_id)) is not None]
+    newest = [found.txid for db in databases if (found := db.last_batch(topology_id)) is not None]
+    txids = [min(oldest), max(newest)] if oldest and newest else []
     there = f"it has txid {txids[0]} to {txids[-1]}" if txids else "it has none yet"
     if txids and 0 < txid < txids[0]:
         there = f"it was pruned (`--keep`): the ledger begins at txid {txids[0]}"
@@ -150,7 +202,7 @@ def details(found: Batch) -> BatchDetails:
             for step, seconds in (timings.items() if isinstance(timings, Mapping) else ())
             if isinstance(seconds, (int, float))
         },
-        failed_attempts=tuple(_failed_attempts(best)),
+        failed_attempts=tuple(failed_attempts(best)),
     )
 
 
@@ -166,7 +218,8 @@ def _part(metas: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return part if isinstance(part, Mapping) else {}
 
 
-def _failed_attempts(found: LedgerEntry) -> list[FailedAttempt]:
+def failed_attempts(found: LedgerEntry) -> list[FailedAttempt]:
+    """The attempts that failed before the one of this row, as far as it knows them."""
     listed = found.details.get("attempts")
     if isinstance(listed, list) and listed:
         return [

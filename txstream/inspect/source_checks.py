@@ -117,9 +117,15 @@ def _places(
         elif skipped_from is not None:
             yield Finding(
                 "position-skips", Severity.WARNING, f"partition {name}",
-                f"what was at {skipped_from} to {getattr(answer, 'start', '?')} is lost; the source skips it",
+                _gap(skipped_from, getattr(answer, "start", None)),
                 "nothing brings it back; the next batch records the gap",
             )  # fmt: skip
+
+
+def _gap(skipped_from: int, start: int | None) -> str:
+    if start is not None and start < skipped_from:
+        return f"{skipped_from} is beyond the log, cut back or created again; the source goes on at {start}"
+    return f"what was at {skipped_from} to {'?' if start is None else start} is lost; the source skips it"
 
 
 def _last_planned(evidence: Evidence, codec: MetaCodec[Any]) -> BatchMetas[Any] | None:

@@ -98,7 +98,7 @@ def diff(
     with _reading(topology_id, table, settings, database) as (place, reading, stored):
         record = place.batch(topology_id, txid)
         if record is None:
-            raise no_such_txid(topology_id, txid, place.batches(topology_id))
+            raise no_such_txid(topology_id, txid, [place])
         rows = reading.written_by(table, txid, limit)
         count = reading.count_written_by(table, txid)
         committed = txid <= reading.as_of

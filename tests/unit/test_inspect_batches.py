@@ -1,0 +1,151 @@
+"""Batches that are asked for in part: the newest, those before a txid, since a time, or that had trouble."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from support.recovering import empty_database
+from support.states import Rig, word_table
+
+from txstream import inspect
+from txstream.api.errors import UsageError
+from txstream.cli.main import main
+from txstream.inspect import ledgers
+from txstream.settings import Settings
+from txstream.state import StateDatabase
+
+NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
+TXIDS = 9
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("ZOOKEEPER", "KAFKA", "DATABASE", "MASTER", "STATE_DATABASES"):
+        monkeypatch.delenv(f"TXSTREAM_{name}", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    """Nine batches, one a minute from noon on; 3 and 7 had an attempt that failed."""
+    file = tmp_path / "state.db"
+    file.write_bytes(empty_database())
+    database = StateDatabase(f"sqlite:///{file}")
+    made = Rig(database, f"sqlite:///{file}", word_table()).join()
+    for txid in range(1, TXIDS + 1):
+        made.commit(txid, {"a": 1}, error="a bolt failed" if txid in (3, 7) else None)
+    engine = sa.create_engine(made.url)
+    with engine.begin() as connection:
+        for txid in range(1, TXIDS + 1):
+            moment = f"{NOON + timedelta(minutes=txid):%Y-%m-%d %H:%M:%S}.000000Z"
+            update = "UPDATE txstream_batch SET committed_at = ? WHERE txid = ?"
+            connection.exec_driver_sql(update, (moment, txid))
+    engine.dispose()
+    yield made
+    database.close()
+
+
+def txids(rig: Rig, **asked: Any) -> list[int]:
+    return [one.txid for one in inspect.batches("words", Settings(database=rig.url), **asked)]
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 1000])
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, [1, 2, 3, 4, 5, 6, 7, 8, 9]),
+        ({"last": 2}, [8, 9]),
+        ({"before": 5}, [1, 2, 3, 4]),
+        ({"before": 5, "last": 2}, [3, 4]),
+        ({"before": 1}, []),
+        ({"before": 99, "last": 1}, [9]),
+        ({"since": NOON + timedelta(minutes=7)}, [7, 8, 9]),
+        ({"since": NOON + timedelta(minutes=7), "before": 9}, [7, 8]),
+        ({"since": NOON + timedelta(days=1)}, []),
+        ({"failed": True}, [3, 7]),
+        ({"failed": True, "last": 1}, [7]),
+        ({"failed": True, "since": NOON + timedelta(minutes=4)}, [7]),
+    ],
+)
+def test_a_part_of_the_batches(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, chunk: int, asked: dict[str, Any], expected: list[int]
+) -> None:
+    monkeypatch.setattr(ledgers, "_CHUNK", chunk)
+    assert txids(rig, **asked) == expected
+
+
+def test_an_unfinished_batch_had_trouble(rig: Rig) -> None:
+    engine = sa.create_engine(rig.url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE txstream_batch SET status = 'committing' WHERE txid = 9")
+    engine.dispose()
+    assert txids(rig, failed=True) == [3, 7, 9]
+
+
+def test_the_newest_are_read_without_the_others(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int | None] = []
+    usual = StateDatabase.batches
+
+    def batches(self: StateDatabase, topology: str, *, limit: int | None = None) -> Any:
+        asked.append(limit)
+        return usual(self, topology, limit=limit)
+
+    monkeypatch.setattr(StateDatabase, "batches", batches)
+    monkeypatch.setattr(ledgers, "_CHUNK", 4)
+    assert txids(rig, last=2) == [8, 9]
+    assert asked == [2]
+    asked.clear()
+    assert txids(rig, since=NOON + timedelta(minutes=8)) == [8, 9]
+    assert asked == [4]
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"last": 0}, "last is 0"),
+        ({"before": 0}, "before is 0"),
+        ({"since": NOON.replace(tzinfo=None)}, "without a time zone"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(rig: Rig, asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        txids(rig, **asked)
+
+
+def test_the_command(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    def listed(*more: str) -> list[int]:
+        assert main(["batches", "words", "--database", rig.url, "--json", *more]) == 0
+        return [one["txid"] for one in json.loads(capsys.readouterr().out)]
+
+    assert listed("--failed") == [3, 7]
+    assert listed("--before", "5", "-n", "2") == [3, 4]
+    assert listed("--since", "2026-11-20T12:08:00Z") == [8, 9]
+    assert listed("--since", "2026-11-20T13:08:00+01:00") == [8, 9]
+    assert listed("--since", "1s") == []
+    assert listed("--since", "90000d") == list(range(1, TXIDS + 1))
+    assert main(["batches", "words", "--database", rig.url, "--failed"]) == 0
+    shown = capsys.readouterr().out
+    assert "committed, 1 failed" in shown
+    assert main(["batches", "words", "--database", rig.url, "--since", "1s"]) == 0
+    assert "no such batch" in capsys.readouterr().err
+    assert main(["batches", "words", "--database", rig.url, "--since", "dawn"]) == 2
+    assert "36h" in capsys.readouterr().err
+
+
+def test_an_unknown_txid_is_told_without_reading_the_ledger(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = StateDatabase.batches
+    monkeypatch.setattr(
+        StateDatabase,
+        "batches",
+        lambda self, topology, *, limit=None: usual(self, topology, limit=limit or 1 / 0),
+    )
+    with pytest.raises(inspect.UnknownTxidError, match="no txid 77; it has txid 1 to 9"):
+        inspect.batch("words", 77, Settings(database=rig.url))
