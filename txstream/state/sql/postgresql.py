@@ -114,6 +114,8 @@ class PostgreSQLDialect(StateDialect):
         wanted = {
             "connect_timeout": deadline,
             "application_name": "txstream",
+            # Whatever the database's own is: the server tells what it cannot keep.
+            "client_encoding": "utf8",
             "keepalives_idle": deadline,
             "keepalives_interval": "2",
             "keepalives_count": "3",
@@ -224,6 +226,10 @@ class PostgreSQLDialect(StateDialect):
         values: list[Any] = column.to_pylist()
         return values
 
+    def ordering(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        # That of the values, whatever the order that the database was created with.
+        return column.collate("C") if isinstance(column.type, Text) else column
+
     def literal(self, column: pa.ChunkedArray, column_type: types.TypeEngine[Any]) -> ColumnElement[Any]:
         value = self.to_driver(column)[0]
         if isinstance(value, bytes):
@@ -234,9 +240,8 @@ class PostgreSQLDialect(StateDialect):
         connection.execute(select(func.set_config("statement_timeout", "0", True)))
 
     def merged(self, reducer: Reducer, stored: Any, delta: Any) -> ColumnElement[Any]:
-        if reducer.merge in ("min", "max") and isinstance(stored.type, Text):
-            # The order of the folds, whatever the order that the database was created with.
-            stored, delta = stored.collate("C"), delta.collate("C")
+        if reducer.merge in ("min", "max"):
+            stored, delta = self.ordering(stored), self.ordering(delta)
         return super().merged(reducer, stored, delta)
 
     def upsert(self, table: Table, update: Callable[[Any], tuple[dict[str, Any], Any]]) -> Upsert:

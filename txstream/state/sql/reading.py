@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
-from sqlalchemy import Connection, Select, Table, and_, case, func, not_, null, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, Table, and_, case, func, not_, null, or_, select
 
 from txstream.api.errors import StateTableError
 from txstream.api.schema import parse_schema
@@ -82,13 +82,13 @@ class SqlStateReading(StateReading):
         stored, found = self._table(table)
         query = self._as_committed(found)
         greatest = self._dialect.ordering(query.selected_columns[stored.value.names[0]])
-        return self._rows(stored, query.order_by(greatest.desc(), *found.primary_key.columns).limit(n))
+        return self._rows(stored, query.order_by(greatest.desc(), *self._by_key(found)).limit(n))
 
     def columns(self, table: str, n: int) -> list[dict[str, Any]]:
         """As `top`, by column in table order, and as the rows are stored, whatever is committed."""
         stored, found = self._table(table)
         greatest = self._dialect.ordering(found.c[stored.value.names[0]]).desc()
-        query = select(found).order_by(greatest, *found.primary_key.columns).limit(n)
+        query = select(found).order_by(greatest, *self._by_key(found)).limit(n)
         return [dict(row) for row in self._connection.execute(query).mappings()]
 
     def written_by(self, table: str, txid: int, limit: int | None = None) -> list[StoredRow]:
@@ -97,7 +97,7 @@ class SqlStateReading(StateReading):
         query = select(*found.columns, (found.c[TXID_COLUMN] > self._as_of).label(_UNFINISHED)).where(
             found.c[TXID_COLUMN] == txid
         )
-        return self._rows(stored, query.order_by(*found.primary_key.columns).limit(limit))
+        return self._rows(stored, query.order_by(*self._by_key(found)).limit(limit))
 
     def count_written_by(self, table: str, txid: int) -> int:
         stored, found = self._table(table)
@@ -181,6 +181,9 @@ class SqlStateReading(StateReading):
 
     def _rows(self, table: StoredTable, query: Select[Any]) -> list[StoredRow]:
         return [_row(table, row) for row in self._connection.execute(query).mappings()]
+
+    def _by_key(self, table: Table) -> list[ColumnElement[Any]]:
+        return [self._dialect.ordering(column) for column in table.primary_key.columns]
 
     def _number(self, query: Select[Any]) -> int:
         return int(self._connection.execute(query).scalar_one())

@@ -65,8 +65,8 @@ class Sessions:
                         self.dialect.be_patient(connection)
                     yield connection, answered
                     at_commit = True
-        except DBAPIError as error:
-            raise self._understood(error, doing, at_commit=at_commit) from error
+        except (DBAPIError, self._driver_error) as error:
+            raise self._understood(self._wrapped(error, connection), doing, at_commit=at_commit) from error
         finally:
             self._release(connection)
 
@@ -83,8 +83,8 @@ class Sessions:
         try:
             with self.dialect.deadline(connection, silence_seconds), connection.begin():
                 yield connection
-        except DBAPIError as error:
-            raise self._understood(error, doing) from error
+        except (DBAPIError, self._driver_error) as error:
+            raise self._understood(self._wrapped(error, connection), doing) from error
         finally:
             self._release(connection)
 
@@ -123,6 +123,24 @@ class Sessions:
         if not connection.invalidated:
             connection.info[_USED_AT] = time.monotonic()
         connection.close()
+
+    @property
+    def _driver_error(self) -> type[Exception]:
+        """What the driver raises where SQLAlchemy is not asked: for a timeout, a ping, a deadline."""
+        found: type[Exception] = self.engine.dialect.loaded_dbapi.Error
+        return found
+
+    def _wrapped(self, error: Exception, connection: Connection) -> DBAPIError:
+        if isinstance(error, DBAPIError):
+            return error
+        # The driver's connection is no connection of SQLAlchemy's any more once it was invalidated.
+        lost = connection.invalidated or connection.dialect.is_disconnect(error, connection.connection, None)
+        if lost:
+            connection.invalidate(error)
+        found: DBAPIError = DBAPIError.instance(  # type: ignore[assignment]  # the driver's own error is no other
+            None, None, error, self._driver_error, connection_invalidated=lost
+        )
+        return found
 
     def _understood(self, error: DBAPIError, doing: str, *, at_commit: bool = False) -> TxstreamError:
         failure = self.dialect.classify(error)

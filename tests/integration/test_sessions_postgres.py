@@ -1,0 +1,87 @@
+"""What a session with PostgreSQL makes of a connection that is cut, a fork, and a database's own encoding."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from postgres import PostgresServer
+from support.server_databases import new_database
+from support.state_contract import StateFixtures
+from support.states import Rig
+
+from txstream.api.errors import ServiceUnavailableError, StateValueError
+from txstream.state import AnswerLostError, open_sql_database
+from txstream.state.sql import sessions
+from txstream.transaction import attempt_id
+
+
+@pytest.fixture
+def url(postgres: PostgresServer) -> str:
+    return new_database(postgres)
+
+
+def administrator(postgres: PostgresServer) -> psycopg.Connection[Any]:
+    return psycopg.connect(host=str(postgres.data), user="postgres", autocommit=True)
+
+
+def cut(postgres: PostgresServer, url: str) -> None:
+    """End all sessions with a database, as its administrator may at any moment."""
+    with administrator(postgres) as connection:
+        name = sa.make_url(url).database
+        query = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = %s"
+        assert connection.execute(query, (name,)).fetchall()
+
+
+class TestCut(StateFixtures):
+    """Every error is the framework's own, whatever the driver was doing."""
+
+    @pytest.fixture(autouse=True)
+    def unasked(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """However slow the machine is, the connection counts as one that was in use just now."""
+        monkeypatch.setattr(sessions, "_PING_AFTER_IDLE_SECONDS", math.inf)
+
+    def test_before_the_lock_timeout_is_set(self, rig: Rig, postgres: PostgresServer) -> None:
+        rig.commit(1, {"a": 1})
+        cut(postgres, rig.url)
+        with pytest.raises(
+            ServiceUnavailableError, match="raising the fence.*terminating connection"
+        ) as told:
+            rig.database.raise_fence("words", rig.uuid, attempt_id(2, 0), lock_timeout_seconds=5)
+        assert not isinstance(told.value, AnswerLostError)
+        rig.database.raise_fence("words", rig.uuid, attempt_id(2, 0), lock_timeout_seconds=5)
+        assert rig.fence() == attempt_id(2, 0)
+
+    def test_before_a_reading(self, rig: Rig, postgres: PostgresServer) -> None:
+        rig.commit(1, {"a": 1})
+        cut(postgres, rig.url)
+        with pytest.raises(ServiceUnavailableError, match=r"the ledger.* terminating"):
+            rig.database.last_batch("words")
+        assert rig.last().txid == 1
+
+
+class TestEncodings:
+    @pytest.mark.parametrize(("encoding", "refused"), [("LATIN1", "\U0001f600"), ("SQL_ASCII", None)])
+    def test_text_is_kept_or_refused(
+        self, postgres: PostgresServer, unique: str, encoding: str, refused: str | None
+    ) -> None:
+        name = f"encoded_{unique}"
+        with administrator(postgres) as connection:
+            connection.execute(f"CREATE DATABASE {name} ENCODING {encoding} LOCALE 'C' TEMPLATE template0")
+        database = open_sql_database(postgres.url(name))
+        rig = Rig(database, postgres.url(name)).join()
+        rig.commit(1, {"café": 1})
+        if refused is None:
+            rig.commit(2, {"\U0001f600": 1})
+        else:
+            with pytest.raises(StateValueError, match="has no equivalent in encoding"):
+                rig.commit(2, {refused: 1})
+        keys = rig.table_of({"café": 0, "\U0001f600": 0}).select(["word"])
+        if refused is not None:
+            keys = keys.slice(0, 1)
+        found = database.read(rig.spec, keys, before=rig.next(3).txid).column("word").to_pylist()
+        assert sorted(found) == keys.column("word").to_pylist()
+        database.close()
