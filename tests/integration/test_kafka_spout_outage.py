@@ -19,7 +19,8 @@ from txstream.spouts.kafka import KafkaRange, KafkaSource
 
 ATTEMPT = attempt()
 MANY = 1_000_000
-STEADY = {"broker.session.timeout.ms": "6000"}  # a frozen broker stays the leader for that long
+DEADLINE_SECONDS = 2.0  # of a plan; what is not readable by then is left out
+STEADY = {"broker.session.timeout.ms": "9000"}  # a frozen broker stays the leader for that long
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +68,13 @@ def test_a_frozen_broker_costs_one_deadline(
 ) -> None:
     source = KafkaSource(topic, kafka.address, partition_discovery_seconds=0.5)
     coordinator = source.coordinator(SpoutContext("outage", "lines", {}))
-    emitter = source.emitter(SpoutContext("outage", "lines", {}, fetch_timeout_seconds=1.0))
+    emitter = source.emitter(SpoutContext("outage", "lines", {}, fetch_timeout_seconds=2.0))
     on_both = ranges(coordinator.plan({}, MANY))
     list(emitter.emit_many(ATTEMPT, on_both))
     freeze(True)
-    assert 1.5 < timed(lambda: coordinator.plan({}, MANY)) < 3
-    for _ in range(5):
-        assert timed(lambda: coordinator.plan({}, MANY)) < 0.5
+    assert 0.75 * DEADLINE_SECONDS < timed(lambda: coordinator.plan({}, MANY)) < 2 * DEADLINE_SECONDS
+    # Had each waited, they would have taken five deadlines.
+    assert timed(lambda: [coordinator.plan({}, MANY) for _ in range(5)]) < 2 * DEADLINE_SECONDS
     plan = coordinator.plan({}, MANY)
     assert isinstance(plan[f"{topic}/1"], Unavailable)
     assert plan[f"{topic}/0"] == on_both[f"{topic}/0"]
@@ -81,7 +82,7 @@ def test_a_frozen_broker_costs_one_deadline(
     assert set(coordinator.unreadable(on_both)) == {f"{topic}/1"}
     with pytest.raises(PartitionUnavailableError, match=f"{topic}/1: "):
         coordinator.targets()
-    with pytest.raises(PartitionUnavailableError, match=f"partition {topic}/1 gave nothing for 1 s"):
+    with pytest.raises(PartitionUnavailableError, match=f"partition {topic}/1 gave nothing for 2 s"):
         list(emitter.emit_many(ATTEMPT, on_both))
     assert [b.num_rows for b in emitter.emit(ATTEMPT, f"{topic}/0", on_both[f"{topic}/0"])] == [10]
     freeze(False)
@@ -117,14 +118,14 @@ def test_a_broker_that_is_gone_and_comes_back(kafka: EmbeddedKafka, topics: Topi
     topics.send(moving, [b"a", b"b", b"c"])
     source = KafkaSource([topic, moving], kafka.address, partition_discovery_seconds=0.5)
     coordinator = source.coordinator(SpoutContext("outage", "lines", {}))
-    emitter = source.emitter(SpoutContext("outage", "lines", {}, fetch_timeout_seconds=1.0))
+    emitter = source.emitter(SpoutContext("outage", "lines", {}, fetch_timeout_seconds=2.0))
     planned = {
         name: KafkaRange(0, meta.end // 2, meta.topic_id)
         for name, meta in ranges(coordinator.plan({}, MANY)).items()
     }
     list(emitter.emit_many(ATTEMPT, planned))
     kafka.stop_broker(2)
-    assert timed(lambda: coordinator.plan({}, MANY)) < 3
+    assert timed(lambda: coordinator.plan({}, MANY)) < 2 * DEADLINE_SECONDS
     last = BatchMetas.from_plan({}, planned).positions()
     wait_until(
         lambda: isinstance(coordinator.plan(last, MANY)[f"{moving}/0"], KafkaRange), "broker 1 leads now"
@@ -157,8 +158,8 @@ def test_without_any_broker_nothing_is_ready(kafka: EmbeddedKafka, topic: str) -
     assert set(plan) == set(planned)
     assert all(isinstance(entry, Unavailable) for entry in plan.values())
     assert not coordinator.is_ready()
-    assert timed(lambda: coordinator.plan({}, MANY)) < 0.5
+    assert timed(lambda: [coordinator.plan({}, MANY) for _ in range(5)]) < 2 * DEADLINE_SECONDS
     kafka.start()
     wait_until(lambda: coordinator.plan({}, MANY) == planned, "the cluster is back")
     assert coordinator.is_ready()
-    assert timed(coordinator.close) < 4
+    coordinator.close()

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
+from kafka.admin import OffsetSpec
 
 from txstream.api.spouts import Unavailable
 from txstream.spouts.kafka import KafkaRange
@@ -93,14 +94,23 @@ class Topics:
     def transaction(
         self, producer: Any, name: str, values: Iterable[bytes], *, commit: bool, partition: int = 0
     ) -> None:
+        """A whole transaction; its marker, which takes an offset, is written when this returns."""
+        end = self.end(name, partition) + 1
         producer.begin_transaction()
         for value in values:
+            end += 1
             producer.send(name, value, partition=partition)
         producer.flush(10)
         if commit:
             producer.commit_transaction()
         else:
             producer.abort_transaction()
+        wait_until(lambda: self.end(name, partition) == end, "the transaction's marker is written")
+
+    def end(self, name: str, partition: int) -> int:
+        """The offset behind the last record, of whatever kind."""
+        place = TopicPartition(name, partition)
+        return int(self.admin.list_partition_offsets({place: OffsetSpec.LATEST})[place].offset)
 
 
 def attempt(number: int = 1) -> TransactionAttempt:
@@ -117,7 +127,7 @@ def ranges(plan: Mapping[str, KafkaRange | Unavailable]) -> dict[str, KafkaRange
     return found
 
 
-def wait_until(condition: Callable[[], object], what: str, seconds: float = 20.0) -> None:
+def wait_until(condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
     """Poll a condition of another process, which no event announces."""
     deadline = time.monotonic() + seconds
     pause = threading.Event()
