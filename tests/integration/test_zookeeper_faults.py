@@ -27,7 +27,10 @@ from txstream.semantics import Semantics
 from txstream.transaction import Epoch, Txid, attempt_id
 from txstream.zookeeper import Identity, Leadership, WaitStoppedError, ZooKeeper, ZooKeeperProgress
 
-SESSION_SECONDS = 1.5
+SHORT_SECONDS = 1.5
+"""A session that is to end, or whose end is waited for."""
+LONG_SECONDS = 20.0
+"""Of sessions that must not end, however slow the machine is."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,8 @@ def proxy(server: EmbeddedZooKeeper) -> Iterator[Proxy]:
 
 
 @contextmanager
-def session(hosts: str) -> Iterator[ZooKeeper]:
-    with ZooKeeper(hosts, session_timeout_seconds=SESSION_SECONDS) as zk:
+def session(hosts: str, seconds: float = LONG_SECONDS) -> Iterator[ZooKeeper]:
+    with ZooKeeper(hosts, session_timeout_seconds=seconds) as zk:
         yield zk
 
 
@@ -104,7 +107,7 @@ def test_a_session_lost_during_an_advance_does_not_stop_it(
     server: EmbeddedZooKeeper, proxy: Proxy, unique: str
 ) -> None:
     """The answer is lost, the session expires, and the new session finds what the old one has written."""
-    with session(proxy.address) as zk, ThreadPoolExecutor(1) as pool:
+    with session(proxy.address, SHORT_SECONDS) as zk, ThreadPoolExecutor(1) as pool:
         told: list[str] = []
         store = ZooKeeperProgress(zk, unique, CODEC, waiting=told.append)
         store.create_identity(IDENTITY)
@@ -114,14 +117,14 @@ def test_a_session_lost_during_an_advance_does_not_stop_it(
             standby = ZooKeeperProgress(direct, unique, CODEC)
             proxy.lose_next_multi("answer")
             advance = pool.submit(store.advance, Txid(1), attempt_id(1, 1), METAS)
-            assert wait_until(lambda: standby.load().current == 2, 10)
+            assert wait_until(lambda: standby.load().current == 2, 60)
             proxy.cut()
-            assert wait_until(lambda: bool(told), 10)
+            assert wait_until(lambda: bool(told), 60)
             assert not advance.done()
             lead = Leadership(direct, unique)
             lead.acquire(wait=False, should_stop=never)
             proxy.restore()
-            advance.result(20)
+            advance.result(60)
             assert standby.load().current == 2
 
 
@@ -142,21 +145,21 @@ def test_an_advance_waits_for_a_killed_zookeeper_and_resumes(
         store.load()
         own_zookeeper.kill()
         advance = pool.submit(store.advance, Txid(1), attempt_id(2, 1), METAS)
-        assert wait_until(lambda: bool(told), 10)
+        assert wait_until(lambda: bool(told), 60)
         assert not advance.done()
         assert told[0].startswith(f"waiting for ZooKeeper at {own_zookeeper.address} since ")
         own_zookeeper.start()
-        advance.result(20)
+        advance.result(60)
         assert store.load().current == 2
         assert len(told) == 1
         assert lead.held  # ZooKeeper keeps its sessions over a restart
 
         own_zookeeper.kill()
         advance = pool.submit(store.advance, Txid(2), attempt_id(2, 2), METAS)
-        assert wait_until(lambda: len(told) == 2, 10)
+        assert wait_until(lambda: len(told) == 2, 60)
         stop.set()
         with pytest.raises(WaitStoppedError):
-            advance.result(5)
+            advance.result(60)
         # A command does not wait for ever.
         impatient = ZooKeeperProgress(zk, unique, CODEC, deadline_seconds=0.5)
         with pytest.raises(ServiceUnavailableError, match="has not answered for"):
@@ -172,7 +175,7 @@ def test_a_frozen_zookeeper_is_told_within_the_deadline(own_zookeeper: EmbeddedZ
         zk = ZooKeeper(own_zookeeper.address, connect_timeout_seconds=0.5)
         with pytest.raises(ServiceUnavailableError, match=r"did not answer within 0\.5 s") as refusal:
             zk.start()
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 8, "ten seconds are the default"
         for remedy in ("--zookeeper", "TXSTREAM_ZOOKEEPER", "txstream up"):
             assert remedy in str(refusal.value)
     finally:
@@ -239,13 +242,13 @@ def test_candidates_lead_one_after_the_other_in_order_of_arrival(
         for number in range(3):
             runs.append(pool.submit(lead, number, second))
             heard = told[number]
-            assert wait_until(partial(bool, heard), 10)
+            assert wait_until(partial(bool, heard), 60)
         here = f"{socket.gethostname()}:{os.getpid()}"
         assert told[0] == [f"topology {unique!r} is run by {here}; standing by to take over"]
         assert first.leader(unique) == here
         present.release()
         for run in runs:
-            run.result(10)
+            run.result(60)
     assert order == [0, 1, 2]
 
 
@@ -275,9 +278,9 @@ def test_a_standby_can_be_stopped(server: EmbeddedZooKeeper, unique: str) -> Non
         present.acquire(should_stop=never)
         standby = Leadership(second, unique)
         waiting = pool.submit(standby.acquire, should_stop=stop.is_set, waiting=lambda _: told.set())
-        assert told.wait(10)
+        assert told.wait(60)
         stop.set()
-        waiting.result(10)
+        waiting.result(60)
         assert not standby.held
         present.release()
         assert first.leader(unique) is None
@@ -286,18 +289,22 @@ def test_a_standby_can_be_stopped(server: EmbeddedZooKeeper, unique: str) -> Non
 def test_a_leader_that_was_cut_off_is_succeeded_and_fenced(
     server: EmbeddedZooKeeper, proxy: Proxy, unique: str
 ) -> None:
-    with session(proxy.address) as cut_off, session(server.address) as direct, ThreadPoolExecutor(1) as pool:
+    with (
+        session(proxy.address, SHORT_SECONDS) as cut_off,
+        session(server.address) as direct,
+        ThreadPoolExecutor(1) as pool,
+    ):
         old = Leadership(cut_off, unique)
         old.acquire(should_stop=never)
         old_store = leader_of(cut_off, unique)
         standby = Leadership(direct, unique)
         taking_over = pool.submit(standby.acquire, should_stop=never)
         proxy.cut()
-        taking_over.result(15)
+        taking_over.result(60)
         new_store = leader_of(direct, unique)
         assert old.held  # it cannot know yet
         proxy.restore()
-        assert wait_until(lambda: not old.held, 15)
+        assert wait_until(lambda: not old.held, 60)
         with pytest.raises(FencedError, match="newer leader"):
             old_store.advance(Txid(1), attempt_id(1, 1), METAS)
         new_store.advance(Txid(1), attempt_id(2, 1), METAS)
@@ -314,16 +321,16 @@ def test_a_leader_that_was_cut_off_is_succeeded_and_fenced(
 def test_a_leader_alone_that_was_cut_off_leads_again_under_its_epoch(
     server: EmbeddedZooKeeper, proxy: Proxy, unique: str
 ) -> None:
-    with session(proxy.address) as zk, session(server.address) as direct:
+    with session(proxy.address, SHORT_SECONDS) as zk, session(server.address) as direct:
         lead = Leadership(zk, unique)
         lead.acquire(should_stop=never)
         store = leader_of(zk, unique)
         first = set(zk.client.get_children(f"{zk.root}/{unique}/leader"))
         proxy.cut()
         # The session has ended on the server before it is let through again.
-        assert wait_until(lambda: direct.leader(unique) is None, 10)
+        assert wait_until(lambda: direct.leader(unique) is None, 60)
         proxy.restore()
-        assert wait_until(lambda: not lead.held, 15)
+        assert wait_until(lambda: not lead.held, 60)
         store.verify()
         lead.acquire(should_stop=never)
         assert lead.held
@@ -338,7 +345,7 @@ def test_a_standby_takes_over_from_a_process_that_was_killed(
 ) -> None:
     script = f"""
 from txstream.zookeeper import Leadership, ZooKeeper
-zk = ZooKeeper({server.address!r}, session_timeout_seconds={SESSION_SECONDS})
+zk = ZooKeeper({server.address!r}, session_timeout_seconds={SHORT_SECONDS})
 zk.start()
 lead = Leadership(zk, {unique!r})
 lead.acquire(should_stop=lambda: False)
@@ -360,9 +367,9 @@ input()
             standby = Leadership(zk, unique)
             told = threading.Event()
             waiting = pool.submit(standby.acquire, should_stop=never, waiting=lambda _: told.set())
-            assert told.wait(10)
+            assert told.wait(60)
             driver.kill()
-            waiting.result(15)
+            waiting.result(60)
             assert standby.held
             assert zk.leader(unique) == f"{socket.gethostname()}:{os.getpid()}"
     finally:
@@ -404,7 +411,7 @@ def test_a_standby_survives_that_its_topology_is_deleted(server: EmbeddedZooKeep
         told = threading.Event()
         standby = Leadership(second, unique)
         taking_over = pool.submit(standby.acquire, should_stop=never, waiting=lambda _: told.set())
-        assert told.wait(10)
+        assert told.wait(60)
         assert first.delete_topology(unique, force=True)
         # Whoever leads or stands by keeps `leader`; a person with a shell may delete it all the same.
         base = f"{first.root}/{unique}"
@@ -414,6 +421,6 @@ def test_a_standby_survives_that_its_topology_is_deleted(server: EmbeddedZooKeep
         transaction.delete(f"{base}/leader")
         transaction.delete(base)
         assert transaction.commit() == [True] * 4
-        taking_over.result(15)
+        taking_over.result(60)
         assert standby.held
         leader_of(second, unique)
