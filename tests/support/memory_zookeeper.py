@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from support.zookeeper_backends import CODEC, IDENTITY
@@ -29,13 +30,15 @@ class MemoryZooKeeper(ZooKeeper):
         settings.require_zookeeper()
         yield self
 
-    def run_topology(self, topology_id: str, *, driver: bool = True) -> MemoryProgress:
+    def run_topology(
+        self, topology_id: str, *, driver: bool = True, uuid: str = IDENTITY.uuid
+    ) -> MemoryProgress:
         """As if it were run: its leader's store; without `driver`, nobody is elected any more."""
         if driver:
             path = f"{Paths(ROOT, topology_id).leader}/{'a' * 32}-0000000001"
             self.memory.write(path, candidate_data())
         store = MemoryProgress(self.memory, topology_id, CODEC)
-        store.create_identity(IDENTITY)
+        store.create_identity(replace(IDENTITY, uuid=uuid))
         store.claim_epoch(Epoch(0))
         store.load()
         return store

@@ -545,7 +545,7 @@ def test_a_topology_is_not_deleted_by_half_unless_told_so(
     for rig in two:
         name_databases(rig, [first.url, second.url, "postgresql://me:***@10.0.0.1/other"])
     zookeeper = MemoryZooKeeper()
-    zookeeper.run_topology("words", driver=False)
+    zookeeper.run_topology("words", driver=False, uuid=first.uuid)
     monkeypatch.setattr(administration, "open_zookeeper", zookeeper.opened)
     where = ["--database", first.url, "--zookeeper", "127.0.0.1:1", "--drop-state"]
     assert main(["delete", "words", *where]) == 1

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from txstream.api.errors import LeaderExistsError, ServiceUnavailableError, UsageError
+from txstream.api.errors import (
+    CorruptStateError,
+    LeaderExistsError,
+    ServiceUnavailableError,
+    UsageError,
+)
 from txstream.cli.context import Cli
 from txstream.cli.options import command
 from txstream.cli.stores import UnknownTopologyError, open_zookeeper, warn_of_missing
@@ -17,6 +23,7 @@ from txstream.inspect.stores import is_missing_file, open_databases
 
 if TYPE_CHECKING:
     from txstream.inspect.records import MissingDatabase
+    from txstream.inspect.stores import Databases
     from txstream.state import StateDatabase
     from txstream.zookeeper import ZooKeeper
 
@@ -40,6 +47,14 @@ def delete(
         bool,
         typer.Option("--ignore-missing", help="Leave alone what is in databases that cannot be opened."),
     ] = False,
+    uuid: Annotated[
+        str | None,
+        typer.Option(
+            "--uuid",
+            metavar="UUID",
+            help="Only what belongs to this life of it, where one id stands for two.",
+        ),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
     """Forget a topology: its progress in ZooKeeper, and its ledger and fence in each of its databases."""
@@ -54,37 +69,71 @@ def delete(
         if not known and not drop_state:
             raise UnknownTopologyError(topology_id)
         _refuse_missing(found.missing, ignored=ignore_missing)
+        lives = _lives(zookeeper, topology_id, found)
+        _refuse_two_lives(topology_id, lives, uuid)
         dead = _refuse_live_leader(zookeeper, topology_id)
         _ask(topology_id, drop_state=drop_state, yes=yes)
         # ZooKeeper first: what a crash leaves then is refused by the next run, and this command removes it.
-        zookeeper.delete_topology(topology_id, force=dead)
+        in_zookeeper = lives.get(_ZOOKEEPER, uuid) in (uuid, None) if uuid is not None else True
+        if in_zookeeper:
+            zookeeper.delete_topology(topology_id, force=dead)
         dropped = [
             table
             for database in found.opened
-            for table in database.delete(topology_id, drop_state=drop_state)
+            for table in database.delete(topology_id, drop_state=drop_state, uuid=uuid)
         ]
-        places = [database.url_for_people for database in found.opened]
+        places = [
+            url
+            for url in (database.url_for_people for database in found.opened)
+            if uuid is None or lives.get(url, uuid) == uuid
+        ]
     if not known and not dropped:
         raise UnknownTopologyError(topology_id)
     if cli.as_json:
         cli.print_json(
             {
                 "topology": topology_id,
-                "zookeeper": zookeeper.hosts,
+                "zookeeper": zookeeper.hosts if in_zookeeper else None,
                 "database": places[0] if places else None,
                 "databases": places,
                 "dropped_tables": dropped,
             }
         )
         return
-    cli.print(
-        f"deleted {topology_id} from ZooKeeper at {zookeeper.hosts}"
-        f"{''.join(f' and from {place}' for place in places)}"
-    )
+    gone = [f"ZooKeeper at {zookeeper.hosts}"] if in_zookeeper else []
+    cli.print(f"deleted {topology_id} from {' and from '.join([*gone, *places])}")
     if dropped:
         cli.print(f"dropped {', '.join(dropped)}")
     elif not drop_state:
         cli.say("its state tables stay; `--drop-state` would drop them, and works after this, too")
+
+
+_ZOOKEEPER = "ZooKeeper"
+
+
+def _lives(zookeeper: ZooKeeper, topology_id: str, found: Databases) -> dict[str, str]:
+    """The uuids that this id stands for, by place; what cannot be read has none."""
+    lives: dict[str, str] = {}
+    with contextlib.suppress(CorruptStateError):
+        identity = zookeeper.identity(topology_id)
+        if identity is not None:
+            lives[_ZOOKEEPER] = identity.uuid
+    for place, fence in found.fences.items():
+        if fence is not None:
+            lives[place] = fence.uuid
+    return lives
+
+
+def _refuse_two_lives(topology_id: str, lives: Mapping[str, str], uuid: str | None) -> None:
+    """Raises UsageError when one would be deleted with the other."""
+    listed = ", ".join(f"{one} in {place}" for place, one in lives.items())
+    if uuid is None and len({*lives.values()}) > 1:
+        raise UsageError(
+            f"topology id {topology_id!r} stands for different topologies here: uuid {listed}; say by --uuid "
+            f"which of them is deleted"
+        )
+    if uuid is not None and lives and uuid not in lives.values():
+        raise UsageError(f"topology {topology_id!r} has no uuid {uuid}; there is {listed}")
 
 
 def _refuse_live_leader(zookeeper: ZooKeeper, topology_id: str) -> bool:

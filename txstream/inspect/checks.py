@@ -88,8 +88,8 @@ def _uuids(evidence: Evidence) -> Findings:
         yield Finding(
             "other-uuid", ERROR, "ZooKeeper and databases",
             f"the id stands for different topologies: uuid {listed}",
-            f"point at the places of one of them; what is left of another one goes by "
-            f"`txstream delete {evidence.topology} --drop-state`",
+            f"point at the places of one of them (--zookeeper, --database); one that is not wanted goes by "
+            f"`txstream delete {evidence.topology} --uuid UUID`, with --drop-state its results, too",
         )  # fmt: skip
 
 

@@ -34,8 +34,10 @@ class PlainCodec(MetaCodec[Mapping[str, Any]]):
 
 
 def read_progress(zookeeper: ZooKeeper, topology_id: str) -> tuple[Identity | None, Progress | None]:
-    """What ZooKeeper has of a topology; (None, None) when it has nothing. Raises CorruptStateError."""
-    store = ZooKeeperProgress(zookeeper, topology_id, PlainCodec())
+    """What ZooKeeper has of a topology; (None, None) when it has nothing. Raises CorruptStateError, and
+    ServiceUnavailableError where ZooKeeper goes away meanwhile."""
+    seconds = zookeeper.connect_timeout_seconds
+    store = ZooKeeperProgress(zookeeper, topology_id, PlainCodec(), deadline_seconds=seconds)
     identity = store.read_identity()
     return identity, None if identity is None else store.load()
 

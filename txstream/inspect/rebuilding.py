@@ -178,7 +178,7 @@ def identity_from(
         raise ProgressMismatchError(
             f"topology {topology_id!r} has uuid {stored.uuid} in ZooKeeper and {uuid} in {uuids[uuid]}: "
             f"ZooKeeper holds another topology of this id, which is not overwritten; point at the right one "
-            f"of the two, or run `txstream delete {topology_id}` for the one that is not wanted"
+            f"of the two, or run `txstream delete {topology_id} --uuid {stored.uuid}` if it is not wanted"
         )
     kept = [found for one in own if (found := one.kept) is not None and found.uuid == uuid]
     # They differ in the tables only. Of the databases' the one with the fewest: a driver died while a state

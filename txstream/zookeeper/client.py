@@ -30,6 +30,7 @@ from txstream.api.errors import LeaderExistsError, ServiceUnavailableError, Usag
 from txstream.metas import MetaCodec
 from txstream.zookeeper.candidates import present_leader
 from txstream.zookeeper.fenced import Hook
+from txstream.zookeeper.identity import Identity
 from txstream.zookeeper.kazoo_tree import REFUSALS, KazooTree, Send, back_off
 from txstream.zookeeper.paths import ROOT, Paths
 from txstream.zookeeper.patience import Patience
@@ -125,6 +126,10 @@ class ZooKeeper:
     def leader(self, topology_id: str) -> str | None:
         """host:pid of the driver that leads the topology now, or None."""
         return present_leader(self.tree(), Paths(self.root, topology_id).leader)
+
+    def identity(self, topology_id: str) -> Identity | None:
+        """Whose progress is stored under this id; None where there is none. Raises CorruptStateError."""
+        return TreeProgress(self.tree(), Paths(self.root, topology_id), MetaCodec(Paths)).read_identity()
 
     def delete_topology(self, topology_id: str, *, force: bool = False) -> bool:
         """Remove what is stored about a topology, readable or not; was there anything?
