@@ -189,6 +189,10 @@ def phantom_keys_are_undone(trial: StateTrial) -> None:
     trial.require("the values when a created key is not in the replay", {"x": 2, "y": 10}, life.values())
     life.commit(7, {"z": 3})
     trial.require("the values when it is created again", {"x": 1, "y": 10, "z": 3}, life.values())
+    # More than a page of a store that answers in pages.
+    life.commit(8, {f"k{n}": n for n in range(3000)})
+    life.commit(8, {"z": 1})
+    trial.require("the values when 3000 keys are undone", {"x": 1, "y": 10, "z": 4}, life.values())
 
 
 @promise(

@@ -11,7 +11,7 @@ from txstream.api.errors import StaleAttemptError, StateTableError, UsageError
 from txstream.semantics import Semantics
 from txstream.testing.spout_harness import NotApplicableError
 from txstream.testing.state_life import Life, table
-from txstream.testing.state_trial import StateTrial, promise
+from txstream.testing.state_trial import Beside, StateTrial, promise
 from txstream.transaction import Txid, attempt_id
 
 # --- the ledger --------------------------------------------------------------------------------------------
@@ -196,6 +196,20 @@ def state_can_be_shown(trial: StateTrial) -> None:
     found = trial.ask("its state is shown during a commit", shown)
     expected |= {"as_of": (2, 3, 3), "b": ({"n": 9}, True), "written": [("c", None)], "written count": 1}
     _require_parts(trial, "of a state while txid 3 is committed", expected, found)
+
+    life.end(under, keys=2)
+    later = life.at(trial.open())
+
+    def shown_twice() -> tuple[dict[str, Any], dict[str, Any], Beside]:
+        with life.store.read_state(life.topology) as state:
+            first = look(state)
+            beside = trial.beside(lambda: later.committing(life.next(4), {"b": 1, "e": 1}))
+            beside.ended(trial.terms.lock_seconds)  # it may have to wait until this has been read
+            return first, look(state), beside
+
+    before, after, beside = trial.ask("its state is shown twice", shown_twice)
+    trial.require("the answer to a commit beside it", None, beside.outcome("a commit beside it"))
+    _require_parts(trial, "of a state that is shown while txid 4 is committed", before, after)
 
     def of_another() -> None:
         with life.store.read_state(life.topology) as state:

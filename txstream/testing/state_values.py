@@ -17,7 +17,7 @@ from txstream.api.reducers import Count, Max, Min, Put, Reducer, Sum
 from txstream.semantics import OpaqueValue, Semantics, TransactionalValue
 from txstream.testing.spout_harness import NotApplicableError
 from txstream.testing.state_life import Life
-from txstream.testing.state_trial import FENCED, StateTrial, promise
+from txstream.testing.state_trial import FENCED, StateTrial, promise, tell
 from txstream.transaction import Txid
 
 LARGEST = 2**63 - 1
@@ -102,6 +102,28 @@ def transactional_rules(trial: StateTrial) -> None:
             trial.require("the values as `read` gives them before it", {"k": stored.value}, life.values(txid))
 
 
+_MARKS = (
+    "",
+    " ",
+    ",",
+    ";",
+    ":",
+    "::",
+    "|",
+    "/",
+    "-",
+    "_",
+    ".",
+    "#",
+    "\t",
+    "\n",
+    "\x01",
+    "\x1f",
+    "', '",
+    '","',
+)
+
+
 @promise(
     "several-columns-are-one-row",
     "Several key columns are one key; several value columns are merged each by its reducer, and undone "
@@ -122,6 +144,12 @@ def several_columns_are_one_row(trial: StateTrial) -> None:
     trial.require("the values after a replay", expected, life.values())
     life.commit(2, None)
     trial.require("the values when it is undone", {("a", 1): (3, 5, 5), ("a", 2): (1, 1, 1)}, life.values())
+    # Whatever a store puts between the columns of a key, text may have it.
+    alike = trial.life(key="a string, b string")
+    pairs = [key for mark in _MARKS for key in ((f"a{mark}b", "c"), ("a", f"b{mark}c"))]
+    rows = {key: number for number, key in enumerate([*pairs, ("", "x"), ("x", "")])}
+    alike.commit(1, rows)
+    trial.require("the values of keys whose columns, side by side, look the same", rows, alike.values())
 
 
 @promise(
@@ -207,7 +235,7 @@ _TYPES: tuple[tuple[str, list[Any]], ...] = (
     ("tinyint", [-128, 0, 127]),
     ("smallint", [-(2**15), 2**15 - 1]),
     ("int", [-(2**31), 2**31 - 1]),
-    ("bigint", [-(2**63), -1, 0, LARGEST]),
+    ("bigint", [-(2**63), -1, 0, 2**53 + 1, LARGEST]),
     ("decimal(38,10)", [Decimal("-9999999999999999999999999999.0000000001"), Decimal("0.1000000000")]),
     ("date", [date(1, 1, 1), date(1969, 12, 31), date(9999, 12, 31)]),
     (
@@ -222,9 +250,9 @@ _TYPES: tuple[tuple[str, list[Any]], ...] = (
 
 @promise(
     "values-come-back",
-    "Keys and values of every type that the store accepts come back as they were written; one that it cannot "
-    "keep exactly is refused when the topology joins.",
-    "raise StateTableError in `join` for a type that would be changed",
+    "Keys and values of every type that the store accepts come back as they were written; a type that it "
+    "cannot keep exactly is refused when the topology joins, a key that is too long when it is written.",
+    "raise StateTableError in `join` for a type that would be changed, and StateValueError for a long key",
 )
 def values_come_back(trial: StateTrial) -> None:
     trial.life()  # so that the store is ready
@@ -245,6 +273,16 @@ def values_come_back(trial: StateTrial) -> None:
                 keyed.commit(txid, keys)
             expected = {key: 2 * number for key, number in keys.items()}
             trial.require(f"keys of type {kind}", expected, keyed.values())
+    for kind, long, other in (("string", "x" * 5000, "y"), ("binary", b"x" * 5000, b"y")):
+        for size in (100, 1000, 5000):
+            keyed = trial.life(key=f"k {kind}")
+            rows = {long[:size]: 1, long[: size - 1]: 2, long[: size - 1] + other: 3}
+            what = f"the answer to keys of type {kind} and length {size}"
+            found = trial.outcome(what, partial(keyed.committing, keyed.next(1), rows))
+            if found is None:
+                trial.require(f"{what}, of which only the end differs", rows, keyed.values())
+            elif not isinstance(found, StateValueError):
+                trial.fail(f"none, or StateValueError: {what}", tell(found))
 
 
 def _accepted(trial: StateTrial, life: Life) -> bool:

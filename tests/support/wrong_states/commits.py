@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -133,6 +134,18 @@ breaks("regression-is-refused")(with_rules(Skipping))
 class NoRestore(MemoryBackend):
     def _restore(self, here: Transaction, txid: Txid, tables: Sequence[TableSpec]) -> None:
         return
+
+
+@breaks("phantom-keys-are-undone")
+class RestoresOnePage(MemoryBackend):
+    """A scan ends where the first page of the answer does."""
+
+    @contextlib.contextmanager
+    def transaction(self, **options: Any) -> Iterator[Transaction]:
+        with super().transaction(**options) as here:
+            scan = here.scan
+            here.scan = lambda space: list(scan(space))[:1000]  # type: ignore[method-assign]
+            yield here
 
 
 class KeepsCreated(RowRules):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import Any
 
@@ -95,6 +95,30 @@ class ShowsWhatIsOpen(MemoryBackend):
         with super().read_state(topology) as state:
             state._as_of = Txid(2**62)  # type: ignore[attr-defined]
             yield state
+
+
+@breaks("state-can-be-shown")
+class ShowsSeveralMoments(MemoryBackend):
+    """Each question is answered by a transaction of its own."""
+
+    @contextlib.contextmanager
+    def read_state(self, topology: str) -> Iterator[StateReading]:
+        with super().read_state(topology) as state:
+            found = state
+        found._here = _Always(self.transaction)  # type: ignore[attr-defined]
+        yield found
+
+
+class _Always:
+    def __init__(self, transaction: Callable[[], Any]) -> None:
+        self._transaction = transaction
+
+    def __getattr__(self, name: str) -> Any:
+        def ask(*arguments: Any) -> Any:
+            with self._transaction() as here:
+                return getattr(here, name)(*arguments)
+
+        return ask
 
 
 @breaks("state-can-be-shown")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, ClassVar
 
@@ -183,6 +184,52 @@ class Collating(MemoryBackend):
                 rows: Mapping[str, Any] = {row["k"]: row for row in folded.to_pylist()}
                 commit.deltas[name] = pa.Table.from_pylist(list(rows.values()), schema=deltas.schema)
         super().commit(topology, uuid, tables, commit, **options)
+
+
+class _OtherKeys:
+    """A transaction that changes the keys of rows."""
+
+    def __init__(self, here: Transaction, other: Callable[[Key], Key]) -> None:
+        self._here = here
+        self._other = other
+        self.scan = here.scan
+
+    def _key(self, space: str, key: Key) -> Key:
+        return self._other(key) if space.startswith("rows/") else key
+
+    def get(self, space: str, key: Key) -> Any:
+        return self._here.get(space, self._key(space, key))
+
+    def put(self, space: str, key: Key, value: Any) -> None:
+        self._here.put(space, self._key(space, key), value)
+
+
+class OtherKeys(MemoryBackend):
+    def other(self, key: Key) -> Key:
+        raise NotImplementedError
+
+    @contextlib.contextmanager
+    def transaction(self, **options: Any) -> Iterator[Transaction]:
+        with super().transaction(**options) as here:
+            yield _OtherKeys(here, self.other)
+
+
+@breaks("several-columns-are-one-row")
+class JoinsItsKeys(OtherKeys):
+    """A key of several texts is one text, with a mark between them."""
+
+    def other(self, key: Key) -> Key:
+        if not all(isinstance(part, str) for part in key):
+            return key
+        return ("/".join(key), *[""] * (len(key) - 1))
+
+
+@breaks("values-come-back")
+class ShortKeys(OtherKeys):
+    """Of a long key it keeps the beginning."""
+
+    def other(self, key: Key) -> Key:
+        return tuple(part[:250] if isinstance(part, str) else part for part in key)
 
 
 @breaks("types-that-cannot-be-are-refused")
