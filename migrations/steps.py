@@ -20,6 +20,7 @@ _STORED: dict[str, Any] = {
     for name in ("mysql", "mariadb")
     for option, value in (
         ("engine", "InnoDB"),
+        ("row_format", "DYNAMIC"),  # which alone has keys as long as these
         ("default_charset", "utf8mb4"),
         ("collate", "utf8mb4_bin"),
     )

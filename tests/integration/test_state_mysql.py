@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -33,7 +34,7 @@ from support.upgrade_contract import UpgradeContract
 from support.value_rules import StoreValueRules
 
 from txstream.api.errors import ServiceUnavailableError, StateTableError, StateValueError
-from txstream.api.reducers import Put
+from txstream.api.reducers import Put, Sum, custom
 from txstream.embedded.process import wait_until
 from txstream.engine.points import Point
 from txstream.semantics import Semantics
@@ -47,6 +48,7 @@ from txstream.state import (
 )
 from txstream.state.sql.mysql_types import collation
 from txstream.testing import TopologyTest
+from txstream.transaction import Txid
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -162,6 +164,29 @@ class TestOutages(Tools, ServerOutages):
             yield through.render_as_string(hide_password=False), proxy
 
 
+HOSTILE = {
+    "sql_safe_updates": "ON",
+    "sql_select_limit": "1",
+    "sql_big_selects": "OFF",
+    "max_join_size": "1",
+    "sql_quote_show_create": "OFF",
+    "completion_type": "'RELEASE'",
+    "innodb_default_row_format": "'COMPACT'",
+}
+
+
+@contextlib.contextmanager
+def given(server: MySQLFamilyServer, defaults: dict[str, str]) -> Iterator[None]:
+    """While open, these are what a new session of this server has."""
+    (before,) = server.execute(f"SELECT {', '.join(f'@@global.{name}' for name in defaults)}")
+    server.execute(*(f"SET GLOBAL {name} = {value}" for name, value in defaults.items()))
+    try:
+        yield
+    finally:
+        usual = [f"'{value}'" if isinstance(value, str) else value for value in before]
+        server.execute(*(f"SET GLOBAL {name} = {value}" for name, value in zip(defaults, usual, strict=True)))
+
+
 _SESSIONS = "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()"
 
 
@@ -212,6 +237,30 @@ class TestSessions(StateFixtures):
         query = f"SELECT {', '.join(f'@@{name} AS {name}' for name in settings)}"
         with rig.database.sessions.engine.connect() as connection:
             assert dict(connection.exec_driver_sql(query).mappings().one()) == settings
+
+    @pytest.mark.parametrize("semantics", [Semantics.OPAQUE, Semantics.TRANSACTIONAL], ids=str)
+    def test_defaults_that_would_lose_or_refuse_something(
+        self, url: str, server: MySQLFamilyServer, semantics: Semantics
+    ) -> None:
+        """All rows of a SELECT, changes without a key, what is sent after a COMMIT, long keys."""
+        spec = word_table(
+            semantics=semantics,
+            value="n bigint, m bigint, t string",
+            reducers={"n": Sum("n"), "m": custom(operator.add, 0), "t": Put()},
+        )
+        rows = {f"key{number}": (1, 1, f"text {number}") for number in range(5)}
+        with given(server, HOSTILE), contextlib.closing(open_sql_database(url)) as database:
+            rig = Rig(database, url, spec).join()
+            rig.commit(1, rows)
+            for _ in range(2):
+                rig.commit(2, rows)
+            under = rig.begin(3)
+            rig.end(under, rig.write(under, rows))
+            assert len(database.top("word_count", topology="words")) == 5
+            assert [row.txid for row in database.batches("words")] == [1, 2, 3]
+            assert rig.join(first_run=False)
+            assert database.prune("words", committed_before=datetime.now(UTC), newest=Txid(4), rows=100) == 2
+        assert rig.values() == {key: (3, 3, text) for key, (_, _, text) in rows.items()}
 
     def test_rows_that_an_update_leaves_as_they_were_are_counted(self, rig: Rig) -> None:
         with rig.database.sessions.engine.begin() as connection:

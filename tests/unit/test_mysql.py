@@ -124,7 +124,9 @@ def test_trailing_blanks_count_on_both(dialect: MySQLDialect, mariadb: bool, exp
 def test_settings_of_a_session(dialect: MySQLDialect) -> None:
     both = (
         "sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', "
-        "default_storage_engine = InnoDB, innodb_lock_wait_timeout = 20, lock_wait_timeout = 20, "
+        "default_storage_engine = InnoDB, sql_select_limit = 18446744073709551615, sql_big_selects = 1, "
+        "sql_safe_updates = 0, sql_quote_show_create = 1, completion_type = 'NO_CHAIN', "
+        "innodb_lock_wait_timeout = 20, lock_wait_timeout = 20, "
         "net_read_timeout = 15, net_write_timeout = 15, "
     )
     assert dialect.session_settings(mariadb=True) == (
@@ -233,6 +235,8 @@ def test_options_that_cannot_be_used(query: str, error: type[Exception], expecte
         (pymysql.err.OperationalError(1054, "Unknown column"), Kind.MISSING, "Unknown column"),
         (pymysql.err.OperationalError(1142, "CREATE command denied"), Kind.DENIED, "denied"),
         (pymysql.err.OperationalError(1045, "Access denied for user"), Kind.UNREACHABLE, "Access denied"),
+        (pymysql.err.OperationalError(3032, "in offline mode"), Kind.UNREACHABLE, "offline"),
+        (pymysql.err.OperationalError(1862, "Your password has expired"), Kind.UNREACHABLE, "expired"),
         (pymysql.err.OperationalError(1194, "is marked as crashed"), Kind.DAMAGED, "crashed"),
         (pymysql.err.ProgrammingError(1064, "You have an error"), Kind.OTHER, "You have an error"),
     ],

@@ -63,6 +63,7 @@ PACKET_BYTES = "txstream_packet_bytes"
 _DEFINING = "txstream_defining"
 _PATIENT = "txstream_patient"
 _GRACE_SECONDS = 5.0
+_ALL_ROWS = 2**64 - 1
 # Its name belongs to the whole server and has 64 characters at most. SHA1 went with MySQL 9.6.
 _LOCK = "CONCAT('txstream ', LEFT(SHA2(DATABASE(), 256), 40))"
 _LONGEST_IDENTIFIER = 64
@@ -156,6 +157,13 @@ class MySQLDialect(StateDialect):
             "sql_mode": f"'{_MODE}'",
             "time_zone": "'+00:00'",
             "default_storage_engine": "InnoDB",
+            # A server may have others of these, for people who type: a SELECT would silently give fewer rows,
+            # and a change without a key, a large join or what follows a COMMIT would be refused.
+            "sql_select_limit": _ALL_ROWS,
+            "sql_big_selects": 1,
+            "sql_safe_updates": 0,
+            "sql_quote_show_create": 1,
+            "completion_type": "'NO_CHAIN'",
             "innodb_lock_wait_timeout": self.lock_timeout_seconds,
             "lock_wait_timeout": self.lock_timeout_seconds,  # of CREATE and DROP
             # A client that freezes while it sends or receives holds its locks as well.

@@ -17,6 +17,7 @@ _KINDS: dict[int, Kind] = {
             1613,  # ER_XA_RBTIMEOUT
             1689,  # ER_LOCK_ABORTED
             3058,  # ER_USER_LOCK_DEADLOCK
+            3101,  # ER_TRANSACTION_ROLLBACK_DURING_COMMIT: another server of its group was first
             3572,  # ER_LOCK_NOWAIT
         ),
         Kind.LOCKED,
@@ -109,13 +110,21 @@ _KINDS: dict[int, Kind] = {
             1226,  # ER_USER_LIMIT_REACHED
             1290,  # ER_OPTION_PREVENTS_STATEMENT: a read-only server
             1317,  # ER_QUERY_INTERRUPTED
+            1698,  # ER_ACCESS_DENIED_NO_PASSWORD_ERROR
             1792,  # ER_CANT_EXECUTE_IN_READ_ONLY_TRANSACTION
+            1820,  # ER_MUST_CHANGE_PASSWORD
             1836,  # ER_READ_ONLY_MODE
+            1862,  # ER_MUST_CHANGE_PASSWORD_LOGIN
+            1878,  # ER_TEMP_FILE_WRITE_FAILURE
             1927,  # ER_CONNECTION_KILLED
             1969,  # ER_STATEMENT_TIMEOUT of MariaDB
+            3019,  # ER_INNODB_UNDO_LOG_FULL
             3024,  # ER_QUERY_TIMEOUT of MySQL
+            3032,  # ER_SERVER_OFFLINE_MODE
+            3100,  # ER_RUN_HOOK_ERROR: its group of servers has no majority
             3118,  # ER_ACCOUNT_HAS_BEEN_LOCKED
             3159,  # ER_SECURE_TRANSPORT_REQUIRED
+            3168,  # ER_SERVER_ISNT_AVAILABLE
             4031,  # ER_CLIENT_INTERACTION_TIMEOUT: MySQL's wait_timeout
         ),
         Kind.UNREACHABLE,
