@@ -92,6 +92,11 @@ def test_zookeeper_is_wiped_recovered_and_the_word_count_stays_exact(
     with ZooKeeper(desk.services.zookeeper) as zookeeper:
         zookeeper.client.delete(f"{zookeeper.root}/{desk.name}", recursive=True)
     assert desk.codes() == (1, ["zookeeper-missing"])
+    status, _, err = desk.command("status", desk.name)
+    assert status == 1
+    assert f"is not in ZooKeeper, but {desk.url} has been filled by it; `txstream fsck {desk.name}`" in err
+    with pytest.raises(inspect.UnknownTopologyError, match="has been filled by it"):
+        inspect.status(desk.name, desk.settings)
     with pytest.raises(txstream.ProgressMismatchError, match="--from-ledger"):
         desk.run(semantics)
     assert desk.command("recover", desk.name)[0] == 2
@@ -139,6 +144,10 @@ def test_recover_refuses_while_a_driver_leads(make_desk: Any, sqlite_url: str) -
         with pytest.raises(txstream.LeaderExistsError, match="stop that driver first"):
             inspect.recover(desk.name, desk.settings)
         leadership.release()
+    (listed,) = [one for one in inspect.topologies(desk.settings) if one.id == desk.name]
+    assert (listed.txid, listed.semantics) == (1, "opaque"), "as the ledger has it"
+    assert f"`txstream fsck {desk.name}`" in str(listed.note)
+    assert f"`txstream fsck {desk.name}`" in desk.command("status", desk.name)[2]
     assert inspect.recover(desk.name, desk.settings).current_txid == 2
     desk.run("opaque")
     assert read_counts(desk.url, desk.name) == desk.truth

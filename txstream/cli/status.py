@@ -18,7 +18,6 @@ from txstream.cli.inspection import (
     topology_document,
 )
 from txstream.cli.stores import (
-    UnknownTopologyError,
     existing_database,
     open_zookeeper,
     warn_of_missing,
@@ -123,17 +122,15 @@ def _check_database(settings: Settings) -> tuple[str, str | None]:
 
 def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
     from txstream.cli.stored import positions, read_progress
-    from txstream.inspect.stores import open_databases
+    from txstream.inspect.stores import not_in_zookeeper, open_databases
 
     with (
         open_zookeeper(settings) as zookeeper,
         open_databases(settings, topology_id) as databases,
     ):
-        if topology_id not in zookeeper.topologies():
-            raise UnknownTopologyError(topology_id)
         identity, progress = read_progress(zookeeper, topology_id)
         if identity is None or progress is None:
-            raise UnknownTopologyError(topology_id)
+            raise not_in_zookeeper(settings, topology_id)
         leader = zookeeper.leader(topology_id)
         rows = [row for db in databases.opened if (row := db.last_batch(topology_id)) is not None]
         last = max(rows, key=lambda row: row.txid, default=None)

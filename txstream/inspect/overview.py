@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from txstream.api.errors import CorruptStateError
 from txstream.inspect.records import MissingDatabase, TopologyStatus, TopologySummary
-from txstream.inspect.stores import UnknownTopologyError, databases_of, open_databases, open_zookeeper
+from txstream.inspect.stores import databases_of, not_in_zookeeper, open_databases, open_zookeeper
 from txstream.settings import Settings
 from txstream.transaction import Txid
 
@@ -41,26 +41,26 @@ def summaries(zookeeper: ZooKeeper, databases: Databases) -> list[TopologySummar
         named = {url for _, fence in here for url in databases_of(fence)}
         missing = tuple(one for one in databases.missing if one.database in named)
         places = tuple(sorted({url for url, _ in here} | {one.database for one in missing}))
+        known = _from_databases(databases, topology_id, here, max(last.get(topology_id, [Txid(0)])), places)
         if topology_id in stored:
-            found.append(_from_zookeeper(zookeeper, topology_id, places))
+            found.append(_from_zookeeper(zookeeper, topology_id, known))
         else:
-            found.append(_from_databases(databases, topology_id, here, max(last[topology_id]), places))
+            found.append(known)
         if missing:
             found[-1] = _with_missing(found[-1], missing)
     return found
 
 
 def status(topology_id: str, settings: Settings | None = None) -> TopologyStatus:
-    """How far a topology is, as ZooKeeper has it. Raises UnknownTopologyError, and as `topologies`."""
+    """How far a topology is, as ZooKeeper has it. Raises UnknownTopologyError, CorruptStateError, and as
+    `topologies`."""
     from txstream.inspect.plain import positions, read_progress
 
     settings = (settings or Settings()).resolve()
     with open_zookeeper(settings) as zookeeper:
-        if topology_id not in zookeeper.topologies():
-            raise UnknownTopologyError(topology_id)
         identity, progress = read_progress(zookeeper, topology_id)
         if identity is None or progress is None:
-            raise UnknownTopologyError(topology_id)
+            raise not_in_zookeeper(settings, topology_id)
         leader = zookeeper.leader(topology_id)
     committed = progress.batches.get(Txid(progress.current - 1))
     return TopologyStatus(
@@ -77,25 +77,24 @@ def status(topology_id: str, settings: Settings | None = None) -> TopologyStatus
     )
 
 
-def _from_zookeeper(zookeeper: ZooKeeper, topology_id: str, places: tuple[str, ...]) -> TopologySummary:
+def _from_zookeeper(zookeeper: ZooKeeper, topology_id: str, known: TopologySummary) -> TopologySummary:
+    """`known` is what the databases know: one that is damaged in ZooKeeper must not hide the others."""
     from txstream.inspect.plain import read_progress
 
-    note = None
+    leader = zookeeper.leader(topology_id)
     try:
         identity, progress = read_progress(zookeeper, topology_id)
     except CorruptStateError as error:
-        # One that is damaged must not hide the others.
-        identity, progress = None, None
-        note = f"{error}; `txstream fsck {topology_id}` says more"
+        return replace(known, leader=leader, note=str(error))
     return TopologySummary(
         id=topology_id,
         uuid=identity.uuid if identity else None,
         semantics=identity.semantics if identity else None,
         txid=Txid(progress.current - 1) if progress else Txid(0),
-        leader=zookeeper.leader(topology_id),
+        leader=leader,
         tables=identity.tables if identity else (),
-        databases=places,
-        note=note,
+        databases=known.databases,
+        note=None,
     )
 
 
@@ -112,7 +111,7 @@ def _from_databases(
     )
     return TopologySummary(
         id=topology_id,
-        uuid=fences[0][1].uuid,
+        uuid=fences[0][1].uuid if fences else None,
         semantics=row.semantics if row else None,
         txid=txid,
         leader=None,

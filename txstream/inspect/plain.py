@@ -9,6 +9,7 @@ import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from txstream.api.errors import CorruptStateError
 from txstream.metas import BatchMetas, MetaCodec
 from txstream.zookeeper import ZooKeeperProgress
 
@@ -38,8 +39,11 @@ def read_progress(zookeeper: ZooKeeper, topology_id: str) -> tuple[Identity | No
     ServiceUnavailableError where ZooKeeper goes away meanwhile."""
     seconds = zookeeper.connect_timeout_seconds
     store = ZooKeeperProgress(zookeeper, topology_id, PlainCodec(), deadline_seconds=seconds)
-    identity = store.read_identity()
-    return identity, None if identity is None else store.load()
+    try:
+        identity = store.read_identity()
+        return identity, None if identity is None else store.load()
+    except CorruptStateError as error:
+        raise CorruptStateError(f"{error}; `txstream fsck {topology_id}` says how it is mended") from error
 
 
 def positions(batch: BatchMetas[Any]) -> dict[str, Any]:

@@ -221,6 +221,19 @@ def _nowhere(settings: Settings, topology_id: str) -> UnknownTopologyError:
     return UnknownTopologyError(topology_id)
 
 
+def not_in_zookeeper(settings: Settings, topology_id: str) -> UnknownTopologyError:
+    """The error for a topology that ZooKeeper does not have: a database that has run it says that it was."""
+    with open_databases(settings, topology_id, strict=False) as databases:
+        places = " and ".join(database.url_for_people for database in databases.opened)
+    if not places:
+        return UnknownTopologyError(topology_id)
+    return UnknownTopologyError(
+        topology_id,
+        f"topology {topology_id!r} is not in ZooKeeper, but {places} has been filled by it; "
+        f"`txstream fsck {topology_id}` says how that is mended",
+    )
+
+
 def place_for_people(settings: Settings) -> str:
     """The settings' database; a SQLite file that is not there is called that."""
     url = settings.database_url()
