@@ -169,7 +169,7 @@ def test_a_running_topology_is_stopped_between_two_batches(
             assert outcome.status == 1
             assert f":{command.process.pid}" in outcome.stderr
         command.process.send_signal(signal.SIGINT)
-        ended = command.wait(60)
+        ended = command.wait(120)
     finally:
         command.kill()
     assert ended.status == 0, ended.stderr

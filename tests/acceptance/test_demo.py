@@ -47,7 +47,7 @@ def left_running(directory: Path) -> list[str]:
     return found
 
 
-def wait_until_gone(directory: Path, seconds: float = 20) -> list[str]:
+def wait_until_gone(directory: Path, seconds: float = 60) -> list[str]:
     """Spark's processes end by themselves, some moments after their driver."""
     tick = threading.Event()
     for _ in range(int(seconds / 0.1)):
@@ -63,7 +63,7 @@ def test_ctrl_c_leaves_no_process_and_the_next_demo_is_exact(tmp_path: Path) -> 
         interrupted.wait_for_line("produced")
         wait_for_spark(interrupted.process.pid)
         os.killpg(interrupted.process.pid, signal.SIGINT)  # as a terminal does
-        ended = interrupted.wait(60)
+        ended = interrupted.wait(120)
     finally:
         interrupted.kill()
     assert ended.status == 130, ended.stderr
@@ -90,12 +90,12 @@ def test_ctrl_c_leaves_no_process_and_the_next_demo_is_exact(tmp_path: Path) -> 
 def wait_for_spark(pid: int) -> None:
     """Until the demo's driver has started Spark's JVM."""
     tick = threading.Event()
-    for _ in range(600):
+    for _ in range(2400):
         family = psutil.Process(pid).children(recursive=True)
         if any("org.apache.spark.deploy.SparkSubmit" in " ".join(cmdline(child)) for child in family):
             return
         tick.wait(0.05)
-    raise AssertionError("Spark was not started within 30 s")
+    raise AssertionError("Spark was not started within two minutes")
 
 
 def cmdline(process: psutil.Process) -> list[str]:

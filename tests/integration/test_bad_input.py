@@ -6,7 +6,7 @@ import contextlib
 import json
 import socket
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,11 +25,11 @@ PATIENCE = ["--connect-timeout", "1"]
 
 
 @pytest.fixture
-def closed_port() -> int:
-    """A loopback port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def closed_port() -> Iterator[int]:
+    """A loopback port that nobody listens on, and that nobody else gets while the test runs."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield int(holder.getsockname()[1])
 
 
 def assert_told(outcome: Outcome, status: int, *words: str) -> None:

@@ -73,7 +73,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_its_share_costs_an_attempt(
 
                 def kill_when_it_waits() -> None:
                     try:
-                        assert wait_until(lambda: waiting(postgres, unique) == 1, 30)
+                        assert wait_until(lambda: waiting(postgres, unique) == 1, 60)
                         for worker in python_workers():
                             worker.send_signal(signal.SIGKILL)
                     finally:
@@ -136,9 +136,9 @@ def test_a_share_that_does_not_get_on_is_cancelled_and_its_successor_waits_for_i
 
                 def pass_the_deadline() -> None:
                     try:
-                        assert wait_until(lambda: waiting(postgres, unique) == 1, 30)
+                        assert wait_until(lambda: waiting(postgres, unique) == 1, 60)
                         test.clock.advance(31)
-                        assert wait_until(lambda: waiting(postgres, unique) == 2, 30), "nobody waits for it"
+                        assert wait_until(lambda: waiting(postgres, unique) == 2, 60), "nobody waits for it"
                     finally:
                         stranger.rollback()
 

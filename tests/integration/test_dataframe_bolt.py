@@ -36,6 +36,7 @@ from support.on_spark import (
     ranges,
     state,
     task_counts,
+    tracker,
 )
 
 from txstream.api.builder import TransactionalTopologyBuilder
@@ -203,7 +204,7 @@ def test_crossing_into_the_commit_phase(spark: SparkSession, unique: str) -> Non
 
 
 def jobs_of(spark: SparkSession, group: str) -> int:
-    return len(spark.sparkContext.statusTracker().getJobIdsForGroup(group))
+    return len(tracker(spark.sparkContext).getJobIdsForGroup(group))
 
 
 def test_how_many_jobs_it_takes(spark: SparkSession, unique: str) -> None:

@@ -36,7 +36,7 @@ def produce(bootstrap: str, values: list[bytes]) -> None:
         admin.wait_for_topics(["kept"])
     with KafkaProducer(bootstrap_servers=bootstrap) as producer:
         for value in values:
-            producer.send("kept", value).get(timeout=20)
+            producer.send("kept", value).get(timeout=60)
 
 
 def consume(bootstrap: str, count: int) -> list[bytes]:
@@ -49,7 +49,7 @@ def consume(bootstrap: str, count: int) -> list[bytes]:
                 values.extend(record.value for record in records)
             return len(values) >= count
 
-        wait_until(enough, 10)
+        wait_until(enough, 60)
     return values
 
 
@@ -82,7 +82,7 @@ def ended(pid: int) -> bool:
 
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
-    assert wait_until(lambda: ended(pid), 20)
+    assert wait_until(lambda: ended(pid), 60)
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def test_embedded_services_end_with_a_killed_owner_and_keep_their_data(tmp_path:
         assert owner.stderr is not None
         zookeeper, kafka, *children = owner.stdout.readline().split()
         client = KazooClient(hosts=zookeeper, timeout=10)
-        client.start(timeout=10)
+        client.start(timeout=60)
         client.create("/kept", b"yes")
         client.stop()
         client.close()
@@ -202,7 +202,7 @@ def test_embedded_services_end_with_a_killed_owner_and_keep_their_data(tmp_path:
         assert len(children) == 3
         produce(kafka, [b"1", b"2"])
         owner.kill()
-        owner.wait(timeout=30)
+        owner.wait(timeout=60)
         assert owner.stderr.read() == ""
 
     # At once, while the guards are still stopping the first one's servers.
@@ -213,7 +213,7 @@ def test_embedded_services_end_with_a_killed_owner_and_keep_their_data(tmp_path:
         assert "starting 2 Kafka brokers" in console.export_text()
         assert not services.already_running
         client = KazooClient(hosts=services.zookeeper, timeout=10)
-        client.start(timeout=10)
+        client.start(timeout=60)
         assert client.get("/kept")[0] == b"yes"
         assert services.kafka != kafka
         assert consume(services.kafka, 2) == [b"1", b"2"]

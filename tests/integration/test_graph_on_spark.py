@@ -32,6 +32,7 @@ from support.on_spark import (
     row_of,
     state,
     task_counts,
+    tracker,
     wait_for,
 )
 
@@ -127,8 +128,9 @@ def test_eight_bolts_in_a_chain_are_one_stage_and_one_call_of_python(
             result = runner.run(attempt(1), BATCH)
         finally:
             context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
-        (job,) = context.statusTracker().getJobIdsForGroup(unique)
-        info = context.statusTracker().getJobInfo(job)
+        found = tracker(context)
+        (job,) = found.getJobIdsForGroup(unique)
+        info = found.getJobInfo(job)
         lineage = runner._simple[2].toDebugString()
     assert info is not None
     assert len(info.stageIds) == 1
@@ -224,7 +226,7 @@ def test_a_cancelled_attempt_ends_and_leaves_nothing(
         thread.start()
         wait_for(began)
         runner.cancel(attempt(1))
-        thread.join(30)
+        thread.join(60)
         assert not thread.is_alive()
         assert persisted(spark) == 0
         gate.touch()
@@ -302,17 +304,19 @@ def test_tasks_of_a_commit_go_before_those_of_processing(spark: SparkSession, tm
         work = functools.partial(noting, began, pool, opens)
         context.parallelize(range(tasks), tasks).mapPartitionsWithIndex(work).collect()
 
-    def stages() -> int:
-        return len(context.statusTracker().getActiveStageIds())
+    def submitted(pool: str) -> int:
+        """The stages whose tasks the scheduler has, running or waiting."""
+        found = context._jsc.sc().getPoolForName(pool)
+        return 0 if found.isEmpty() else int(found.get().schedulableQueue().size())
 
     waiting = [threading.Thread(target=job, args=(PROCESSING_POOL, 4, gate)) for _ in range(2)]
     commit = threading.Thread(target=job, args=(COMMIT_POOL, 2, gate_of_commit))
     for thread in waiting:
         thread.start()
     wait_for(began, 2)
-    assert wait_until(lambda: stages() == 2, 30)
+    assert wait_until(lambda: submitted(PROCESSING_POOL) == 2, 60)
     commit.start()
-    assert wait_until(lambda: stages() == 3, 30)
+    assert wait_until(lambda: submitted(COMMIT_POOL) == 1, 60)
     gate.touch()
     wait_for(began, 4)
     gate_of_commit.touch()

@@ -80,9 +80,9 @@ def freeze_succeed_wake(launcher: Launcher, name: str, arguments: list[str], poi
     standby = None
     try:
         standby = launcher.start(*arguments)
-        standby.wait(90)
+        standby.wait(180)
         os.kill(frozen, signal.SIGCONT)
-        first.wait(60)
+        first.wait(120)
     finally:
         first.kill()
         if standby is not None:

@@ -72,9 +72,9 @@ def test_zookeeper_restarted_between_commit_and_advance(
         runner_factory=InProcessRunner,
     )
     with running:
-        assert killed.done.wait(30)
+        assert killed.done.wait(90)
         own_zookeeper.start()
-        report = running.wait(60)
+        report = running.wait(120)
     assert report.caught_up
     assert read_counts(sqlite_url, unique) == truth
 
@@ -93,10 +93,10 @@ def test_database_restarted_between_batches(
         runner_factory=InProcessRunner,
     )
     with running:
-        assert stopped.done.wait(30)
+        assert stopped.done.wait(90)
         wait_until(lambda: running.progress.waiting_for is not None)
         own_postgres.start()
-        report = running.wait(60)
+        report = running.wait(120)
     assert report.caught_up
     assert read_counts(url, unique) == truth
 
@@ -125,14 +125,14 @@ def test_broker_killed_while_running(
         runner_factory=InProcessRunner,
     )
     with running:
-        assert killed.done.wait(30)
+        assert killed.done.wait(90)
         if semantics == "transactional":
             wait_until(lambda: "partition" in str(running.progress.waiting_for))
         else:
             wait_until(lambda: everything_readable_is_counted(sqlite_url, unique, truth))
             assert running.is_running, "an unreadable partition means not caught up"
         kafka.start_broker(2)
-        report = running.wait(90)
+        report = running.wait(120)
     assert report.caught_up
     assert read_counts(sqlite_url, unique) == truth
 
@@ -173,7 +173,7 @@ def total(url: str, table: str) -> int:
         return 0
 
 
-def wait_until(condition: Callable[[], bool], deadline_seconds: float = 45.0) -> None:
+def wait_until(condition: Callable[[], bool], deadline_seconds: float = 90.0) -> None:
     """Wait for a condition. Raises AssertionError at the deadline."""
     tick = threading.Event()
     for _ in range(int(deadline_seconds / 0.1)):
@@ -192,20 +192,20 @@ def test_stop_ends_between_two_batches_and_the_next_run_goes_on(
 
     def hold(point: Point, txid: Txid, open_batches: object) -> None:
         if (point, txid) == (Point.BEFORE_COMMIT, 3):
-            assert told.wait(30)
+            assert told.wait(90)
 
     running = txstream.start(
         topology_of(unique), settings=settings, runner_factory=InProcessRunner, listener=hold
     )
     wait_until(lambda: running.progress.batches >= 2)
-    stopping = threading.Thread(target=running.stop)
+    stopping = threading.Thread(target=running.stop, args=(120,))
     stopping.start()
     loop = running._turn.loop
     assert loop is not None
     wait_until(lambda: loop.coordinator.is_draining)
     told.set()
     stopping.join()
-    stopped = running.wait(10)
+    stopped = running.wait(60)
     assert not stopped.caught_up
     assert 3 <= stopped.last_txid < 10
     report = txstream.start(

@@ -16,7 +16,7 @@ from txstream.zookeeper import Paths, ZooKeeper
 
 # Enough for a batch that is worth two Spark tasks.
 LINES = 12_000
-DEADLINE_SECONDS = 60
+DEADLINE_SECONDS = 120
 
 
 def until_counted(launcher: Launcher, run: RunningCommand, table: str, truth: dict[str, int]) -> None:

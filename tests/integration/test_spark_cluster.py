@@ -66,10 +66,10 @@ class Application:
     def wait_for(self, lines: list[str]) -> None:
         """Until exactly these lines are counted; they are never more."""
         truth = count_words(lines)
-        wait_until(lambda: self.runs() and self.counts() == truth, f"{len(lines)} lines are counted", 90)
+        wait_until(lambda: self.runs() and self.counts() == truth, f"{len(lines)} lines are counted", 180)
 
     def wait_for_first_batch(self) -> None:
-        wait_until(lambda: self.runs() and bool(self.counts()), "a batch is committed", 90)
+        wait_until(lambda: self.runs() and bool(self.counts()), "a batch is committed", 180)
 
     def runs(self) -> bool:
         assert self.command.process.poll() is None, self.command.wait().stderr
@@ -123,7 +123,7 @@ def test_exact_with_its_only_executor_killed(
     application.feed(AFTER)
     application.wait_for(BEFORE + AFTER)
     application.command.process.send_signal(signal.SIGINT)
-    ended = application.command.wait(60)
+    ended = application.command.wait(120)
     assert ended.status == 0, ended.stderr
     assert ended.stderr.count("from now on the driver commits large batches too") == 1
     assert "install SQLAlchemy and the database's driver there" in ended.stderr
@@ -136,7 +136,7 @@ def test_exact_with_a_worker_daemon_killed_and_everything_ends_with_the_cluster(
     application = start("opaque")
     application.feed(BEFORE)
     application.wait_for_first_batch()
-    wait_until(lambda: len(cluster.executor_pids()) == 2, "an executor on each worker", 30)
+    wait_until(lambda: len(cluster.executor_pids()) == 2, "an executor on each worker", 60)
     lost, kept = cluster.executor_pids(1), cluster.executor_pids(2)
     assert len(lost) == len(kept) == 1
     cluster.kill_worker(1)

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import distinct_words
 import pytest
+from support.on_spark import tracker
 from support.tables import read_counts, read_rows
 from support.texts import fill_topic, make_lines
 
 import txstream
 from txstream.embedded import Services
+from txstream.embedded.process import wait_until
 from txstream.engine.session import RECIPE
 from txstream.examples import global_count, word_count
 from txstream.testing import InProcessRunner
@@ -119,7 +121,8 @@ def test_an_attempt_that_takes_too_long_is_cancelled_and_replayed(
     assert report.records == 400
     assert report.replayed_attempts >= 1
     assert {row["word"] for row in read_rows(sqlite_url, unique)} == truth.keys()
-    assert spark.sparkContext.statusTracker().getActiveJobsIds() == [], "the stuck job was cancelled"
+    jobs = wait_until(lambda: tracker(spark.sparkContext).getActiveJobsIds() == [], 60)
+    assert jobs, "the stuck job was not cancelled"
 
 
 @pytest.mark.parametrize("semantics", list(COLUMNS))

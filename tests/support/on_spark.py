@@ -11,7 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
@@ -36,6 +36,9 @@ from txstream.engine.plan import ExecutionPlan, compile_topology
 from txstream.engine.runner import BatchResult
 from txstream.metas import BatchMetas
 from txstream.transaction import TransactionAttempt
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext, StatusTracker
 
 Rows = Callable[[str, int], tuple[Any, ...]]
 
@@ -163,6 +166,13 @@ def wait_for(file: Path, lines: int = 0) -> None:
             return
         tick.wait(0.05)
     raise AssertionError(f"{file.name} did not have {lines} lines within a minute")
+
+
+def tracker(context: SparkContext) -> StatusTracker:
+    """What Spark knows of its jobs and stages, all that happened so far included: it is told of events by a
+    queue, after those who waited for a job."""
+    context._jsc.sc().listenerBus().waitUntilEmpty(60_000)
+    return context.statusTracker()
 
 
 # --- bolts ---------------------------------------------------------------------------------------------

@@ -136,7 +136,7 @@ class RunningCommand:
                 self._output[name].append(line)
                 self._changed.notify_all()
 
-    def wait_for_line(self, text: str, timeout_seconds: float = 60) -> str:
+    def wait_for_line(self, text: str, timeout_seconds: float = 120) -> str:
         """The first line on standard error with this text in it. Raises TimeoutError."""
 
         def found() -> str | None:
