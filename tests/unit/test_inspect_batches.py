@@ -142,10 +142,11 @@ def test_an_unknown_txid_is_told_without_reading_the_ledger(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = StateDatabase.batches
-    monkeypatch.setattr(
-        StateDatabase,
-        "batches",
-        lambda self, topology, *, limit=None: usual(self, topology, limit=limit or 1 / 0),
-    )
+
+    def batches(self: StateDatabase, topology: str, *, limit: int | None = None) -> Any:
+        assert limit is not None, "all of it"
+        return usual(self, topology, limit=limit)
+
+    monkeypatch.setattr(StateDatabase, "batches", batches)
     with pytest.raises(inspect.UnknownTxidError, match="no txid 77; it has txid 1 to 9"):
         inspect.batch("words", 77, Settings(database=rig.url))
