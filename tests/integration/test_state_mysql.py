@@ -262,6 +262,20 @@ class TestSessions(StateFixtures):
             assert database.prune("words", committed_before=datetime.now(UTC), newest=Txid(4), rows=100) == 2
         assert rig.values() == {key: (3, 3, text) for key, (_, _, text) in rows.items()}
 
+    def test_a_session_that_the_server_ended_between_two_batches(
+        self, url: str, server: MySQLFamilyServer
+    ) -> None:
+        """MySQL has no other limit for a frozen driver than one for every idle session."""
+        with (
+            given(server, {"wait_timeout": "1"}),
+            contextlib.closing(open_sql_database(url, message_timeout_seconds=2.0)) as database,
+        ):
+            rig = Rig(database, url).join()
+            rig.commit(1, {"a": 1})
+            assert wait_until(lambda: not ask(url, _SESSIONS), 10)
+            rig.commit(2, {"a": 1})
+            assert rig.values() == {"a": 2}
+
     def test_rows_that_an_update_leaves_as_they_were_are_counted(self, rig: Rig) -> None:
         with rig.database.sessions.engine.begin() as connection:
             assert connection.exec_driver_sql("UPDATE txstream_fence SET attempt = attempt").rowcount == 1
