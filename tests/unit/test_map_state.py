@@ -200,12 +200,35 @@ def test_a_key_that_is_not_a_number_is_refused() -> None:
         lambda state: state.multi_update(["a"], []),
         lambda state: state.multi_update(["a"], [5]),
         lambda state: state.multi_get("abc"),
+        lambda state: state.multi_get(5),
+        lambda state: state.multi_put(["a"], 5),
+        lambda state: state.multi_put(["a"], "1"),
+        lambda state: state.multi_update(["a"], None),
+        lambda state: state.multi_put(iter(["a"]), iter([1, 2])),
+        lambda state: state.multi_update(iter(["a"]), iter([])),
     ],
 )
 def test_a_wrong_call_is_refused(use: Callable[[TaskMapState], object]) -> None:
     state, _ = opened()
     with pytest.raises(UsageError, match=r"state 'words' \(table 'words'\): "):
         use(state)
+
+
+def test_keys_values_and_updaters_may_come_from_anything_that_can_be_iterated() -> None:
+    state, table = opened(rows={"a": 1})
+    state.multi_put((word for word in ("b", "c")), {5: "", 6: ""})
+    assert state.multi_update(iter("ab"), (plus for plus in (lambda n: n + 1, lambda n: n + 2))) == [2, 7]
+    assert state.multi_get({"a": 0, "b": 0, "c": 0}) == [2, 7, 6]
+    assert table.asked == [["a"]]
+
+
+def test_what_fails_in_the_middle_leaves_what_was_done_before() -> None:
+    state, _ = opened(rows={"a": 1})
+    with pytest.raises(ZeroDivisionError):
+        state.multi_update(["a", "b"], lambda n: 2 if n else 1 // 0)
+    with pytest.raises(StateValueError):
+        state.multi_put(["c", "d"], [3, None])
+    assert state.written == {"a": 2, "c": 3}
 
 
 def test_an_error_in_an_updater_is_the_bolts_own() -> None:

@@ -65,8 +65,9 @@ class MapState(ABC, Generic[K, V]):
         """Give each key the value that its updater makes of the present one; the new values.
 
         One updater may serve all keys. They are called in order, each after all reading; a key that comes
-        twice is updated twice. `multi_update` in `finish_batch`, with all that `execute` has gathered, costs
-        one query; an `update` in each `execute` costs one for each new key.
+        twice is updated twice. When one raises, the keys before it have their new values: let it fail the
+        attempt. `multi_update` in `finish_batch`, with all that `execute` has gathered, costs one query; an
+        `update` in each `execute` costs one for each new key.
         """
 
     def get(self, key: K) -> V | None:

@@ -68,10 +68,10 @@ class TaskMapState(MapState[Any, Any]):
         return [self._present[key] for key in wanted]
 
     def multi_put(self, keys: Sequence[Any], values: Sequence[Any]) -> None:
-        self._refuse_closed()
-        if len(keys) != len(values):
-            raise UsageError(f"{self._who()}: {len(keys)} keys and {len(values)} values were put")
-        for key, value in zip(self._fit_keys(keys), values, strict=True):
+        wanted, given = self._fit_keys(keys), self._listed("values", values)
+        if len(wanted) != len(given):
+            raise UsageError(f"{self._who()}: {len(wanted)} keys and {len(given)} values were put")
+        for key, value in zip(wanted, given, strict=True):
             self._put(key, value)
 
     def multi_update(self, keys: Sequence[Any], updaters: Updater[Any] | Sequence[Updater[Any]]) -> list[Any]:
@@ -79,7 +79,7 @@ class TaskMapState(MapState[Any, Any]):
         if callable(updaters):
             chosen: Sequence[Updater[Any]] = [updaters] * len(wanted)
         else:
-            chosen = updaters
+            chosen = self._listed("updaters", updaters)
             if len(chosen) != len(wanted):
                 raise UsageError(f"{self._who()}: {len(wanted)} keys and {len(chosen)} updaters were given")
             wrong = next((updater for updater in chosen if not callable(updater)), None)
@@ -118,15 +118,18 @@ class TaskMapState(MapState[Any, Any]):
 
     def _fit_keys(self, keys: Sequence[Any]) -> list[Any]:
         self._refuse_closed()
-        if isinstance(keys, (str, bytes)):
-            raise UsageError(f"{self._who()}: expected a list of keys, found {keys!r:.200}")
         fitted = []
-        for key in keys:
+        for key in self._listed("keys", keys):
             try:
                 fitted.append(self._keys.fit(key))
             except UnfitCellError as error:
                 raise StateValueError(f"{self._who()}, key {self._keys.show(key)}: {error}") from error
         return fitted
+
+    def _listed(self, what: str, given: Iterable[Any]) -> list[Any]:
+        if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+            raise UsageError(f"{self._who()}: expected a list of {what}, found {given!r:.200}")
+        return list(given)
 
     def _read(self, keys: Sequence[Any]) -> None:
         present = self._present
