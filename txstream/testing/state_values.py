@@ -273,10 +273,11 @@ def values_come_back(trial: StateTrial) -> None:
                 keyed.commit(txid, keys)
             expected = {key: 2 * number for key, number in keys.items()}
             trial.require(f"keys of type {kind}", expected, keyed.values())
-    for kind, long, other in (("string", "x" * 5000, "y"), ("binary", b"x" * 5000, b"y")):
+    long_keys: tuple[tuple[str, Any, Any], ...] = (("string", "x", "y"), ("binary", b"x", b"y"))
+    for kind, begin, end in long_keys:
         for size in (100, 1000, 5000):
             keyed = trial.life(key=f"k {kind}")
-            rows = {long[:size]: 1, long[: size - 1]: 2, long[: size - 1] + other: 3}
+            rows = {begin * size: 1, begin * (size - 1): 2, begin * (size - 1) + end: 3}
             what = f"the answer to keys of type {kind} and length {size}"
             found = trial.outcome(what, partial(keyed.committing, keyed.next(1), rows))
             if found is None:
