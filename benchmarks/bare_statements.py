@@ -24,6 +24,7 @@ class Way(ABC):
 
     name: ClassVar[str]
     options: ClassVar[str]  # of the table, as the state table has them
+    key: ClassVar[str] = "text"
 
     def __init__(self, connection: Any, table: str, *, opaque: bool) -> None:
         self.connection, self.table, self.opaque = connection, table, opaque
@@ -32,7 +33,7 @@ class Way(ABC):
         self.changes = f"n = {table}.n + %s.n, txid = %s.txid" + (f", prev_n = {table}.n" if opaque else "")
         prev = "prev_n bigint, " if opaque else ""
         connection.execute(
-            f"CREATE TABLE {table} (word text NOT NULL PRIMARY KEY, n bigint NOT NULL, {prev}"
+            f"CREATE TABLE {table} (word {self.key} NOT NULL PRIMARY KEY, n bigint NOT NULL, {prev}"
             f"txid bigint NOT NULL) {self.options}"
         )
         connection.commit()
@@ -58,6 +59,7 @@ class Way(ABC):
 
 class _PostgreSQL(Way):
     options = "WITH (fillfactor = 50)"
+    key = 'text COLLATE "C"'
 
 
 class _Arrays(_PostgreSQL):

@@ -54,6 +54,7 @@ from txstream.state.sql.watchdog import Watchdog
 
 _DEFINITIONS_LOCK = 0x74787374  # "txst": an advisory lock's number is shared by the whole database
 _GRACE_SECONDS = 5.0
+_BYTES = "C"  # the collation that compares bytes
 _PLACE = TXID_COLUMN  # what no key column can be called
 
 _SIMPLE: dict[pa.DataType, Callable[[], types.TypeEngine[Any]]] = {
@@ -211,6 +212,19 @@ class PostgreSQLDialect(StateDialect):
         found = _SIMPLE.get(data_type)
         return None if found is None else found()
 
+    def key_types(self, keys: pa.Schema, table: str) -> dict[str, types.TypeEngine[Any]]:
+        # An index in the order of the bytes, in which keys are written: a third faster than in that of a
+        # language, and no library of the system's can change it under the index.
+        return {
+            name: Text(collation=_BYTES) if isinstance(found, Text) else found
+            for name, found in super().key_types(keys, table).items()
+        }
+
+    def shown_type(self, connection: Connection, column_type: Any) -> str:
+        # With that order or without: a table of an earlier txstream has its database's. Which texts are
+        # equal is the same in both, as it is in no order of another name.
+        return super().shown_type(connection, _plain(column_type))
+
     def value_check(self, column: Column[Any], data_type: pa.DataType) -> ColumnElement[bool] | None:
         if data_type != pa.int8():  # the only integer whose range PostgreSQL does not watch itself
             return None
@@ -228,7 +242,7 @@ class PostgreSQLDialect(StateDialect):
 
     def ordering(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         # That of the values, whatever the order that the database was created with.
-        return column.collate("C") if isinstance(column.type, Text) else column
+        return column.collate(_BYTES) if isinstance(column.type, Text) else column
 
     def literal(self, column: pa.ChunkedArray, column_type: types.TypeEngine[Any]) -> ColumnElement[Any]:
         value = self.to_driver(column)[0]
@@ -316,11 +330,16 @@ class _UnnestUpsert(Upsert):
 def _unnested(columns: Sequence[Column[Any]], name: str, with_ordinality: str | None = None) -> Any:
     """Rows from one array per column, bound as `array_0` and so on."""
     arrays = [
-        cast(bindparam(f"array_{place}", type_=Text), postgresql.ARRAY(column.type))
+        cast(bindparam(f"array_{place}", type_=Text), postgresql.ARRAY(_plain(column.type)))
         for place, column in enumerate(columns)
     ]
     rows = (Column(column.name, column.type) for column in columns)
     return func.unnest(*arrays).table_valued(*rows, with_ordinality=with_ordinality).render_derived(name=name)
+
+
+def _plain(column_type: Any) -> Any:
+    """A column's type without the order of its texts, where that is the one of their bytes."""
+    return Text() if isinstance(column_type, Text) and column_type.collation == _BYTES else column_type
 
 
 def _array_parameters(rows: pa.Table, names: Sequence[str]) -> dict[str, Any]:
