@@ -48,7 +48,7 @@ def test_what_would_act_on_the_terminal_is_escaped(printed: Any) -> None:
 
 @pytest.mark.parametrize("text", ["", " ", " a", "a ", "-", '"a"', "a\tb", "a\nb", "\u00a0", "\x1b[0m"])
 def test_text_that_would_not_be_seen_is_a_json_string(text: str) -> None:
-    shown = quoted(text)
+    shown = str(quoted(text))
     assert shown.startswith('"')
     assert shown.isprintable()
     assert json.loads(shown) == text

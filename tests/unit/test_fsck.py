@@ -170,6 +170,20 @@ def test_an_epoch_that_cannot_be_read(make_site: Any) -> None:
     site.finish()
 
 
+@pytest.mark.parametrize("path", ["requests/scale", "requests/scaled", "assignment"])
+def test_what_operators_are_shown_cannot_be_read(make_site: Any, path: str) -> None:
+    """A run refuses it, or `status --tasks` does; nothing is lost with it."""
+    site = make_site()
+    site.tree.write(f"{site.base}/{path}", b"nonsense")
+    finding = only(site.fsck(), "zookeeper-unreadable", ERROR)
+    assert finding.where == f"{site.base}/{path}"
+    assert f"delete {site.base}/{path}" in finding.remedy
+    assert "recover" not in finding.remedy
+    site.tree.remove(f"{site.base}/{path}")
+    assert site.fsck().findings == ()
+    site.finish()
+
+
 # --- what the next run mends -----------------------------------------------------------------------
 
 

@@ -62,7 +62,13 @@ def _zookeeper(evidence: Evidence) -> Findings:
     command = recover_command(evidence.topology)
     for error in evidence.errors:
         path = str(error).partition(": ")[0].partition(" ")[0]
-        if path.endswith("/epoch"):
+        if "/requests/" in path or path.endswith("/assignment"):
+            yield Finding(
+                "zookeeper-unreadable", ERROR, path, str(error),
+                f"delete this znode with ZooKeeper's own shell (delete {path}): it is what operators ask "
+                f"or are shown, no progress",
+            )  # fmt: skip
+        elif path.endswith("/epoch"):
             yield Finding(
                 "zookeeper-unreadable", ERROR, path, str(error),
                 f"delete this znode with ZooKeeper's own shell (delete {path}), then `{command}`",
@@ -140,12 +146,17 @@ def _progress(evidence: Evidence, codec: MetaCodec[Any]) -> Findings:
         decision = decide(evidence.topology, semantics, progress, ledgers, codec)
     except ProgressMismatchError as error:
         old = [db.url for db in settled if table_checks.is_behind_its_tables(db)]
-        remedy = f"if the databases are right, `{command}`"
+        remedy = (
+            f"if the databases are right, or copies of one moment from which on they may be filled again, "
+            f"`{command}`"
+        )
         if old:
             remedy = f"restore ledger and tables of one moment in {', '.join(old)}; then look again"
         yield Finding(
-            "progress-mismatch", ERROR, "ZooKeeper and ledgers", str(error), remedy, None if old else command
-        )
+            "progress-mismatch", ERROR, "ZooKeeper and ledgers",
+            str(error).partition(" `txstream fsck")[0],  # that is being done
+            remedy, None if old else command,
+        )  # fmt: skip
         return
     except TxstreamError as error:
         yield Finding("ledger-unreadable", ERROR, "ledgers", str(error), "restore the row from a backup")

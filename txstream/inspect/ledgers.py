@@ -129,8 +129,8 @@ def batch_and_missing(
 
 def no_such_txid(topology_id: str, txid: int, databases: Sequence[StateBackend]) -> UnknownTxidError:
     """The error that names the txids that are there."""
-    oldest = [found for db in databases if (found := db.oldest_txid(topology_id)) is not None]
-    newest = [found.txid for db in databases if (found := db.last_batch(topology_id)) is not None]
+    oldest = [first for db in databases if (first := db.oldest_txid(topology_id)) is not None]
+    newest = [row.txid for db in databases if (row := db.last_batch(topology_id)) is not None]
     txids = [min(oldest), max(newest)] if oldest and newest else []
     there = f"it has txid {txids[0]} to {txids[-1]}" if txids else "it has none yet"
     if txids and 0 < txid < txids[0]:
