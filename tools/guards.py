@@ -170,12 +170,30 @@ START = (
     ),
     Guard(
         "5.2",
+        "what a rebuild of ZooKeeper finds is not changed by a driver of before",
+        "txstream/engine/claim.py",
+        "            first = None if fence is not None and fence.identity else kept\n",
+        "            first = kept\n",
+        "tests/unit/test_start_races.py"
+        "::test_a_driver_of_before_does_not_change_what_a_rebuild_of_zookeeper_would_find[sqlite]",
+    ),
+    Guard(
+        "5.2",
         "a first run that is refused takes back nothing that another driver leads",
         "txstream/engine/claim.py",
-        "        if store.read_epoch() > 0 or (epoch := store.claim_epoch(Epoch(0))) > 1:\n            return\n",
+        "        if store.read_epoch() > 0 or (epoch := store.claim_epoch(Epoch(0))) > 1:\n"
+        "            return\n",
         "        epoch = store.claim_epoch(Epoch(0))\n",
         "tests/unit/test_start_races.py"
         "::test_a_first_run_that_fails_leaves_what_another_driver_has_taken_up[sqlite]",
+    ),
+    Guard(
+        "5.2",
+        "pruning leaves the last two committed rows",
+        "txstream/state/sql/ledger.py",
+        "    bound = min(max(bounds, default=0), last - 2, first + rows - 1)\n",
+        "    bound = min(max(bounds, default=0), last - 1, first + rows - 1)\n",
+        "tests/unit/test_recover.py::test_a_pruned_ledger_is_enough[OpaqueSpout]",
     ),
     Guard(
         "5.2.5",

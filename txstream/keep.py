@@ -19,7 +19,7 @@ _EXAMPLES = "--keep 7d, --keep 100000, --keep 7d,100000 or --keep all (units: s,
 @dataclass(frozen=True, slots=True)
 class Keep:
     """A ledger's row may go when it is older than `seconds`, or when `batches` are newer than it: whichever
-    limit is reached first. None is no limit. The last committed batch always stays.
+    limit is reached first. None is no limit. The last two committed batches always stay.
 
     Raises UsageError for a limit that is not positive.
     """

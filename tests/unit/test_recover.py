@@ -27,9 +27,9 @@ from txstream.inspect.rebuilding import recover_in
 from txstream.inspect.records import Severity
 from txstream.inspect.stores import with_states_of
 from txstream.settings import Settings
-from txstream.state import StateDatabase
+from txstream.state import Commit, StateDatabase, TableSpec
 from txstream.testing import CrashError
-from txstream.transaction import Epoch, Txid, attempt_id, epoch_of
+from txstream.transaction import Epoch, TransactionAttempt, Txid, attempt_id, epoch_of
 from txstream.zookeeper import MemoryProgress
 
 SEMANTICS = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
@@ -46,6 +46,30 @@ def make_site(tmp_path: Path) -> Iterator[Any]:
     yield make
     for site in made:
         site.close()
+
+
+# --- what it needs ---------------------------------------------------------------------------------
+
+
+@SEMANTICS
+def test_a_pruned_ledger_is_enough(make_site: Any, spout: Any) -> None:
+    """Txid 3 was committed and the ledger pruned; then another attempt of it began, and its driver died. The
+    rebuild begins at txid 2, which nobody but the ledger knows."""
+    site = make_site(spout, 1)
+    site.test.commit(2)
+    site.test.crash(Point.AFTER_COMMIT, txid=3)
+    (database,) = site.databases
+    assert database.prune("words", committed_before=None, newest=1, rows=100) == 1
+    last = database.last_batch("words")
+    (bolt, semantics), *_ = site.topology.states
+    again = TransactionAttempt(last.txid, attempt_id(5, 1))
+    commit = Commit(again, last.metas, {}, last.tuples, last.planned_at, last.processed_at)
+    tables = [TableSpec(bolt.state, semantics, bolt.reducers)]
+    database.begin_commit("words", last.uuid, tables, commit, semantics=site.topology.semantics)
+    site.lose_zookeeper()
+    recovery = site.recover()
+    assert (recovery.current_txid, recovery.again) == (3, True)
+    site.finish()
 
 
 # --- what it mends ---------------------------------------------------------------------------------

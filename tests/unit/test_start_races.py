@@ -15,6 +15,7 @@ from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.errors import (
     CorruptStateError,
     IdentityMismatchError,
+    ProgressMismatchError,
     ServiceUnavailableError,
     StaleAttemptError,
     StateTableError,
@@ -27,6 +28,7 @@ from txstream.bolts.sql import SqlStateBolt
 from txstream.engine.assembly import Takeover, take_up
 from txstream.engine.targets import state_targets
 from txstream.metas import MetaCodec
+from txstream.semantics import Semantics
 from txstream.state import StateBackend, TableSpec, open_database
 from txstream.state.store.memory import forget
 from txstream.transaction import Txid, attempt_id
@@ -154,6 +156,42 @@ class Refusing:
     def join(self, *arguments: Any, **options: Any) -> None:
         self._meanwhile()
         raise ServiceUnavailableError("the database is away")
+
+
+class Sleeping(Refusing):
+    """A database whose driver sleeps before it joins; what happens meanwhile is the test's."""
+
+    def join(self, *arguments: Any, **options: Any) -> None:
+        self._meanwhile()
+        self._store.join(*arguments, **options)
+
+
+def test_a_driver_of_before_does_not_change_what_a_rebuild_of_zookeeper_would_find(place: Place) -> None:
+    """`recover` would lose the state that has joined: batches of the former code would pass it by."""
+    place.start(code(NARROW))
+    sleeping: Any = Sleeping(place.open(), lambda: place.start(code(NARROW, MORE)))
+    with pytest.raises(IdentityMismatchError):
+        place.start(code(NARROW), opened=lambda: sleeping)
+    fence = place.open().read_fence("words")
+    assert fence is not None
+    assert fence.identity is not None
+    assert fence.identity["identity"]["tables"] == ["counts", "more"]
+
+
+def test_an_identity_is_kept_under_the_fence_alone(place: Place) -> None:
+    taken = place.start(code(NARROW))
+    store, uuid = place.open(), taken.identity.uuid
+    place.start(code(NARROW))
+    before = store.read_fence("words")
+    with pytest.raises(StaleAttemptError):
+        store.keep_identity("words", uuid, attempt_id(1, 0), {"n": 1}, semantics=Semantics.OPAQUE)
+    assert store.read_fence("words") == before
+    store.keep_identity("words", uuid, attempt_id(2, 0), {"n": 2}, semantics=Semantics.OPAQUE)
+    after = store.read_fence("words")
+    assert after is not None
+    assert after.identity == {"n": 2}
+    with pytest.raises(ProgressMismatchError):
+        store.keep_identity("words", "another", attempt_id(2, 0), {"n": 3}, semantics=Semantics.OPAQUE)
 
 
 def test_a_first_run_that_fails_leaves_what_another_driver_has_taken_up(place: Place) -> None:

@@ -9,16 +9,19 @@ and every start takes its joining up again (`joining`).
 from __future__ import annotations
 
 import contextlib
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from txstream.api.errors import CorruptStateError, IdentityMismatchError, ProgressMismatchError, TxstreamError
 from txstream.api.topology import Topology
 from txstream.engine.commit import StateTarget
+from txstream.metas import to_json
 from txstream.state import FenceLockedError, StateBackend, TableSpec
-from txstream.transaction import FIRST_TXID, Epoch, attempt_id
+from txstream.transaction import FIRST_TXID, AttemptId, Epoch, attempt_id
 from txstream.zookeeper import Identity, ProgressStore
 
 
@@ -87,13 +90,18 @@ def claim_identity(
     joined: list[StateBackend] = []
     try:
         for target in targets:
+            database = target.database
+            # What is kept already is for leaders to replace: this driver may be one of before by now.
+            fence = database.read_fence(topology.id)
+            first = None if fence is not None and fence.identity else kept
             known = tuple(spec for spec in target.tables if spec.state.table not in claim.joining)
             new = tuple(spec for spec in target.tables if spec.state.table in claim.joining)
+            enter = partial(_join, topology, database, uuid=identity.uuid, kept=first, locked=locked)
             if known or not new:
-                join(topology, target.database, known, kept, first_run=first_run, locked=locked)
+                enter(known, first_run=first_run)
             if new:
-                join(topology, target.database, new, kept, first_run=True, locked=locked)
-            joined.append(target.database)
+                enter(new, first_run=True)
+            joined.append(database)
     except TxstreamError:
         if identity.uuid == mine.uuid:
             # MySQL commits each table that it creates: the one that has failed may have left some too.
@@ -111,12 +119,27 @@ def kept_of(identity: Identity, targets: Sequence[StateTarget]) -> dict[str, Any
     }
 
 
-def join(
+def keep_identity(
+    topology: Topology, identity: Identity, targets: Sequence[StateTarget], attempt: AttemptId
+) -> None:
+    """Have every database keep the identity that this leader runs under, where it keeps another one."""
+    kept = kept_of(identity, targets)
+    document = json.loads(to_json(kept))
+    for target in targets:
+        fence = target.database.read_fence(topology.id)
+        if fence is None or fence.identity != document:
+            target.database.keep_identity(
+                topology.id, identity.uuid, attempt, kept, semantics=topology.semantics
+            )
+
+
+def _join(
     topology: Topology,
     database: StateBackend,
     tables: Sequence[TableSpec],
-    kept: Mapping[str, Any],
     *,
+    uuid: str,
+    kept: Mapping[str, Any] | None,
     first_run: bool,
     locked: Callable[[FenceLockedError], None],
 ) -> None:
@@ -125,7 +148,7 @@ def join(
         try:
             return database.join(
                 topology.id,
-                kept["identity"]["uuid"],
+                uuid,
                 tables,
                 semantics=topology.semantics,
                 first_run=first_run,

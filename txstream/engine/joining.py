@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from txstream.api.errors import CorruptStateError
 from txstream.api.topology import Topology
-from txstream.engine.claim import Claim, join, kept_of
+from txstream.engine.claim import Claim, keep_identity
 from txstream.engine.commit import StateTarget
 from txstream.engine.recovery import Resume
 from txstream.metas import MetaCodec
@@ -79,17 +79,15 @@ def settle_changes(
         migrate = partial(target.database.migrate, topology.id, uuid, target.tables, fence)
         for sentence in _patiently(partial(migrate, unfinished=unfinished), locked):
             log.info("topology %s: %s", topology.id, sentence)
-    if not claim.joining:
-        return claim.identity
     if newcomers:
         last = _last_batch(topology, uuid, targets, resume, codec)
         for database in newcomers:
             _patiently(partial(database.begin_ledger, topology.id, uuid, fence, last), locked)
-    identity = claim.joined
-    store.replace_identity(identity)
-    kept = kept_of(identity, targets)
-    for target in targets:
-        join(topology, target.database, target.tables, kept, first_run=False, locked=locked)
+    identity = claim.joined if claim.joining else claim.identity
+    if claim.joining:
+        store.replace_identity(identity)
+    # Before the first batch: who rebuilds ZooKeeper from here must know of every state that counts.
+    _patiently(partial(keep_identity, topology, identity, targets, fence), locked)
     for name in sorted(claim.joining):
         log.info("topology %s: state %s counts from txid %d on", topology.id, name, resume.progress.current)
     return identity

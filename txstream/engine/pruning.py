@@ -1,8 +1,8 @@
 """The ledger's old rows go while a topology runs, beside its commits.
 
-Invariants. Only a leader prunes, and only what is older than the last committed batch of that database. Each
-chunk is a transaction of its own, and between two chunks nobody waits: a commit gets its turn. What fails is
-logged and tried again in the next round; a run never ends because of it.
+Invariants. Only a leader prunes, and only what is older than the last two committed batches of that database.
+Each chunk is a transaction of its own, and between two chunks nobody waits: a commit gets its turn. What
+fails is logged and tried again in the next round; a run never ends because of it.
 """
 
 from __future__ import annotations

@@ -118,6 +118,23 @@ class StateBackend(ABC):
             f"{type(self).__name__} does not implement begin_ledger; run it under another id (--id)"
         )
 
+    def keep_identity(
+        self,
+        topology: str,
+        uuid: str,
+        attempt: AttemptId,
+        identity: Mapping[str, Any],
+        *,
+        semantics: Semantics,
+    ) -> None:
+        """Keep `identity` beside the fence from now on, in place of what `join` has left there.
+
+        Called by each leader after every fence was raised to `attempt`, which is demanded, and before its
+        first commit; it may be called again. Optional: the default has `join` do it, which demands nothing,
+        so that a driver of before that wakes up may put its own in place of a newer one.
+        """
+        self.join(topology, uuid, (), semantics=semantics, first_run=False, identity=identity)
+
     # --- the fence ----------------------------------------------------------------------------------
 
     @abstractmethod
@@ -167,8 +184,9 @@ class StateBackend(ABC):
         is less than `rows` when no more may go.
 
         A row may go when it was committed before `committed_before`, or is not among the `newest`; only
-        together with all that are older, only `committed` ones, and never the last committed one or anything
-        after it. Called on the driver, from a thread of its own beside the commits, every few minutes. What
+        together with all that are older, only `committed` ones, and never the last two committed ones or
+        anything after them: another attempt may write over the last one, and then `recover` begins with the
+        one before. Called on the driver, from a thread of its own beside the commits, every few minutes. What
         it raises is logged. Optional: the default keeps everything.
         """
         return 0

@@ -143,6 +143,18 @@ class StateDatabase(StateBackend):
             fence.require(connection, self._dialect, self.url_for_people, topology, uuid, attempt)
             self._ledger.begin(connection, last)
 
+    def keep_identity(
+        self,
+        topology: str,
+        uuid: str,
+        attempt: AttemptId,
+        identity: Mapping[str, Any],
+        *,
+        semantics: Semantics,
+    ) -> None:
+        with self.sessions.writing(f"keeping the identity of topology {topology!r}") as (connection, _):
+            fence.keep(connection, self.url_for_people, topology, uuid, attempt, identity)
+
     # --- the fence ----------------------------------------------------------------------------------
 
     def read_fence(self, topology: str) -> FenceRow | None:

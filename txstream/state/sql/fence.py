@@ -81,6 +81,25 @@ def require(
     raise rules.superseded(topology, attempt, found)
 
 
+def keep(
+    connection: Connection,
+    database: str,
+    topology: str,
+    uuid: str,
+    attempt: AttemptId,
+    identity: Mapping[str, Any],
+) -> None:
+    """Keep an identity beside the fence, which must be at `attempt`. One statement, so that no other leader
+    comes in between.
+
+    Raises StaleAttemptError when it is not, CorruptStateError and ProgressMismatchError as `raise_to`.
+    """
+    mine = fence.c.topology == topology, fence.c.uuid == uuid, fence.c.attempt == attempt
+    if connection.execute(update(fence).where(*mine).values(identity=to_json(identity))).rowcount == 0:
+        found = rules.own_fence(read(connection, topology), database, topology, uuid)
+        rules.must_be_equal(found, database, topology, attempt)
+
+
 def keep_below(connection: Connection, topology: str, attempt: AttemptId) -> None:
     """Demand that no attempt above this one is let in before the transaction ends. No fence is none above.
 

@@ -111,7 +111,7 @@ def last_to_prune(
     connection: Connection, topology: str, committed_before: datetime | None, newest: int | None, rows: int
 ) -> Txid | None:
     """The last txid of the next `rows` that may go; None when none may. They go from the oldest on, without a
-    gap, so that what is left begins somewhere and is whole from there."""
+    gap, so that what is left begins somewhere and is whole from there; the last two committed ones stay."""
     mine = batch.c.topology == topology
     first = oldest(connection, topology)
     last = connection.execute(select(func.max(batch.c.txid)).where(mine, _COMMITTED)).scalar()
@@ -126,8 +126,8 @@ def last_to_prune(
         young = connection.execute(
             select(batch.c.txid).where(*stays).order_by(batch.c.txid).limit(1)
         ).scalar()
-        bounds.append(last - 1 if young is None else young - 1)
-    bound = min(max(bounds, default=0), last - 1, first + rows - 1)
+        bounds.append(last if young is None else young - 1)
+    bound = min(max(bounds, default=0), last - 2, first + rows - 1)
     return Txid(bound) if bound >= first else None
 
 

@@ -166,6 +166,20 @@ class StoreBackend(StateBackend):
             self._hold(here, topology, uuid, attempt)
             upkeep.begin_ledger(here, topology, last)
 
+    def keep_identity(
+        self,
+        topology: str,
+        uuid: str,
+        attempt: AttemptId,
+        identity: Mapping[str, Any],
+        *,
+        semantics: Semantics,
+    ) -> None:
+        kept = json.loads(to_json(identity))
+        with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
+            self._hold(here, topology, uuid, attempt)
+            layout.put_fence(here, FenceRow(topology, uuid, attempt, kept))
+
     # --- the fence ----------------------------------------------------------------------------------
 
     def read_fence(self, topology: str) -> FenceRow | None:

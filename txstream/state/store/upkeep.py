@@ -57,7 +57,10 @@ def begin_ledger(here: Transaction, topology: str, last: BatchRecord) -> None:
 def prune_ledger(
     here: Transaction, topology: str, committed_before: datetime | None, newest: int | None, rows: int
 ) -> int:
-    """Delete at most `rows` of the rows that may go, from the oldest on and without a gap; how many."""
+    """Delete at most `rows` of the rows that may go, from the oldest on and without a gap; how many.
+
+    The last two committed ones stay (`StateBackend.prune`).
+    """
     ledger = layout.ledger_space(topology)
     kept = sorted((layout.read_record(value) for _, value in here.scan(ledger)), key=lambda row: row.txid)
     last = max((row.txid for row in kept if row.status == COMMITTED), default=0)
@@ -65,7 +68,7 @@ def prune_ledger(
     for row in kept:
         old = committed_before is not None and _committed_before(row, committed_before)
         surplus = newest is not None and row.txid <= last - newest
-        may_go = row.status == COMMITTED and row.txid < last and (old or surplus)
+        may_go = row.status == COMMITTED and row.txid < last - 1 and (old or surplus)
         if not may_go or pruned == rows:
             break
         here.put(ledger, (row.txid,), None)
