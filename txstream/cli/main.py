@@ -67,6 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with contextlib.suppress(AttributeError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     debug = "--debug" in given
+    for argument in given:
+        if not _is_unicode(argument):
+            print_error(f"txstream: the argument {argument!a} is not valid {sys.getfilesystemencoding()}")
+            return _USAGE_STATUS
     try:
         status = typer.main.get_command(app).main(given, prog_name="txstream", standalone_mode=False)
         if status == _INTERRUPTED_STATUS:  # the parser has made this of a KeyboardInterrupt
@@ -88,6 +92,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _USAGE_STATUS
         _tell(error, f"unexpected {type(error).__name__}: {error}", debug=debug)
         return 1
+
+
+def _is_unicode(argument: str) -> bool:
+    try:
+        argument.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _parser_errors() -> tuple[type[BaseException], ...]:

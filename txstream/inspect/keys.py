@@ -6,9 +6,10 @@ Text is taken as it is; binary is hexadecimal; dates and timestamps are ISO 8601
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
+from numbers import Integral, Real
 from typing import Any
 
 import pyarrow as pa
@@ -26,24 +27,75 @@ class _NotOfTypeError(Exception):
 
 def parse_key(table: str, schema: pa.Schema, texts: Sequence[str]) -> list[Any]:
     """The key that `texts` mean, one value per column. Raises UsageError that names column and type."""
-    if len(texts) != len(schema):
+    _check_count(table, schema, texts)
+    return [
+        _value(table, field, text, _parser(field.type)) for field, text in zip(schema, texts, strict=True)
+    ]
+
+
+def check_key(table: str, schema: pa.Schema, key: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
+    """A key of Python values, in the order of its columns or by their names, one value per column.
+
+    Raises UsageError that names column and type: the nearest value of the type is not what was asked for.
+    """
+    if isinstance(key, Mapping):
+        if key.keys() != {*schema.names}:
+            raise UsageError(
+                f"the key of table {table!r} is {format_schema(schema)}, got the columns "
+                f"{', '.join(map(str, key)) or 'of none'}"
+            )
+        key = [key[name] for name in schema.names]
+    if isinstance(key, (str, bytes)):
+        raise UsageError(
+            f"the key of table {table!r} is {format_schema(schema)}: give a list of "
+            f"{_values(len(schema))}, not {key!r:.100}"
+        )
+    _check_count(table, schema, key)
+    return [_value(table, field, value, _as_it_is) for field, value in zip(schema, key, strict=True)]
+
+
+def _check_count(table: str, schema: pa.Schema, values: Sequence[Any]) -> None:
+    if len(values) != len(schema):
         raise UsageError(
             f"the key of table {table!r} is {format_schema(schema)}: give {_values(len(schema))}, "
-            f"not {len(texts)}"
+            f"not {len(values)}"
         )
-    key = []
-    for field, text in zip(schema, texts, strict=True):
-        try:
-            value = _parser(field.type)(text, field.type)
-            pa.array([value], field.type)
-        except (_NotOfTypeError, pa.ArrowInvalid, OverflowError) as error:
-            expected = str(error) if isinstance(error, _NotOfTypeError) else "a value within its range"
-            raise UsageError(
-                f"key column {field.name!r} of table {table!r} is {format_type(field.type)}: expected "
-                f"{expected}, got {text!r:.100}"
-            ) from error
-        key.append(value)
-    return key
+
+
+def _value(table: str, field: pa.Field, given: Any, understand: Callable[[Any, pa.DataType], Any]) -> Any:
+    try:
+        value = understand(given, field.type)
+        pa.array([value], field.type)
+    except (_NotOfTypeError, pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError) as error:
+        expected = str(error) if isinstance(error, _NotOfTypeError) else "a value within its range"
+        if isinstance(error, UnicodeEncodeError):
+            expected = "text that is valid Unicode"
+        raise UsageError(
+            f"key column {field.name!r} of table {table!r} is {format_type(field.type)}: expected "
+            f"{expected}, got {given!r:.100}"
+        ) from error
+    return value
+
+
+def _as_it_is(value: Any, data_type: pa.DataType) -> Any:
+    """A Python value, if it is of the type."""
+    kinds: list[tuple[Callable[[pa.DataType], bool], tuple[type, ...], tuple[type, ...], str]] = [
+        (pa.types.is_boolean, (bool,), (), "a bool"),
+        (pa.types.is_integer, (Integral,), (bool,), "an int"),
+        (pa.types.is_floating, (Real,), (bool,), "a float"),
+        (pa.types.is_decimal, (Decimal, Integral), (bool,), "a Decimal"),
+        (pa.types.is_date, (date,), (datetime,), "a datetime.date"),
+        (pa.types.is_timestamp, (datetime,), (), "a datetime.datetime"),
+        (pa.types.is_binary, (bytes, bytearray), (), "bytes"),
+        (pa.types.is_large_binary, (bytes, bytearray), (), "bytes"),
+    ]
+    others = ((str,), (), "a str")
+    wanted, unwanted, word = next((tuple(rest) for is_kind, *rest in kinds if is_kind(data_type)), others)
+    if not isinstance(value, wanted) or isinstance(value, unwanted):
+        raise _NotOfTypeError(word)
+    if isinstance(value, datetime) and (value.tzinfo is None) is not (data_type.tz is None):
+        raise _NotOfTypeError(f"{word} {'without' if data_type.tz is None else 'with'} a time zone")
+    return int(value) if pa.types.is_integer(data_type) else value
 
 
 def _values(count: int) -> str:

@@ -6,12 +6,12 @@ Each table is read in one transaction that sees one moment, together with the le
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from txstream.api.errors import StateTableError
+from txstream.api.errors import StateTableError, UsageError
 from txstream.api.schema import format_schema
-from txstream.inspect.keys import parse_key
+from txstream.inspect.keys import check_key, parse_key
 from txstream.inspect.ledgers import no_such_txid
 from txstream.inspect.records import RowChange, StateRow, StateRows, StateTable, TableDiff
 from txstream.inspect.stores import Databases, topology_databases
@@ -50,20 +50,20 @@ def states_and_missing(
 def get(
     topology_id: str,
     table: str,
-    key: Sequence[Any],
+    key: Sequence[Any] | Mapping[str, Any],
     settings: Settings | None = None,
     *,
     database: str | None = None,
     parse: bool = False,
 ) -> StateRows:
-    """The row of a key, one value per key column; no rows when there is none.
+    """The row of a key, one value per key column, in their order or by name; no rows when there is none.
 
-    With `parse` the values are texts, read by the columns' types. `database` (a URL, or a part of one) says
-    which table is meant when two databases have one of this name. Raises UsageError for values that are not
+    With `parse` the values are texts, in order, read by the columns' types. `database` (a URL, or a part of
+    one) says which table is meant when two databases have one of this name. Raises UsageError for values that are not
     of the key's types, StateTableError for a table that is not there, UnknownTopologyError.
     """
     with _reading(topology_id, table, settings, database) as (place, reading, stored):
-        values = parse_key(table, stored.key, list(key)) if parse else list(key)
+        values = parse_key(table, stored.key, list(key)) if parse else check_key(table, stored.key, key)
         row = reading.find(table, values)
         return _answer(place, reading, stored, [] if row is None else [row])
 
@@ -76,7 +76,9 @@ def top(
     *,
     database: str | None = None,
 ) -> StateRows:
-    """The `n` rows with the greatest first value. Raises as `get`."""
+    """The `n` rows with the greatest first value, at least one. Raises as `get`."""
+    if n < 1:
+        raise UsageError(f"n is {n}; it must be at least 1")
     with _reading(topology_id, table, settings, database) as (place, reading, stored):
         return _answer(place, reading, stored, reading.top(table, n))
 
@@ -92,9 +94,11 @@ def diff(
 ) -> TableDiff:
     """What batch `txid` changed in a table, as far as the table still knows; at most `limit` rows, by key.
 
-    A row is only known to the last batch that changed it. Raises as `get`, and UsageError for a txid that the
-    ledger does not have.
+    A row is only known to the last batch that changed it. Raises as `get`, and UnknownTxidError for a txid
+    that the ledger does not have.
     """
+    if limit is not None and limit < 0:
+        raise UsageError(f"limit is {limit}; it must not be negative")
     with _reading(topology_id, table, settings, database) as (place, reading, stored):
         record = place.batch(topology_id, txid)
         if record is None:
