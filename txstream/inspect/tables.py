@@ -59,8 +59,8 @@ def get(
     """The row of a key, one value per key column, in their order or by name; no rows when there is none.
 
     With `parse` the values are texts, in order, read by the columns' types. `database` (a URL, or a part of
-    one) says which table is meant when two databases have one of this name. Raises UsageError for values that are not
-    of the key's types, StateTableError for a table that is not there, UnknownTopologyError.
+    one) says which table is meant when two databases have one of this name. Raises UsageError for values that
+    are not of the key's types, StateTableError for a table that is not there, UnknownTopologyError.
     """
     with _reading(topology_id, table, settings, database) as (place, reading, stored):
         values = parse_key(table, stored.key, list(key)) if parse else check_key(table, stored.key, key)
