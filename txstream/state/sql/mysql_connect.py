@@ -66,7 +66,7 @@ def connect(driver: Any, url: URL, options: dict[str, Any]) -> Any:
             f"the URL of database {where} has the option {', '.join(unknown)}, which PyMySQL does not know; "
             f"remove it"
         )
-    given = {
+    given: dict[str, Any] = {
         name: _truth(name, value, where) if name in _YES_OR_NO else value for name, value in options.items()
     }
     if isinstance(given.get("password"), str):
