@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from support.type_contract import TypeFixtures, read
+from support.type_contract import KINDS, Kind, TypeFixtures, read
 from txstream.api.errors import StateValueError, TxidRegressionError
-from txstream.api.reducers import Count, Last, Max, Min, Put, Sum, custom
+from txstream.api.reducers import Count, Last, Max, Min, Put, Reducer, Sum, custom
 from txstream.semantics import Semantics
 from txstream.state import StateBackend
 
@@ -30,6 +30,8 @@ _NUMBERS = st.one_of(st.none(), st.integers(-100, 100))
 _DELTAS = st.dictionaries(st.sampled_from("abc"), st.tuples(_NUMBERS, _NUMBERS, _NUMBERS), max_size=3)
 
 Row = tuple[Any, ...]
+
+FRACTIONS = Kind("decimal(30,30)", [Decimal("-0." + 30 * "9"), Decimal("0." + 29 * "0" + "1")], st.nothing())
 
 
 def product(left: int, right: int) -> int:
@@ -221,6 +223,31 @@ class ReducerContract(TypeFixtures):
         assert read(rig, "ab", before=3) == {"a": (2, 0.5, "first"), "b": (1, 1.0, "x")}
         rig.commit(2, {"a": (1, None, "second")})
         assert read(rig, "ab", before=3) == {"a": (2, 9.5, "second"), "b": (1, 1.0, "x")}
+
+    @pytest.mark.parametrize("semantics", list(Semantics), ids=str)
+    @pytest.mark.parametrize("reducer", [Min("x"), Last("x", by="t"), custom(max, None, field="x")], ids=str)
+    def test_a_batch_of_nulls_alone_changes_no_value_of_any_type(
+        self, database: StateBackend, url: str, reducer: Reducer, semantics: Semantics
+    ) -> None:
+        """A column that has nothing but nulls has no type in a statement."""
+        # MySQL has 30 decimals at most.
+        kinds = [*(kind for kind in KINDS if kind.ddl != "decimal(38,38)"), FRACTIONS]
+        edges = [self.edges(kind) for kind in kinds]
+        columns = [f"v{place}" for place in range(len(kinds))]
+        rig = self.rig(
+            database,
+            url,
+            value=", ".join(["n bigint", *(f"v{place} {kind.ddl}" for place, kind in enumerate(kinds))]),
+            reducers={"n": Count(), **dict.fromkeys(columns, reducer)},
+            semantics=semantics,
+        )
+        rows = {
+            f"{at:03}": (1, *(values[at % len(values)] for values in edges))
+            for at in range(max(map(len, edges)))
+        }
+        rig.commit(1, rows)
+        rig.commit(2, {key: (1, *[None] * len(columns)) for key in rows})
+        assert read(rig, rows, before=3) == {key: (2, *row[1:]) for key, row in rows.items()}
 
     def test_put_overwrites_and_is_undone(self, database: StateBackend, url: str) -> None:
         rig = self.rig(database, url, reducers={"n": Put()})

@@ -163,6 +163,9 @@ def _placeholder(column: Column[Any]) -> str:
     kind = str(column.type.compile(mysql.dialect()))
     if kind.startswith("DATE"):
         return f"CAST(%s AS {kind})"  # as text it would be compared as text
+    if kind.startswith(("DECIMAL", "NUMERIC")):
+        # A column of nulls alone has no type, so a stored value became text on its way, with a digit too few.
+        return f"CAST(%s AS {kind})"
     if kind.startswith(("VARBINARY", "LONGBLOB")):
         # MariaDB counts the bytes of a plain X'...' among VALUES in 16 bits and drops the others silently.
         return "CAST(%s AS BINARY)"
