@@ -339,3 +339,11 @@ def test_two_sockets_are_two_places(url: str) -> None:
 def test_a_password_is_not_shown() -> None:
     database = open_sql_database("mariadb://me:hidden@host/db?ssl_key=a&ssl_key_password=hidden")
     assert "hidden" not in database.url_for_people
+
+
+@pytest.mark.parametrize(
+    "url", ["mysql://me@host", "mariadb://me@host:3306/", "mysql://me@host/?ssl_disabled=true"]
+)
+def test_a_url_without_a_database(url: str) -> None:
+    with pytest.raises(UsageError, match=r"names no database; write .* mysql://user@host/name"):
+        open_sql_database(url)

@@ -50,6 +50,11 @@ def dialect_of(url: str, connect_timeout_seconds: float, message_timeout_seconds
         )
     if dialect is SQLiteDialect:
         _refuse_no_file(parsed)
+    if dialect is MySQLDialect and not parsed.database and "read_default_file" not in parsed.query:
+        # The server would take the session, and then refuse every table in it.
+        raise UsageError(
+            f"the URL {without_password(parsed)} names no database; write for example mysql://user@host/name"
+        )
     return dialect(parsed, connect_timeout_seconds, message_timeout_seconds)
 
 
