@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -46,7 +48,7 @@ from txstream.engine.points import Point
 from txstream.engine.recording import CallKind
 from txstream.spouts.memory import MemorySpout
 from txstream.state import StateDatabase, open_database, place_of
-from txstream.testing import AttemptState, TopologyTest
+from txstream.testing import AttemptState, NotReachedError, TopologyTest
 
 BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
 COMMITTED, DROPPED, FAILED = AttemptState.COMMITTED, AttemptState.DROPPED, AttemptState.FAILED
@@ -205,6 +207,61 @@ def test_an_attempt_that_is_too_slow_is_given_up_and_what_it_does_later_counts_n
             check_tables(test, BATCHES[:1])
             test.run()
             check_tables(test, BATCHES)
+
+
+@pytest.mark.parametrize("component", ["plain", "upper"])
+def test_a_bolt_that_hangs_costs_its_attempt_and_says_where_it_is(
+    source: MemorySpout, component: str, custody: Custody, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It never goes on while the topology runs: the next attempt is committed beside it."""
+    hangs, let_go = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        hangs.set()
+        assert let_go.wait(60)
+
+    def time_passes() -> None:
+        assert hangs.wait(60)
+        test.clock.advance(30)
+
+    trouble = Trouble(component, "finish_batch", hang, txid=1)
+    with TopologyTest(committing(source)) as test, meeting(trouble), ThreadPoolExecutor(1) as pool:
+        try:
+            passing = pool.submit(time_passes)
+            test.run()
+            passing.result()
+            assert states(test, 1) == [FAILED, COMMITTED]
+            hanging, _ = test.attempts(1)
+            assert isinstance(hanging.error, BatchTimeoutError)
+            check_tables(test, BATCHES)
+        finally:
+            let_go.set()
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert any(
+        text.startswith(f"{hanging.id}, in finish_batch (committing.py, line ")
+        and text.endswith("was cancelled and still runs; what it does from now on is not used")
+        for text in told
+    ), told
+    assert any("(message_timeout_seconds)" in text for text in told), "a person is told of the timeout"
+
+
+def test_a_test_ends_though_a_bolt_hangs(source: MemorySpout) -> None:
+    let_go = threading.Event()
+    test = TopologyTest(committing(source), deadline_seconds=2.0)
+    trouble = Trouble("upper", "finish_batch", lambda: assert_set(let_go), txid=1)
+    try:
+        with (
+            pytest.raises(NotReachedError, match=r"still runs: txid 1 attempt .* in finish_batch \(commit"),
+            test,
+            meeting(trouble),
+        ):
+            test.commit(1)
+    finally:
+        let_go.set()
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(60)
 
 
 def test_past_its_bolts_a_commit_waits_for_its_database_as_long_as_it_takes(

@@ -299,7 +299,8 @@ def test_a_step_ends_at_its_deadline(source: MemorySpout) -> None:
         try:
             with pytest.raises(
                 NotReachedError,
-                match=r"waited 0\.2 s for txid 1 to be processed, and something still runs; .*is processing$",
+                match=r"waited 0\.2 s for txid 1 to be processed, and something still runs: "
+                r"txid 1 attempt 1\.1, in execute \(test_testing_ends\.py, line \d+\); .*is processing$",
             ):
                 test.process(1)
         finally:

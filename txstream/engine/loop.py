@@ -456,7 +456,7 @@ class EventLoop:
         if failures.bugs >= self.options.max_attempts:
             self._end_with(attempt, error)
             return
-        quiet = isinstance(error, BatchFailedError)
+        quiet = isinstance(error, BatchFailedError) and not isinstance(error, BatchTimeoutError)
         log.log(
             logging.INFO if quiet else logging.WARNING, "%s failed and will be replayed: %s", attempt, error
         )

@@ -59,6 +59,7 @@ class Control:
         if driver is not None and not driver.end(self._deadline_seconds):
             raise NotReachedError(
                 f"the topology did not end within {self._deadline_seconds:g} s; does a bolt still run?"
+                f"{_shown(driver)}"
             )
 
     @property
@@ -150,8 +151,8 @@ class Control:
                 raise driver.error
         if not quiet:
             raise NotReachedError(
-                f"waited {self._deadline_seconds:g} s for {what}, and something still runs; "
-                f"{self._describe(driver)}"
+                f"waited {self._deadline_seconds:g} s for {what}, and something still runs"
+                f"{_shown(driver)}; {self._describe(driver)}"
             )
 
     def step(self, what: str, reached: Callable[[], bool], txid: int | None = None) -> None:
@@ -217,3 +218,8 @@ class Control:
         if failure is not None:
             parts.append(f"the last failure was: {failure}")
         return "; ".join(parts)
+
+
+def _shown(driver: Driver) -> str:
+    running = driver.gate.still_running()
+    return f": {'; '.join(running)}" if running else ""

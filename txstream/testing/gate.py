@@ -17,6 +17,7 @@ from txstream.engine.shares import StateWrite
 from txstream.metas import BatchMetas
 from txstream.testing.attempts import AttemptState, History
 from txstream.testing.failures import CrashError
+from txstream.testing.inprocess import InProcessRunner
 from txstream.transaction import TransactionAttempt
 
 
@@ -87,6 +88,10 @@ class GatedRunner:
             self._failing[attempt] = error
             self._changed.notify_all()
             return True
+
+    def still_running(self) -> list[str]:
+        """In which calls of bolts attempts are now, where batches run in this process."""
+        return self._inner.still_running() if isinstance(self._inner, InProcessRunner) else []
 
     # --- for the event loop -------------------------------------------------------------------------
 

@@ -1,13 +1,15 @@
-"""Batches without Spark: the stages of a plan on the caller's thread, with every exchange carried out.
+"""Batches without Spark: the stages of a plan in this process, with every exchange carried out.
 
 For tests of topologies and of the event loop. What an executor would do is done by the same functions,
 through the same messages; only the processes between them are missing.
 
-Invariant: a `WorkerProcess` serves one stage at a time, as in a worker process, however many threads call.
+Invariants. A `WorkerProcess` serves one stage at a time, as in a worker process, however many threads call.
+Who waits for an attempt goes on when it is cancelled, whatever its bolts do.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +27,10 @@ from txstream.engine.shares import Message, StateWrite, cut_all, rows_by_write, 
 from txstream.engine.wire import WorkOrder
 from txstream.engine.worker import run_first_stage, run_later_stage
 from txstream.metas import BatchMetas
+from txstream.testing.detached import DetachedCalls
 from txstream.transaction import TransactionAttempt
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -54,10 +59,15 @@ class InProcessRunner:
         self._codec = plan.codec()
         self._lock = threading.Lock()
         self._idle: list[WorkerProcess] = []
-        self._cancelled: set[TransactionAttempt] = set()
+        self._closed = False
+        self._calls = DetachedCalls()
 
     def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
-        """Process one attempt. Raises the TxstreamError that a stage reported."""
+        """Process one attempt. Raises the TxstreamError that a stage reported, BatchFailedError when it is
+        cancelled."""
+        return self._calls.call(attempt, lambda: self._run(attempt, metas))
+
+    def _run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
         started = time.perf_counter()
         order = work_order(attempt, metas, self.plan, self._codec, self.slots, width=self._width)
         layout = lay_out(self.plan, order.width, order.slots)
@@ -82,10 +92,16 @@ class InProcessRunner:
         processed: BatchResult,
         committed: TransactionAttempt | None = None,
     ) -> BatchResult:
-        """Run the bolts of the commit phase. Raises the TxstreamError that a stage reported."""
+        """Run the bolts of the commit phase. Raises as `run`."""
         kept: _Kept = processed.kept
         if not kept.layout.commit:
             return NOTHING
+        return self._calls.call(attempt, lambda: self._commit(attempt, processed, committed))
+
+    def _commit(
+        self, attempt: TransactionAttempt, processed: BatchResult, committed: TransactionAttempt | None
+    ) -> BatchResult:
+        kept: _Kept = processed.kept
         started = time.perf_counter()
         order = replace(kept.order, committed=committed)
         elements = kept.elements
@@ -102,9 +118,10 @@ class InProcessRunner:
 
     def write(self, attempt: TransactionAttempt, writes: Sequence[StateWrite]) -> Sequence[int]:
         """Write deltas in shares, one after the other. Raises the TxstreamError of the first that failed, as
-        Spark would: the others are written all the same."""
+        Spark would: the others are written all the same. Raises BatchFailedError when it is cancelled."""
         messages, positions = cut_all(writes, self.plan.slots(self.slots))
-        rows = rows_written(attempt, [self.write_share(message) for message in messages])
+        answers = self._calls.call(attempt, lambda: [self.write_share(message) for message in messages])
+        rows = rows_written(attempt, answers)
         return rows_by_write(writes, positions, rows)
 
     def write_share(self, message: Message) -> bytes:
@@ -124,19 +141,24 @@ class InProcessRunner:
         return inboxes
 
     def cancel(self, attempt: TransactionAttempt) -> None:
-        """Only noted: nothing can end a thread that runs user code."""
-        with self._lock:
-            self._cancelled.add(attempt)
+        """Have nobody wait for it any more. What its bolts do goes on beside its successor: nothing can end a
+        thread that runs user code."""
+        for where in self._calls.give_up(attempt):
+            log.warning("%s was cancelled and still runs; what it does from now on is not used", where)
 
     @property
     def cancelled(self) -> frozenset[TransactionAttempt]:
         """The attempts that were asked to stop."""
-        with self._lock:
-            return frozenset(self._cancelled)
+        return self._calls.given_up
+
+    def still_running(self) -> list[str]:
+        """For people: in which calls of bolts attempts are now, cancelled ones among them."""
+        return self._calls.where()
 
     def close(self) -> None:
         """Close the emitters and what bolts have opened, as far as they serve no batch now."""
         with self._lock:
+            self._closed = True
             idle, self._idle = self._idle, []
         for process in idle:
             process.close()
@@ -162,4 +184,8 @@ class InProcessRunner:
             yield process
         finally:
             with self._lock:
-                self._idle.append(process)
+                late = self._closed
+                if not late:
+                    self._idle.append(process)
+            if late:
+                process.close()
