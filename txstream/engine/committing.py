@@ -1,9 +1,9 @@
 """The commit phase as the event loop has it carried out: begin, bolts, the states' transactions, deadlines.
 
-Invariants. One thread commits, so commits are carried out in the order in which they were asked for, and of
-an attempt that was given up the driver writes nothing once its successor's commit begins. Bolts, and what
-executors write, have `timeout_seconds`; the runner does not wait for them when they are cancelled. Waiting for
-a database has no end. An attempt that a deadline fails in the very moment in which its last transaction
+Invariants. One thread commits, so commits are carried out in the order in which they were asked for. Of an
+attempt that was given up the driver writes nothing once its successor's commit begins. Bolts, and what
+executors write, have `timeout_seconds`; the runner does not wait for them when they are cancelled. Waiting
+for a database has no end. An attempt that a deadline fails in the very moment in which its last transaction
 commits does no harm: the next one undoes and redoes what it finds.
 """
 
