@@ -167,8 +167,8 @@ class TestOutages(Tools, ServerOutages):
 HOSTILE = {
     "sql_safe_updates": "ON",
     "sql_select_limit": "1",
+    "max_join_size": "1",  # which changes the next one
     "sql_big_selects": "OFF",
-    "max_join_size": "1",
     "sql_quote_show_create": "OFF",
     "completion_type": "'RELEASE'",
     "innodb_default_row_format": "'COMPACT'",
