@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -96,6 +97,22 @@ class TestFile(StateFixtures):
         rig.epoch = 3
         rig.commit(2, {"a": 1})
         assert rig.values() == {"a": 2}
+
+    def test_a_fork_has_connections_of_its_own(self, rig: Rig, url: str) -> None:
+        """SQLite's locks are those of a process: with one connection two may both think that they write."""
+        rig.commit(1, {"a": 1})
+        parents = open_files(url)
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            with contextlib.suppress(BaseException):
+                rig.commit(2, {"a": 1})
+                status = 0 if len(open_files(url) - parents) == 1 else 2
+            os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        rig.sequence += 1
+        rig.commit(3, {"a": 1})
+        assert rig.values() == {"a": 3}
 
     def test_check_creates_no_file(self, database: StateDatabase, url: str) -> None:
         database.check()
@@ -234,3 +251,13 @@ class frozen_writer:  # noqa: N801 - used as `with frozen_writer(url) as pid`
     def __exit__(self, *_: object) -> None:
         self.process.kill()
         self.process.join(30)
+
+
+def open_files(url: str) -> set[int]:
+    """This process's descriptors of the database."""
+    path, found = Path(url.removeprefix("sqlite:///")).resolve(), set()
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the one of the listing itself is gone
+            if descriptor.readlink() == path:
+                found.add(int(descriptor.name))
+    return found

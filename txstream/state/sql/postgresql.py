@@ -74,6 +74,7 @@ _SIMPLE: dict[pa.DataType, Callable[[], types.TypeEngine[Any]]] = {
 
 # https://www.postgresql.org/docs/current/errcodes-appendix.html: codes first, then whole classes.
 _KINDS: dict[str, Kind] = {
+    "40003": Kind.UNREACHABLE,  # statement_completion_unknown
     "55P03": Kind.LOCKED,  # lock_not_available
     "40P01": Kind.LOCKED,  # deadlock_detected
     "42501": Kind.DENIED,

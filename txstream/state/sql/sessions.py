@@ -2,7 +2,7 @@
 
 Invariants. Every transaction has a connection of its own, and nothing is sent twice: whatever fails before
 COMMIT leaves nothing, and an outage at COMMIT is an AnswerLostError, to be settled by the ledger. What a
-driver raises leaves here as an error of the framework.
+driver raises leaves here as an error of the framework. No connection is used by two processes.
 
 Thread-safe: connections come from a pool.
 """
@@ -10,10 +10,11 @@ Thread-safe: connections come from a pool.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Pool
 from sqlalchemy.exc import DBAPIError, TimeoutError as PoolTimeoutError
 
 from txstream.api.errors import ServiceUnavailableError, TxstreamError
@@ -43,6 +44,8 @@ class Sessions:
                 f"database {self.url_for_people} needs a driver that is not installed ({one_line(error)}); "
                 f"type pip install 'txstream[{dialect.name}]'"
             ) from error
+        self._process = os.getpid()
+        self._left_to_parent: list[Pool] = []
 
     @contextlib.contextmanager
     def writing(
@@ -93,6 +96,11 @@ class Sessions:
         self.engine.dispose()
 
     def _connect(self, doing: str) -> Connection:
+        if os.getpid() != self._process:
+            # A fork has its parent's sockets and files. It neither uses nor closes them.
+            self._left_to_parent.append(self.engine.pool)
+            self.engine.dispose(close=False)
+            self._process = os.getpid()
         try:
             connection = self.engine.connect()
             idle_seconds = time.monotonic() - connection.info.get(_USED_AT, time.monotonic())
