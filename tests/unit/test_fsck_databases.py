@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,15 @@ from typing import Any
 import pytest
 from support.recovering import Site
 
-from txstream.api.errors import CorruptStateError, ProgressMismatchError
+from txstream.api.errors import CorruptStateError, ProgressMismatchError, StateTableError
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
+from txstream.cli.main import main
 from txstream.inspect.checking import fsck_in
 from txstream.inspect.records import Finding, FsckReport, Severity
 from txstream.inspect.stores import open_databases
 from txstream.settings import Settings
+from txstream.state import StateDatabase
+from txstream.state.sql.failures import Failure, Kind, to_error
 
 
 @pytest.fixture
@@ -142,3 +146,51 @@ def test_a_ledger_older_than_its_tables_is_not_built_upon(make_site: Any, spout:
     assert rows == site.query(0, "SELECT * FROM txstream_batch WHERE txid = 3")
     site.recover()
     site.finish()
+
+
+def test_tables_that_may_not_be_read(make_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not taken for tables that are nowhere."""
+    site = make_site(databases=1)
+    denied = to_error(Failure(Kind.DENIED, "permission denied"), "db", "the state", at_commit=False)
+
+    def read_state(*_: Any) -> Any:
+        raise denied
+
+    monkeypatch.setattr(StateDatabase, "read_state", read_state)
+    finding = only(site.fsck(), "database-missing")
+    assert "permission denied" in finding.what
+    assert finding.remedy.startswith("grant its account")
+    site.lose_zookeeper()
+    with pytest.raises(StateTableError, match="permission denied"):
+        site.recover()
+
+
+def test_a_fence_that_may_not_be_read(make_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = make_site(databases=1)
+    denied = to_error(Failure(Kind.DENIED, "permission denied"), "db", "the fence", at_commit=False)
+
+    def read_fence(*_: Any) -> Any:
+        raise denied
+
+    monkeypatch.setattr(StateDatabase, "read_fence", read_fence)
+    assert only(opened(site), "database-missing").remedy.startswith("grant its account")
+
+
+@pytest.mark.parametrize(
+    ("statement", "note"),
+    [
+        ("DROP TABLE words_0", "table words_0 is gone; `txstream fsck`"),
+        ("ALTER TABLE words_0 DROP COLUMN prev_n", "is not as declared: column 'prev_n' is missing"),
+    ],
+)
+def test_a_damaged_table_does_not_hide_the_others(
+    make_site: Any, capsys: pytest.CaptureFixture[str], statement: str, note: str
+) -> None:
+    site = make_site()
+    site.execute(0, statement)
+    assert main(["state", "list", "words", "--json", "--database", site.urls[0]]) == 0
+    first, second = json.loads(capsys.readouterr().out)
+    assert (first["table"], first["rows"], second["table"], second["rows"]) == ("words_0", None, "words_1", 4)
+    assert note in first["notes"][0]
+    assert main(["state", "list", "words", "--database", site.urls[0]]) == 0
+    assert note in capsys.readouterr().err

@@ -15,12 +15,12 @@ from txstream.inspect import table_checks
 from txstream.inspect.evidence import DatabaseEvidence, Evidence
 from txstream.inspect.ledgers import range_of
 from txstream.inspect.records import Finding, Severity
-from txstream.inspect.stores import upgrade_remedy
+from txstream.inspect.stores import GRANT_REMEDY, upgrade_remedy
 from txstream.metas import MetaCodec
 from txstream.semantics import Semantics
 from txstream.state import BatchRecord
 from txstream.state.fence_rules import shown_attempt
-from txstream.state.records import COMMITTED, SchemaDamagedError
+from txstream.state.records import COMMITTED, AccessDeniedError, SchemaDamagedError
 from txstream.transaction import epoch_of
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
@@ -256,6 +256,8 @@ def _unreadable(database: DatabaseEvidence, error: TxstreamError) -> Finding:
     if isinstance(error, SchemaRevisionError):
         remedy = upgrade_remedy(database.url)
         return Finding("database-missing", ERROR, database.url, str(error), remedy)
+    if isinstance(error, AccessDeniedError):
+        return Finding("database-missing", ERROR, database.url, str(error), GRANT_REMEDY)
     if isinstance(error, SchemaDamagedError):
         return Finding(
             "framework-damaged", ERROR, database.url, str(error),

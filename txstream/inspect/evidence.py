@@ -20,12 +20,14 @@ from txstream.api.errors import (
 from txstream.metas import MetaCodec
 from txstream.state import BatchRecord, FenceRow, StateBackend
 from txstream.state.reading import StateReading, StoredTable
+from txstream.state.records import AccessDeniedError
 from txstream.transaction import Epoch
 
 if TYPE_CHECKING:
     from txstream.zookeeper import Identity, Progress, ProgressStore
 
 _READS = 5
+_UNREADABLE = (CorruptStateError, SchemaRevisionError, AccessDeniedError)
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ def gather(
 def _tried(read: Callable[[], Any], errors: list[TxstreamError]) -> Any:
     try:
         return read()
-    except (CorruptStateError, SchemaRevisionError) as error:
+    except _UNREADABLE as error:
         errors.append(error)
         return None
 
@@ -133,11 +135,11 @@ def _look(topology_id: str, database: StateBackend) -> DatabaseEvidence:
             last = reading.last
             for table in reading.tables():
                 tables.append(_table(reading, table))
-    except (StateTableError, UsageError):
-        pass  # nothing is there, which the fence's absence tells, or its store shows no tables
-    except (CorruptStateError, SchemaRevisionError) as error:
+    except _UNREADABLE as error:
         if not errors:  # the ledger's own trouble is known already
             errors.append(error)
+    except (StateTableError, UsageError):
+        pass  # nothing is there, which the fence's absence tells, or its store shows no tables
     return DatabaseEvidence(database.url_for_people, fence, rows, tuple(tables), last, tuple(errors))
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from txstream.api.errors import StateTableError, UsageError
 from txstream.state import BatchRecord, FenceRow, StateBackend
+from txstream.state.records import AccessDeniedError
 from txstream.zookeeper import Identity
 
 
@@ -54,6 +55,8 @@ def _tables(
             # A table that is gone or altered is for fsck to tell, and stops the next run.
             remembering = [one.name for one in tables if one.has_txid and reading.differences(one.name) == []]
             txids = {name: reading.newest_row(name)[0] for name in remembering}
+    except AccessDeniedError:
+        raise
     except StateTableError:
         return (), None
     except UsageError:

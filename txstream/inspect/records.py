@@ -66,14 +66,15 @@ class TopologyStatus:
 @dataclass(frozen=True, slots=True)
 class StateTable:
     """One state table. `key` and `value` are DDL; `rows` are counted as of txid `as_of`, the last one that
-    this database has committed. `notes` say what limits that."""
+    this database has committed; None for a table that is gone or not as declared. `notes` say what limits
+    that."""
 
     database: str
     table: str
     key: str
     value: str
     semantics: Semantics
-    rows: int
+    rows: int | None
     as_of: Txid
     notes: tuple[str, ...] = ()
 

@@ -18,6 +18,7 @@ from txstream.api.errors import (
     CorruptStateError,
     SchemaRevisionError,
     ServiceUnavailableError,
+    StateTableError,
     TxstreamError,
     UsageError,
 )
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 _HIDDEN = "***"  # where `without_password` has taken something out
 _OPTION = "give its URL with --state-database (or state_databases in txstream.toml)"
+GRANT_REMEDY = "grant its account the right to read txstream's tables and the state tables"
 # Reading a large table may take longer than a commit.
 _READING_SECONDS = 300.0
 
@@ -173,6 +175,8 @@ def _missing(url: str, error: TxstreamError) -> MissingDatabase:
         remedy = _OPTION
     elif isinstance(error, SchemaRevisionError):
         remedy = upgrade_remedy(shown)
+    elif isinstance(error, StateTableError):
+        remedy = GRANT_REMEDY
     elif isinstance(error, CorruptStateError):
         remedy = "restore what is damaged from a backup of one moment"
     elif isinstance(error, ServiceUnavailableError):

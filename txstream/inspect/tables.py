@@ -172,15 +172,21 @@ def _place_of_table(topology_id: str, table: str, databases: Databases, wanted: 
 
 
 def _described(database: StateBackend, reading: StateReading, table: StoredTable) -> StateTable:
+    differences = reading.differences(table.name)
+    notes = list(_notes(reading, table))
+    if differences is None:
+        notes = [f"table {table.name} is gone; `txstream fsck` says how that is mended"]
+    elif differences:
+        notes = [f"table {table.name} is not as declared: {'; '.join(differences)}"]
     return StateTable(
         database.url_for_people,
         table.name,
         format_schema(table.key),
         format_schema(table.value),
         table.semantics,
-        reading.count(table.name),
+        reading.count(table.name) if differences == [] else None,
         reading.as_of,
-        tuple(_notes(reading, table)),
+        tuple(notes),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from txstream.api.errors import CorruptStateError, ServiceUnavailableError
+from txstream.api.errors import CorruptStateError, ServiceUnavailableError, StateTableError
 from txstream.api.reducers import Reducer
 from txstream.api.state import SqlState
 from txstream.semantics import Semantics
@@ -29,6 +29,10 @@ class AnswerLostError(ServiceUnavailableError):
 
 class SchemaDamagedError(CorruptStateError):
     """A table or column that was there is there no more: somebody dropped or altered it."""
+
+
+class AccessDeniedError(StateTableError):
+    """The account may not do this in the database."""
 
 
 class FenceLockedError(ServiceUnavailableError):

@@ -10,11 +10,15 @@ from sqlalchemy.exc import DBAPIError
 from txstream.api.errors import (
     CorruptStateError,
     ServiceUnavailableError,
-    StateTableError,
     StateValueError,
     TxstreamError,
 )
-from txstream.state.records import AnswerLostError, FenceLockedError, SchemaDamagedError
+from txstream.state.records import (
+    AccessDeniedError,
+    AnswerLostError,
+    FenceLockedError,
+    SchemaDamagedError,
+)
 
 REMEDY = "set --database / TXSTREAM_DATABASE to a SQLAlchemy URL"
 
@@ -87,7 +91,7 @@ def to_error(failure: Failure, database: str, doing: str, *, at_commit: bool) ->
                 f"`txstream delete ID --drop-state`"
             )
         case Kind.DENIED:
-            return StateTableError(
+            return AccessDeniedError(
                 f"database {database} does not allow {doing}: {message}; grant its account the right to "
                 f"create, read and write tables"
             )
