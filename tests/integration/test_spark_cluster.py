@@ -1,7 +1,7 @@
 """A Spark standalone cluster whose workers do not have txstream: the framework is shipped with the run.
 
-While a topology runs on it, an executor is killed, a worker daemon with its executor, and at last everything:
-which is why this file comes after others that use the cluster.
+While a topology runs on it, an executor is killed, a worker daemon with its executor, the master alone, and
+at last everything: which is why this file comes after others that use the cluster.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ def topology(topic: str, table: str, semantics: str = "opaque", driver_commit_ro
     return builder.build()
 """
 BEFORE, AFTER = make_lines(20_000, seed=1), make_lines(8_000, seed=2)  # batches of up to 4,000 lines
+MORE, LAST = make_lines(8_000, seed=3), make_lines(2_000, seed=4)
 
 
 @dataclass
@@ -129,7 +130,7 @@ def test_exact_with_its_only_executor_killed(
     assert "install SQLAlchemy and the database's driver there" in ended.stderr
 
 
-def test_exact_with_a_worker_daemon_killed_and_everything_ends_with_the_cluster(
+def test_exact_with_a_worker_daemon_and_then_the_master_killed_and_everything_ends_with_the_cluster(
     cluster: SparkStandalone, start: Callable[..., Application]
 ) -> None:
     assert cluster.registered_workers() == 2
@@ -147,6 +148,14 @@ def test_exact_with_a_worker_daemon_killed_and_everything_ends_with_the_cluster(
     assert cluster.executor_pids() == kept
 
     cluster.start_worker(1)
+    wait_until(lambda: len(cluster.executor_pids()) == 2, "an executor on each worker", 60)
+    both = cluster.executor_pids()
+    application.feed(MORE)
+    cluster.kill_master()
+    assert cluster.registered_workers() is None
+    application.feed(LAST)
+    application.wait_for(BEFORE + AFTER + MORE + LAST)
+    assert cluster.executor_pids() == both
     executors = [psutil.Process(pid) for pid in cluster.executor_pids()]
     cluster.stop()
     wait_until(lambda: not any(process.is_running() for process in executors), "all executors have ended")

@@ -106,6 +106,11 @@ class SparkStandalone:
         """Stop workers, with their executors, and the master."""
         stop_all([*self._workers, self._master])
 
+    def kill_master(self) -> None:
+        """SIGKILL the master alone. Applications go on with the executors that they have and get no others;
+        `stop` and `start` make the cluster whole."""
+        self._master.kill()
+
     def kill_worker(self, number: int) -> None:
         """SIGKILL worker daemon `number` (1, 2, ...) and its executors, as a machine that goes down."""
         self._worker(number).kill()
