@@ -13,6 +13,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from sqlalchemy import Connection, Pool
 from sqlalchemy.exc import DBAPIError, TimeoutError as PoolTimeoutError
@@ -142,7 +143,8 @@ class Sessions:
         if isinstance(error, DBAPIError):
             return error
         # The driver's connection is no connection of SQLAlchemy's any more once it was invalidated.
-        lost = connection.invalidated or connection.dialect.is_disconnect(error, connection.connection, None)
+        dialect: Any = connection.dialect
+        lost = connection.invalidated or dialect.is_disconnect(error, connection.connection, None)
         if lost:
             connection.invalidate(error)
         found: DBAPIError = DBAPIError.instance(  # type: ignore[assignment]  # the driver's own error is no other
