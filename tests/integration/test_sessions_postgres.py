@@ -15,7 +15,7 @@ from support.states import Rig
 
 from txstream.api.errors import ServiceUnavailableError, StateValueError
 from txstream.state import AnswerLostError, open_sql_database
-from txstream.state.sql import sessions
+from txstream.state.sql import postgresql, sessions
 from txstream.transaction import attempt_id
 
 
@@ -59,6 +59,23 @@ class TestCut(StateFixtures):
         with pytest.raises(ServiceUnavailableError, match=r"the ledger.* terminating"):
             rig.database.last_batch("words")
         assert rig.last().txid == 1
+
+
+class TestStatements(StateFixtures):
+    def test_large_values_go_in_several(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The server takes no array of a gigabyte, and would say that its data is damaged."""
+        monkeypatch.setattr(postgresql, "_STATEMENT_BYTES", 1000)
+        deltas = {f"{number} {'x' * number}": number for number in range(100)}
+        statements: list[str] = []
+        sa.event.listen(
+            rig.database.sessions.engine,
+            "before_cursor_execute",
+            lambda conn, cursor, statement, *_: statements.append(statement),
+        )
+        rig.commit(1, deltas)
+        rig.commit(2, deltas)
+        assert rig.values() == {key: 2 * number for key, number in deltas.items()}
+        assert sum("unnest" in statement for statement in statements) >= 2 * 6
 
 
 class TestEncodings:

@@ -54,6 +54,7 @@ from txstream.state.sql.watchdog import Watchdog
 
 _DEFINITIONS_LOCK = 0x74787374  # "txst": an advisory lock's number is shared by the whole database
 _GRACE_SECONDS = 5.0
+_STATEMENT_BYTES = 64 * 2**20  # of values; escaped, they stay far below the server's limit of 1 GiB
 _BYTES = "C"  # the collation that compares bytes
 _PLACE = TXID_COLUMN  # what no key column can be called
 
@@ -322,10 +323,23 @@ class _UnnestUpsert(Upsert):
         self._has_txid = any("txid" in column.info for column in table.columns)
 
     def execute(self, connection: Connection, deltas: pa.Table, txid: int) -> int:
-        parameters = _array_parameters(deltas, self._names)
-        if self._has_txid:
-            parameters["txid"] = txid
-        return connection.exec_driver_sql(self._sql, parameters).rowcount
+        written = 0
+        for part in _parts(deltas):
+            parameters = _array_parameters(part, self._names)
+            if self._has_txid:
+                parameters["txid"] = txid
+            written += connection.exec_driver_sql(self._sql, parameters).rowcount
+        return written
+
+
+def _parts(deltas: pa.Table) -> Iterator[pa.Table]:
+    """Halves of halves until each is short enough for one statement, or has one row."""
+    if deltas.num_rows < 2 or deltas.nbytes <= _STATEMENT_BYTES:
+        yield deltas
+        return
+    half = deltas.num_rows // 2
+    yield from _parts(deltas.slice(0, half))
+    yield from _parts(deltas.slice(half))
 
 
 def _unnested(columns: Sequence[Column[Any]], name: str, with_ordinality: str | None = None) -> Any:
