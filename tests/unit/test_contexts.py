@@ -20,7 +20,7 @@ from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
 from txstream.bolts.sql import SqlStateBolt
 from txstream.engine import process
-from txstream.engine.process import close_worker_process, worker_process
+from txstream.engine.process import WorkerProcess, close_worker_process, worker_process
 from txstream.metas import BatchMetas
 from txstream.testing.inprocess import InProcessRunner
 
@@ -159,4 +159,29 @@ def test_a_worker_process_serves_one_run_and_closes_the_one_before() -> None:
     assert two is not one
     assert CALLS == [("open", "bolt", None), ("close", 0)]
     close_worker_process()
-    assert process._current is None
+    assert process._processes == {}
+
+
+def test_topologies_side_by_side_keep_what_they_have_opened_until_they_are_idle() -> None:
+    log = MemoryLog(LINES)
+    now = 0.0
+
+    def begin_task(topology_id: str) -> WorkerProcess:
+        plan = compiled(topology(Opening(), log).with_id(topology_id), f"run-of-{topology_id}")
+        found = worker_process(plan, clock=lambda: now)
+        spec = plan.bolt("bolt")
+        found.resource(spec, spec.create())
+        return found
+
+    one, other = begin_task("one"), begin_task("other")
+    for _ in range(3):
+        now += process.IDLE_SECONDS - 1
+        assert begin_task("one") is one
+        assert begin_task("other") is other
+    assert [what for what, *_ in CALLS] == ["open", "open"]
+    now += process.IDLE_SECONDS
+    assert begin_task("one") is one
+    assert [what for what, *_ in CALLS] == ["open", "open", "close"]
+    assert begin_task("other") is not other
+    close_worker_process()
+    assert [what for what, *_ in CALLS] == ["open", "open", "close", "open", "close", "close"]

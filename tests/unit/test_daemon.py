@@ -53,7 +53,7 @@ def spark_worker(sock, authenticated):
 
 daemon._spark_worker = spark_worker
 if "nothing-open" not in sys.argv:
-    process._current = Opened()
+    process._processes["t"] = Opened()
 if "hangs" in sys.argv:
     daemon.CLOSE_SECONDS = 1
 events = [event for event in sys.argv[1:] if event not in ("hangs", "nothing-open")]

@@ -148,8 +148,9 @@ class Bolt(ABC):  # noqa: B024 - abstract by having no execute of its own
         return None
 
     def close_worker(self, resource: Any) -> None:  # noqa: B027 - most bolts open nothing
-        """Called with what `prepare_worker` returned when the worker process drops it: when a later run
-        takes the process over, or when it ends in good order. A killed process calls nothing."""
+        """Called with what `prepare_worker` returned when the worker process drops it: when it gets a task
+        of a later run of the topology, when it works for other topologies and had no task of this one for a
+        minute, or when it ends in good order. A killed process calls nothing."""
 
 
 class BasicBolt(Bolt):

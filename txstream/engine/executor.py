@@ -1,4 +1,5 @@
-"""What a Spark task finds on its executor: the plan, unpickled once per process, and its job's work order."""
+"""What a Spark task finds on its executor: its run's plan, unpickled once per process, and its job's work
+order."""
 
 from __future__ import annotations
 
@@ -14,15 +15,20 @@ if TYPE_CHECKING:
 
 WORK_PROPERTY = "txstream.work"
 
-_plan: ExecutionPlan | None = None
+# By run, the one that was used last at the end. More topologies than that take turns in unpickling.
+_plans: dict[str, ExecutionPlan] = {}
+_MOST_PLANS = 8
 
 
 def shipped_plan(shipped: Broadcast[bytes], run_id: str) -> ExecutionPlan:
     """The plan of a run."""
-    global _plan
-    if _plan is None or _plan.run_id != run_id:
-        _plan = cloudpickle.loads(shipped.value)
-    return _plan
+    plan = _plans.pop(run_id, None)
+    if plan is None:
+        plan = cloudpickle.loads(shipped.value)
+    _plans[run_id] = plan
+    if len(_plans) > _MOST_PLANS:
+        del _plans[next(iter(_plans))]
+    return plan
 
 
 def current_order() -> WorkOrder:

@@ -1,8 +1,11 @@
 """What a worker process keeps between batches: the plan's emitter, what bolts have opened, open stores,
 and rows of states.
 
-Invariant: one run at a time. When a process gets the plan of another run, what the run before had opened is
-closed first.
+Topologies that run side by side in one Spark session share its worker processes; each keeps its own here.
+
+Invariant: one run of a topology at a time. When a process gets the plan of another run of it, what the run
+before had opened is closed first. What other topologies have opened is closed when they have had no task here
+for a minute: nobody tells a worker process that a run has ended.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from txstream.api.bolts import Bolt, WorkerContext
@@ -23,6 +28,9 @@ if TYPE_CHECKING:
     from txstream.engine.map_state import TaskMapState
 
 log = logging.getLogger(__name__)
+
+# As long as Spark lets a worker process be idle.
+IDLE_SECONDS = 60.0
 
 
 class WorkerProcess:
@@ -39,6 +47,7 @@ class WorkerProcess:
         # By component, name of the state, and task.
         self.state_caches: dict[tuple[str, str, int], StateCache] = {}
         self.open_states: list[TaskMapState] = []
+        self.used_at = 0.0
 
     def spout(self) -> tuple[PartitionEmitter[Any], MetaCodec[Any]]:
         """The emitter, opened when first needed, and the codec of its metas."""
@@ -81,21 +90,29 @@ class WorkerProcess:
         self.stores.close()
 
 
-_current: WorkerProcess | None = None
+# By topology.
+_processes: dict[str, WorkerProcess] = {}
 
 
-def worker_process(plan: ExecutionPlan) -> WorkerProcess:
-    """This process's `WorkerProcess` for the run of `plan`."""
-    global _current
-    if _current is None or _current.plan.run_id != plan.run_id:
-        close_worker_process()
-        _current = WorkerProcess(plan)
-    return _current
+def worker_process(plan: ExecutionPlan, *, clock: Callable[[], float] = time.monotonic) -> WorkerProcess:
+    """This process's `WorkerProcess` for the run of `plan`, for a Spark task that begins now."""
+    now = clock()
+    for topology_id, process in list(_processes.items()):
+        is_over = process.plan.run_id != plan.run_id
+        if topology_id != plan.topology_id:
+            is_over = now - process.used_at >= IDLE_SECONDS
+        if is_over:
+            del _processes[topology_id]
+            process.close()
+    if plan.topology_id not in _processes:
+        _processes[plan.topology_id] = WorkerProcess(plan)
+    process = _processes[plan.topology_id]
+    process.used_at = now
+    return process
 
 
 def close_worker_process() -> None:
     """Close what is open, when the process ends in good order."""
-    global _current
-    if _current is not None:
-        _current.close()
-    _current = None
+    while _processes:
+        _, process = _processes.popitem()
+        process.close()
