@@ -23,7 +23,8 @@ from txstream.api.errors import (
 )
 from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, SourceSpout, TransactionalSpout
 from txstream.engine.points import Point
-from txstream.inspect.rebuilding import recover_in
+from txstream.inspect.holdings import Own, own_of
+from txstream.inspect.rebuilding import identity_from, recover_in
 from txstream.inspect.records import Severity
 from txstream.inspect.stores import with_states_of
 from txstream.settings import Settings
@@ -70,6 +71,21 @@ def test_a_pruned_ledger_is_enough(make_site: Any, spout: Any) -> None:
     recovery = site.recover()
     assert (recovery.current_txid, recovery.again) == (3, True)
     site.finish()
+
+
+def test_what_a_joining_that_was_given_up_has_left_does_not_take_a_state_away(make_site: Any) -> None:
+    """The other database was made by it, and knows the topology as it was before."""
+    site = make_site(OpaqueSpout, 2)
+    site.test.commit(2)
+    site.test.crash()
+    left = site.databases[1].read_fence("words")
+    before = {**left.identity["identity"], "tables": ["words_0"]}
+    own = [
+        *own_of("words", site.databases[:1]),
+        Own(site.databases[1], replace(left, identity={"identity": before}), None, None, ("words_1",)),
+    ]
+    site.lose_zookeeper()
+    assert identity_from("words", own, site.store, None).tables == ("words_0", "words_1")
 
 
 # --- what it mends ---------------------------------------------------------------------------------

@@ -180,11 +180,9 @@ def identity_from(
             f"ZooKeeper holds another topology of this id, which is not overwritten; point at the right one "
             f"of the two, or run `txstream delete {topology_id} --uuid {stored.uuid}` if it is not wanted"
         )
-    kept = [found for one in own if (found := one.kept) is not None and found.uuid == uuid]
-    # They differ in the tables only. Of the databases' the one with the fewest: a driver died while a state
-    # joined, nothing is committed to that yet, and the next run lets it join again. But rather that than an
-    # older copy's, which does not know a state that has joined since.
-    known = [min(kept, key=_tables_of)] if kept else []
+    known = [found for one in own if (found := one.kept) is not None and found.uuid == uuid]
+    # They differ in the tables only. A state is named beside a fence once it has joined, and never leaves
+    # again; who names fewer is an older copy, or what a joining that was given up has left.
     if stored is not None:
         known.append(stored)
     if known:

@@ -83,7 +83,8 @@ class StateBackend(ABC):
 
         On the first run what is missing is created; later, what is missing was lost, and is refused. The
         fence is created for every semantics: it also registers the topology here. `identity` is what
-        `txstream recover` rebuilds ZooKeeper from; it is kept beside the fence. Raises
+        `txstream recover` rebuilds ZooKeeper from; it is kept beside the fence. Once the fence was raised, it
+        may be left to `keep_identity` to replace it. Raises
         ProgressMismatchError, IdentityMismatchError, StateTableError or CorruptStateError.
         """
 

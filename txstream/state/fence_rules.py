@@ -22,6 +22,12 @@ def own_fence(found: FenceRow | None, database: str, topology: str, uuid: str) -
     return found
 
 
+def joining_keeps(found: FenceRow) -> bool:
+    """May the identity of a driver that joins take the place of the one beside this fence? Not once a leader
+    has kept one: the driver may be one of before, and leaders demand the fence (`keep_identity`)."""
+    return found.attempt == 0 or found.identity is None
+
+
 def must_rise(found: FenceRow, topology: str, attempt: AttemptId, *, may_be_equal: bool) -> bool:
     """May this attempt go through, and does the fence have to be raised for it?
 

@@ -230,25 +230,25 @@ def other_declaration_is_refused(trial: StateTrial) -> None:
 
 @promise(
     "identity-is-kept",
-    "What `join` was given as `identity` stands in the fence until another one is given; joining without "
-    "one, raising and committing keep it.",
+    "What `join` was given as `identity` stands in the fence until `keep_identity` gives another one; "
+    "joining without one, raising and committing keep it.",
     "it is a JSON object of any depth; store it beside the fence",
 )
 def identity_is_kept(trial: StateTrial) -> None:
     life = trial.life()
     trial.require("the identity that nobody gave", None, life.fence().identity)
-    identities: tuple[dict[str, Any], ...] = (
-        {"identity": {"uuid": "ü", "tables": ["t"], "n": 1}, "databases": ["a", "b"]},
-        {"identity": {}, "databases": []},
-    )
-    for identity in identities:
-        life.join(identity=identity)
+    first = {"identity": {"uuid": "ü", "tables": ["t"], "n": 1}, "databases": ["a", "b"]}
+    second: dict[str, Any] = {"identity": {}, "databases": []}
+    life.join(identity=first)
+    for identity in (first, second):
         trial.require("the identity that was given", identity, life.fence().identity)
         life.join(first_run=False)
         life.commit(life.epoch, {"a": 1})
-        life.raise_fence(life.epoch + 1)
+        leader = life.raise_fence(life.epoch + 1)
         life.epoch += 1
         trial.require("the identity afterwards", identity, life.fence().identity)
+        keep = partial(life.store.keep_identity, life.topology, life.uuid, leader, second)
+        trial.ask("an identity is kept", keep, semantics=life.semantics)
 
 
 # --- leaving -----------------------------------------------------------------------------------------------

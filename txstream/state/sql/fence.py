@@ -138,7 +138,7 @@ def join(
     if found is not None:
         if found.uuid != uuid:
             raise rules.other_life(found, uuid, database)
-        if identity is not None and found.identity != identity:
+        if identity is not None and found.identity != identity and rules.joining_keeps(found):
             connection.execute(update(fence).where(fence.c.topology == topology).values(identity=kept))
         return
     if not first_run:

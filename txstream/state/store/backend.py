@@ -129,7 +129,7 @@ class StoreBackend(StateBackend):
                 raise fence_rules.unknown_here(topology, self.url_for_people)
             row = FenceRow(topology, uuid, AttemptId(0)) if fence is None else layout.read_fence(fence)
             fence_rules.own_fence(row, self.url_for_people, topology, uuid)
-            if fence is None or (kept is not None and kept != row.identity):
+            if fence is None or (kept is not None and fence_rules.joining_keeps(row)):
                 kept = row.identity if kept is None else kept
                 layout.put_fence(here, FenceRow(topology, uuid, row.attempt, kept))
             for spec in tables:
