@@ -224,7 +224,7 @@ def test_executors_frozen_and_killed_while_a_batch_is_worked_on_between_its_phas
             assert len(read) >= 2 * len(ranges_planned), "not all was read again"
     # The driver has stopped its executors in good order: what was open in them is closed.
     assert results["open at the end"]
-    assert wait_until(lambda: results["open at the end"] <= closed(tmp_path), 20)
+    assert wait_until(lambda: results["open at the end"] <= closed(tmp_path), 60)
 
 
 def closed(folder: Path) -> set[str]:

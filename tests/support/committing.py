@@ -131,7 +131,7 @@ class Custody:
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
         """For the calls of bolts, which run beside the loop."""
         with self.changed:
-            assert self.changed.wait_for(condition, 20), f"not within 20 s: {what}"
+            assert self.changed.wait_for(condition, 60), f"not within a minute: {what}"
 
     def runner(self, plan: ExecutionPlan, *, width: int | None = None) -> InProcessRunner:
         """A runner that tells this of what it does."""

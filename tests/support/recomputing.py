@@ -107,7 +107,7 @@ def executor_of(worker: str) -> psutil.Process:
 def kill(workers: Iterable[str]) -> None:
     for executor in {executor_of(worker) for worker in workers}:
         executor.send_signal(signal.SIGKILL)
-        executor.wait(30)
+        executor.wait(60)
 
 
 def both_phases(

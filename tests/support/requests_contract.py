@@ -44,7 +44,7 @@ class Told:
             self.times += 1
             self._changed.notify_all()
 
-    def wait(self, times: int, seconds: float = 20) -> bool:
+    def wait(self, times: int, seconds: float = 60) -> bool:
         with self._changed:
             return self._changed.wait_for(lambda: self.times >= times, seconds)
 
@@ -150,7 +150,7 @@ class RequestsContract:
             answer = pool.submit(operator.wait_scale_answer, request_id, 30)
             operator_asks_more = backend.operator().ask_scale({"split": 2})
             answer_all(store)
-            found = answer.result(20)
+            found = answer.result(60)
             assert found is not None
             assert found.request_id == request_id != operator_asks_more
 

@@ -31,7 +31,7 @@ from txstream.testing import InProcessRunner
 from txstream.transaction import AttemptSequence, Epoch, TransactionAttempt, Txid
 from txstream.zookeeper import FORMAT, Identity, MemoryProgress, MemoryTree
 
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 60.0
 UUID = "6fb0f6b4-0c26-4ac1-a9a4-7f8a7a1e4f11"
 
 

@@ -93,7 +93,7 @@ def test_a_worker_that_ends_closes_what_is_open(
     tmp_path: Path, events: Sequence[str], reuse: bool, lines: Sequence[str]
 ) -> None:
     with worker(tmp_path, *events, reuse=reuse) as process:
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=60)
     assert out.splitlines() == lines
     assert err == ""
     assert process.returncode == 0
@@ -101,7 +101,7 @@ def test_a_worker_that_ends_closes_what_is_open(
 
 def test_an_error_of_spark_closes_too_and_is_raised(tmp_path: Path) -> None:
     with worker(tmp_path, "error") as process:
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=60)
     assert out.splitlines() == ["closed"]
     assert "OSError: the socket is gone" in err
 
@@ -112,7 +112,7 @@ def hung_up(tmp_path: Path, *events: str) -> tuple[list[str], int]:
         assert process.stdout is not None
         assert process.stdout.readline().strip() in ("idle", "busy")
         process.send_signal(signal.SIGHUP)
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=60)
     return out.splitlines(), process.returncode
 
 

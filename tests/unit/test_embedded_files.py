@@ -132,7 +132,7 @@ def test_a_server_that_ends_while_starting_is_told_with_its_last_words(tmp_path:
 def test_a_server_that_never_answers_is_told_at_the_deadline(tmp_path: Path) -> None:
     with ServerProcess("Test server", tmp_path / "test.log") as server:
         server.start(["/bin/sh", "-c", "echo waiting for nothing; exec sleep 100"])
-        assert wait_until(lambda: "waiting" in server.log_since_start(), 10)
+        assert wait_until(lambda: "waiting" in server.log_since_start(), 60)
         with pytest.raises(ServiceUnavailableError, match=r"did not answer.*waiting for nothing"):
             server.wait_ready(lambda: False, deadline=0.0)
         assert server.alive()
@@ -142,7 +142,7 @@ def test_a_server_that_never_answers_is_told_at_the_deadline(tmp_path: Path) -> 
 def test_a_server_that_ignores_sigterm_is_killed_after_the_grace_time(tmp_path: Path) -> None:
     server = ServerProcess("Test server", tmp_path / "test.log", grace_seconds=0.2)
     server.start(["/bin/sh", "-c", "trap '' TERM; echo deaf; while :; do sleep 0.1; done"])
-    assert wait_until(lambda: "deaf" in server.log_since_start(), 10)
+    assert wait_until(lambda: "deaf" in server.log_since_start(), 60)
     assert server.stop()
     assert not server.alive()
     assert not server.stop()
@@ -166,7 +166,7 @@ def test_a_big_log_is_put_aside_at_the_next_start(tmp_path: Path) -> None:
         file.truncate(11 * 1024 * 1024)
     with ServerProcess("Test server", log) as server:
         server.start(["/bin/sh", "-c", "echo fresh"])
-        assert wait_until(lambda: server.log_since_start() == "fresh\n", 10)
+        assert wait_until(lambda: server.log_since_start() == "fresh\n", 60)
     assert (tmp_path / "test.log.1").stat().st_size == 11 * 1024 * 1024
 
 

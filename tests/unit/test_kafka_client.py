@@ -57,7 +57,7 @@ def test_connecting_has_a_deadline(kind: str, request: pytest.FixtureRequest) ->
     began = time.monotonic()
     with pytest.raises(ServiceUnavailableError, match=f"no Kafka broker answered at {address} within 0.5 s"):
         source.coordinator(SpoutContext("counts", "lines", {}, connect_timeout_seconds=0.5))
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 8, "ten seconds are the default"
 
 
 def test_on_an_executor_it_is_an_outage(refusing: str) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import kafka.errors as kafka_errors
 import pytest
 
+from txstream.spouts import kafka_watch
 from txstream.spouts.kafka_protocol import Leader, TopicInfo
 from txstream.spouts.kafka_selection import TopicSelection
 from txstream.spouts.kafka_watch import CONFIRM_SECONDS, ClusterView, ClusterWatch
@@ -57,18 +59,24 @@ def client() -> FakeClient:
     return FakeClient()
 
 
-@pytest.fixture
-def watch(client: FakeClient) -> Iterator[ClusterWatch]:
+@contextmanager
+def watching(client: FakeClient) -> Iterator[ClusterWatch]:
     make: Any = lambda: client  # noqa: E731
     running = ClusterWatch(make, TopicSelection(("lines",)), 0.1)
     running.start({"lines": topic("first")})
     yield running
     running.close()
-    assert client.closed.wait(5)
+    assert client.closed.wait(60)
+
+
+@pytest.fixture
+def watch(client: FakeClient) -> Iterator[ClusterWatch]:
+    with watching(client) as running:
+        yield running
 
 
 def until(watch: ClusterWatch, condition: Callable[[ClusterView], bool]) -> ClusterView:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     view = watch.view()
     while not condition(view):
         assert time.monotonic() < deadline, f"still {view}"
@@ -76,20 +84,21 @@ def until(watch: ClusterWatch, condition: Callable[[ClusterView], bool]) -> Clus
     return view
 
 
-def test_what_is_new_is_believed_the_second_time(watch: ClusterWatch, client: FakeClient) -> None:
-    assert not watch.view().topics["lines"].confirmed
-    first = until(watch, lambda view: view.topics["lines"].confirmed)
-    assert first.topics["lines"].info == topic("first")
-    client.found["lines"] = topic("second")
+def test_what_is_new_is_believed_the_second_time(client: FakeClient) -> None:
     began = time.monotonic()
-    view = until(watch, lambda view: view.topics["lines"].info == topic("second"))
-    assert not view.topics["lines"].confirmed
-    until(watch, lambda view: view.topics["lines"].confirmed)
-    assert time.monotonic() - began >= CONFIRM_SECONDS
-    del client.found["lines"]
-    view = until(watch, lambda view: view.topics["lines"].info is None)
-    assert not view.topics["lines"].confirmed
-    until(watch, lambda view: view.topics["lines"].confirmed)
+    with watching(client) as watch:
+        first = until(watch, lambda view: view.topics["lines"].confirmed)
+        assert first.topics["lines"].info == topic("first")
+        assert time.monotonic() - began >= CONFIRM_SECONDS
+        for change, expected in (
+            (lambda: client.found.update(lines=topic("second")), topic("second")),
+            (lambda: client.found.pop("lines"), None),
+        ):
+            began = time.monotonic()
+            change()
+            until(watch, lambda view, info=expected: view.topics["lines"].info == info)  # type: ignore[misc]
+            until(watch, lambda view: view.topics["lines"].confirmed)
+            assert time.monotonic() - began >= CONFIRM_SECONDS
 
 
 def test_new_partitions_are_found_and_do_not_unsettle_the_topic(
@@ -125,7 +134,8 @@ def test_looks_are_not_made_as_often_as_they_are_asked_for(watch: ClusterWatch, 
     before, began = client.looks, time.monotonic()
     while time.monotonic() - began < 0.3:
         watch.look_again()
-    assert client.looks - before <= 8
+    seconds = time.monotonic() - began  # more than that when the machine is busy
+    assert client.looks - before <= seconds / kafka_watch._BETWEEN_LOOKS_SECONDS + 2
 
 
 # --- topics by a pattern ---------------------------------------------------------------------------------
@@ -140,7 +150,7 @@ def pattern_watch(client: FakeClient) -> Iterator[ClusterWatch]:
     running.start({})
     yield running
     running.close()
-    assert client.closed.wait(5)
+    assert client.closed.wait(60)
 
 
 def test_nothing_that_matches_is_said_once(

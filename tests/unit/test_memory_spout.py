@@ -338,7 +338,7 @@ def test_a_child_process_reads_what_is_appended_while_it_runs(spout: MemorySpout
         assert ask("new", 0, 1) == ["n"]
         questions.write(b'["new", 0, 3]\n')
         questions.flush()
-        assert child.wait(30) == -signal.SIGKILL
+        assert child.wait(60) == -signal.SIGKILL
         assert rows(spout, "new", 0, 3) == ["n", "m"], "the crash was counted"
     finally:
         child.kill()
