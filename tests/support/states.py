@@ -60,8 +60,10 @@ class Rig:
         self.sequence += 1
         return attempt(txid, self.sequence, self.epoch)
 
-    def table_of(self, deltas: Mapping[Any, Any]) -> pa.Table:
-        """{"a": 1} for one key and one value; tuples for several."""
+    def table_of(self, deltas: Mapping[Any, Any] | pa.Table) -> pa.Table:
+        """{"a": 1} for one key and one value; tuples for several; a table as it is."""
+        if isinstance(deltas, pa.Table):
+            return deltas
         state = self.spec.state
         schema = pa.schema([*state.key_schema, *state.value_schema])
         rows = [
@@ -103,8 +105,7 @@ class Rig:
         """The commit of an attempt with these deltas."""
         tables: dict[str, pa.Table] = {}
         if deltas is not None:
-            table = deltas if isinstance(deltas, pa.Table) else self.table_of(deltas)
-            tables[self.spec.state.table] = table
+            tables[self.spec.state.table] = self.table_of(deltas)
         return Commit(
             attempt=under,
             metas=metas or {"partitions": {"lines/0": {"start": under.txid, "end": under.txid + 1}}},
@@ -123,7 +124,7 @@ class Rig:
         )
         return under
 
-    def write(self, under: TransactionAttempt, deltas: Mapping[Any, Any]) -> int:
+    def write(self, under: TransactionAttempt, deltas: Mapping[Any, Any] | pa.Table) -> int:
         """One task's share of it."""
         writes = [(self.spec, self.table_of(deltas))]
         written: int = self.database.write(

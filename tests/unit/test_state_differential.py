@@ -1,0 +1,38 @@
+"""Any table, any tuples, any history: in memory and in SQLite there is what a fold in Python gives."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+from support.differential import play
+
+from txstream.state import StateBackend, open_database
+from txstream.state.store.memory import forget
+
+names = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, StateBackend]]:
+    urls = [
+        "memory://differential",
+        f"sqlite:///{tmp_path_factory.mktemp('differential') / Path('state.db')}",
+    ]
+    stores = {url: open_database(url) for url in urls}
+    for store in stores.values():
+        store.ensure_framework_tables()
+    yield stores
+    for store in stores.values():
+        store.close()
+    forget("differential")
+
+
+@given(random=st.randoms(use_true_random=False))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+def test_stores_agree_with_a_fold_in_python(stores: Mapping[str, StateBackend], random: Random) -> None:
+    play(random, f"table {next(names)}", stores)
