@@ -35,7 +35,7 @@ COUNTING = [
 class TopicHarness(SpoutHarness):
     """A topic of its own with two partitions."""
 
-    settle_seconds = 20.0
+    settle_seconds = 60.0
 
     def __init__(self, topics: Topics, topic: str) -> None:
         self.topics = topics
