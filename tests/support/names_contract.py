@@ -37,6 +37,9 @@ RESERVED = [
     word_table(key=f"`{'ö' * 40}` string"),  # 80 bytes
     word_table("ö" * 40),
     word_table("t" * 64),
+    word_table("日" * 64),  # the name of its file has five bytes for each
+    word_table("日" * 51),
+    word_table("日" * 50),
     word_table("ö" * 31, index_txid=True),  # its index's name is cut
     word_table(key="` k` string", value="`n ` bigint"),
     word_table("blank "),

@@ -67,6 +67,7 @@ _ALL_ROWS = 2**64 - 1
 # Its name belongs to the whole server and has 64 characters at most. SHA1 went with MySQL 9.6.
 _LOCK = "CONCAT('txstream ', LEFT(SHA2(DATABASE(), 256), 40))"
 _LONGEST_IDENTIFIER = 64
+_LONGEST_FILE_NAME = 251  # with its ending 255
 _LARGEST_FLOAT = 3.4028234663852886e38
 # Text that needs no escaping, and means the same in every character set.
 _PLAIN = re.compile(r"[\w .,:;/+-]*", re.ASCII)
@@ -251,6 +252,13 @@ class MySQLDialect(StateDialect):
             raise StateTableError(
                 f"state table {table!r}: {self.label} takes no {what} {name!r}, whose name ends with a blank "
                 f"or has a character beyond U+FFFF in it; choose another name"
+            )
+        # A table is a file, and in its name most letters beyond ASCII are written as @0123.
+        plain = sum(character.isascii() and (character.isalnum() or character in "_$") for character in name)
+        if what == "table" and plain + 5 * (len(name) - plain) > _LONGEST_FILE_NAME:
+            raise StateTableError(
+                f"state table {table!r}: {self.label} keeps it in a file, whose name may be longer than "
+                f"{_LONGEST_FILE_NAME} bytes; choose a shorter name"
             )
 
     def insert(self, table: Table) -> Any:
