@@ -85,3 +85,16 @@ def test_a_table_that_fits_when_text_is_folded_stays_a_table(printed: Any) -> No
     )
     assert "─" in text
     assert any(line.split()[:2] == ["1", "committed"] for line in text.splitlines())
+
+
+def test_what_needs_no_folding_is_printed_line_by_line(printed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ledger may have a hundred thousand rows: rich would take minutes for them."""
+    monkeypatch.setattr("rich.table.Table", None)
+    rows: list[list[object]] = [[number, "committed", "lines/0 0-250"] for number in range(1000)]
+    for width in (None, 80):
+        assert len(printed([">txid", "status", "ranges"], rows, width).splitlines()) == 1000 + 4
+
+
+def test_wide_characters_keep_the_columns_straight(printed: Any) -> None:
+    lines = printed(["word", ">n"], [["\u4e2d\u6587", 1], ["abcd", 22]]).splitlines()
+    assert lines[3:5] == [" \u4e2d\u6587    1", " abcd   22"]

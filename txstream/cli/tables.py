@@ -7,15 +7,15 @@ for is printed as a line for each value.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_UNBOUNDED_WIDTH = 100_000
 _FOLDED_TO = 16  # text is not folded to less than this
-_BETWEEN = 3  # blanks between two columns
+_BETWEEN = "   "
 
 
 def shown(value: object) -> str:
@@ -53,17 +53,44 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title:
     names = [column.lstrip(">") for column in columns]
     numbers = [column.startswith(">") for column in columns]
     widths = [max(map(cell_len, column)) for column in zip(names, *cells, strict=True)]
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _UNBOUNDED_WIDTH
     least = [w if number else min(w, _FOLDED_TO) for w, number in zip(widths, numbers, strict=True)]
-    if 2 + sum(least) + _BETWEEN * (len(least) - 1) <= console.width:
-        _print_columns(console, names, numbers, least, cells, title)
+    console = Console(highlight=False)
+    if not console.is_terminal or _needs(widths) <= console.width:
+        _print_columns(names, numbers, widths, cells, title)
+    elif _needs(least) <= console.width:
+        _print_folded(console, names, numbers, least, cells, title)
     else:
-        _print_lines(console, names, cells, title)
+        _print_lines(names, cells, title)
+
+
+def _needs(widths: Sequence[int]) -> int:
+    return 2 + sum(widths) + len(_BETWEEN) * (len(widths) - 1)
 
 
 def _print_columns(
+    names: Sequence[str],
+    numbers: Sequence[bool],
+    widths: Sequence[int],
+    cells: Sequence[Sequence[str]],
+    title: str,
+) -> None:
+    """Line by line: a ledger may have a hundred thousand rows."""
+    from rich.cells import cell_len
+
+    def line(row: Sequence[str]) -> str:
+        padded = [
+            " " * (width - cell_len(cell)) + cell if number else cell + " " * (width - cell_len(cell))
+            for cell, number, width in zip(row, numbers, widths, strict=True)
+        ]
+        return f" {_BETWEEN.join(padded)}".rstrip()
+
+    rule = f" {'─' * (_needs(widths) - 2)}"
+    lines = [*([title] if title else []), "", line(names), rule, *map(line, cells), ""]
+    sys.stdout.writelines(f"{one}\n" for one in lines)
+    sys.stdout.flush()
+
+
+def _print_folded(
     console: Console,
     names: Sequence[str],
     numbers: Sequence[bool],
@@ -71,8 +98,8 @@ def _print_columns(
     cells: Sequence[Sequence[str]],
     title: str,
 ) -> None:
+    """In a terminal that has room for it when longer text is folded."""
     from rich import box
-    from rich.measure import Measurement
     from rich.table import Table
     from rich.text import Text
 
@@ -83,19 +110,16 @@ def _print_columns(
         )
     for row in cells:
         table.add_row(*map(Text, row))
-    if not console.is_terminal:
-        console.width = max(80, Measurement.get(console, console.options, table).maximum)
     console.print(table)
 
 
-def _print_lines(console: Console, names: Sequence[str], cells: Sequence[Sequence[str]], title: str) -> None:
-    from rich.text import Text
-
+def _print_lines(names: Sequence[str], cells: Sequence[Sequence[str]], title: str) -> None:
     if title:
-        console.print(Text(title), soft_wrap=True)
+        sys.stdout.write(f"{title}\n")
     widest = max(map(len, names))
     for number, row in enumerate(cells):
         if number:
-            console.print()
+            sys.stdout.write("\n")
         for name, cell in zip(names, row, strict=True):
-            console.print(Text(f"{name:<{widest}}  {cell}"), soft_wrap=True)
+            sys.stdout.write(f"{name:<{widest}}  {cell}\n")
+    sys.stdout.flush()
