@@ -16,6 +16,7 @@ from support.texts import fill_topic, make_lines
 import txstream
 from txstream.embedded import Services
 from txstream.embedded.process import wait_until
+from txstream.engine import operators
 from txstream.engine.session import RECIPE
 from txstream.examples import global_count, word_count
 from txstream.testing import InProcessRunner
@@ -154,6 +155,8 @@ def test_round_trips_to_zookeeper_do_not_grow_with_partitions(
     most: int,
     partitions: int,
 ) -> None:
+    # Where tasks ran is stored by the clock, not by the batch.
+    monkeypatch.setattr(operators, "_ASSIGNMENT_SECONDS", 3600.0)
     fill_topic(services.kafka, unique, make_lines(640), partitions=partitions)
     sessions: list[ZooKeeper] = []
     started = ZooKeeper.start
