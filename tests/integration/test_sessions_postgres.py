@@ -15,7 +15,7 @@ from support.states import Rig
 
 from txstream.api.errors import ServiceUnavailableError, StateValueError
 from txstream.state import AnswerLostError, open_sql_database
-from txstream.state.sql import postgresql, sessions
+from txstream.state.sql import postgresql_statements, sessions
 from txstream.transaction import attempt_id
 
 
@@ -64,7 +64,7 @@ class TestCut(StateFixtures):
 class TestStatements(StateFixtures):
     def test_large_values_go_in_several(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
         """The server takes no array of a gigabyte, and would say that its data is damaged."""
-        monkeypatch.setattr(postgresql, "_STATEMENT_BYTES", 1000)
+        monkeypatch.setattr(postgresql_statements, "_STATEMENT_BYTES", 1000)
         deltas = {f"{number} {'x' * number}": number for number in range(100)}
         statements: list[str] = []
         sa.event.listen(

@@ -7,14 +7,15 @@ import sqlalchemy as sa
 from support.states import word_table
 
 from txstream.api.reducers import Last, Max, Min, Reducer
-from txstream.state.sql.postgresql import PostgreSQLDialect, _UnnestUpsert
+from txstream.state.sql.postgresql import PostgreSQLDialect
+from txstream.state.sql.postgresql_statements import UnnestUpsert
 from txstream.state.sql.writer import TableWriter
 
 
 def statement(value: str, reducer: Reducer) -> str:
     dialect = PostgreSQLDialect(sa.make_url("postgresql://host/db"), 1.0, 1.0)
     upsert = TableWriter(word_table(value=value, reducers={"n": reducer}), dialect)._upsert
-    assert isinstance(upsert, _UnnestUpsert)
+    assert isinstance(upsert, UnnestUpsert)
     return " ".join(upsert._sql.split())
 
 

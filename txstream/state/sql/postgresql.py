@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -31,14 +31,10 @@ from sqlalchemy import (
     SmallInteger,
     Table,
     Text,
-    and_,
-    bindparam,
-    cast,
     create_engine,
     event,
     func,
     literal_column,
-    null,
     select,
     types,
 )
@@ -46,17 +42,13 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 
 from txstream.api.reducers import Reducer
-from txstream.api.state import TXID_COLUMN
-from txstream.state.sql.dialect import INTEGER_RANGES, Found, Lookup, StateDialect, Touch, Upsert
+from txstream.state.sql.dialect import INTEGER_RANGES, Lookup, StateDialect, Touch, Upsert
 from txstream.state.sql.failures import Failure, Kind, driver_error, one_line
-from txstream.state.sql.postgresql_arrays import array_literal
+from txstream.state.sql.postgresql_statements import BYTE_ORDER, UnnestLookup, UnnestUpsert, plain_type
 from txstream.state.sql.watchdog import Watchdog
 
 _DEFINITIONS_LOCK = 0x74787374  # "txst": an advisory lock's number is shared by the whole database
 _GRACE_SECONDS = 5.0
-_STATEMENT_BYTES = 64 * 2**20  # of values; escaped, they stay far below the server's limit of 1 GiB
-_BYTES = "C"  # the collation that compares bytes
-_PLACE = TXID_COLUMN  # what no key column can be called
 
 _SIMPLE: dict[pa.DataType, Callable[[], types.TypeEngine[Any]]] = {
     pa.string(): Text,
@@ -218,14 +210,14 @@ class PostgreSQLDialect(StateDialect):
         # An index in the order of the bytes, in which keys are written: a third faster than in that of a
         # language, and no library of the system's can change it under the index.
         return {
-            name: Text(collation=_BYTES) if isinstance(found, Text) else found
+            name: Text(collation=BYTE_ORDER) if isinstance(found, Text) else found
             for name, found in super().key_types(keys, table).items()
         }
 
     def shown_type(self, connection: Connection, column_type: Any) -> str:
         # With that order or without: a table of an earlier txstream has its database's. Which texts are
         # equal is the same in both, as it is in no order of another name.
-        return super().shown_type(connection, _plain(column_type))
+        return super().shown_type(connection, plain_type(column_type))
 
     def value_check(self, column: Column[Any], data_type: pa.DataType) -> ColumnElement[bool] | None:
         if data_type != pa.int8():  # the only integer whose range PostgreSQL does not watch itself
@@ -244,7 +236,7 @@ class PostgreSQLDialect(StateDialect):
 
     def ordering(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         # That of the values, whatever the order that the database was created with.
-        return column.collate(_BYTES) if isinstance(column.type, Text) else column
+        return column.collate(BYTE_ORDER) if isinstance(column.type, Text) else column
 
     def literal(self, column: pa.ChunkedArray, column_type: types.TypeEngine[Any]) -> ColumnElement[Any]:
         value = self.to_driver(column)[0]
@@ -261,110 +253,10 @@ class PostgreSQLDialect(StateDialect):
         return super().merged(reducer, stored, delta)
 
     def upsert(self, table: Table, update: Callable[[Any], tuple[dict[str, Any], Any]]) -> Upsert:
-        return _UnnestUpsert(table, update)
+        return UnnestUpsert(table, update)
 
     def lookup(self, table: Table, columns: Mapping[str, pa.DataType]) -> Lookup:
-        return _UnnestLookup(table, columns)
-
-
-class _UnnestLookup(Lookup):
-    """A join with unnest(arrays) of keys: one statement and one answer for a whole chunk."""
-
-    chunk_rows: ClassVar[int] = 10_000
-
-    def __init__(self, table: Table, columns: Mapping[str, pa.DataType]) -> None:
-        keys = list(table.primary_key.columns)
-        self._names = [key.name for key in keys]
-        self._columns = dict(columns)
-        wanted = _unnested(keys, "txstream_key", with_ordinality=_PLACE)
-        same = and_(*(table.c[name] == wanted.c[name] for name in self._names))
-        query = select(wanted.c[_PLACE], *(table.c[name] for name in columns))
-        self._sql = _compiled(query.select_from(wanted.join(table, same)))
-
-    def find(self, connection: Connection, keys: pa.Table) -> Found:
-        found: list[tuple[Any, ...]] = []
-        places: list[int] = []
-        for start in range(0, keys.num_rows, self.chunk_rows):
-            parameters = _array_parameters(keys.slice(start, self.chunk_rows), self._names)
-            rows = connection.exec_driver_sql(self._sql, parameters).cursor.fetchall()
-            places += [start - 1 + row[0] for row in rows]  # ordinality counts from 1
-            found += rows
-        columns = list(zip(*found, strict=True))[1:] if found else [()] * len(self._columns)
-        return places, {
-            name: pa.array(values, data_type)
-            for (name, data_type), values in zip(self._columns.items(), columns, strict=True)
-        }
-
-
-class _UnnestUpsert(Upsert):
-    """INSERT ... SELECT FROM unnest(arrays) ON CONFLICT: one statement and one answer for a whole chunk."""
-
-    chunk_rows: ClassVar[int] = 10_000
-
-    def __init__(self, table: Table, update: Callable[[Any], tuple[dict[str, Any], Any]]) -> None:
-        written = [column for column in table.columns if "delta" in column.info or "key" in column.info]
-        self._names = [column.name for column in written]
-        rows = _unnested(written, "txstream_delta")
-        values: dict[str, Any] = {}
-        for column in table.columns:
-            if column.name in self._names:
-                values[column.name] = rows.c[column.name]
-            elif "txid" in column.info:
-                values[column.name] = cast(bindparam("txid", type_=BigInteger), BigInteger)
-            else:
-                values[column.name] = cast(null(), column.type)
-        insert: Any = postgresql.insert(table).from_select(list(values), select(*values.values()))
-        changes, condition = update(insert.excluded)
-        self._sql = _compiled(
-            insert.on_conflict_do_update(
-                index_elements=list(table.primary_key.columns), set_=changes, where=condition
-            )
-        )
-        self._has_txid = any("txid" in column.info for column in table.columns)
-
-    def execute(self, connection: Connection, deltas: pa.Table, txid: int) -> int:
-        written = 0
-        for part in _parts(deltas):
-            parameters = _array_parameters(part, self._names)
-            if self._has_txid:
-                parameters["txid"] = txid
-            written += connection.exec_driver_sql(self._sql, parameters).rowcount
-        return written
-
-
-def _parts(deltas: pa.Table) -> Iterator[pa.Table]:
-    """Halves of halves until each is short enough for one statement, or has one row."""
-    if deltas.num_rows < 2 or deltas.nbytes <= _STATEMENT_BYTES:
-        yield deltas
-        return
-    half = deltas.num_rows // 2
-    yield from _parts(deltas.slice(0, half))
-    yield from _parts(deltas.slice(half))
-
-
-def _unnested(columns: Sequence[Column[Any]], name: str, with_ordinality: str | None = None) -> Any:
-    """Rows from one array per column, bound as `array_0` and so on."""
-    arrays = [
-        cast(bindparam(f"array_{place}", type_=Text), postgresql.ARRAY(_plain(column.type)))
-        for place, column in enumerate(columns)
-    ]
-    rows = (Column(column.name, column.type) for column in columns)
-    return func.unnest(*arrays).table_valued(*rows, with_ordinality=with_ordinality).render_derived(name=name)
-
-
-def _plain(column_type: Any) -> Any:
-    """A column's type without the order of its texts, where that is the one of their bytes."""
-    return Text() if isinstance(column_type, Text) and column_type.collation == _BYTES else column_type
-
-
-def _array_parameters(rows: pa.Table, names: Sequence[str]) -> dict[str, Any]:
-    return {f"array_{place}": array_literal(rows.column(name)) for place, name in enumerate(names)}
-
-
-def _compiled(statement: Any) -> str:
-    """The text of a statement, made once: SQLAlchemy would look it up, and convert values, each time."""
-    dialect: Any = postgresql.dialect
-    return str(statement.compile(dialect=dialect(paramstyle="pyformat")))
+        return UnnestLookup(table, columns)
 
 
 def _is_operational(error: DBAPIError) -> bool:
