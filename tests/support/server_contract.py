@@ -7,6 +7,7 @@ server is asked and treated.
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import threading
 import time
@@ -206,9 +207,16 @@ class ServerOutages(ServerFixtures):
         rig.commit(2, {"a": 1})
         assert rig.values() == {"a": 2}
 
-    def test_away_between_two_batches(self, rig: Rig, server: Server) -> None:
+    def test_away_between_two_batches(
+        self, rig: Rig, server: Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sessions, "_PING_AFTER_IDLE_SECONDS", math.inf)
         rig.commit(1, {"a": 1})
-        server.stop()
+        with contextlib.closing(open_sql_database(rig.url)) as leader:
+            assert leader.last_batch("words") == rig.last()
+            server.stop()
+            with pytest.raises(ServiceUnavailableError):  # the driver's own error is nobody's to expect
+                leader.raise_fence("words", rig.uuid, attempt_id(2, 0), lock_timeout_seconds=5)
         with pytest.raises(ServiceUnavailableError) as told:
             rig.commit(2, {"a": 1})
         assert not isinstance(told.value, AnswerLostError)  # COMMIT was never sent
