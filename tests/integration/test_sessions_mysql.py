@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
-from mysql_servers import MySQLFamilyServer
+from mysql_servers import MySQLFamilyServer, MySQLServer
 from support.mysql_tools import SESSIONS, ask
 from support.server_databases import new_database
 from support.state_contract import CrashError, StateFixtures
 from support.states import Rig, word_table
 
-from txstream.api.errors import StateValueError
+from txstream.api.errors import StateValueError, TxstreamError
 from txstream.api.reducers import Put, Sum, custom
 from txstream.embedded.process import wait_until
 from txstream.semantics import Semantics
@@ -184,3 +184,13 @@ class TestSessions(StateFixtures):
                 assert rig.last().txid == 1
         finally:
             server.execute(f"SET GLOBAL max_allowed_packet = {before[0]}")
+
+
+def test_a_log_of_statements_is_told(mysql: MySQLServer, unique: str) -> None:
+    """READ COMMITTED cannot be replicated by it, and only an administrator may change it for a session."""
+    with (
+        given(mysql, {"binlog_format": "'STATEMENT'"}),
+        contextlib.closing(open_sql_database(mysql.create_database(unique))) as database,
+        pytest.raises(TxstreamError, match="BINLOG_FORMAT = STATEMENT"),
+    ):
+        Rig(database, "").join()
