@@ -77,20 +77,25 @@ def _value(table: str, field: pa.Field, given: Any, understand: Callable[[Any, p
     return value
 
 
+_Kind = tuple[Callable[[pa.DataType], bool], tuple[type, ...], tuple[type, ...], str]
+
+# Of each kind of column: what its values are, what they are not although they are that, and in a word.
+_PYTHON: tuple[_Kind, ...] = (
+    (pa.types.is_boolean, (bool,), (), "a bool"),
+    (pa.types.is_integer, (Integral,), (bool,), "an int"),
+    (pa.types.is_floating, (Real,), (bool,), "a float"),
+    (pa.types.is_decimal, (Decimal, Integral), (bool,), "a Decimal"),
+    (pa.types.is_date, (date,), (datetime,), "a datetime.date"),
+    (pa.types.is_timestamp, (datetime,), (), "a datetime.datetime"),
+    (pa.types.is_binary, (bytes, bytearray), (), "bytes"),
+    (pa.types.is_large_binary, (bytes, bytearray), (), "bytes"),
+    (lambda _: True, (str,), (), "a str"),
+)
+
+
 def _as_it_is(value: Any, data_type: pa.DataType) -> Any:
     """A Python value, if it is of the type."""
-    kinds: list[tuple[Callable[[pa.DataType], bool], tuple[type, ...], tuple[type, ...], str]] = [
-        (pa.types.is_boolean, (bool,), (), "a bool"),
-        (pa.types.is_integer, (Integral,), (bool,), "an int"),
-        (pa.types.is_floating, (Real,), (bool,), "a float"),
-        (pa.types.is_decimal, (Decimal, Integral), (bool,), "a Decimal"),
-        (pa.types.is_date, (date,), (datetime,), "a datetime.date"),
-        (pa.types.is_timestamp, (datetime,), (), "a datetime.datetime"),
-        (pa.types.is_binary, (bytes, bytearray), (), "bytes"),
-        (pa.types.is_large_binary, (bytes, bytearray), (), "bytes"),
-    ]
-    others = ((str,), (), "a str")
-    wanted, unwanted, word = next((tuple(rest) for is_kind, *rest in kinds if is_kind(data_type)), others)
+    _, wanted, unwanted, word = next(kind for kind in _PYTHON if kind[0](data_type))
     if not isinstance(value, wanted) or isinstance(value, unwanted):
         raise _NotOfTypeError(word)
     if isinstance(value, datetime) and (value.tzinfo is None) is not (data_type.tz is None):
