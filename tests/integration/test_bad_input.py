@@ -21,7 +21,7 @@ from txstream.embedded import Services
 from txstream.testing import InProcessRunner
 from txstream.zookeeper import ROOT
 
-PATIENCE = ["--connect-timeout", "1"]
+PATIENCE = ["--connect-timeout", "3"]  # services that are there answer sooner, however busy the machine
 
 
 @pytest.fixture
