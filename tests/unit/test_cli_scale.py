@@ -118,8 +118,8 @@ def test_usage_errors_are_one_line_and_status_2(
 def test_a_name_that_cannot_be_is_refused_before_it_is_stored(
     leader: MemoryProgress, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["scale", "words", "c\udcff=3", *ADDRESS]) == 2
-    assert "is not valid utf-8" in capsys.readouterr().err
+    assert main(["scale", "words", "c\x01=3", *ADDRESS]) == 2
+    assert "cannot be a component's name" in capsys.readouterr().err
 
 
 def test_an_unknown_topology_names_the_command_that_lists_them(

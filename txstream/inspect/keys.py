@@ -95,12 +95,13 @@ _PYTHON: tuple[_Kind, ...] = (
 
 def _as_it_is(value: Any, data_type: pa.DataType) -> Any:
     """A Python value, if it is of the type."""
+    known: Any = value
     _, wanted, unwanted, word = next(kind for kind in _PYTHON if kind[0](data_type))
     if not isinstance(value, wanted) or isinstance(value, unwanted):
         raise _NotOfTypeError(word)
     if isinstance(value, datetime) and (value.tzinfo is None) is not (data_type.tz is None):
         raise _NotOfTypeError(f"{word} {'without' if data_type.tz is None else 'with'} a time zone")
-    return int(value) if pa.types.is_integer(data_type) else value
+    return int(known) if pa.types.is_integer(data_type) else known
 
 
 def _values(count: int) -> str:
