@@ -41,7 +41,9 @@ def secured(
     tmp_path_factory: pytest.TempPathFactory, certificate: tuple[Path, Path]
 ) -> Iterator[tuple[EmbeddedKafka, str]]:
     """The broker, and the address of its SASL_SSL listener."""
-    plain, secure, controller = (free_port() for _ in range(3))
+    plain = free_port()
+    secure = free_port(frozenset({plain}))
+    controller = free_port(frozenset({plain, secure}))
     client = f"PLAINTEXT://{HOST}:{plain},SASL_SSL://{HOST}:{secure}"
     overrides = {
         "listeners": f"{client},CONTROLLER://{HOST}:{controller}",

@@ -245,7 +245,9 @@ def test_a_start_by_timestamp_sees_what_the_reader_may_see(
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedKafka, str]]:
     """A broker with access rules and the address where one logs in; without a login one may do everything."""
-    plain, login, controller = (free_port() for _ in range(3))
+    plain = free_port()
+    login = free_port(frozenset({plain}))
+    controller = free_port(frozenset({plain, login}))
     client = f"PLAINTEXT://{HOST}:{plain},SASL_PLAINTEXT://{HOST}:{login}"
     overrides = {
         "listeners": f"{client},CONTROLLER://{HOST}:{controller}",
