@@ -9,6 +9,7 @@ from txstream.api.errors import (
     CorruptStateError,
     IdentityMismatchError,
     ProgressMismatchError,
+    StaleAttemptError,
     StateTableError,
 )
 from txstream.semantics import Semantics
@@ -282,8 +283,9 @@ def delete_forgets_one_topology(trial: StateTrial) -> None:
 
 @promise(
     "delete-of-one-life",
-    "`delete` with a uuid takes away what belongs to that life, and nothing of another.",
-    "compare the uuid of fence, ledger and tables, each by itself",
+    "`delete` with a uuid takes away what belongs to that life, and nothing of another; with an attempt that "
+    "the fence has passed it takes away nothing.",
+    "compare the uuid of fence, ledger and tables, each by itself; look at the fence first, under its lock",
 )
 def delete_of_one_life(trial: StateTrial) -> None:
     life = trial.life()
@@ -292,7 +294,12 @@ def delete_of_one_life(trial: StateTrial) -> None:
     with life.unchanged("deleting another life"):
         dropped = trial.ask("it is deleted", lambda: life.store.delete(name, drop_state=True, uuid="uuid-2"))
         trial.require("the tables dropped of another life", [], dropped)
-    dropped = trial.ask("it is deleted", lambda: life.store.delete(name, drop_state=True, uuid=life.uuid))
+    older, now = attempt_id(0, 1), life.next(2).attempt
+    trial.ask("the fence is raised", partial(life.raising, now))
+    own = partial(life.store.delete, name, drop_state=True, uuid=life.uuid)
+    with life.unchanged("deleting what another driver leads"):
+        trial.refused("an older driver deletes", StaleAttemptError, partial(own, attempt=older))
+    dropped = trial.ask("it is deleted", partial(own, attempt=now))
     trial.require("the tables dropped of its own life", [life.spec.state.table], dropped)
     trial.require("the fence", None, trial.ask("a fence is read", life.store.read_fence, name))
 

@@ -170,24 +170,24 @@ class IdentityOverwritten(MemoryBackend):
 
 @breaks("delete-forgets-one-topology")
 class DropsTheState(MemoryBackend):
-    def delete(self, topology: str, *, drop_state: bool, uuid: str | None = None) -> list[str]:
-        return super().delete(topology, drop_state=True, uuid=uuid)
+    def delete(self, topology: str, *, drop_state: bool, **options: Any) -> list[str]:
+        return super().delete(topology, drop_state=True, **options)
 
 
 @breaks("delete-forgets-one-topology")
 class DeletesAll(MemoryBackend):
-    def delete(self, topology: str, *, drop_state: bool, uuid: str | None = None) -> list[str]:
+    def delete(self, topology: str, *, drop_state: bool, **options: Any) -> list[str]:
         for row in self.topologies():
-            if uuid is None and row.topology != topology:
+            if "uuid" not in options and row.topology != topology:
                 super().delete(row.topology, drop_state=False)
-        return super().delete(topology, drop_state=drop_state, uuid=uuid)
+        return super().delete(topology, drop_state=drop_state, **options)
 
 
 @breaks("delete-forgets-one-topology")
 class KeepsTheLedger(MemoryBackend):
-    def delete(self, topology: str, *, drop_state: bool, uuid: str | None = None) -> list[str]:
+    def delete(self, topology: str, *, drop_state: bool, **options: Any) -> list[str]:
         rows = self.batches(topology)
-        dropped = super().delete(topology, drop_state=drop_state, uuid=uuid)
+        dropped = super().delete(topology, drop_state=drop_state, **options)
         with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
             for row in rows:
                 here.put(layout.ledger_space(topology), (row.txid,), layout.record_value(row))
@@ -196,8 +196,16 @@ class KeepsTheLedger(MemoryBackend):
 
 @breaks("delete-of-one-life")
 class DeletesEveryLife(MemoryBackend):
-    def delete(self, topology: str, *, drop_state: bool, uuid: str | None = None) -> list[str]:
-        return super().delete(topology, drop_state=drop_state)
+    def delete(self, topology: str, *, drop_state: bool, **options: Any) -> list[str]:
+        options.pop("uuid", None)
+        return super().delete(topology, drop_state=drop_state, **options)
+
+
+@breaks("delete-of-one-life")
+class DeletesWhatAnotherDriverLeads(MemoryBackend):
+    def delete(self, topology: str, *, drop_state: bool, **options: Any) -> list[str]:
+        options.pop("attempt", None)
+        return super().delete(topology, drop_state=drop_state, **options)
 
 
 @breaks("lost-fence-stops-writing")
