@@ -298,14 +298,10 @@ def two(make_rig: Any, tmp_path: Path) -> tuple[Rig, Rig]:
 
 
 def name_databases(rig: Rig, urls: list[str]) -> None:
-    rig.database.join(
-        rig.topology,
-        rig.uuid,
-        [rig.spec],
-        semantics=rig.spec.semantics,
-        first_run=False,
-        identity={"identity": {}, "databases": urls},
-    )
+    fence = rig.database.read_fence(rig.topology)
+    assert fence is not None
+    identity = {"identity": {}, "databases": urls}
+    rig.database.keep_identity(rig.topology, rig.uuid, fence.attempt, identity, semantics=rig.spec.semantics)
 
 
 def test_the_other_databases_are_found(two: tuple[Rig, Rig]) -> None:

@@ -167,6 +167,8 @@ def databases_of(fence: FenceRow) -> list[str]:
 
 
 def _missing(url: str, error: TxstreamError) -> MissingDatabase:
+    from txstream.state.sql.failures import REMEDY
+
     shown = _for_people(url)
     remedy = "start or repair it"
     if isinstance(error, _NoFileError):
@@ -181,7 +183,9 @@ def _missing(url: str, error: TxstreamError) -> MissingDatabase:
         remedy = "restore what is damaged from a backup of one moment"
     elif isinstance(error, ServiceUnavailableError):
         remedy = f"{remedy}, or {_OPTION} if it needs others"
-    return MissingDatabase(shown, str(error), remedy)
+    # Its place and what to do are said beside the reason.
+    reason = str(error).removeprefix(f"database {shown} ").removesuffix(f"; start or repair it, or {REMEDY}")
+    return MissingDatabase(shown, reason, remedy)
 
 
 def upgrade_remedy(url: str) -> str:
