@@ -441,6 +441,33 @@ def test_state_diff_and_json(make_rig: Any, capsys: pytest.CaptureFixture[str]) 
     assert "it has txid 1 to 2" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        ("-a", date(2026, 1, 31), -7, True, b"\x00\xff"),
+        ("", date(1, 1, 1), 0, False, b""),
+        ("a=b, 'c'\n", date(9999, 12, 31), 7, True, b"\x01"),
+    ],
+)
+def test_a_key_of_several_columns(
+    make_rig: Any, capsys: pytest.CaptureFixture[str], key: tuple[Any, ...]
+) -> None:
+    """One argument per column, in their order; what begins with a dash behind `--`."""
+    rig = make_rig(key="s string, d date, i int, yes boolean, b binary")
+    rig.commit(1, {key: 5, ("other", date(2026, 1, 31), 1, True, b""): 1})
+    text, day, number, yes, raw = key
+    typed = [text, day.isoformat(), str(number), str(yes).lower(), raw.hex()]
+    where = ["--json", "--database", rig.url]
+    assert main(["state", "get", "words", "word_count", *where, "--", *typed]) == 0
+    row = json.loads(capsys.readouterr().out)["row"]
+    assert row["key"] == {"s": text, "d": typed[1], "i": number, "yes": yes, "b": typed[4]}
+    assert row["value"] == {"n": 5}
+    assert main(["state", "get", "words", "word_count", *where, "--", *typed[:-1]]) == 2
+    assert "give 5 values, one per column, not 4" in capsys.readouterr().err
+    named = dict(zip(("b", "yes", "i", "d", "s"), reversed(key), strict=True))
+    assert inspect.get("words", "word_count", named, settings_of(rig)).rows[0].value == {"n": 5}
+
+
 # --- batches ---------------------------------------------------------------------------------------
 
 

@@ -141,7 +141,10 @@ class TableDiff:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """One database's ledger row of a batch. `keys` counts the rows written over its state tables."""
+    """One database's ledger row of a batch. `attempt` has the leader's epoch in its upper 32 bits; `status`
+    is "committing" or "committed"; `tuples` came from the spout, `keys` counts the rows written over its
+    state tables; times are in UTC, `committed_at` is None until then; `error` is the last failed attempt's; `metas`
+    and `details` are what is stored, as JSON objects."""
 
     database: str
     uuid: str
