@@ -141,10 +141,13 @@ class TableDiff:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """One database's ledger row of a batch. `attempt` has the leader's epoch in its upper 32 bits; `status`
-    is "committing" or "committed"; `tuples` came from the spout, `keys` counts the rows written over its
-    state tables; times are in UTC, `committed_at` is None until then; `error` is the last failed attempt's; `metas`
-    and `details` are what is stored, as JSON objects."""
+    """One database's ledger row of a batch.
+
+    `attempt` has the leader's epoch in its upper 32 bits; `status` is "committing" or "committed"; `tuples`
+    came from the spout, `keys` counts the rows written over its state tables; times are in UTC, and
+    `committed_at` is None until then; `error` is the last failed attempt's; `metas` and `details` are what is
+    stored, as JSON objects.
+    """
 
     database: str
     uuid: str
