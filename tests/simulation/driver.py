@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from support.inmemory import Range
 
-from simulation.executors import Counts
+from simulation.executors import Counts, Task
 from simulation.model import NOW, UUID, Database
 from txstream.api.errors import (
     BatchFailedError,
@@ -156,59 +156,19 @@ class Store(MemoryProgress):
         return self.claimed
 
 
-class Driver:
-    """One driver's turn, from its election to its end."""
+class Actor:
+    """A process that writes to ZooKeeper and databases, and may die or sleep between any two writes."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world
         self.number = number
         self.is_alive = True
         self.is_frozen = False
-        self.is_started = False
-        self.has_nothing_to_plan = False
-        self._views = [DatabaseView(database, self) for database in world.databases]
         self.store = Store(world.tree, "t", world.codec, hook=self._hook)
-        (bolt, semantics), *_ = world.topology.states
-        table = TableSpec(bolt.state, semantics, bolt.reducers)
-        self._component = world.topology.bolts[-1].id
-        self._targets = [
-            StateTarget(
-                view,  # type: ignore[arg-type]  # a model of one
-                (table,),
-                (self._component,),
-                StorePlace(view.database.name, 1.0, 1.0),
-                frozenset({"words"} if view.database.written_by_bolts else ()),
-            )
-            for view in self._views
-        ]
-        self._committer = Committer(world.topology, UUID, self._targets, wait_for=self._wait_for)
-        self._commands: list[Command[Range]] = []
-        self._answers: list[Callable[[], list[Command[Range]]]] = []
-        self._attempts: list[TransactionAttempt] = []
-        self._processed: dict[TransactionAttempt, dict[str, int]] = {}
-
-    def __str__(self) -> str:
-        return f"driver {self.number}"
-
-    def step(self) -> None:
-        """Do one thing. A driver that crashes, or is fenced, is dead afterwards."""
-        try:
-            if self.is_started:
-                self._step()
-            else:
-                self._start()
-        except CrashError:
-            self._end("crashes")
-        except FencedError as error:
-            if self.store.read_epoch() <= self.store.claimed:
-                raise UnexplainedError(f"{self} was fenced, though nobody came after it") from error
-            self._end(f"is fenced: {error}")
 
     def _end(self, how: str) -> None:
         self.world.note(f"{self} {how}")
         self.is_alive = False
-
-    # --- what may go wrong ----------------------------------------------------------------------------
 
     def pass_point(self, where: str) -> None:
         """Between two external reads or writes: the process may die here, or sleep while others go on."""
@@ -228,6 +188,56 @@ class Driver:
         if when == "before" and self.world.happens("write late"):
             self.world.note(f"{self}: {write} is late")
             self.world.tree.delay_next_write()
+
+
+class Driver(Actor):
+    """One driver's turn, from its election to its end."""
+
+    def __init__(self, world: World, number: int) -> None:
+        super().__init__(world, number)
+        self.is_started = False
+        self.has_nothing_to_plan = False
+        self.committed: TransactionAttempt | None = None
+        self._commands: list[Command[Range]] = []
+        self._answers: list[Callable[[], list[Command[Range]]]] = []
+        self._attempts: list[TransactionAttempt] = []
+        self._processed: dict[TransactionAttempt, Any] = {}
+        self._open()
+
+    def _open(self) -> None:
+        world = self.world
+        self._views = [DatabaseView(database, self) for database in world.databases]
+        (bolt, semantics), *_ = world.topology.states
+        table = TableSpec(bolt.state, semantics, bolt.reducers)
+        self._component = world.topology.bolts[-1].id
+        self._targets = [
+            StateTarget(
+                view,  # type: ignore[arg-type]  # a model of one
+                (table,),
+                (self._component,),
+                StorePlace(view.database.name, 1.0, 1.0),
+                frozenset({"words"} if view.database.written_by_bolts else ()),
+            )
+            for view in self._views
+        ]
+        self._committer = Committer(world.topology, UUID, self._targets, wait_for=self._wait_for)
+
+    def __str__(self) -> str:
+        return f"driver {self.number}"
+
+    def step(self) -> None:
+        """Do one thing. A driver that crashes, or is fenced, is dead afterwards."""
+        try:
+            if self.is_started:
+                self._step()
+            else:
+                self._start()
+        except CrashError:
+            self._end("crashes")
+        except FencedError as error:
+            if self.store.read_epoch() <= self.store.claimed:
+                raise UnexplainedError(f"{self} was fenced, though nobody came after it") from error
+            self._end(f"is fenced: {error}")
 
     def _wait_for(self, what: str, check: Callable[[], None]) -> None:
         for _ in range(1000):
@@ -314,6 +324,7 @@ class Driver:
                 self._commit(command)
             case Advance(txid, attempt, metas, store):
                 self.store.advance(txid, attempt, metas if store else None)
+                self.committed = TransactionAttempt(txid, attempt)
                 self.world.note(f"{self} has advanced {txid}")
                 self._answers.append(lambda: self.coordinator.advanced(txid))
 
@@ -349,14 +360,12 @@ class Driver:
     def _commit(self, emit: EmitCommit[Range]) -> None:
         attempt, metas = emit.attempt, self.world.codec.encode(emit.metas)
         batch = ProcessedBatch(BatchResult({}, 0, 0.0, 0.0, 0.0), NOW, NOW, None)
-        deltas = Counts(self._processed.pop(attempt))
-        merged: dict[str, Any] = {self._component: deltas}
+        merged = self._deltas_of(self._processed.pop(attempt))
         executors = self.world.executors
         try:
             begun = self._committer.begin(attempt, metas, batch, lambda point: None)
             # What bolts of the commit phase write themselves, between the beginning and the end.
-            written = [executors.start(attempt, self.world.databases[at], deltas) for at in sorted(begun)]
-            executors.wait_for(self, attempt, [task for tasks in written for task in tasks])
+            executors.wait_for(self, attempt, self._start_bolts(attempt, begun, merged))
             self._committer.commit(
                 attempt,
                 metas,
@@ -374,6 +383,17 @@ class Driver:
             self._answers.append(lambda: self.coordinator.fail(attempt))
         else:
             self._answers.append(lambda: self.coordinator.ack(attempt))
+
+    def _deltas_of(self, held: Any) -> dict[str, Any]:
+        """What a batch holds, by component."""
+        return {self._component: Counts(held)}
+
+    def _start_bolts(
+        self, attempt: TransactionAttempt, begun: Collection[int], merged: Mapping[str, Any]
+    ) -> list[Task]:
+        executors, deltas = self.world.executors, merged[self._component]
+        started = [executors.start(attempt, self.world.databases[at], deltas) for at in sorted(begun)]
+        return [task for tasks in started for task in tasks]
 
     def _send_stale_message(self) -> None:
         """An ack or a fail of an attempt that is no longer the active one."""

@@ -98,7 +98,8 @@ class Executors:
         try:
             self._run(task, alone=True)
         except StaleAttemptError:
-            self._tasks.remove(task)
+            if task in self._tasks:  # nobody else has been told so while it slept
+                self._tasks.remove(task)
             self._world.note(f"{task.database.name} refuses {task}")
         except ServiceUnavailableError as error:
             self._world.note(f"{task} fails: {error}")

@@ -17,7 +17,7 @@ from typing import Any
 from support.bolts import word_count
 from support.inmemory import MemoryLog, Range
 
-from simulation.driver import Driver
+from simulation.driver import Actor, Driver
 from simulation.executors import Executors, Task
 from simulation.model import UUID, Database, Guards, Log
 from txstream.api.errors import StaleAttemptError
@@ -135,11 +135,21 @@ class World:
     steps: int = 120
     state: Semantics | None = None
 
-    def __post_init__(self) -> None:
+    def _begin(self) -> None:
+        """What every history has, whatever it is about."""
         self.random = random.Random(self.seed)
+        self.codec: MetaCodec[Any] = MetaCodec(Range)
+        self.late_calls: list[tuple[str, str, Callable[[], None]]] = []
+        self.drivers: list[Driver] = []
+        self.history: list[tuple[int, str, BatchMetas[Range] | None]] = []
+        self.steps_done = 0
+        self._depth = 0
+        self._has_faults = True
+
+    def __post_init__(self) -> None:
+        self._begin()
         commit: CommitChoice = self.random.choice(COMMITS)
         self.topology = topology_of(self.semantics, commit)
-        self.codec: MetaCodec[Any] = MetaCodec(Range)
         self.log = Log()
         self.tree = self.mutations.tree()
         self.databases = [
@@ -153,11 +163,6 @@ class World:
             for number in range(1, self.databases_count + 1)
         ]
         self.executors = Executors(self)
-        self.late_calls: list[tuple[str, str, Callable[[], None]]] = []
-        self.drivers: list[Driver] = []
-        self.history: list[tuple[int, str, BatchMetas[Range] | None]] = []
-        self._depth = 0
-        self._has_faults = True
         store = MemoryProgress(self.tree, "t", self.codec)
         store.create_identity(Identity(UUID, FORMAT, self.semantics, "spout"))
         for _ in range(self.random.randint(1, 3)):
@@ -188,7 +193,7 @@ class World:
             self._step()
         self._finish(self.drivers[0] if alone else self._new_driver())
 
-    def freeze(self, driver: Driver, where: str) -> None:
+    def freeze(self, driver: Actor, where: str) -> None:
         """The driver sleeps in the middle of what it does; the world goes on; then it wakes up."""
         if self._depth == _MAX_DEPTH:
             return

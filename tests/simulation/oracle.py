@@ -1,0 +1,127 @@
+"""What must come out of a topology that changes: the oracle of `changes`.
+
+It sees what ZooKeeper stores, and when a table's declaration changes; it knows nothing of rows, fences or
+ledgers. Each committed batch is recorded once, with its ranges, and a record that changes later is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from support.inmemory import Range
+
+from simulation.model import Log
+from simulation.releases import DEFAULT, Held
+from simulation.world import Tree, WrongResultError
+from txstream.metas import BatchMetas, MetaCodec
+from txstream.state.declarations import Owner, declared_spec
+from txstream.state.store.overlay import Overlay
+from txstream.transaction import FIRST_TXID, AttemptId, Txid
+from txstream.zookeeper import Identity
+from txstream.zookeeper.documents import StoredBatch, StoredCurrent
+from txstream.zookeeper.paths import Paths
+
+
+class NumberedLog(Log):
+    """Records are a key and a number, by which what a batch holds can be told from another one's."""
+
+    def fold(self, metas: BatchMetas[Range]) -> Any:
+        held: dict[str, tuple[int, int]] = {}
+        for partition, taken in metas.partitions.items():
+            for at in range(taken.start, taken.end):
+                key = self.partitions[partition][at]
+                n, total = held.get(key, (0, 0))
+                held[key] = n + 1, total + at + 1
+        return held
+
+
+@dataclass
+class Oracle:
+    """`batches` as they were committed, by txid; `since` by state; `wide` are tables with `total`."""
+
+    log: NumberedLog
+    codec: MetaCodec[Any]
+    current: Txid = FIRST_TXID
+    batches: dict[Txid, tuple[AttemptId | None, BatchMetas[Range]]] = field(default_factory=dict)
+    since: dict[str, Txid] = field(default_factory=dict)
+    declared: dict[str, bool] = field(default_factory=dict)
+    _grown: dict[str, Txid] = field(default_factory=dict)
+
+    def look(self, tree: Tree, paths: Paths) -> None:
+        """ZooKeeper has changed. What was lost there tells nothing."""
+        nodes = tree.copy()
+        if paths.current not in nodes or paths.identity not in nodes:
+            return
+        position = StoredCurrent.decode(nodes[paths.current].data, paths.current)
+        self.current = position.txid
+        last = paths.meta(Txid(position.txid - 1))
+        if last in nodes:
+            self._record(position, StoredBatch.decode(nodes[last].data, last, self.codec))
+        self._join(Identity.decode(nodes[paths.identity].data, paths.identity))
+
+    def _record(self, position: StoredCurrent, batch: StoredBatch) -> None:
+        txid, found = Txid(position.txid - 1), (position.attempt, batch.metas)
+        if self.batches.setdefault(txid, found) != found:
+            raise WrongResultError(f"txid {txid} was {self.batches[txid]} and is {found} now")
+
+    def _join(self, identity: Identity) -> None:
+        for table in set(identity.tables) - set(self.since):
+            self.since[table] = self.current
+        for table in set(self.since) - set(identity.tables):
+            # ZooKeeper was made again from what databases knew: only what has counted nothing may be gone.
+            if self.since[table] != self.current:
+                raise WrongResultError(f"state {table} has left at txid {self.current}")
+            del self.since[table]
+
+    def applied(self, changes: Overlay) -> None:
+        """A database is about to apply a transaction."""
+        for space, key, value in changes.changes():
+            if space == "table":
+                (name,) = key
+                wide = value is not None and "total" in declared_spec(Owner(*value)).state.value_names
+                if name in self.declared and wide and not self.declared[name]:
+                    self._grown[name] = self.current
+                if value is None:
+                    self.declared.pop(name, None)
+                else:
+                    self.declared[name] = wide
+
+    def in_effect(self) -> dict[str, bool]:
+        """The states that count, and whether they are wide."""
+        return {table: self.declared[table] for table in self.since}
+
+    def rows(self, table: str) -> Mapping[str, tuple[int, ...]]:
+        """A state's rows: by key, the values."""
+        start = self.since[table]
+        wide_from = max(start, self._grown.get(table, start))
+        found: dict[str, tuple[int, int]] = {}
+        for txid in sorted(txid for txid in self.batches if txid >= start):
+            for key, (n, total) in self._held(txid).items():
+                known = found.get(key)
+                if known is None:
+                    # A row that is there when the column comes has the default; a later one does not.
+                    found[key] = n, total if txid >= wide_from else DEFAULT
+                else:
+                    found[key] = known[0] + n, known[1] + (total if txid >= wide_from else 0)
+        if self.declared[table]:
+            return found
+        return {key: (n,) for key, (n, _) in found.items()}
+
+    def check_chain(self) -> None:
+        """Every record of the log is in exactly one batch."""
+        if sorted(self.batches) != list(range(1, len(self.batches) + 1)):
+            raise WrongResultError(f"the committed batches are {sorted(self.batches)}")
+        places = dict.fromkeys(self.log.partitions, 0)
+        for txid in sorted(self.batches):
+            for partition, taken in self.batches[txid][1].partitions.items():
+                if taken.start != places[partition]:
+                    raise WrongResultError(f"txid {txid} takes {partition} from {taken.start}, not {places}")
+                places[partition] = taken.end
+        if places != {partition: len(keys) for partition, keys in self.log.partitions.items()}:
+            raise WrongResultError(f"the batches end at {places}")
+
+    def _held(self, txid: Txid) -> Held:
+        held: Held = self.log.fold(self.batches[txid][1])
+        return held

@@ -1,0 +1,164 @@
+"""Stores of states whose topology changes under them: the real `StoreBackend` over a server that fails.
+
+Invariants. A transaction's changes are applied in one piece, at its end or, when its answer is lost, some
+time later; until then it keeps its locks. Who needs a lock that is kept by a transaction on its way has it
+settled first; one that sleeps inside its transaction may lose it, as servers end sessions that idle. So
+nothing here is kinder than a database, and the protocol over it is the product's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from txstream.api.errors import ServiceUnavailableError
+from txstream.state import AnswerLostError, FenceLockedError
+from txstream.state.store.backend import StoreBackend
+from txstream.state.store.layout import Transaction
+from txstream.state.store.merging import Key
+from txstream.state.store.overlay import Overlay, Spaces
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+
+class Client(Protocol):
+    """Whoever talks to a server."""
+
+    world: World
+
+    def pass_point(self, where: str) -> None: ...
+
+
+@dataclass(eq=False)
+class Held:
+    """A transaction with its locks. `is_sent`: its end is on its way; `is_over`: applied, undone or ended."""
+
+    alone: frozenset[str]
+    shared: frozenset[str]
+    changes: Overlay
+    is_sent: bool = False
+    is_over: bool = False
+
+    def excludes(self, alone: frozenset[str], shared: frozenset[str]) -> bool:
+        return bool(self.alone & (alone | shared) or self.shared & alone)
+
+
+@dataclass
+class Server:
+    """One database server. `applied` is called with what each transaction changes, before it does."""
+
+    name: str
+    applied: Callable[[Overlay], None]
+    spaces: Spaces = field(default_factory=dict)
+    holding: list[Held] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        """Of a scheme that txstream knows, which it asks what place a URL means; it opens nothing itself."""
+        return f"memory://{self.name}"
+
+    def begin(self, world: World, alone: frozenset[str], shared: frozenset[str], changes: Overlay) -> Held:
+        """Grant the locks. Raises FenceLockedError when somebody who sleeps keeps one."""
+        for other in [held for held in self.holding if held.excludes(alone, shared)]:
+            if other.is_sent:
+                self.settle(world, other)
+            elif world.happens("lock kept"):
+                raise FenceLockedError(f"{self.name}: somebody who sleeps holds {set(other.alone)}")
+            else:
+                world.note(f"{self.name} ends a transaction whose client sleeps")
+                self.end(other)
+        held = Held(alone, shared, changes)
+        self.holding.append(held)
+        return held
+
+    def end(self, held: Held, *, apply: bool = False) -> None:
+        if held.is_over:
+            return
+        held.is_over = True
+        self.holding.remove(held)
+        if apply:
+            self.applied(held.changes)
+            held.changes.apply()
+
+    def settle(self, world: World, held: Held) -> None:
+        """What was on its way has arrived, or never will."""
+        world.steps_done += 1
+        arrives = world.random.random() < 0.8
+        world.note(f"{self.name}: what was late {'is there' if arrives else 'never arrives'}")
+        self.end(held, apply=arrives)
+
+
+class _Sleeping(Overlay):
+    """A transaction in whose middle its client may fall asleep."""
+
+    def __init__(self, below: Spaces, pause: Callable[[], None]) -> None:
+        super().__init__(below)
+        self._pause = pause
+
+    def put(self, space: str, key: Key, value: Any) -> None:
+        self._pause()
+        super().put(space, key, value)
+
+
+class Store(StoreBackend):
+    """One client's view of a server: each transaction may crash, be refused, be late or lose its answer."""
+
+    label: ClassVar[str] = "simulated"
+
+    def __init__(self, server: Server, client: Client) -> None:
+        super().__init__(server.url)
+        self.server = server
+        self._client = client
+        self._world = client.world
+
+    def check(self) -> None:
+        self._reach()
+
+    @contextlib.contextmanager
+    def transaction(
+        self,
+        *,
+        exclusive: Sequence[str] = (),
+        shared: Sequence[str] = (),
+        timeout_seconds: float | None = None,
+    ) -> Iterator[Transaction]:
+        server, client, world = self.server, self._client, self._world
+        if not exclusive and not shared:
+            client.pass_point(f"before {server.name} is read")
+            self._reach()
+            yield Overlay(server.spaces)
+            return
+        client.pass_point(f"before a transaction of {server.name}")
+        self._reach()
+        changes = _Sleeping(server.spaces, lambda: self._pause(held))
+        held = server.begin(world, frozenset(exclusive), frozenset(shared), changes)
+        try:
+            yield changes
+            client.pass_point(f"in a transaction of {server.name}, before its end")
+            if held.is_over:
+                raise ServiceUnavailableError(f"{server.name} has ended the transaction")
+            if world.happens("commit late"):
+                world.note(f"a transaction of {server.name} is late")
+                held.is_sent = True
+                raise AnswerLostError(f"{server.name} did not answer")
+            server.end(held, apply=True)
+        finally:
+            if not held.is_sent:
+                server.end(held)
+        client.pass_point(f"after a transaction of {server.name}")
+        if world.happens("answer lost"):
+            world.note(f"the answer of {server.name} is lost")
+            raise AnswerLostError(f"{server.name} did not answer")
+
+    def _reach(self) -> None:
+        if self._world.happens("database away"):
+            raise ServiceUnavailableError(f"{self.server.name} is away")
+
+    def _pause(self, held: Held) -> None:
+        if self._world.happens("asleep in a transaction"):
+            self._client.pass_point(f"in a transaction of {self.server.name}")
+            if held.is_over:
+                raise ServiceUnavailableError(f"{self.server.name} has ended the transaction")

@@ -1,0 +1,92 @@
+"""Histories of a topology whose code changes: each state holds what was committed since it joined, once.
+
+`TXSTREAM_SIMULATION_SEEDS=100000 make soak` runs more of them; a failure prints its history and its seed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import pytest
+
+from simulation.change_mutants import CHANGE_HUNTS, ChangeHunt
+from simulation.changes import simulate_changes
+from simulation.changing import ChangeMutations
+from txstream.semantics import Semantics
+
+OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL
+
+CI_SEEDS = 12
+SOAK_SEEDS = int(os.environ.get("TXSTREAM_SIMULATION_SEEDS", "20000"))
+MOST_SEEDS = 60
+
+EVERY_KIND = pytest.mark.parametrize(
+    ("spout", "state"),
+    [(OPAQUE, OPAQUE), (TRANSACTIONAL, TRANSACTIONAL), (TRANSACTIONAL, OPAQUE)],
+    ids=lambda value: str(value),
+)
+
+SIGNS = (
+    "crashes",
+    "is fenced",
+    "wakes up",
+    "is out",
+    "is refused",
+    "cannot start",
+    "prunes",
+    "ZooKeeper is lost",
+    "has recovered",
+    "has share",
+    "what was late is there",
+    "what was late never arrives",
+    "ends a transaction",
+    "committed in part",
+    "replays {",
+)
+
+
+@EVERY_KIND
+def test_states_are_exact_while_the_code_changes(spout: Semantics, state: Semantics) -> None:
+    for seed in range(CI_SEEDS):
+        simulate_changes(seed, spout, state=state)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+@EVERY_KIND
+def test_states_are_exact_in_many_more_histories(spout: Semantics, state: Semantics) -> None:
+    for seed in range(CI_SEEDS, SOAK_SEEDS):
+        simulate_changes(seed, spout, state=state)
+
+
+def test_histories_have_in_them_what_they_are_to_show() -> None:
+    """A simulation in which nothing changes would pass too."""
+    seen: Counter[str] = Counter()
+    for seed in range(20, 40):
+        told = simulate_changes(seed, TRANSACTIONAL).tell(last=100_000)
+        seen.update(sign for sign in SIGNS if sign in told)
+    assert set(seen) == set(SIGNS), seen
+
+
+def hole_of(hunt: ChangeHunt) -> tuple[int, Exception] | None:
+    """The first seed whose history shows the hole as the hunt says."""
+    for seed in range(hunt.first_seed, hunt.first_seed + MOST_SEEDS):
+        try:
+            simulate_changes(seed, hunt.semantics, hunt.mutant(), hunt.faults)
+        except AssertionError as error:
+            if isinstance(error.__cause__, hunt.shows):
+                return seed, error.__cause__
+    return None
+
+
+@pytest.mark.parametrize("hunt", CHANGE_HUNTS, ids=str)
+def test_a_missing_guard_is_found(hunt: ChangeHunt) -> None:
+    assert hole_of(hunt) is not None, f"{hunt.mutant.__doc__}: not found in {MOST_SEEDS} histories"
+
+
+@pytest.mark.parametrize("hunt", [hunt for hunt in CHANGE_HUNTS if hunt.more], ids=str)
+def test_with_the_guard_the_same_histories_are_exact(hunt: ChangeHunt) -> None:
+    """The faults that a hunt makes more likely are not what breaks the results."""
+    for seed in range(2):
+        simulate_changes(seed, hunt.semantics, ChangeMutations(), hunt.faults)
