@@ -128,7 +128,7 @@ def markdown(proofs: Sequence[Proof]) -> str:
 
 
 def place_of(guard: Guard) -> str:
-    """The guard's file, and the innermost class and function that it is in."""
+    """The guard's file, and the innermost class and function, or the constant, that it is in."""
     text = (ROOT / guard.file).read_text(encoding="utf-8")
     if not guard.file.endswith(".py"):
         return f"[{guard.file}](../{guard.file})"
@@ -137,10 +137,15 @@ def place_of(guard: Guard) -> str:
     around = [
         node
         for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.ClassDef | ast.FunctionDef)
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.Assign)
         and node.lineno <= line <= (node.end_lineno or node.lineno)
     ]
-    names = [node.name for node in sorted(around, key=lambda node: node.lineno)]
+    names = []
+    for node in sorted(around, key=lambda node: node.lineno):
+        if not isinstance(node, ast.Assign):
+            names.append(node.name)
+        elif not names and isinstance(node.targets[0], ast.Name):
+            names.append(node.targets[0].id)
     return f"[{Path(guard.file).name}](../{guard.file}) `{'.'.join(names)}`"
 
 
