@@ -181,9 +181,8 @@ START = (
         "5.2",
         "a first run that is refused takes back nothing that another driver leads",
         "txstream/engine/claim.py",
-        "        if store.read_epoch() > 0 or (epoch := store.claim_epoch(Epoch(0))) > 1:\n"
-        "            return\n",
-        "        epoch = store.claim_epoch(Epoch(0))\n",
+        ", uuid=identity.uuid, attempt=AttemptId(0))",
+        ", uuid=identity.uuid)",
         "tests/unit/test_start_races.py"
         "::test_a_first_run_that_fails_leaves_what_another_driver_has_taken_up[sqlite]",
     ),

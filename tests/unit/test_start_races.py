@@ -201,6 +201,9 @@ def test_a_first_run_that_fails_leaves_what_another_driver_has_taken_up(place: P
     with pytest.raises(ServiceUnavailableError):
         place.start(code(NARROW), opened=lambda: refusing)
     (leader,) = led
+    fence = place.open().read_fence("words")
+    assert fence is not None
+    assert fence.attempt == attempt_id(leader.epoch, 0)
     again = place.start(code(NARROW))
     assert again.identity == leader.identity
     assert place.tables() == {"counts": ("n",)}
@@ -217,6 +220,17 @@ def test_a_first_run_that_fails_leaves_what_another_driver_has_begun(place: Plac
     with pytest.raises(ServiceUnavailableError):
         place.start(code(NARROW), when("create_identity", start_first), opened=lambda: refusing)
     assert place.start(code(NARROW)).identity == led[0].identity
+
+
+def test_a_delete_that_arrives_late_takes_nothing_from_the_next_first_run(place: Place) -> None:
+    """It was repeated, and all was made anew: its versions come again."""
+    refusing: Any = Refusing(place.open(), lambda: None)
+    late = when("delete", place.tree.delay_next_write)
+    with pytest.raises(ServiceUnavailableError):
+        place.start(code(NARROW), late, opened=lambda: refusing)
+    leader = place.start(code(NARROW))
+    place.tree.deliver_late()
+    assert place.start(code(NARROW)).identity == leader.identity
 
 
 def test_a_first_run_that_fails_alone_takes_all_back(place: Place) -> None:

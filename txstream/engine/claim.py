@@ -21,7 +21,7 @@ from txstream.api.topology import Topology
 from txstream.engine.commit import StateTarget
 from txstream.metas import to_json
 from txstream.state import FenceLockedError, StateBackend, TableSpec
-from txstream.transaction import FIRST_TXID, AttemptId, Epoch, attempt_id
+from txstream.transaction import FIRST_TXID, AttemptId
 from txstream.zookeeper import Identity, ProgressStore
 
 
@@ -179,11 +179,9 @@ def _undo(
     """What cannot be removed now is told by the next run. Only what carries the fresh uuid is dropped, and
     nothing once another driver has taken it up: then it is that driver's."""
     with contextlib.suppress(TxstreamError):
-        if store.read_epoch() > 0 or (epoch := store.claim_epoch(Epoch(0))) > 1:
-            return
         for database in databases:
-            database.delete(topology_id, drop_state=True, uuid=identity.uuid, attempt=attempt_id(epoch, 0))
-        store.delete_everything()
+            database.delete(topology_id, drop_state=True, uuid=identity.uuid, attempt=AttemptId(0))
+        store.delete_everything(unless_led=True)
 
 
 def _refuse_orphan(topology_id: str, store: ProgressStore, database: StateBackend) -> Identity | None:

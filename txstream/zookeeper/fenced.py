@@ -153,6 +153,17 @@ class FencedTree:
         self.verify()
         return self._claim[1]
 
+    def version_before_claims(self) -> int:
+        """Of `epoch` while nobody has claimed it. A delete with it that is late cannot be applied to what
+        was made anew and is led. Raises FencedError."""
+        stored, version = self._read_or_create()
+        if stored.epoch > 0:
+            raise FencedError(
+                f"topology {self._paths.topology_id!r} is led by {stored.driver}, which has claimed epoch "
+                f"{stored.epoch}"
+            )
+        return version
+
     def multi(self, write: str, operations: Sequence[Operation], epoch_version: int) -> None:
         """The only way in which anything changes. Raises RefusedError or LostAnswerError."""
         if self._hook is not None:

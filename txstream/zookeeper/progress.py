@@ -332,15 +332,17 @@ class TreeProgress:
 
     # --- deleting -------------------------------------------------------------------------------------
 
-    def delete_everything(self) -> None:
+    def delete_everything(self, *, unless_led: bool = False) -> None:
         problem: RefusedError | LostAnswerError | None = None
         with self._lock:
             for failures in range(1, MAX_RACES):
                 deletes = self._deletes(self._paths.base)
                 if not deletes:
                     break
+                fenced = self._fenced
+                version = fenced.version_before_claims() if unless_led else fenced.version_to_check()
                 try:
-                    self._fenced.multi("delete", deletes, self._fenced.version_to_check())
+                    fenced.multi("delete", deletes, version)
                 except LostAnswerError as lost:
                     problem = lost
                     self._tree.back_off(failures)

@@ -111,5 +111,6 @@ class ProgressStore(Protocol):
     def read_assignment(self) -> Assignment | None:
         """What was written last, by whichever leader; None before the first. Raises CorruptStateError."""
 
-    def delete_everything(self) -> None:
-        """Remove the topology's progress and identity, all or nothing."""
+    def delete_everything(self, *, unless_led: bool = False) -> None:
+        """Remove the topology's progress and identity, all or nothing. With `unless_led` only while nobody
+        has claimed an epoch; raises FencedError when somebody has."""
