@@ -12,6 +12,7 @@ from postgres import PostgresServer
 from support.server_databases import new_database
 from support.state_contract import StateFixtures
 from support.states import Rig
+from support.tables import execute
 
 from txstream.api.errors import ServiceUnavailableError, StateValueError
 from txstream.state import AnswerLostError, open_sql_database
@@ -62,6 +63,30 @@ class TestCut(StateFixtures):
 
 
 class TestStatements(StateFixtures):
+    def test_a_table_that_is_too_large_to_undo_a_batch_in(self, rig: Rig) -> None:
+        """It would be tried for ever: what helps is said."""
+        rig.commit(1, {"a": 1})
+        engine = rig.database.sessions.engine
+        rig.database.sessions.dialect.message_timeout_seconds = 0.05
+        execute(
+            rig.url,
+            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS "
+            "'BEGIN PERFORM pg_sleep(60); RETURN OLD; END'",
+            "CREATE TRIGGER slow BEFORE DELETE ON word_count FOR EACH ROW EXECUTE FUNCTION slow()",
+        )
+
+        def hurry(connection: Any, _record: object, _proxy: object) -> None:
+            connection.execute("SET statement_timeout = 100")
+
+        sa.event.listen(engine.pool, "checkout", hurry)
+        with pytest.raises(ServiceUnavailableError, match=r"'word_count' was broken off .*index_txid=True"):
+            rig.commit(1, {"a": 2})
+        sa.event.remove(engine.pool, "checkout", hurry)
+        engine.dispose()
+        execute(rig.url, "DROP TRIGGER slow ON word_count")
+        rig.commit(1, {"a": 2})
+        assert rig.values() == {"a": 2}
+
     def test_large_values_go_in_several(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
         """The server takes no array of a gigabyte, and would say that its data is damaged."""
         monkeypatch.setattr(postgresql_statements, "_STATEMENT_BYTES", 1000)

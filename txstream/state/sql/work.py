@@ -6,6 +6,7 @@ Invariant: every transaction writes its tables in the order of their names, so t
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from txstream.api.errors import ServiceUnavailableError, StateValueError, Txstre
 from txstream.semantics import Semantics
 from txstream.state.records import TableSpec
 from txstream.state.sql.dialect import Touch
+from txstream.state.sql.failures import Kind
 from txstream.state.sql.sessions import Sessions
 from txstream.state.sql.writer import TableWriter
 from txstream.transaction import TransactionAttempt
@@ -60,10 +62,26 @@ class TableWriters:
         """Undo an earlier attempt of this txid, in every table, with deltas or without. Only an attempt that
         left a ledger row can have written; it is asked for by a statement of its own, after the fence's:
         joined to it, it would see the ledger as it was before the fence's lock was granted, and miss the row
-        of the transaction that was waited for."""
+        of the transaction that was waited for.
+
+        Raises ServiceUnavailableError for a table that cannot be read in the time that a statement has."""
         for spec in sorted(specs, key=lambda spec: spec.state.table):
             if spec.semantics is Semantics.OPAQUE:
-                self.of(spec).restore(connection, attempt.txid)
+                began = time.monotonic()
+                try:
+                    self.of(spec).restore(connection, attempt.txid)
+                except DBAPIError as error:
+                    seconds = time.monotonic() - began
+                    failure = self._sessions.dialect.classify(error)
+                    allowed = self._sessions.dialect.message_timeout_seconds
+                    if failure.kind is not Kind.UNREACHABLE or seconds < allowed:
+                        raise
+                    raise ServiceUnavailableError(
+                        f"database {self._sessions.url_for_people}: undoing an earlier attempt of {attempt} in "
+                        f"table {spec.state.table!r} was broken off after {seconds:.0f} s: {failure.message}; "
+                        f"if the table is so large, declare it with index_txid=True, or raise "
+                        f"message_timeout_seconds (now {allowed:g}), and start again"
+                    ) from error
                 answered()
 
     def write(self, connection: Connection, attempt: TransactionAttempt, work: Work, answered: Touch) -> None:
