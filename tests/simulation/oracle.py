@@ -17,6 +17,7 @@ from simulation.releases import DEFAULT, Held
 from simulation.world import Tree, WrongResultError
 from txstream.metas import BatchMetas, MetaCodec
 from txstream.state.declarations import Owner, declared_spec
+from txstream.state.store import layout
 from txstream.state.store.overlay import Overlay
 from txstream.transaction import FIRST_TXID, AttemptId, Txid
 from txstream.zookeeper import Identity
@@ -47,7 +48,7 @@ class Oracle:
     batches: dict[Txid, tuple[AttemptId | None, BatchMetas[Range]]] = field(default_factory=dict)
     since: dict[str, Txid] = field(default_factory=dict)
     declared: dict[str, bool] = field(default_factory=dict)
-    _grown: dict[str, Txid] = field(default_factory=dict)
+    _grown: dict[str, tuple[Txid, AttemptId]] = field(default_factory=dict)
 
     def look(self, tree: Tree, paths: Paths) -> None:
         """ZooKeeper has changed. What was lost there tells nothing."""
@@ -82,7 +83,8 @@ class Oracle:
                 (name,) = key
                 wide = value is not None and "total" in declared_spec(Owner(*value)).state.value_names
                 if name in self.declared and wide and not self.declared[name]:
-                    self._grown[name] = self.current
+                    fence = layout.read_fence(changes.get("fence", ("t",)))
+                    self._grown[name] = self.current, fence.attempt
                 if value is None:
                     self.declared.pop(name, None)
                 else:
@@ -95,7 +97,7 @@ class Oracle:
     def rows(self, table: str) -> Mapping[str, tuple[int, ...]]:
         """A state's rows: by key, the values."""
         start = self.since[table]
-        wide_from = max(start, self._grown.get(table, start))
+        wide_from = self._wide_from(table, start)
         found: dict[str, tuple[int, int]] = {}
         for txid in sorted(txid for txid in self.batches if txid >= start):
             for key, (n, total) in self._held(txid).items():
@@ -108,6 +110,16 @@ class Oracle:
         if self.declared[table]:
             return found
         return {key: (n,) for key, (n, _) in found.items()}
+
+    def _wide_from(self, table: str, start: Txid) -> Txid:
+        """The first batch that `total` counts: the one that was current when it came, unless an attempt of
+        before is what was committed of that."""
+        if table not in self._grown:
+            return start
+        txid, leader = self._grown[table]
+        committed_by = self.batches[txid][0] if txid in self.batches else None
+        was_before = committed_by is not None and committed_by < leader
+        return max(start, Txid(txid + 1) if was_before else txid)
 
     def check_chain(self) -> None:
         """Every record of the log is in exactly one batch."""
