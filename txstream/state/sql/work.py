@@ -77,9 +77,9 @@ class TableWriters:
                     if failure.kind is not Kind.UNREACHABLE or seconds < allowed:
                         raise
                     raise ServiceUnavailableError(
-                        f"database {self._sessions.url_for_people}: undoing an earlier attempt of {attempt} in "
-                        f"table {spec.state.table!r} was broken off after {seconds:.0f} s: {failure.message}; "
-                        f"if the table is so large, declare it with index_txid=True, or raise "
+                        f"database {self._sessions.url_for_people}: undoing an earlier attempt of {attempt} "
+                        f"in table {spec.state.table!r} was broken off after {seconds:.0f} s: "
+                        f"{failure.message}; if the table is so large, declare it with index_txid=True, or raise "
                         f"message_timeout_seconds (now {allowed:g}), and start again"
                     ) from error
                 answered()
