@@ -358,8 +358,8 @@ COMMIT = (
         "5.3",
         "every table is restored, with deltas or without",
         _WORK,
-        "if spec.semantics is Semantics.OPAQUE:\n                self.of(spec).restore",
-        "if spec.state.table == 'first':\n                self.of(spec).restore",
+        "if spec.semantics is Semantics.OPAQUE:\n                with self._undoing",
+        "if spec.state.table == 'first':\n                with self._undoing",
         f"{EXECUTORS}::test_every_table_is_undone_with_deltas_or_without",
     ),
     Guard(

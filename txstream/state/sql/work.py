@@ -67,22 +67,29 @@ class TableWriters:
         Raises ServiceUnavailableError for a table that cannot be read in the time that a statement has."""
         for spec in sorted(specs, key=lambda spec: spec.state.table):
             if spec.semantics is Semantics.OPAQUE:
-                began = time.monotonic()
-                try:
+                with self._undoing(attempt, spec):
                     self.of(spec).restore(connection, attempt.txid)
-                except DBAPIError as error:
-                    seconds = time.monotonic() - began
-                    failure = self._sessions.dialect.classify(error)
-                    allowed = self._sessions.dialect.message_timeout_seconds
-                    if failure.kind is not Kind.UNREACHABLE or seconds < allowed:
-                        raise
-                    raise ServiceUnavailableError(
-                        f"database {self._sessions.url_for_people}: undoing an earlier attempt of {attempt} "
-                        f"in table {spec.state.table!r} was broken off after {seconds:.0f} s: "
-                        f"{failure.message}; if the table is so large, declare it with index_txid=True, or raise "
-                        f"message_timeout_seconds (now {allowed:g}), and start again"
-                    ) from error
                 answered()
+
+    @contextlib.contextmanager
+    def _undoing(self, attempt: TransactionAttempt, spec: TableSpec) -> Iterator[None]:
+        """Say what helps where reading a table takes longer than a statement may; else it would be tried for
+        ever without a word of it."""
+        dialect = self._sessions.dialect
+        began = time.monotonic()
+        try:
+            yield
+        except DBAPIError as error:
+            seconds = time.monotonic() - began
+            failure = dialect.classify(error)
+            if failure.kind is not Kind.UNREACHABLE or seconds < dialect.message_timeout_seconds:
+                raise
+            raise ServiceUnavailableError(
+                f"database {self._sessions.url_for_people}: undoing an earlier attempt of {attempt} in table "
+                f"{spec.state.table!r} was broken off after {seconds:.0f} s: {failure.message}; if the table "
+                f"is that large, declare it with index_txid=True, or raise message_timeout_seconds (now "
+                f"{dialect.message_timeout_seconds:g}), and start again"
+            ) from error
 
     def write(self, connection: Connection, attempt: TransactionAttempt, work: Work, answered: Touch) -> None:
         """Merge the deltas into their tables. Raises TxidRegressionError or StateValueError."""
