@@ -7,6 +7,7 @@ has fetched.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import os
 import pwd
@@ -17,13 +18,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+import psutil
 import pymysql
 from sqlalchemy import URL
 
 import get_mysql
+from txstream.embedded.process import wait_until
 
 _START_SECONDS: Final = 60.0
 _LIBC: Final = ctypes.CDLL(None)
@@ -195,6 +199,18 @@ class MySQLFamilyServer:
             self._process.wait(_START_SECONDS)
             self._process = None
 
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """It keeps its connections open and does nothing. The signal reaches one of its threads, and that one
+        the others a little later: until all stand still a statement may be answered."""
+        process = psutil.Process(self.pid)
+        process.send_signal(signal.SIGSTOP)
+        try:
+            assert wait_until(lambda: _all_stopped(process.pid), 10)
+            yield
+        finally:
+            process.send_signal(signal.SIGCONT)
+
     def close(self) -> None:
         """Stop it for good and remove its data."""
         self.stop()
@@ -278,6 +294,16 @@ def _mariadb_program(*names: str) -> str:
 
 def _found(name: str) -> str | None:
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+
+
+def _all_stopped(pid: int) -> bool:
+    if sys.platform != "linux":
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    states = []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it has just ended
+            states.append((thread / "stat").read_text().rpartition(")")[2].split()[0])
+    return set(states) <= {"T"}
 
 
 def _die_with_the_tests() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 
 import pymysql
 import pytest
@@ -132,8 +130,10 @@ def test_a_server_that_freezes_is_given_up_over_tls_too(own_mysql: MySQLServer, 
     with contextlib.closing(open_sql_database(url, message_timeout_seconds=1.0)) as database:
         rig = Rig(database, url).join()
         database.sessions.dialect.silence_seconds = 1.0  # type: ignore[attr-defined]  # its usual is 10 s more
-        try:
+        with contextlib.ExitStack() as frozen:
+
+            def freeze(_point: str) -> None:
+                frozen.enter_context(own_mysql.frozen())
+
             with pytest.raises(AnswerLostError, match="the server did not answer for 1 s"):
-                rig.commit(1, {"a": 1}, reached=lambda _: os.kill(own_mysql.pid, signal.SIGSTOP))
-        finally:
-            os.kill(own_mysql.pid, signal.SIGCONT)
+                rig.commit(1, {"a": 1}, reached=freeze)

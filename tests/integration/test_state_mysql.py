@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 from collections.abc import Callable, Iterator
 from typing import ClassVar
 
@@ -23,12 +21,15 @@ from support.server_contract import ServerLocks, ServerOutages, closing
 from support.server_databases import OneDatabase, new_database
 from support.sql_contract import SqlStateContract
 from support.state_histories import HistoryContract
+from support.states import Rig
 from support.type_contract import INFINITY, AllTypesContract
 from support.upgrade_contract import UpgradeContract
 from support.value_rules import StoreValueRules
 
 from txstream.embedded.process import wait_until
 from txstream.engine.points import Point
+from txstream.state import open_sql_database
+from txstream.state.sql.sessions import Sessions
 from txstream.testing import TopologyTest
 
 
@@ -121,17 +122,11 @@ class TestLocks(Tools, ServerLocks):
 class TestOutages(Tools, ServerOutages):
     @pytest.fixture(params=["own_mariadb", "own_mysql"])
     def server(self, request: pytest.FixtureRequest) -> MySQLFamilyServer:
-        found: MySQLFamilyServer = request.getfixturevalue(request.param)
-        self.pid = found.pid
-        return found
+        self.own: MySQLFamilyServer = request.getfixturevalue(request.param)
+        return self.own
 
-    @contextlib.contextmanager
-    def freeze(self, url: str | None) -> Iterator[object]:
-        os.kill(self.pid, signal.SIGSTOP)
-        try:
-            yield None
-        finally:
-            os.kill(self.pid, signal.SIGCONT)
+    def freeze(self, url: str | None) -> contextlib.AbstractContextManager[object]:
+        return self.own.frozen()
 
     @contextlib.contextmanager
     def losing(self, url: str) -> Iterator[tuple[str, AnswerLosingProxy]]:
@@ -141,6 +136,27 @@ class TestOutages(Tools, ServerOutages):
         with closing(AnswerLosingProxy((server.host, server.port), ("127.0.0.1", 0))) as proxy:
             through = server.set(port=proxy.address[1])
             yield through.render_as_string(hide_password=False), proxy
+
+    def test_a_server_that_freezes_when_it_has_committed_is_not_waited_for(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The batch is committed, and giving the connection back asks the server once more."""
+        impatient = open_sql_database(rig.url)
+        release = Sessions._release
+        with contextlib.ExitStack() as frozen:
+
+            def freeze(sessions: Sessions, connection: sa.Connection) -> None:
+                monkeypatch.undo()
+                frozen.enter_context(self.own.frozen())
+                sessions.dialect.silence_seconds = 1.0  # type: ignore[attr-defined]  # its usual is 35 s
+                release(sessions, connection)
+
+            monkeypatch.setattr(Sessions, "_release", freeze)
+            Rig(impatient, rig.url).commit(1, {"a": 1}, under=rig.next(1))
+        assert rig.values() == {"a": 1}
+        Rig(impatient, rig.url).commit(2, {"a": 1}, under=rig.next(2))
+        assert rig.values() == {"a": 2}
+        impatient.close()
 
 
 @pytest.mark.parametrize("path", ["driver", "executors"])

@@ -75,6 +75,8 @@ class StateDialect(ABC):
     label: ClassVar[str]  # as people do
     snapshot_isolation: ClassVar[str | None] = "REPEATABLE READ"
     """The isolation level under which a transaction sees one moment; None where every one does."""
+    asks_at_release: ClassVar[bool] = False
+    """Does the server hear of it when a connection goes back to its pool?"""
 
     def __init__(self, url: URL, connect_timeout_seconds: float, message_timeout_seconds: float) -> None:
         self.url = url

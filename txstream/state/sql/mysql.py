@@ -94,6 +94,7 @@ _SIMPLE: dict[pa.DataType, Callable[[], types.TypeEngine[Any]]] = {
 class MySQLDialect(StateDialect):
     name: ClassVar[str] = "mysql"
     label: ClassVar[str] = "MySQL or MariaDB"
+    asks_at_release: ClassVar[bool] = True
     longest_name: ClassVar[int | None] = _LONGEST_IDENTIFIER
     least: ClassVar[str] = "least"
     greatest: ClassVar[str] = "greatest"

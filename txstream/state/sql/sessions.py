@@ -127,11 +127,15 @@ class Sessions:
             return False
         return True
 
-    @staticmethod
-    def _release(connection: Connection) -> None:
-        if not connection.invalidated:
-            connection.info[_USED_AT] = time.monotonic()
-        connection.close()
+    def _release(self, connection: Connection) -> None:
+        """Give it back to the pool, which may ask the server to forget what is the session's: a server that is
+        silent by now is given up too, and its connection thrown away. What was committed is committed."""
+        if connection.invalidated:
+            connection.close()
+            return
+        connection.info[_USED_AT] = time.monotonic()
+        with self.dialect.deadline(connection) if self.dialect.asks_at_release else contextlib.nullcontext():
+            connection.close()
 
     @property
     def _driver_error(self) -> type[Exception]:
