@@ -122,8 +122,9 @@ class TestLocks(Tools, ServerLocks):
 class TestOutages(Tools, ServerOutages):
     @pytest.fixture(params=["own_mariadb", "own_mysql"])
     def server(self, request: pytest.FixtureRequest) -> MySQLFamilyServer:
-        self.own: MySQLFamilyServer = request.getfixturevalue(request.param)
-        return self.own
+        found: MySQLFamilyServer = request.getfixturevalue(request.param)
+        self.own = found
+        return found
 
     def freeze(self, url: str | None) -> contextlib.AbstractContextManager[object]:
         return self.own.frozen()

@@ -128,8 +128,8 @@ class Sessions:
         return True
 
     def _release(self, connection: Connection) -> None:
-        """Give it back to the pool, which may ask the server to forget what is the session's: a server that is
-        silent by now is given up too, and its connection thrown away. What was committed is committed."""
+        """Give it back to the pool, which may ask the server to forget what is the session's: a server that
+        is silent by now is given up too, and its connection thrown away. What was committed stays so."""
         if connection.invalidated:
             connection.close()
             return
