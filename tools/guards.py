@@ -682,6 +682,15 @@ HOLES = (
     ),
     Guard(
         "hole 3",
+        "ZooKeeper made again: which states there are is read after the fences were raised",
+        "txstream/inspect/rebuilding.py",
+        "    identity = identity_from(topology_id, own, open_store, topology)\n"
+        "    _refuse_unseen(topology_id, identity, own)\n    rebuilt",
+        "    rebuilt",
+        "tests/unit/test_recover.py::test_a_state_that_joined_while_somebody_was_asked",
+    ),
+    Guard(
+        "hole 3",
         "state tables remember whose they are",
         "txstream/state/fence_rules.py",
         "    if found.uuid != uuid:\n",

@@ -548,3 +548,32 @@ def test_a_state_that_was_joining_when_its_driver_died(
     later = Counter(" ".join(LINES[4:]).split())
     assert read_counts(site.urls[1], "words_1") == later, "it counts from the txid that was current"
     assert site.fsck().findings == ()
+
+
+def test_a_state_that_joined_while_somebody_was_asked(make_site: Any) -> None:
+    """Somebody else has recovered it meanwhile, and newer code has run: the identity is read after the raise."""
+    site = make_site()
+    grown, first = site.topology, topology_over(site.source, site.urls[:1], OpaqueSpout)
+    site.test.crash()
+    site.lose_zookeeper()
+    for database in site.databases:
+        database.delete("words", drop_state=True)
+    site.test.restart(first)
+    site.test.commit(2)
+    site.test.crash()
+    site.lose_zookeeper()
+
+    def confirm(_question: str) -> bool:
+        assert recover_in("words", site.store, site.databases[:1]).current_txid == 3
+        site.test.restart(grown)
+        site.test.commit(3)
+        site.test.crash()
+        return True
+
+    with pytest.raises(ServiceUnavailableError, match=r"words_1.*--state-database"):
+        recover_in("words", site.store, site.databases[:1], confirm=confirm)
+    assert site.store().read_identity().tables == ("words_0", "words_1")
+    site.test.restart(grown)
+    site.test.run()
+    assert read_counts(site.urls[0], "words_0") == TRUTH
+    assert read_counts(site.urls[1], "words_1") == Counter(" ".join(LINES[4:]).split())

@@ -109,8 +109,10 @@ def recover_in(
             _join_again(topology_id, identity, one, own)
             changes.append(f"made the fence of {one.database.url_for_people} again")
     epoch = take_over(topology_id, identity.uuid, store, databases)
-    # From here on no older driver can change what is read.
+    # From here on no older driver can change what is read; until here one may have let a state join.
     own = own_of(topology_id, databases)
+    identity = identity_from(topology_id, own, open_store, topology)
+    _refuse_unseen(topology_id, identity, own)
     rebuilt = rebuilt_from(topology_id, identity.semantics, own, stored_or_none(store), codec)
     _refuse_older_ledger(topology_id, own)
     store.rebuild(identity, rebuilt.progress)
