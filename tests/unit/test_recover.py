@@ -551,7 +551,7 @@ def test_a_state_that_was_joining_when_its_driver_died(
 
 
 def test_a_state_that_joined_while_somebody_was_asked(make_site: Any) -> None:
-    """Somebody else has recovered it meanwhile, and newer code has run: the identity is read after the raise."""
+    """Somebody else has recovered it meanwhile, and newer code has run: it reads after the raise."""
     site = make_site()
     grown, first = site.topology, topology_over(site.source, site.urls[:1], OpaqueSpout)
     site.test.crash()
