@@ -179,6 +179,14 @@ START = (
     ),
     Guard(
         "5.2",
+        "joining does not replace the identity that a leader keeps",
+        "txstream/state/fence_rules.py",
+        "    return found.attempt == 0 or found.identity is None\n",
+        "    return True\n",
+        "tests/unit/test_start_races.py::test_joining_does_not_replace_what_a_leader_keeps[sqlite]",
+    ),
+    Guard(
+        "5.2",
         "a first run that is refused takes back nothing that another driver leads",
         "txstream/engine/claim.py",
         ", uuid=identity.uuid, attempt=AttemptId(0))",

@@ -29,7 +29,7 @@ from txstream.engine.assembly import Takeover, take_up
 from txstream.engine.targets import state_targets
 from txstream.metas import MetaCodec
 from txstream.semantics import Semantics
-from txstream.state import StateBackend, TableSpec, open_database
+from txstream.state import StateBackend, TableSpec, fence_rules, open_database
 from txstream.state.store.memory import forget
 from txstream.transaction import Txid, attempt_id
 from txstream.zookeeper import MemoryProgress, MemoryTree
@@ -166,8 +166,12 @@ class Sleeping(Refusing):
         self._store.join(*arguments, **options)
 
 
-def test_a_driver_of_before_does_not_change_what_a_rebuild_of_zookeeper_would_find(place: Place) -> None:
-    """`recover` would lose the state that has joined: batches of the former code would pass it by."""
+def test_a_driver_of_before_does_not_change_what_a_rebuild_of_zookeeper_would_find(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`recover` would lose the state that has joined: batches of the former code would pass it by. Here in a
+    store whose joining keeps whatever it is given, as one of a user's may."""
+    monkeypatch.setattr(fence_rules, "joining_keeps", lambda found: True)
     place.start(code(NARROW))
     sleeping: Any = Sleeping(place.open(), lambda: place.start(code(NARROW, MORE)))
     with pytest.raises(IdentityMismatchError):
@@ -176,6 +180,15 @@ def test_a_driver_of_before_does_not_change_what_a_rebuild_of_zookeeper_would_fi
     assert fence is not None
     assert fence.identity is not None
     assert fence.identity["identity"]["tables"] == ["counts", "more"]
+
+
+def test_joining_does_not_replace_what_a_leader_keeps(place: Place) -> None:
+    taken = place.start(code(NARROW))
+    store = place.open()
+    before = store.read_fence("words")
+    uuid = taken.identity.uuid
+    store.join("words", uuid, (), semantics=Semantics.OPAQUE, first_run=False, identity={"n": 1})
+    assert store.read_fence("words") == before
 
 
 def test_an_identity_is_kept_under_the_fence_alone(place: Place) -> None:
