@@ -516,12 +516,8 @@ def test_an_old_copy_of_the_identity_is_not_kept(make_site: Any) -> None:
     site.finish()
 
 
-@pytest.mark.parametrize("step", ["begin_ledger", "replace_identity"])
-def test_a_state_that_was_joining_when_its_driver_died(
-    make_site: Any, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    """Its database has no ledger yet, or one that ZooKeeper's identity does not name: both are in order."""
-    site = make_site()
+def begun_with_one_state(site: Site) -> Any:
+    """Two batches, of code that lacks the second state; the code that has it."""
     grown, first = site.topology, topology_over(site.source, site.urls[:1], OpaqueSpout)
     site.test.crash()
     site.lose_zookeeper()
@@ -530,6 +526,16 @@ def test_a_state_that_was_joining_when_its_driver_died(
     site.test.restart(first)
     site.test.commit(2)
     site.test.crash()
+    return grown
+
+
+@pytest.mark.parametrize("step", ["begin_ledger", "replace_identity"])
+def test_a_state_that_was_joining_when_its_driver_died(
+    make_site: Any, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Its database has no ledger yet, or one that ZooKeeper's identity does not name: both are in order."""
+    site = make_site()
+    grown = begun_with_one_state(site)
 
     def crash(*_: Any) -> None:
         raise CrashError("the test killed the driver")
@@ -553,14 +559,7 @@ def test_a_state_that_was_joining_when_its_driver_died(
 def test_a_state_that_joined_while_somebody_was_asked(make_site: Any) -> None:
     """Somebody else has recovered it meanwhile, and newer code has run: it reads after the raise."""
     site = make_site()
-    grown, first = site.topology, topology_over(site.source, site.urls[:1], OpaqueSpout)
-    site.test.crash()
-    site.lose_zookeeper()
-    for database in site.databases:
-        database.delete("words", drop_state=True)
-    site.test.restart(first)
-    site.test.commit(2)
-    site.test.crash()
+    grown = begun_with_one_state(site)
     site.lose_zookeeper()
 
     def confirm(_question: str) -> bool:
