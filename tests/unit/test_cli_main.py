@@ -40,6 +40,23 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (["run", WORD_COUNT, "--until", "dawn"], ["caught-up", "dawn", "--until-txid"]),
         (["run", WORD_COUNT, "--until", "caught-up", "--until-txid", "3"], ["not both"]),
         (["run", WORD_COUNT, "--id", "a/b"], ["--id", "slash"]),
+        (["run", WORD_COUNT, "--id", "🎈"], ["--id", "🎈", "printable characters", "without emoji"]),
+        *(
+            ([*command.split(), "🎈", *more.split()], ["ID", "🎈", "without emoji"])
+            for command, more in (
+                ("status", ""),
+                ("batches", ""),
+                ("show", "1"),
+                ("state list", ""),
+                ("state get", "t k"),
+                ("state top", "t"),
+                ("state diff", "t --txid 1"),
+                ("fsck", ""),
+                ("recover", "--from-ledger"),
+                ("scale", "a=1"),
+                ("delete", "-y"),
+            )
+        ),
         (["run", WORD_COUNT, "-p", "topic"], ["-p", "NAME=VALUE"]),
         (["run", WORD_COUNT, "-p", "tpoic=x"], ["tpoic", "topic, semantics, table"]),
         (["run", WORD_COUNT, "-p", "semantics=exact"], ["opaque, transactional or non-transactional"]),

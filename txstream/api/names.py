@@ -10,16 +10,16 @@ MAX_TOPOLOGY_ID_CHARACTERS = 100
 def validate_topology_id(topology_id: str) -> str:
     """The id itself when it is fit to be one. Raises TopologyError, which names what is wrong with it.
 
-    Refused: nothing at all, more than 100 characters, a slash, anything that cannot be printed (ZooKeeper
-    refuses most of it), blanks at either end, `.` and `..`, and a leading `-`, which a shell command would
-    take for an option.
+    Refused: nothing at all, more than 100 characters, a slash, anything that cannot be printed, U+FFF0 and
+    above (emoji among them), which ZooKeeper refuses in a path, blanks at either end, `.` and `..`, and a
+    leading `-`, which a shell command would take for an option.
     """
     problem = _problem(topology_id)
     if problem is not None:
         raise TopologyError(
             f"{_shown(topology_id)} cannot be a topology id: {problem}; "
-            f"an id has 1 to {MAX_TOPOLOGY_ID_CHARACTERS} printable characters without a slash, "
-            "for example word-count"
+            f"an id has 1 to {MAX_TOPOLOGY_ID_CHARACTERS} printable characters without a slash "
+            "and without emoji, for example word-count"
         )
     return topology_id
 
@@ -33,9 +33,11 @@ def _problem(topology_id: object) -> str | None:
         return f"it has {len(topology_id)} characters"
     if "/" in topology_id:
         return "it has a slash in it"
-    unprintable = next((character for character in topology_id if not _is_printable(character)), None)
+    unprintable = next((character for character in topology_id if not character.isprintable()), None)
     if unprintable is not None:
-        return f"it has the unprintable character {unprintable!a} in it"
+        return f"it has the unprintable character {unprintable!r} in it"
+    if (last := max(topology_id)) >= "\ufff0":
+        return f"ZooKeeper refuses the character {last!r} in it"
     if topology_id.strip() != topology_id:
         return "it begins or ends with a blank"
     if topology_id in (".", ".."):
@@ -45,11 +47,6 @@ def _problem(topology_id: object) -> str | None:
     return None
 
 
-def _is_printable(character: str) -> bool:
-    # U+FFF0 to U+FFFF has printable ones too (the replacement character), which ZooKeeper refuses.
-    return character.isprintable() and not "\ufff0" <= character <= "\uffff"
-
-
 def _shown(topology_id: object) -> str:
-    text = ascii(topology_id)
+    text = repr(topology_id)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -17,7 +17,7 @@ from txstream.api.errors import (
     UsageError,
 )
 from txstream.cli.context import Cli
-from txstream.cli.options import command
+from txstream.cli.options import Id, command
 from txstream.cli.stores import UnknownTopologyError, open_zookeeper, warn_of_missing
 from txstream.inspect.stores import is_missing_file, open_databases
 
@@ -39,7 +39,7 @@ def register(app: typer.Typer) -> None:
 
 def delete(
     cli: Cli,
-    topology_id: Annotated[str, typer.Argument(metavar="ID", help="The topology's id.")],
+    topology_id: Id,
     drop_state: Annotated[
         bool, typer.Option("--drop-state", help="Drop its state tables too: the results themselves.")
     ] = False,

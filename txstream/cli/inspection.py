@@ -10,7 +10,7 @@ import typer
 
 from txstream.api.errors import UsageError
 from txstream.cli.context import Cli
-from txstream.cli.options import command
+from txstream.cli.options import Id, command
 from txstream.cli.stores import warn_of_missing
 from txstream.cli.tables import escaped, shown
 from txstream.inspect.documents import plain_partitions, plain_value
@@ -71,7 +71,7 @@ def topology_document(summary: TopologySummary) -> dict[str, Any]:
 
 def batches(
     cli: Cli,
-    topology_id: Annotated[str, typer.Argument(metavar="ID", help="The topology's id.")],
+    topology_id: Id,
     last: Annotated[
         int | None, typer.Option("--last", "-n", metavar="N", help="Only the newest N.", min=1)
     ] = None,
@@ -181,7 +181,7 @@ def shown_ranges(metas: Mapping[str, Any]) -> str:
 
 def show(
     cli: Cli,
-    topology_id: Annotated[str, typer.Argument(metavar="ID", help="The topology's id.")],
+    topology_id: Id,
     txid: Annotated[int, typer.Argument(metavar="TXID", help="A txid that the ledger has.")],
 ) -> None:
     """Show one batch in full: ranges, counts, timings, and the attempts that failed."""

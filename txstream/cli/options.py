@@ -13,11 +13,24 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from txstream.api.errors import TopologyError
+from txstream.api.names import validate_topology_id
 from txstream.cli.context import Cli
 from txstream.cli.logs import set_up_logs
 from txstream.settings import DATA_DIR, Settings
 
 _PANEL = "Settings"
+
+
+def check_id(topology_id: str | None) -> str | None:
+    """For `callback=`: what is not an id by its rules is refused before anything is asked for it."""
+    try:
+        return None if topology_id is None else validate_topology_id(topology_id)
+    except TopologyError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+Id = Annotated[str, typer.Argument(metavar="ID", help="The topology's id.", callback=check_id)]
 
 _MANNERS: dict[str, Any] = {
     "debug": (Annotated[bool, typer.Option("--debug", help="Show tracebacks.")], False),

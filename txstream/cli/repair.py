@@ -9,13 +9,12 @@ import typer
 
 from txstream.api.errors import UsageError
 from txstream.cli.context import Cli, print_error
-from txstream.cli.options import command
+from txstream.cli.options import Id, command
 from txstream.cli.tables import escaped
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="The topology's id.")]
 Target = Annotated[
     str | None,
     typer.Option("--topology", metavar="MODULE:FACTORY", help="The topology's code, where it is needed."),

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from txstream.api.errors import TopologyError, TxstreamError, UsageError
+from txstream.api.errors import TxstreamError, UsageError
 from txstream.cli.context import Cli, print_error
 from txstream.cli.factory import load_topology, shipped_module
 from txstream.cli.logs import allow_log_folder, library_log
-from txstream.cli.options import command
+from txstream.cli.options import check_id, command
 from txstream.cli.parameters import split_pairs
 from txstream.cli.progress import Show, shown_progress
 from txstream.keep import Keep
@@ -56,7 +56,8 @@ def run(
         typer.Option("-p", "--parameter", metavar="NAME=VALUE", help="An argument of FACTORY."),
     ] = None,
     topology_id: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="Run it under another topology id.")
+        str | None,
+        typer.Option("--id", metavar="ID", help="Run it under another topology id.", callback=check_id),
     ] = None,
     until: Annotated[
         str | None,
@@ -97,7 +98,7 @@ def run(
     files = _existing(py_files or [])
     topology = load_topology(target, parameter or [])
     if topology_id is not None:
-        topology = _renamed(topology, topology_id)
+        topology = topology.with_id(topology_id)
     settings = cli.resolve()
     settings.require_zookeeper()
     from txstream.embedded.java import find_java
@@ -147,13 +148,6 @@ def _existing(files: Sequence[Path]) -> tuple[str, ...]:
                 f"--py-files {file}: Spark takes .py and .zip files; `txstream package` makes a zip"
             )
     return tuple(str(file.resolve()) for file in files)
-
-
-def _renamed(topology: Topology, topology_id: str) -> Topology:
-    try:
-        return topology.with_id(topology_id)
-    except TopologyError as error:
-        raise UsageError(f"--id: {error}") from error
 
 
 def _file_name(topology_id: str) -> str:

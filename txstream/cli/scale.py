@@ -9,7 +9,7 @@ import typer
 
 from txstream.api.errors import ServiceUnavailableError, TxstreamError, UsageError
 from txstream.cli.context import Cli
-from txstream.cli.options import command
+from txstream.cli.options import Id, command
 from txstream.cli.stores import UnknownTopologyError, open_zookeeper
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def register(app: typer.Typer) -> None:
 
 def scale(
     cli: Cli,
-    topology_id: Annotated[str, typer.Argument(metavar="ID", help="The topology's id.")],
+    topology_id: Id,
     slots: Annotated[
         list[str], typer.Argument(metavar="COMPONENT=N...", help="Components, and the slots that each gets.")
     ],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from txstream.cli.context import Cli
-from txstream.cli.options import command
+from txstream.cli.options import Id, command
 from txstream.cli.stores import warn_of_missing
 from txstream.cli.tables import quoted
 from txstream.inspect.documents import document, flat_row, plain_value
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 state = typer.Typer(help="State tables.", no_args_is_help=True)
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="The topology's id.")]
 Table = Annotated[str, typer.Argument(metavar="TABLE", help="One of its state tables.")]
 In = Annotated[
     str | None,

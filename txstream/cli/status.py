@@ -17,6 +17,7 @@ from txstream.cli.inspection import (
     shown_time,
     topology_document,
 )
+from txstream.cli.options import check_id
 from txstream.cli.stores import (
     existing_database,
     open_zookeeper,
@@ -39,7 +40,9 @@ _LAG_SECONDS = 3.0
 
 def status(
     cli: Cli,
-    topology_id: Annotated[str | None, typer.Argument(metavar="[ID]", help="A topology's id.")] = None,
+    topology_id: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="A topology's id.", callback=check_id)
+    ] = None,
     tasks: Annotated[
         bool, typer.Option("--tasks", help="With ID: where the tasks of a recent batch ran.")
     ] = False,
