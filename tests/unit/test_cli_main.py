@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from txstream.api.errors import BoltError, FencedError, ServiceUnavailableError
 from txstream.cli import run as run_module
 from txstream.cli.logs import LibraryLog, allow_log_folder
-from txstream.cli.main import main
+from txstream.cli.main import app, main
 from txstream.embedded import java
 
 WORD_COUNT = "txstream.examples.word_count:topology"
@@ -90,6 +91,25 @@ def test_usage_errors_are_one_line_and_status_2(
 def test_help_is_status_0(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 0
     assert "Usage: txstream" in capsys.readouterr().out
+
+
+def groups() -> list[list[str]]:
+    """What is typed for the command itself and for each group of commands."""
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    return [[], *([name] for name, one in commands.items() if hasattr(one, "commands"))]
+
+
+@pytest.mark.parametrize("typed", groups(), ids=" ".join)
+def test_without_a_command_the_help_is_shown_and_the_status_is_2(
+    typed: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On standard error: nobody asked for it, so a pipe gets nothing."""
+    main([*typed, "--help"])
+    wanted = capsys.readouterr().out
+    assert main(typed) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.rstrip("\n") == wanted.rstrip("\n")
 
 
 def test_every_command_is_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -111,7 +111,8 @@ def _parser_errors() -> tuple[type[BaseException], ...]:
 def _tell_usage(error: BaseException) -> None:
     """The parser's complaint in a line, with the help that would have helped."""
     message = getattr(error, "format_message", lambda: str(error))()
-    if not message:  # no arguments at all: the parser has shown the help already
+    if type(error).__name__ == "NoArgsIsHelpError":  # no public name to import; its message is the help
+        print_error(message)
         return
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "txstream"
