@@ -64,6 +64,19 @@ def test_json_is_the_document(capsys: pytest.CaptureFixture[str]) -> None:
     assert with_plan == {**document, "plan": plan_document(plan_batch(branching()))}
 
 
+def loud() -> Topology:
+    print("from the factory")
+    subprocess.run(["echo", "from a child"], check=True)
+    return branching()
+
+
+def test_json_is_only_json_whatever_the_factory_prints(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["describe", f"{__name__}:loud", "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out) == branching().to_document()
+    assert sorted(err.splitlines()) == ["from a child", "from the factory"]
+
+
 def test_the_stages_come_below_the_text(capsys: pytest.CaptureFixture[str]) -> None:
     shown = told(capsys, "support.topologies:storm_example", "--stages", "--width", "1")
     assert shown == f"{storm_example().describe()}\n\n{plan_text(plan_batch(storm_example(), 1))}\n"

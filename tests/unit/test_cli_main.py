@@ -17,6 +17,7 @@ from txstream.cli import run as run_module
 from txstream.cli.logs import LibraryLog, allow_log_folder
 from txstream.cli.main import app, main
 from txstream.embedded import java
+from txstream.engine.report import RunReport
 
 WORD_COUNT = "txstream.examples.word_count:topology"
 
@@ -150,6 +151,20 @@ def run_that_raises(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> No
         raise error
 
     monkeypatch.setattr(run_module, "_run", raising)
+
+
+def test_a_runs_json_is_only_json_whatever_bolts_print_on_the_driver(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def run_that_prints(*arguments: Any, **options: Any) -> tuple[RunReport, bool]:
+        print("from a bolt")
+        return RunReport("words", "0", "opaque", 1, 1, 1, 1, 1, 0, 0, 0, 1.0, True), False
+
+    monkeypatch.setattr(run_module, "_run", run_that_prints)
+    assert main(["run", WORD_COUNT, "--zookeeper", "127.0.0.1:1", "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out)["topology"] == "words"
+    assert "from a bolt" in err
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import os
 import sys
 import sysconfig
 import tempfile
@@ -38,6 +39,21 @@ def put_working_directory_first() -> None:
         sys.path.insert(0, here)
 
 
+@contextlib.contextmanager
+def user_code_prints_to_stderr() -> Iterator[None]:
+    """Standard output is for a command's own data: what the user's code prints there meanwhile, and what the
+    processes print that it starts, goes to standard error."""
+    sys.stdout.flush()
+    ours = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(ours, 1)
+        os.close(ours)
+
+
 def load_topology(target: str, pairs: Sequence[str]) -> Topology:
     """The topology that MODULE:FACTORY returns when it is called with the parameters.
 
@@ -46,12 +62,13 @@ def load_topology(target: str, pairs: Sequence[str]) -> Topology:
     """
     from txstream.api.topology import Topology
 
-    factory = load_factory(target)
-    arguments = keyword_arguments(factory, pairs, target)
-    try:
-        topology = factory(**arguments)
-    except (Exception, SystemExit) as error:
-        raise FactoryError(f"{target} raised {_described(error)}") from error
+    with user_code_prints_to_stderr():
+        factory = load_factory(target)
+        arguments = keyword_arguments(factory, pairs, target)
+        try:
+            topology = factory(**arguments)
+        except (Exception, SystemExit) as error:
+            raise FactoryError(f"{target} raised {_described(error)}") from error
     if not isinstance(topology, Topology):
         raise FactoryError(
             f"{target} returned {_a(topology)}, not a Topology; end it with `return builder.build()`"

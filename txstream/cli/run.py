@@ -20,7 +20,7 @@ import typer
 
 from txstream.api.errors import TxstreamError, UsageError
 from txstream.cli.context import Cli, print_error
-from txstream.cli.factory import load_topology, shipped_module
+from txstream.cli.factory import load_topology, shipped_module, user_code_prints_to_stderr
 from txstream.cli.logs import allow_log_folder, library_log
 from txstream.cli.options import check_id, command
 from txstream.cli.parameters import split_pairs
@@ -120,7 +120,8 @@ def run(
         if settings.uses_default_database:
             cli.say(f"database: {settings.default_database_file}")
         try:
-            report, stopped = _run(cli, topology, settings, until, until_txid, wait=not no_wait)
+            with user_code_prints_to_stderr():
+                report, stopped = _run(cli, topology, settings, until, until_txid, wait=not no_wait)
         except TxstreamError:
             _name_logs([spark_log, library_log(cli)])
             raise
