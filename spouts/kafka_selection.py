@@ -67,16 +67,21 @@ class TopicSelection:
         return {**found, **client.topics(missing, timeout_seconds)} if missing else found
 
 
+def is_topic_name(name: str) -> bool:
+    return _TOPIC_NAME.fullmatch(name) is not None and name not in (".", "..")
+
+
+def bad_topic_name(name: object) -> str:
+    return f"{name!r} is not a Kafka topic name; it takes 1 to 249 letters, digits, '.', '_' and '-'"
+
+
 def _checked_names(topics: str | Sequence[str]) -> tuple[str, ...]:
     names = (topics,) if isinstance(topics, str) else tuple(topics)
     if not names:
         raise TopologyError("KafkaSource needs at least one topic")
     for name in names:
-        if not isinstance(name, str) or not _TOPIC_NAME.fullmatch(name) or name in (".", ".."):
-            raise TopologyError(
-                f"{name!r} is not a Kafka topic name; it takes 1 to 249 letters, digits, '.', '_' and '-'; "
-                f"a regular expression is given as topic_pattern="
-            )
+        if not isinstance(name, str) or not is_topic_name(name):
+            raise TopologyError(f"{bad_topic_name(name)}; a regular expression is given as topic_pattern=")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise TopologyError(f"KafkaSource got the topic {twice[0]!r} twice; name each topic once")

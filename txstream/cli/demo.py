@@ -26,7 +26,7 @@ from txstream.cli.options import command
 
 if TYPE_CHECKING:
     from txstream.cli.demo_driver import DriverEnd
-    from txstream.cli.demo_topic import DemoTopics
+    from txstream.cli.kafka_topics import KafkaTopics
     from txstream.settings import Settings
     from txstream.state import BatchRecord
 
@@ -190,21 +190,22 @@ def _remove_older(cli: Cli, settings: Settings) -> None:
                 database.delete(name, drop_state=True)
             removed.add(name)
     running = older - removed
-    removed.update(_topics(settings).remove(lambda name: name not in running))
+    removed.update(_topics(settings).remove(lambda name: name.startswith(PREFIX) and name not in running))
     if removed:
         cli.say(f"removed {len(removed)} older demo{'s' if len(removed) > 1 else ''}")
 
 
-def _topics(settings: Settings) -> DemoTopics:
-    from txstream.cli.demo_topic import DemoTopics
+def _topics(settings: Settings) -> KafkaTopics:
+    from txstream.cli.kafka_topics import KafkaTopics
 
-    return DemoTopics(settings.require_kafka(), PREFIX, settings.connect_timeout_seconds)
+    return KafkaTopics(settings.require_kafka(), settings.connect_timeout_seconds)
 
 
 def _fill_topic(here: Demo) -> None:
     topics = _topics(here.settings)
     topics.create(here.name, PARTITIONS)
     console = here.cli.error_console()
+    records = [(None, line.encode()) for line in here.lines]
     what = f"{sum(here.truth.values()):,} words in {len(here.lines):,} lines"
     if console.is_terminal:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
@@ -212,9 +213,9 @@ def _fill_topic(here: Demo) -> None:
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
         with Progress(*columns, console=console) as bar:
             task = bar.add_task("producing lines", total=len(here.lines))
-            topics.fill(here.name, here.lines, PARTITIONS, lambda more: bar.update(task, advance=more))
+            topics.fill(here.name, records, PARTITIONS, lambda more: bar.update(task, advance=more))
     else:
-        topics.fill(here.name, here.lines, PARTITIONS, lambda _: None)
+        topics.fill(here.name, records, PARTITIONS, lambda _: None)
     here.cli.say(f"produced {what} into topic {here.name} ({PARTITIONS} partitions)")
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from txstream.api.errors import TxstreamError
-from txstream.cli import administration, demo, describe, inspection, repair, run, scale, services
+from txstream.cli import administration, demo, describe, inspection, repair, run, scale, services, topic
 from txstream.cli.context import print_error
 
 _USAGE_STATUS = 2
@@ -51,6 +51,7 @@ def _root(
 
 demo.register(app)
 services.register(app)
+topic.register(app)
 run.register(app)
 describe.register(app)
 scale.register(app)

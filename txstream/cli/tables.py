@@ -29,6 +29,11 @@ def shown(value: object) -> str:
     return str(value)
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 record`, `2,000 records`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def escaped(text: str) -> str:
     """Text in which everything that a terminal would act on or not show is written as JSON writes it."""
     return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in text)
