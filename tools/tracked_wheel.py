@@ -48,17 +48,22 @@ def packaged_files(root: Path = ROOT) -> dict[PurePosixPath, PurePosixPath]:
     }
 
 
+def copy_tracked(into: Path, root: Path = ROOT) -> Path:
+    """A checkout of what git tracks below `into`; `into`."""
+    for path in tracked_files(root):
+        target = into / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(root / path, target)
+    return into
+
+
 def build_wheel(into: Path, root: Path = ROOT) -> Path:
     """Build the wheel below the empty folder `into` and return its path.
 
     The build is not isolated: the environment that runs this has setuptools (the `dev` extra), so that
     no network is needed.
     """
-    source = into / "source"
-    for path in tracked_files(root):
-        target = source / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(root / path, target)
+    source = copy_tracked(into / "source", root)
     dist = into / "dist"
     built = subprocess.run(
         [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", dist, source],

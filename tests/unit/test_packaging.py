@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 import txstream
-from tracked_wheel import INSTALLS_AS, ROOT, build_wheel, packaged_files, tracked_files
+from tracked_wheel import INSTALLS_AS, build_wheel, copy_tracked, packaged_files
 
 
 @pytest.fixture(scope="module")
@@ -56,10 +56,7 @@ def test_wheel_carries_command_types_and_licence(wheel: Path) -> None:
 
 def test_untracked_files_and_old_builds_do_not_reach_the_wheel(tmp_path: Path, wheel: Path) -> None:
     """Build a copy of the checkout in which somebody left a stale build and a file that git does not know."""
-    checkout = tmp_path / "checkout"
-    for path in tracked_files():
-        (checkout / path).parent.mkdir(parents=True, exist_ok=True)
-        (checkout / path).write_bytes((ROOT / path).read_bytes())
+    checkout = copy_tracked(tmp_path / "checkout")
     for command in (["git", "init", "-q"], ["git", "add", "--all", "--force"]):
         subprocess.run(command, cwd=checkout, check=True)
     stale = checkout / "build" / "lib" / "txstream" / "deleted.py"
