@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         BatchCollector as BatchCollector,
         BatchSpout as BatchSpout,
     )
+    from txstream.api.bolt_checks import TopologyWarning as TopologyWarning
     from txstream.api.bolts import (
         BasicBolt as BasicBolt,
         BatchBolt as BatchBolt,
@@ -109,6 +110,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "txstream.api.batch_spouts": ("BatchCollector", "BatchSpout"),
+    "txstream.api.bolt_checks": ("TopologyWarning",),
     "txstream.api.bolts": (
         "BasicBolt",
         "BatchBolt",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -173,6 +174,23 @@ def only_named(a: Any, *, collector: Any) -> None: ...
 def test_a_function_must_take_a_tuple_or_a_tuple_and_a_collector(function: Any) -> None:
     with pytest.raises(TopologyError, match=f"bolt '{function.__name__}' must take a tuple, or a tuple"):
         bolt(output="word string")(function)
+
+
+async def coroutine(line: Any) -> None: ...
+async def async_generator(line: Any, collector: Any) -> Any:
+    yield line
+
+
+@pytest.mark.parametrize("function", [coroutine, async_generator, partial(coroutine)])
+def test_an_async_function_is_refused(function: Any) -> None:
+    with pytest.raises(TopologyError, match=r"^bolt '\w+' is async, and nobody awaits it; write it with def"):
+        bolt(output="word string")(function)
+
+
+@pytest.mark.parametrize("given", [(), (first.function,), ("word string",)])
+def test_bolt_without_its_output_is_refused(given: tuple[Any, ...]) -> None:
+    with pytest.raises(TopologyError, match=r'^@bolt needs .*: write @bolt\(output="word string"\) above'):
+        bolt(*given)  # type: ignore[call-arg]
 
 
 def test_what_is_no_function_or_no_schema_is_refused() -> None:

@@ -9,14 +9,14 @@ not hope to find it in the next batch. What is dear to open is opened once per w
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 import pyarrow as pa
 
-from txstream.api.errors import TopologyError, UsageError
+from txstream.api.errors import BoltError, TopologyError, UsageError
 from txstream.api.map_state import MapState
 from txstream.api.reducers import Reducer
 from txstream.api.schema import format_schema, format_type, parse_schema
@@ -194,11 +194,25 @@ class BatchBolt(Bolt):
     def execute_chunk(self, chunk: Chunk) -> None:
         """Called with many tuples at once. Override it where Arrow is faster; it must do what `execute`
         on each tuple would."""
+        execute: Any = self.execute
         for tup in chunk.tuples():
-            self.execute(tup)
+            if (result := execute(tup)) is not None:
+                refuse_result(self, "execute", result)
 
     def finish_batch(self) -> None:
         """Called once when all of the task's tuples have come, also when there were none."""
+
+
+def refuse_result(bolt: Bolt, method: str, result: object) -> NoReturn:
+    """What a bolt's method has returned instead of emitting it. Raises BoltError."""
+    if isinstance(result, Coroutine):
+        result.close()  # or Python prints that it was never awaited
+    lazy = isinstance(result, (Iterator, Awaitable, AsyncIterator))
+    shown = f"a {type(result).__name__}" if lazy else f"{result!r:.200}"
+    raise BoltError(
+        f"{type(bolt).__name__}.{method} returned {shown}, which would be lost; emit tuples by the "
+        f"collector, and return None"
+    )
 
 
 class TransactionalBolt(BatchBolt):

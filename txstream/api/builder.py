@@ -9,14 +9,8 @@ from typing import Any, get_args
 
 import pyarrow as pa
 
-from txstream.api.bolts import (
-    BasicBolt,
-    BatchBolt,
-    Bolt,
-    Committer,
-    DataFrameBolt,
-    OutputFieldsDeclarer,
-)
+from txstream.api.bolt_checks import check_bolt, check_methods, warn_of_uncalled
+from txstream.api.bolts import BatchBolt, Bolt, Committer, OutputFieldsDeclarer
 from txstream.api.declarer import BoltDeclarer, check_number
 from txstream.api.errors import TopologyError
 from txstream.api.groupings import Grouping, GroupingKind
@@ -113,11 +107,7 @@ class TransactionalTopologyBuilder:
     def _add(self, component: str, bolt: Bolt, parallelism: int, *, is_committer: bool) -> BoltDeclarer:
         if component == self._spout[0] or component in self._bolts:
             raise TopologyError(f"two components are called {component!r}; every component needs its own id")
-        if not isinstance(bolt, (BasicBolt, BatchBolt, DataFrameBolt)):
-            hint = " (pass an instance, not the class)" if isinstance(bolt, type) else ""
-            raise TopologyError(
-                f"component {component!r}: {bolt!r} is not a BasicBolt, BatchBolt or DataFrameBolt{hint}"
-            )
+        check_bolt(component, bolt)
         if is_committer and not isinstance(bolt, BatchBolt):
             raise TopologyError(
                 f"component {component!r}: {type(bolt).__name__} cannot be a committer, because it has no "
@@ -129,13 +119,15 @@ class TransactionalTopologyBuilder:
         return declarer
 
     def build(self) -> Topology:
-        """The checked topology. Raises TopologyError or SchemaError, naming the component and the remedy."""
+        """The checked topology. Raises TopologyError or SchemaError, naming the component and the remedy.
+        Warns (TopologyWarning) of a method that is called almost like one that a bolt has."""
         spout_id, spout, parallelism = self._spout
         built = {
             spout_id: Component(spout_id, spout, parallelism, parallelism, {DEFAULT_STREAM: spout.output})
         }
         for name in self._order():
             built[name] = self._build_bolt(name, built)
+            warn_of_uncalled(name, self._bolts[name].bolt, stacklevel=2)
         components = tuple(built.values())
         states, map_states = check_states(self._id, spout.semantics, components)
         if self._commit == "driver" and map_states:
@@ -208,6 +200,7 @@ class TransactionalTopologyBuilder:
                 f"component {name!r} has {tasks} tasks for {declared.parallelism} slots; "
                 f"tasks must be at least the parallelism"
             )
+        check_methods(name, declared.bolt)
         declarer = OutputFieldsDeclarer(name, schemas)
         declared.bolt.declare_output_fields(declarer)
         return Component(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Never, TypeAlias
 
 import pyarrow as pa
 
+from txstream.api.bolt_checks import idleness
 from txstream.api.bolts import BasicBolt, OutputCollector, OutputFieldsDeclarer
 from txstream.api.errors import TopologyError, TupleError
 from txstream.api.schema import parse_schema
@@ -26,6 +27,9 @@ class FunctionBolt(BasicBolt):
         )
         self.__name__ = getattr(function, "__name__", type(function).__name__)
         self.__doc__ = function.__doc__
+        idle = idleness(function, may_yield=True)
+        if idle:
+            raise TopologyError(f"bolt {self.__name__!r} {idle}")
         parameters = _positional(function, self.__name__)
         self._takes_collector = len(parameters) == 2
         # With one field, what is yielded is the value itself; only a tuple is taken for a row.
@@ -70,7 +74,7 @@ class FunctionBolt(BasicBolt):
         return (values if isinstance(values, tuple) else (values,) for values in returned)
 
 
-def bolt(*, output: Output) -> Callable[[Callable[..., Any]], FunctionBolt]:
+def bolt(*bare: Never, output: Output | None = None) -> Callable[[Callable[..., Any]], FunctionBolt]:
     """Make a bolt of a function: `@bolt(output="word string")` above `def split(line): ...`.
 
     The function gets a tuple and yields rows, or returns one row as a tuple, several as a list, or None.
@@ -78,6 +82,10 @@ def bolt(*, output: Output) -> Callable[[Callable[..., Any]], FunctionBolt]:
     as well, and emits with it; that is how to emit to several streams, declared as a mapping of stream to
     schema. It must give the same rows for the same tuple. Raises TopologyError, SchemaError.
     """
+    if bare or output is None:
+        raise TopologyError(
+            '@bolt needs the output\'s fields: write @bolt(output="word string") above the function'
+        )
     if not isinstance(output, (str, pa.Schema, Mapping)):
         raise TopologyError(
             f'bolt(output={output!r}): give the output\'s fields, for example @bolt(output="word string")'

@@ -90,44 +90,46 @@ class _Recorder:
             self._sink(Call(context.attempt, self._phase, self._component, context.task_index, kind, tuples))
 
     def _watch_basic(self, bolt: BasicBolt) -> None:
-        prepare, execute = bolt.prepare, bolt.execute
+        methods: Any = bolt  # typed as Any: what they return by mistake is handed on, to be refused
+        prepare, execute = methods.prepare, methods.execute
 
-        def prepare_told(context: TopologyContext) -> None:
+        def prepare_told(context: TopologyContext) -> Any:
             self._context = context
             self._tell(CallKind.PREPARE)
-            prepare(context)
+            return prepare(context)
 
-        def execute_told(tup: Tuple, collector: Any) -> None:
+        def execute_told(tup: Tuple, collector: Any) -> Any:
             self._tell(CallKind.EXECUTE, 1)
-            execute(tup, collector)
+            return execute(tup, collector)
 
         _put(bolt, prepare=prepare_told, execute=execute_told)
 
     def _watch_batch(self, bolt: BatchBolt) -> None:
-        prepare, execute, execute_chunk = bolt.prepare, bolt.execute, bolt.execute_chunk
-        finish_batch = bolt.finish_batch
+        methods: Any = bolt
+        prepare, execute, execute_chunk = methods.prepare, methods.execute, methods.execute_chunk
+        finish_batch = methods.finish_batch
 
-        def prepare_told(context: TopologyContext, collector: Any, batch_id: TransactionAttempt) -> None:
+        def prepare_told(context: TopologyContext, collector: Any, batch_id: TransactionAttempt) -> Any:
             self._context = context
             self._tell(CallKind.PREPARE)
-            prepare(context, collector, batch_id)
+            return prepare(context, collector, batch_id)
 
-        def execute_told(tup: Tuple) -> None:
+        def execute_told(tup: Tuple) -> Any:
             if not self._in_chunk:
                 self._tell(CallKind.EXECUTE, 1)
-            execute(tup)
+            return execute(tup)
 
-        def execute_chunk_told(chunk: Chunk) -> None:
+        def execute_chunk_told(chunk: Chunk) -> Any:
             self._tell(CallKind.EXECUTE, len(chunk))
             self._in_chunk = True
             try:
-                execute_chunk(chunk)
+                return execute_chunk(chunk)
             finally:
                 self._in_chunk = False
 
-        def finish_told() -> None:
+        def finish_told() -> Any:
             self._tell(CallKind.FINISH_BATCH)
-            finish_batch()
+            return finish_batch()
 
         _put(
             bolt,

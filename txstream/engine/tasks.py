@@ -9,8 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from txstream.api.bolts import BasicBolt, BatchBolt, StateCommitter, TopologyContext
+from txstream.api.bolts import BasicBolt, BatchBolt, StateCommitter, TopologyContext, refuse_result
 from txstream.api.tuples import Chunk, Tuple
 from txstream.engine.collector import Collector, Send
 from txstream.engine.failures import Failure, describe
@@ -93,36 +94,44 @@ class TaskRuntime:
                 states=self._states.states,
             )
             if isinstance(self.bolt, BatchBolt):
-                self.bolt.prepare(context, self.collector, attempt)
+                self._call("prepare", context, self.collector, attempt)
             elif isinstance(self.bolt, BasicBolt):
-                self.bolt.prepare(context)
+                self._call("prepare", context)
 
     def receive(self, chunk: Chunk) -> None:
         self.received += len(chunk)
         with self.working():
             bolt = self.bolt
+            execute: Any = getattr(bolt, "execute", None)
             if isinstance(bolt, BasicBolt):
                 collector = self.collector
-                execute = bolt.execute
                 for tup in chunk.tuples():
                     self._tuple = tup
-                    execute(tup, collector)
+                    if (result := execute(tup, collector)) is not None:
+                        refuse_result(bolt, "execute", result)
             elif isinstance(bolt, BatchBolt):
                 if type(bolt).execute_chunk is BatchBolt.execute_chunk:
                     for tup in chunk.tuples():
                         self._tuple = tup
-                        bolt.execute(tup)
+                        if (result := execute(tup)) is not None:
+                            refuse_result(bolt, "execute", result)
                 else:
-                    bolt.execute_chunk(chunk)
+                    self._call("execute_chunk", chunk)
             self._tuple = None
             self.collector.flush()
 
     def finish(self) -> None:
         with self.working():
             if isinstance(self.bolt, BatchBolt) and not isinstance(self.bolt, StateCommitter):
-                self.bolt.finish_batch()
+                self._call("finish_batch")
             self.collector.flush()
             self.written = self._states.flush()
+
+    def _call(self, method: str, *given: object) -> None:
+        """What a method returns, a generator say, would be lost without a word."""
+        result = getattr(self.bolt, method)(*given)
+        if result is not None:
+            refuse_result(self.bolt, method, result)
 
     def working(self) -> _Working:
         """Enter it around a call of the bolt."""

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import pyarrow as pa
 
+from txstream.api.bolt_checks import check_bolt, check_methods
 from txstream.api.bolts import (
-    BasicBolt,
     BatchBolt,
     Bolt,
     Committer,
@@ -19,7 +19,7 @@ from txstream.api.bolts import (
     OutputFieldsDeclarer,
     StateCommitter,
 )
-from txstream.api.errors import TopologyError, TupleError, UsageError
+from txstream.api.errors import TupleError, UsageError
 from txstream.api.groupings import Grouping, GroupingKind
 from txstream.api.rows import UnfitValueError, to_record_batch
 from txstream.api.schema import format_schema, format_type, parse_schema
@@ -114,7 +114,8 @@ def run_bolt(
     with component, task and tuple, and the error itself as its cause. TopologyError and SchemaError as
     `build` does; UsageError and TupleError for rows that are not what `schema` says.
     """
-    _check_bolt(bolt, component)
+    check_bolt(component, bolt)
+    check_methods(component, bolt)
     if not 0 <= task < task_count:
         raise UsageError(f"task {task} is none of {task_count} tasks, which count from 0")
     inputs = [_Input(name, *parsed) for name, parsed in _inputs(rows, schema).items()]
@@ -144,14 +145,6 @@ def run_bolt(
         plan, bolts=(*plan.bolts, *_others(task_counts or {}, component)), bindings={component: kept.bindings}
     )
     return _run_task(plan, plan.bolts[0], inputs, attempt, task, chunk_rows, kept, finish=finish)
-
-
-def _check_bolt(bolt: object, component: str) -> None:
-    if not isinstance(bolt, (BasicBolt, BatchBolt, DataFrameBolt)):
-        hint = " (pass an instance, not the class)" if isinstance(bolt, type) else ""
-        raise TopologyError(
-            f"component {component!r}: {bolt!r} is not a BasicBolt, BatchBolt or DataFrameBolt{hint}"
-        )
 
 
 # --- the input ---------------------------------------------------------------------------------------------

@@ -1,0 +1,106 @@
+"""What is looked at in a bolt's class before it runs.
+
+A method that is a generator or a coroutine does nothing when it is called, and one under another name is
+never called: either way a batch would commit without what the bolt should have emitted.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import warnings
+from collections.abc import Iterator
+from types import CodeType
+from typing import Any
+
+from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, DataFrameBolt
+from txstream.api.errors import TopologyError
+
+_KINDS = (BasicBolt, BatchBolt, DataFrameBolt)
+# What other frameworks call the like.
+_ELSEWHERE = {"process": "execute", "finish": "finish_batch", "cleanup": "close_worker"}
+
+
+class TopologyWarning(UserWarning):
+    """A topology was built, but is probably not what was meant."""
+
+
+def check_bolt(component: str, bolt: object) -> None:
+    """Raises TopologyError for what is no bolt."""
+    if not isinstance(bolt, _KINDS):
+        hint = " (pass an instance, not the class)" if isinstance(bolt, type) else ""
+        raise TopologyError(
+            f"component {component!r}: {bolt!r} is not a BasicBolt, BatchBolt or DataFrameBolt{hint}"
+        )
+
+
+def check_methods(component: str, bolt: Bolt) -> None:
+    """Raises TopologyError for a method that does nothing when it is called."""
+    kind = next(kind for kind in _KINDS if isinstance(bolt, kind))
+    for name in _methods(kind):
+        idle = idleness(getattr(bolt, name))
+        if idle:
+            raise TopologyError(f"component {component!r}: {type(bolt).__name__}.{name} {idle}")
+
+
+def idleness(function: Any, *, may_yield: bool = False) -> str | None:
+    """Why calling this function does nothing, with the remedy; None when it does what it says. What hides
+    behind a decorator is only known by what it returns."""
+    while True:
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif inspect.ismethod(function):
+            function = function.__func__
+        else:
+            break
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        return "is async, and nobody awaits it; write it with def, and call what is async by asyncio.run"
+    if inspect.isgeneratorfunction(function) and not may_yield:
+        return (
+            "is a generator, so what it yields would be lost; emit tuples by the collector instead (only a "
+            "function under @bolt may yield them)"
+        )
+    return None
+
+
+def warn_of_uncalled(component: str, bolt: Bolt, stacklevel: int) -> None:
+    """Warn of a method that is called almost like one of the contract's, and used by none of its own."""
+    kind = next(kind for kind in _KINDS if isinstance(bolt, kind))
+    contract = _methods(kind)
+    used = {name for owner in type(bolt).__mro__ for member in vars(owner).values() for name in _uses(member)}
+    for name in sorted(_methods(type(bolt)) - contract - used):
+        having = [other.__name__ for other in _KINDS if name in _methods(other)]
+        meant = _ELSEWHERE.get(name.lower()) or _nearest(name, contract)
+        if having:
+            why = f", because it is a {kind.__name__}; a {' or '.join(having)} has such a method"
+        elif meant in contract:
+            why = f"; did you mean {meant}?"
+        else:
+            continue
+        warnings.warn(
+            f"component {component!r}: {type(bolt).__name__}.{name} is never called{why}",
+            TopologyWarning,
+            stacklevel=stacklevel + 1,
+        )
+
+
+def _methods(kind: type[Bolt]) -> set[str]:
+    """The names of a class's public methods."""
+    return {name for name in dir(kind) if inspect.isfunction(getattr(kind, name)) and name[0] != "_"}
+
+
+def _nearest(name: str, contract: set[str]) -> str | None:
+    plain = {other.replace("_", ""): other for other in contract}
+    found = difflib.get_close_matches(name.lower().replace("_", ""), plain, 1, cutoff=0.8)
+    return plain[found[0]] if found else None
+
+
+def _uses(member: Any) -> Iterator[str]:
+    """The names that a function's code uses, and those of the functions inside it."""
+    code = member if isinstance(member, CodeType) else getattr(member, "__code__", None)
+    if code is not None:
+        yield from code.co_names
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                yield from _uses(constant)
