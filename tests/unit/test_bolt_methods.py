@@ -55,7 +55,7 @@ class ExecuteYieldsAsync(Passing):
 
 
 class ExecuteIsPartial(Passing):
-    execute = functools.partialmethod(_yielding, "!")  # type: ignore[assignment]
+    execute = functools.partialmethod(_yielding, "!")
 
 
 class BatchExecuteYields(Words):
@@ -131,11 +131,11 @@ def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class HiddenGenerator(Passing):
-    execute = wrapped(ExecuteYields.execute)  # type: ignore[assignment]
+    execute = wrapped(ExecuteYields.execute)
 
 
 class HiddenCoroutine(Passing):
-    execute = wrapped(ExecuteIsAsync.execute)  # type: ignore[assignment]
+    execute = wrapped(ExecuteIsAsync.execute)
 
 
 class ReturnsRows(Passing):
@@ -296,8 +296,8 @@ class Helpers(CountByHand):
         super().execute(tup)
 
     def finish_batch(self) -> None:
-        for finish in [lambda: self.finish()]:
-            finish()
+        ends: list[Callable[[], None]] = [lambda: self.finish()]
+        ends[0]()
 
     def finish(self) -> None:
         super().finish_batch()

@@ -190,7 +190,7 @@ def test_an_async_function_is_refused(function: Any) -> None:
 @pytest.mark.parametrize("given", [(), (first.function,), ("word string",)])
 def test_bolt_without_its_output_is_refused(given: tuple[Any, ...]) -> None:
     with pytest.raises(TopologyError, match=r'^@bolt needs .*: write @bolt\(output="word string"\) above'):
-        bolt(*given)  # type: ignore[call-arg]
+        bolt(*given)
 
 
 def test_what_is_no_function_or_no_schema_is_refused() -> None:
