@@ -185,10 +185,10 @@ class StateBackend(ABC):
         is less than `rows` when no more may go.
 
         A row may go when it was committed before `committed_before`, or is not among the `newest`; only
-        together with all that are older, only `committed` ones, and never the last two committed ones or
-        anything after them: another attempt may write over the last one, and then `recover` begins with the
-        one before. Called on the driver, from a thread of its own beside the commits, every few minutes. What
-        it raises is logged. Optional: the default keeps everything.
+        together with all that are older, and never the last two committed ones or anything after them, such
+        as one that is `committing`: another attempt may write over the last one, and then `recover` begins
+        with the one before. Called on the driver, from a thread of its own beside the commits, every few
+        minutes. What it raises is logged. Optional: the default keeps everything.
         """
         return 0
 

@@ -22,8 +22,6 @@ from txstream.transaction import AttemptId, Txid
 
 _HAS = select(exists().where(batch.c.topology == bindparam("id"), batch.c.txid == bindparam("number")))
 
-_COMMITTED = batch.c.status == COMMITTED
-
 
 def has(connection: Connection, topology: str, txid: int) -> bool:
     """Is there a row for this txid, of whatever attempt and status?"""
@@ -114,7 +112,8 @@ def last_to_prune(
     gap, so that what is left begins somewhere and is whole from there; the last two committed ones stay."""
     mine = batch.c.topology == topology
     first = oldest(connection, topology)
-    last = connection.execute(select(func.max(batch.c.txid)).where(mine, _COMMITTED)).scalar()
+    committed = batch.c.status == COMMITTED
+    last = connection.execute(select(func.max(batch.c.txid)).where(mine, committed)).scalar()
     if first is None or last is None:
         return None
     bounds = []
@@ -132,8 +131,8 @@ def last_to_prune(
 
 
 def prune(connection: Connection, topology: str, last: Txid) -> int:
-    """Delete the committed rows up to `last`; how many there were."""
-    gone = delete(batch).where(batch.c.topology == topology, batch.c.txid <= last, _COMMITTED)
+    """Delete the rows up to `last`; how many there were."""
+    gone = delete(batch).where(batch.c.topology == topology, batch.c.txid <= last)
     return connection.execute(gone).rowcount
 
 

@@ -68,7 +68,7 @@ def prune_ledger(
     for row in kept:
         old = committed_before is not None and _committed_before(row, committed_before)
         surplus = newest is not None and row.txid <= last - newest
-        may_go = row.status == COMMITTED and row.txid < last - 1 and (old or surplus)
+        may_go = row.txid < last - 1 and (old or surplus)
         if not may_go or pruned == rows:
             break
         here.put(ledger, (row.txid,), None)
