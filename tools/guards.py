@@ -30,6 +30,9 @@ EXECUTORS = "tests/unit/test_executor_path.py::TestSQLite"
 SQLITE_LOCKS = "tests/unit/test_executor_path.py::TestSQLiteLocks"
 POSTGRESQL_LOCKS = "tests/integration/test_executor_path_postgres.py::TestPostgreSQLLocks"
 MYSQL_LOCKS = "tests/integration/test_executor_path_mysql.py::TestMySQLLocks"
+MEMORY_PROGRESS = "tests/unit/test_zookeeper_progress.py"
+ZOOKEEPER_PARTS = "tests/unit/test_zookeeper_parts.py"
+STARTS = "tests/unit/test_start_races.py"
 READERS = "tests/unit/test_concurrent_reader.py::TestSQLite"
 COORDINATOR = "tests/unit/test_coordinator.py"
 RECOVERY = "tests/unit/test_recovery.py"
@@ -149,6 +152,86 @@ START = (
         "database.raise_fence(topology, uuid, attempt_id(epoch, 0))",
         "databases[0].raise_fence(topology, uuid, attempt_id(epoch, 0))",
         f"{RECOVERY}::test_every_fence_is_raised_before_anything_is_read_that_the_decision_depends_on",
+    ),
+    Guard(
+        "5.2.2",
+        "a leader that waits for a locked fence looks whether it was succeeded",
+        _RECOVERY,
+        "                locked(error)\n                store.verify()\n",
+        "                locked(error)\n",
+        f"{RECOVERY}::test_a_leader_that_was_succeeded_does_not_wait_for_a_fence_any_longer",
+    ),
+    Guard(
+        "5.2",
+        "the epoch is mine by its owner id, not by its number",
+        _FENCED,
+        "        if stored.owner != claim.owner:\n            raise FencedError",
+        "        if stored.epoch != claim.epoch:\n            raise FencedError",
+        f"{MEMORY_PROGRESS}::test_a_leader_is_known_by_its_owner_id_not_by_its_number",
+    ),
+    Guard(
+        "5.2",
+        "the epoch is read as of now, also from a server that lags",
+        _FENCED,
+        "        claim, version = self.require_claim()\n        self.tree.sync()\n        node",
+        "        claim, version = self.require_claim()\n        node",
+        f"{MEMORY_PROGRESS}::test_a_leader_is_fenced_though_its_server_lags",
+    ),
+    Guard(
+        "5.2",
+        "a lead ends with its session",
+        "txstream/zookeeper/leadership.py",
+        "self._held_in is not None and self._held_in == self._zk.sessions_lost",
+        "self._held_in is not None",
+        f"{ZOOKEEPER_PARTS}::test_a_lead_ends_with_its_session",
+    ),
+    Guard(
+        "5.2",
+        "a run that was succeeded ends, also when it has nothing to write",
+        "txstream/engine/turn.py",
+        "                loop.abort(error)\n                return\n",
+        "                return\n",
+        "tests/unit/test_loop_ends.py::test_a_run_that_was_succeeded_ends_though_it_has_nothing_to_write",
+    ),
+    Guard(
+        "5.2",
+        "only a first run makes fences and tables",
+        "txstream/engine/claim.py",
+        "first_run = store.load().current == FIRST_TXID",
+        "first_run = True",
+        f"{STARTS}::test_what_a_later_run_misses_is_told_and_not_made_anew",
+    ),
+    Guard(
+        "5.2",
+        "a database that joins goes on from C-1 only where its ledger has the attempt that ZooKeeper has",
+        "txstream/engine/joining.py",
+        "(last.txid == progress.current - 1 and last.attempt == progress.committed_by)",
+        "last.txid == progress.current - 1",
+        "tests/unit/test_joining.py::test_a_ledger_of_another_attempt_does_not_go_on_from_there",
+    ),
+    Guard(
+        "5.2.3",
+        "progress is read as of now, also from a server that lags",
+        _PROGRESS,
+        "                self._tree.sync()\n                before",
+        "                before",
+        f"{MEMORY_PROGRESS}::test_progress_is_read_as_of_now_from_a_server_that_lags",
+    ),
+    Guard(
+        "5.2.3",
+        "progress is of one moment",
+        _PROGRESS,
+        "if before is not None and self._tree.get(self._paths.current) == before:",
+        "if before is not None:",
+        f"{MEMORY_PROGRESS}::test_progress_is_of_one_moment_though_a_leader_goes_on_while_it_is_read",
+    ),
+    Guard(
+        "5.2.5",
+        "the coordinator knows what was committed in part",
+        "txstream/engine/assembly.py",
+        "        replays=resume.replays,\n",
+        "",
+        f"{STARTS}::test_a_leader_knows_what_was_committed_in_part[memory]",
     ),
     Guard(
         "5.2",
@@ -311,6 +394,19 @@ COMMIT = (
     ),
     Guard(
         "5.3",
+        "driver path: one transaction and one ledger row for all tables",
+        _DATABASE,
+        "            self._tables.write(connection, attempt, work, answered)\n"
+        "            self._commit_ledger(connection, topology, uuid, commit, semantics, rows_of(work))\n",
+        "            for part in work:\n"
+        "                self._tables.write(connection, attempt, [part], answered)\n"
+        "                self._commit_ledger(connection, topology, uuid, commit, semantics, 1)\n"
+        "                connection.exec_driver_sql('COMMIT')\n"
+        "                connection.exec_driver_sql('BEGIN IMMEDIATE')\n",
+        f"{SQLITE}::test_what_one_table_refuses_no_table_has",
+    ),
+    Guard(
+        "5.3",
         "begin: the fence is raised",
         _DATABASE,
         _RAISE + "            # Asked before",
@@ -388,6 +484,14 @@ COMMIT = (
     ),
     Guard(
         "5.3",
+        "restore: of this txid, not of later ones",
+        _WRITER,
+        "here = self._table.c[TXID_COLUMN] == txid",
+        "here = self._table.c[TXID_COLUMN] >= txid",
+        f"{SQLITE}::test_a_replay_undoes_its_own_txid_alone",
+    ),
+    Guard(
+        "5.3",
         "raise: an attempt is let in once",
         _FENCE,
         'fence.c.attempt < bindparam("mine"),',
@@ -420,6 +524,31 @@ COMMIT = (
         "for at, target in enumerate(self._targets):\n            if at:",
         "for at, target in list(enumerate(self._targets))[:1]:\n            if at:",
         "tests/unit/test_commit_paths.py::test_a_driver_that_dies_anywhere_leaves_two_databases_exact",
+    ),
+    Guard(
+        "5.3",
+        "one thread commits, also beside an attempt that was given up",
+        "txstream/engine/committing.py",
+        'ThreadPoolExecutor(1, "txstream-commit")',
+        'ThreadPoolExecutor(2, "txstream-commit")',
+        "tests/unit/test_loop.py::test_one_thread_commits_whatever_was_given_up",
+    ),
+    Guard(
+        "5.3",
+        "an outage at COMMIT is a lost answer",
+        "txstream/state/sql/failures.py",
+        "case Kind.UNREACHABLE if at_commit:",
+        "case Kind.UNREACHABLE if False:",
+        "tests/unit/test_state_sqlite.py::TestFile::test_an_outage_at_commit_leaves_its_outcome_open",
+    ),
+    Guard(
+        "5.3",
+        "a connection to ZooKeeper that is lost is a lost answer, no refusal",
+        "txstream/zookeeper/client.py",
+        "        except _LOST as error:\n"
+        "            raise LostAnswerError(str(error) or type(error).__name__) from error\n",
+        "",
+        f"{ZOOKEEPER_PARTS}::test_an_answer_that_was_lost_is_no_refusal",
     ),
     Guard(
         "5.3",
@@ -474,6 +603,14 @@ COMMIT = (
     ),
     Guard(
         "5.3",
+        "Advance commits the plan that was stored, in the version in which it was",
+        _PROGRESS,
+        "            return version, Check(path, version)\n",
+        "            return version, Check(self._paths.metas, 0)\n",
+        f"{MEMORY_PROGRESS}::test_a_plan_that_was_changed_is_not_committed",
+    ),
+    Guard(
+        "5.3",
         "Advance keeps the metas of its own txid",
         _COORDINATOR,
         "self._metas.cleanup_before(txid)\n        return",
@@ -487,6 +624,14 @@ COMMIT = (
         "if self._draining and not self._must_finish(txid):",
         "if self._draining:",
         "tests/unit/test_coordinator_ends.py",
+    ),
+    Guard(
+        "5.3",
+        "stop waits for the plan of a replay",
+        _COORDINATOR,
+        "if self._planning is not None and not self._planning.replay:",
+        "if self._planning is not None:",
+        "tests/unit/test_coordinator_ends.py::test_draining_waits_for_the_plan_of_a_replay",
     ),
 )
 

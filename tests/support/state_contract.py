@@ -124,6 +124,13 @@ class CommitContract(StateFixtures):
         assert rig.values() == {"a": 1}
         assert rig.last().keys == 0
 
+    def test_a_replay_undoes_its_own_txid_alone(self, rig: Rig) -> None:
+        """A row of a later one is no result of this batch, whatever it is a result of."""
+        rig.commit(1, {"a": 1, "b": 1})
+        rig.commit(2, {"b": 1, "c": 1})
+        rig.commit(1, {"d": 1})
+        assert rig.values() == {"b": 2, "c": 1, "d": 1}
+
     def test_nothing_is_undone_that_no_attempt_wrote(self, rig: Rig) -> None:
         """The ledger tells: without its row nobody has written this txid, whatever the table says."""
         rig.commit(1, {"a": 1})
@@ -245,6 +252,24 @@ class CommitContract(StateFixtures):
             for name in ("first", "second", "third")
         ] == [2, 1, None]
         assert rig.last().keys == 2
+
+    def test_what_one_table_refuses_no_table_has(self, database: StateBackend, url: str) -> None:
+        """The last one, in the order in which tables are written: neither rows nor ledger of the others."""
+        database.ensure_framework_tables()
+        tables = [word_table("first"), word_table("second")]
+        database.join("words", "u", tables, semantics=OPAQUE, first_run=True)
+        rig = Rig(database, url, tables[0], uuid="u")
+
+        def commit(txid: int, **deltas: dict[str, int]) -> None:
+            document = {name: rig.table_of(delta) for name, delta in deltas.items()}
+            whole = Commit(rig.next(txid), {}, document, 1, PLANNED, PROCESSED)
+            database.commit("words", "u", tables, whole, semantics=OPAQUE)
+
+        commit(2, second={"a": 1})
+        with pytest.raises(TxidRegressionError):
+            commit(1, first={"a": 1}, second={"a": 1})
+        assert read_rows(url, "first") == []
+        assert [row.txid for row in database.batches("words")] == [2]
 
     def test_more_keys_than_a_statement_takes(self, rig: Rig) -> None:
         many = {f"word-{number:06}": number for number in range(60_123)}

@@ -130,6 +130,16 @@ def test_draining_does_not_wait_for_the_plan_of_a_new_txid() -> None:
     assert coordinator.active == {}
 
 
+def test_draining_waits_for_the_plan_of_a_replay() -> None:
+    """An earlier attempt of it may have written."""
+    coordinator, (first, _) = filled(OPAQUE, pending=2)
+    commands = coordinator.fail(first)
+    coordinator.drain()
+    assert not coordinator.is_idle
+    again, _ = plan_and_emit(coordinator, commands, metas(0, 10))
+    assert again.txid == 1
+
+
 @BOTH
 def test_draining_still_replays_what_failed(semantics: Semantics) -> None:
     coordinator, (first, _) = filled(semantics, pending=2)

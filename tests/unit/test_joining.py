@@ -166,6 +166,26 @@ def test_a_state_is_added(source: MemorySpout, spout: Any, other: str, elsewhere
             theirs.close()
 
 
+def test_a_ledger_of_another_attempt_does_not_go_on_from_there(source: MemorySpout, other: str) -> None:
+    """It was left by a joining that was given up; what it stood on was restored from a copy since."""
+    with TopologyTest(storing(source, OpaqueSpout, counts())) as test:
+        test.commit(1)
+        with (
+            contextlib.closing(open_database(test.database_url)) as first,
+            contextlib.closing(open_database(other)) as database,
+        ):
+            database.ensure_framework_tables()
+            uuid = first.topologies()[0].uuid
+            database.join("words", uuid, [], semantics=Semantics.OPAQUE, first_run=True)
+            left = BatchRecord(**{**EXAMPLE, "txid": Txid(1), "uuid": uuid, "attempt": attempt_id(1, 99)})
+            database.begin_ledger("words", uuid, AttemptId(0), left)
+        test.crash()
+        test.restart(storing(source, OpaqueSpout, counts(), totals(url=other)))
+        test.run()
+        assert test.table("counts") == COUNTS
+        assert test.table("totals") == {"a": 17, "b": 5, "c": 4, "d": 7}
+
+
 @SPOUTS
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_state_is_added_before_the_first_batch(

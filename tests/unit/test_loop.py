@@ -258,6 +258,34 @@ def test_an_attempt_that_takes_too_long_is_cancelled_and_replayed(log: MemoryLog
     assert "was not processed within 0.3 s (message_timeout_seconds)" in told[0]
 
 
+def test_one_thread_commits_whatever_was_given_up(log: MemoryLog) -> None:
+    """The next attempt's commit is asked for while the one that was given up is still at work."""
+    run = Run(World(log), options={"max_spout_pending": 1})
+    others = set(threading.enumerate())
+    given_up, committing = threading.Event(), set[threading.Thread]()
+    asked_again = threading.Event()
+    commit = run.loop._commits.commit
+
+    def asked(*arguments: Any) -> None:
+        commit(*arguments)
+        if given_up.is_set():
+            committing.update(t for t in threading.enumerate() if t.name.startswith("txstream-commit"))
+            asked_again.set()
+
+    def before(attempt: TransactionAttempt) -> None:
+        if not given_up.is_set():
+            given_up.set()
+            gave_up = BatchFailedError("given up")
+            run.loop._events.post(lambda: run.loop._attempt_failed(attempt, gave_up))
+            wait(asked_again, "the commit of the next attempt being asked for")
+
+    run.loop._commits.commit = asked  # type: ignore[assignment]
+    run.committer.before = before
+    run.complete()
+    assert len(committing - others) == 1
+    assert run.world.table.totals() == words(log)
+
+
 def test_stuck_jobs_cannot_keep_others_from_being_cancelled(log: MemoryLog) -> None:
     """As many attempts hang as there are threads for jobs; each still is cancelled, which ends it."""
     cancelled: dict[TransactionAttempt, threading.Event] = {}

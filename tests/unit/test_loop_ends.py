@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from support.loops import Run, World, failing_once, wait, words
 
 import txstream.engine.loop
 import txstream.engine.retries
+import txstream.engine.turn
 from txstream.api.errors import (
     BatchFailedError,
     BatchTimeoutError,
@@ -25,12 +27,31 @@ from txstream.api.errors import (
 )
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.engine.loop import RunAbortedError
-from txstream.engine.points import WRITE_POINTS, Point
+from txstream.engine.points import WRITE_POINTS, Point, nobody_listens
 from txstream.engine.retries import BACKOFF_LONGEST_SECONDS, TxidFailures, Verdict, judge
+from txstream.engine.turn import Turn
+from txstream.settings import Settings
 from txstream.transaction import Epoch, TransactionAttempt, Txid
 
 pytestmark = pytest.mark.usefixtures("impatient")
 BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
+
+
+# --- succession ------------------------------------------------------------------------------------
+
+
+def test_a_run_that_was_succeeded_ends_though_it_has_nothing_to_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(txstream.engine.turn, "_RETRY_SECONDS", 0.001)
+    run = Run(World(MemoryLog({})), until=None).start()
+    turn = Turn(run.topology, Settings(), None, None, None, True, nobody_listens, None)
+    lost: Any = SimpleNamespace(held=False, acquire=lambda **_: turn.abort())
+    Run(run.world)
+    turn._watch_leadership(lost, run.store, run.loop)
+    run.loop.abort()  # which changes nothing where the watch has ended it
+    with pytest.raises(FencedError, match="has a newer leader"):
+        run.finish()
 
 
 # --- stopping --------------------------------------------------------------------------------------

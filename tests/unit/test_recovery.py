@@ -15,7 +15,7 @@ from txstream.api.errors import CorruptStateError, FencedError, ProgressMismatch
 from txstream.engine.recovery import AdoptPlan, AdvanceFirst, Decision, Resume, decide, recover, take_over
 from txstream.metas import BatchMetas, MetaCodec
 from txstream.semantics import Semantics
-from txstream.state import BatchRecord, FenceRow
+from txstream.state import BatchRecord, FenceLockedError, FenceRow
 from txstream.transaction import AttemptId, Epoch, Txid, attempt_id
 from txstream.zookeeper import FORMAT, Identity, MemoryProgress, MemoryTree, Progress, StoredBatch
 
@@ -256,6 +256,23 @@ def test_every_fence_is_raised_before_anything_is_read_that_the_decision_depends
         "read ledger of db2",
     ]
     assert [database.raised_to for database in databases] == [[attempt_id(epoch, 0)]] * 2
+
+
+def test_a_leader_that_was_succeeded_does_not_wait_for_a_fence_any_longer() -> None:
+    store, (database,), steps = set_up(None)
+    waits: list[FenceLockedError] = []
+
+    def raise_fence(*_: object) -> None:
+        assert not waits, "it asked for the fence again"
+        raise FenceLockedError("another session holds the fence")
+
+    def succeeded(error: FenceLockedError) -> None:
+        waits.append(error)
+        Store(store.shared, steps).claim_epoch(Epoch(0))
+
+    database.raise_fence = raise_fence  # type: ignore[assignment]
+    with pytest.raises(FencedError, match="has a newer leader"):
+        take_over("t", "u", store, [database], locked=succeeded)
 
 
 def test_the_epoch_is_above_zookeepers_and_every_fences() -> None:

@@ -1,8 +1,9 @@
-"""Two drivers start one topology with different code: what the one did before the other was let in counts."""
+"""What a start finds: another driver with other code beside it, and what drivers before it left."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +26,20 @@ from txstream.api.spouts import OpaqueSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
+from txstream.coordinator import Plan
 from txstream.engine.assembly import Takeover, take_up
 from txstream.engine.targets import state_targets
-from txstream.metas import MetaCodec
+from txstream.metas import BatchMetas, MetaCodec
 from txstream.semantics import Semantics
-from txstream.state import StateBackend, TableSpec, fence_rules, open_database
+from txstream.state import Commit, StateBackend, TableSpec, fence_rules, open_database
 from txstream.state.store.memory import forget
-from txstream.transaction import Txid, attempt_id
+from txstream.transaction import Epoch, TransactionAttempt, Txid, attempt_id
 from txstream.zookeeper import MemoryProgress, MemoryTree
 
 SOURCE = MemorySource(MemoryLog({}), "word string, x bigint")
 NARROW = SqlState("counts", key="word string", value="n bigint")
 WIDE = SqlState("counts", key="word string", value="n bigint, total bigint", defaults={"total": 0})
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MORE = SqlState("more", key="word string", value="n bigint")
 
 
@@ -252,6 +255,28 @@ def test_a_first_run_that_fails_alone_takes_all_back(place: Place) -> None:
         place.start(code(NARROW), opened=lambda: refusing)
     assert place.start(code(WIDE)).epoch == 1
     assert place.tables() == {"counts": ("n", "total")}
+
+
+def test_a_leader_knows_what_was_committed_in_part(place: Place) -> None:
+    """What was begun is replayed, though the source may have nothing of it any more."""
+    taken = place.start(code(NARROW))
+    begun = Commit(TransactionAttempt(Txid(1), attempt_id(1, 1)), {"partitions": {}}, {}, 0, NOW, NOW)
+    place.open().begin_commit("words", taken.identity.uuid, (), begun, semantics=Semantics.OPAQUE)
+    (plan,) = place.start(code(NARROW)).coordinator.sync()
+    assert isinstance(plan, Plan)
+    assert plan.replay
+
+
+def test_what_a_later_run_misses_is_told_and_not_made_anew(place: Place) -> None:
+    place.start(code(NARROW))
+    store = MemoryProgress(place.tree, "words", MetaCodec(Range))
+    epoch = store.claim_epoch(Epoch(0))
+    store.load()
+    store.advance(Txid(1), attempt_id(epoch, 1), BatchMetas())
+    assert place.open().delete("words", drop_state=True) == ["counts"]
+    with pytest.raises(ProgressMismatchError, match="knows nothing of it"):
+        place.start(code(NARROW))
+    assert place.open().topologies() == []
 
 
 def test_nothing_is_deleted_under_a_fence_that_is_above(place: Place) -> None:

@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+import sqlalchemy as sa
 from support.sql_contract import SqlStateContract
 from support.state_contract import StateFixtures
 from support.states import Rig, word_table
@@ -23,7 +24,7 @@ from txstream.api.errors import (
     StateTableError,
     UsageError,
 )
-from txstream.state import BatchRecord, FenceLockedError, StateDatabase, open_database
+from txstream.state import AnswerLostError, BatchRecord, FenceLockedError, StateDatabase, open_database
 from txstream.state.sql import sqlite_statements
 from txstream.transaction import attempt_id
 
@@ -158,6 +159,24 @@ class TestFile(StateFixtures):
         with pytest.raises(ServiceUnavailableError, match="database or disk is full"):
             rig.commit(1, {f"{number}": 1 for number in range(10_000)})
         assert rig.rows() == []
+
+    @pytest.mark.parametrize(
+        ("moment", "error"), [("begin", ServiceUnavailableError), ("commit", AnswerLostError)]
+    )
+    def test_an_outage_at_commit_leaves_its_outcome_open(
+        self, rig: Rig, moment: str, error: type[Exception]
+    ) -> None:
+        """Before it, nothing can have been committed."""
+
+        def fails(_: object) -> None:
+            failure = sqlite3.OperationalError("disk I/O error")
+            failure.sqlite_errorcode = sqlite3.SQLITE_IOERR
+            raise failure
+
+        sa.event.listen(rig.database.sessions.engine, moment, fails)
+        with pytest.raises(ServiceUnavailableError, match="disk I/O error") as caught:
+            rig.commit(1, {"a": 1})
+        assert caught.type is error
 
     def test_decimals_are_text_of_their_scale(self, database: StateDatabase, url: str) -> None:
         """As a person reads them, and sorted as numbers, whatever reads the table."""

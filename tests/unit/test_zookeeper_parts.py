@@ -1,19 +1,28 @@
-"""The small parts: patience, kazoo's result lists, candidates, addresses, the tree in memory."""
+"""The small parts: patience, kazoo's answers, candidates and election, addresses, the tree in memory."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from kazoo.exceptions import (
     BadVersionError,
+    ConnectionLoss,
+    KazooException,
     NoAuthError,
     NodeExistsError,
     NoNodeError,
+    OperationTimeoutError,
     RolledBackError,
     RuntimeInconsistency,
+    SessionExpiredError,
+    SessionMovedError,
 )
+from kazoo.protocol.states import KazooState
+from support.memory_zookeeper import MemoryZooKeeper
 
-from txstream.api.errors import ServiceUnavailableError, UsageError
-from txstream.zookeeper import LostAnswerError, MemoryTree, WaitStoppedError, ZooKeeper
+from txstream.api.errors import LeaderExistsError, ServiceUnavailableError, UsageError
+from txstream.zookeeper import Leadership, LostAnswerError, MemoryTree, WaitStoppedError, ZooKeeper
 from txstream.zookeeper.candidates import in_order
 from txstream.zookeeper.kazoo_tree import raise_refusal
 from txstream.zookeeper.patience import Patience
@@ -99,6 +108,47 @@ def test_a_transaction_that_is_not_permitted_is_no_version_conflict() -> None:
 def test_a_short_result_list_is_a_lost_answer() -> None:
     with pytest.raises(LostAnswerError):
         raise_refusal([True, "/new"], OPERATIONS)
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (ConnectionLoss(), LostAnswerError),
+        (SessionExpiredError(), LostAnswerError),
+        (OperationTimeoutError(), LostAnswerError),
+        (SessionMovedError(), LostAnswerError),
+        (NoAuthError(), ServiceUnavailableError),
+        (BadVersionError(), BadVersionError),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, KazooException) else None,
+)
+def test_an_answer_that_was_lost_is_no_refusal(answer: KazooException, told: type[Exception]) -> None:
+    """What was refused was not applied; what was lost may have been, and must be looked for."""
+    zk = ZooKeeper("127.0.0.1:1")
+    result = zk.client.handler.async_result()
+    result.set_exception(answer)
+    with pytest.raises(told):
+        zk.request(lambda: result, zk.patience())
+
+
+class Electing(MemoryZooKeeper):
+    """Candidates stand in memory; their znodes outlive their sessions by far."""
+
+    def request(self, send: Any, patience: Any) -> Any:
+        stood = len(self.memory.children(f"{self.root}/t/leader") or [])
+        self.client.create_async = lambda path, data, **_: self.memory.write(f"{path}{stood:010}", data)
+        return send()
+
+
+def test_a_lead_ends_with_its_session() -> None:
+    zk = Electing()
+    leadership = Leadership(zk, "t")
+    leadership.acquire()
+    assert leadership.held
+    zk._state_changed(KazooState.LOST)
+    assert not leadership.held
+    with pytest.raises(LeaderExistsError, match="is run by"):
+        leadership.acquire(wait=False)  # behind the znode of the session that was lost
 
 
 def test_candidates_are_ordered_by_arrival_not_by_name() -> None:
