@@ -95,7 +95,8 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
     on_data_loss: "fail" raises DataLostError when records are gone before they were planned; "skip" goes on
         behind the gap and records it in `KafkaRange.skipped_from`. A stored transactional plan is never
         skipped.
-    client_options: kafka-python's connection options (security_protocol, sasl_*, ssl_*, ...).
+    client_options: kafka-python's connection options (security_protocol, sasl_*, ssl_*, ...). A value that it
+        would pass over, as it does with a misspelt security_protocol, is refused.
     partition_discovery_seconds: how often new topics, new partitions and re-created topics are looked for.
 
     Raises TopologyError for anything that cannot be meant, SchemaError where it is about columns.

@@ -21,8 +21,8 @@ _HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", p
 _FORMATS: dict[str, pa.DataType] = {"string": pa.string(), "binary": pa.binary()}
 
 
-def one_of(name: str, value: str, *allowed: str) -> str:
-    if value not in allowed:
+def one_of(name: str, value: Any, *allowed: str) -> str:
+    if not isinstance(value, str) or value not in allowed:
         raise TopologyError(f"{name} is {value!r}; it must be {' or '.join(map(repr, allowed))}")
     return value
 

@@ -30,6 +30,7 @@ from kafka.net.selector import NetworkSelector
 from kafka.protocol.metadata import MetadataRequest
 
 from txstream.api.errors import ServiceUnavailableError, UsageError
+from txstream.spouts.kafka_options import check_files
 from txstream.spouts.kafka_protocol import (
     Leader,
     OffsetQuery,
@@ -56,6 +57,7 @@ class KafkaClient:
     """Connections to one cluster. `options` are kafka-python's connection options."""
 
     def __init__(self, bootstrap: str, options: Mapping[str, Any], *, client_id: str) -> None:
+        check_files(options)
         self.bootstrap = bootstrap
         config: dict[str, Any] = {
             "client_id": client_id,

@@ -103,7 +103,7 @@ def test_client_options_reach_driver_and_executor(
         ({"sasl_plain_password": "wrong-horse"}, "refuses the connection|refuse a user name, a password"),
         ({"sasl_mechanism": "SCRAM-SHA-256"}, "refuses the connection|or a mechanism"),
         ({"ssl_cafile": None}, "certificate verify failed"),
-        ({"security_protocol": "PLAINTEXT"}, "no Kafka broker answered"),
+        ({"security_protocol": "SASL_PLAINTEXT", "ssl_cafile": None}, "no Kafka broker answered"),
     ],
 )
 def test_wrong_credentials_are_said_and_not_shown(

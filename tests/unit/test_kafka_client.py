@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -94,3 +95,11 @@ def test_requests_that_carry_passwords_are_not_logged() -> None:
     finally:
         for name, level in before.items():
             logging.getLogger(name).setLevel(level)
+
+
+@pytest.mark.parametrize("option", ["ssl_cafile", "ssl_certfile", "ssl_crlfile"])
+def test_a_file_that_cannot_be_read_is_named(option: str, refusing: str, tmp_path: Path) -> None:
+    missing = str(tmp_path / "none.pem")
+    source = KafkaSource("lines", refusing, client_options={"security_protocol": "SSL", option: missing})
+    with pytest.raises(UsageError, match=f"{option} '{missing}' cannot be read on .*: no such file"):
+        source.coordinator(SpoutContext("counts", "lines", {}))

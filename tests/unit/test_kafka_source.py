@@ -11,6 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from kafka import KafkaConsumer
+from kafka.net.manager import KafkaConnectionManager
+from kafka.net.sasl import SASL_MECHANISMS
 
 from txstream.api.errors import CorruptStateError, TopologyError, UsageError
 from txstream.api.schema import parse_schema
@@ -18,7 +20,7 @@ from txstream.api.spouts import OpaqueSpout, SpoutContext
 from txstream.metas import BatchMetas, MetaCodec
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 from txstream.spouts.kafka_arguments import StartingOffset, epoch_milliseconds
-from txstream.spouts.kafka_options import OWNED, PASSED_THROUGH
+from txstream.spouts.kafka_options import DNS_LOOKUPS, MECHANISMS, OWNED, PASSED_THROUGH
 
 OBJECTS = {"topics": "lines", "value_format": "json", "schema": "offset bigint"}
 CONTEXT = SpoutContext("counts", "lines", {"kafka": "broker:9092"})
@@ -151,8 +153,64 @@ def test_every_option_passed_through_is_one_of_kafka_pythons() -> None:
     assert not PASSED_THROUGH & set(OWNED)
 
 
+LOGIN = {
+    "security_protocol": "SASL_SSL",
+    "sasl_mechanism": "PLAIN",
+    "sasl_plain_username": "me",
+    "sasl_plain_password": "hunter2",
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"security_protocol": "FOO"}, "security_protocol .*'FOO'; it must be 'PLAINTEXT' or 'SSL' or"),
+        ({"security_protocol": "sasl_ssl"}, "security_protocol .*'sasl_ssl'"),
+        ({"security_protocol": None}, "security_protocol .*None"),
+        ({**LOGIN, "sasl_mechanism": "SCRAM"}, "sasl_mechanism .*'SCRAM'; it must be .*'SCRAM-SHA-256'"),
+        ({"security_protocol": "SASL_SSL"}, "sasl_mechanism .*None"),
+        ({**LOGIN, "security_protocol": "SSL"}, "sasl_plain_password.* with security_protocol 'SSL'"),
+        ({"sasl_mechanism": "PLAIN"}, "sasl_mechanism.* with security_protocol 'PLAINTEXT'; .*'SASL_SSL'"),
+        ({"ssl_cafile": "ca.pem"}, "ssl_cafile.* with security_protocol 'PLAINTEXT'; .*'SSL'"),
+        (
+            {**LOGIN, "security_protocol": "SASL_PLAINTEXT", "ssl_check_hostname": True},
+            "ssl_check_hostname.* with security_protocol 'SASL_PLAINTEXT'",
+        ),
+        (
+            {"security_protocol": "SSL", "ssl_keyfile": "k", "ssl_password": "x"},
+            "ssl_keyfile, ssl_password .*ssl_certfile",
+        ),
+        ({**LOGIN, "sasl_plain_password": None}, "'PLAIN' needs sasl_plain_password"),
+        ({"security_protocol": "SASL_SSL", "sasl_mechanism": "OAUTHBEARER"}, "needs sasl_oauth_token_prov"),
+        ({"client_dns_lookup": "some"}, "client_dns_lookup .*'some'"),
+        ({"reconnect_backoff_ms": "50"}, "reconnect_backoff_ms .*'50'; it must be a number"),
+        ({"fetch_max_bytes": 0}, "fetch_max_bytes .*0; it must be a number"),
+    ],
+)
+def test_values_that_kafka_python_would_pass_over_are_refused(options: dict[str, Any], named: str) -> None:
+    with pytest.raises(TopologyError, match=f"^client_options: .*{named}") as caught:
+        KafkaSource("lines", client_options=options)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_security_that_goes_together_is_accepted() -> None:
+    for options in (
+        LOGIN,
+        {**LOGIN, "security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "SCRAM-SHA-512"},
+        {"security_protocol": "SASL_SSL", "sasl_mechanism": "GSSAPI", "sasl_kerberos_service_name": "k"},
+        {"security_protocol": "SSL", "ssl_cafile": None, "ssl_certfile": "c", "ssl_keyfile": "k"},
+        {"security_protocol": "PLAINTEXT", "sasl_mechanism": None},
+    ):
+        assert KafkaSource("lines", client_options=options).client_options == options
+
+
+def test_the_values_accepted_are_kafka_pythons() -> None:
+    assert set(MECHANISMS) == set(SASL_MECHANISMS)
+    assert set(DNS_LOOKUPS) == set(KafkaConnectionManager._VALID_DNS_LOOKUP_MODES)
+
+
 def test_a_password_is_never_shown() -> None:
-    secret = {"sasl_plain_password": "hunter2", "ssl_password": "hunter2", "sasl_mechanism": "PLAIN"}
+    secret = {**LOGIN, "ssl_certfile": "me.pem", "ssl_password": "hunter2"}
     source = KafkaSource("lines", "broker:9092", client_options=secret)
     assert "hunter2" not in repr(source)
     assert "sasl_plain_password" in repr(source)
