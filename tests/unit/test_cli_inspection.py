@@ -16,9 +16,11 @@ import pytest
 from txstream.api.errors import UsageError
 from txstream.cli.context import Cli
 from txstream.cli.inspection import batch_document, plain_value, shown_attempt, shown_ranges
+from txstream.cli.state import _print_diff, _print_rows
 from txstream.cli.stored import PlainCodec, positions
 from txstream.cli.stores import existing_database, is_dead, open_zookeeper
 from txstream.cli.tables import shown
+from txstream.inspect.records import RowChange, StateRow, TableDiff
 from txstream.metas import BatchMetas
 from txstream.semantics import Semantics
 from txstream.settings import Settings
@@ -97,6 +99,27 @@ def test_values_for_scripts() -> None:
     assert plain_value(Decimal("1.50")) == "1.50"
     assert plain_value(NOON) == "2026-01-02T12:00:00+00:00"
     assert plain_value(3) == 3
+
+
+def test_numbers_of_every_type_are_aligned_right_with_separators(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also keys, and values before; text and truth values are not numbers."""
+    wide = {"total": Decimal("-1234567.50"), "mean": 1234.5, "name": "anna", "open": True}
+    narrow = {"total": Decimal("1.50"), "mean": None, "name": "a-longer-name", "open": False}
+    keys = [{"shop": 1000, "word": "a"}, {"shop": 7, "word": "bcd"}]
+    rows = [StateRow(keys[0], wide), StateRow(keys[1], narrow)]
+    _print_rows(Cli(), rows, Semantics.NON_TRANSACTIONAL)
+    assert capsys.readouterr().out.splitlines()[3:5] == [
+        " 1,000   a      -1,234,567.50   1,234.5   anna            yes",
+        "     7   bcd             1.50         -   a-longer-name   no",
+    ]
+    created, changed = RowChange(keys[0], None, wide), RowChange(keys[1], wide, narrow)
+    diff = ("db", "t", Semantics.OPAQUE, Txid(3), "committed", (created,), (changed,), 0, (), 2, 0)
+    _print_diff(Cli(), TableDiff(*diff))
+    _, *cells = capsys.readouterr().out.splitlines()[3:5]
+    assert cells == [
+        " changed       7   bcd    -1,234,567.50            1.50"
+        "       1,234.5         -   anna          a-longer-name   yes           no"
+    ]
 
 
 def test_a_table_that_is_piped_is_not_cut(capsys: pytest.CaptureFixture[str]) -> None:

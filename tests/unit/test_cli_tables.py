@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
 from txstream.cli.context import Cli
 from txstream.cli.tables import quoted
@@ -18,20 +19,14 @@ class Terminal(io.StringIO):
         return True
 
 
-def plain(text: str) -> str:
-    """What a terminal shows of it: without the codes of bold headings."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", text)
-
-
 @pytest.fixture
 def printed(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def printed(columns: list[str], rows: list[list[object]], width: int | None = None) -> str:
+    def printed(columns: list[str], rows: list[list[object]], width: int | None = None, **how: Any) -> str:
         output = io.StringIO() if width is None else Terminal()
         monkeypatch.setattr("sys.stdout", output)
-        monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setenv("COLUMNS", str(width or 40))
-        Cli().print_table(columns, rows)
-        return plain(output.getvalue())
+        Cli().print_table(columns, rows, **how)
+        return output.getvalue()
 
     return printed
 
@@ -61,10 +56,58 @@ def test_everything_else_stays_as_it_is(value: object) -> None:
     assert quoted(value) is value
 
 
-def test_piped_nothing_is_cut_or_folded(printed: Any) -> None:
-    lines = printed(WIDE, ROWS).splitlines()
-    for row in ROWS:
-        assert any(all(str(value) in line for value in row) for line in lines)
+BATCH = [
+    *(7, "committed, 1 failed", 123_456, 98_765, "2026-11-21 19:06:16", "1.2"),
+    "lines/0 0-250, lines/1 0-250, lines/2 0-250, lines/3 0-250",
+]
+BATCHES = [">txid", "status", ">tuples", "?>keys", "?committed at", "?attempt", "?ranges"]
+
+
+def test_piped_nothing_is_cut_or_left_out(printed: Any) -> None:
+    optional = [f"?{name}" for name in WIDE]
+    for columns in (WIDE, optional):
+        lines = printed(columns, ROWS).splitlines()
+        for row in ROWS:
+            assert any(all(str(value) in line for value in row) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("width", "cells"),
+    [
+        (40, ["7", "committed, 1 failed", "123,456"]),
+        (60, ["7", "committed, 1 failed", "123,456", "98,765"]),
+        (80, ["7", "committed, 1 failed", "123,456", "98,765", "2026-11-21 19:06:16", "1.2"]),
+    ],
+)
+def test_where_there_is_no_room_the_last_optional_columns_are_left_out(
+    printed: Any, width: int, cells: list[str]
+) -> None:
+    lines = printed(BATCHES, [BATCH], width).splitlines()
+    assert len(lines) == 4 + 1, "a blank, names, a rule, the row, a blank"
+    assert re.split(" {2,}", lines[3].strip()) == cells
+    assert all(len(line) <= width for line in lines)
+
+
+def test_an_optional_column_is_cut_where_there_is_room_for_a_good_part_of_it(printed: Any) -> None:
+    lines = printed(BATCHES, [BATCH], 120).splitlines()
+    assert lines[3].endswith("lines/0 0-250, lines/1 0-250, lines/2 …")
+    assert max(map(len, lines)) <= 120
+    assert printed(BATCHES, [BATCH], 200).splitlines()[3].endswith("lines/3 0-250")
+
+
+@pytest.mark.parametrize("key", ["k" * 300, "\u4e2d" * 300])
+def test_a_long_key_is_cut_and_numbers_never(printed: Any, key: str) -> None:
+    lines = printed(["word", ">n"], [[key, 123_456_789], ["a", 1]], 80).splitlines()
+    assert lines[3].endswith("…   123,456,789")
+    assert lines[4].endswith("             1")
+    assert {cell_len(line) for line in lines[3:5]} <= {79, 80}
+    assert lines[3].startswith(f" {key[:30]}")
+
+
+def test_what_is_shown_nowhere_else_is_not_cut(printed: Any) -> None:
+    row = ["a-long-topic/0", 1, "n" * 60]
+    lines = printed(["partition", ">start", "note"], [row], 80, whole=True).splitlines()
+    assert lines == ["partition  a-long-topic/0", "start      1", f"note       {'n' * 60}"]
 
 
 def test_a_terminal_too_narrow_for_the_table_has_a_line_for_each_value(printed: Any) -> None:
@@ -79,17 +122,7 @@ def test_a_terminal_too_narrow_for_the_table_has_a_line_for_each_value(printed: 
     assert all(len(line) <= 60 for line in lines)
 
 
-def test_a_table_that_fits_when_text_is_folded_stays_a_table(printed: Any) -> None:
-    text = printed(
-        [">txid", "status", "ranges"], [[1, "committed", "lines/0 0-250, lines/1 0-250, lines/2 0-250"]], 50
-    )
-    assert "─" in text
-    assert any(line.split()[:2] == ["1", "committed"] for line in text.splitlines())
-
-
-def test_what_needs_no_folding_is_printed_line_by_line(printed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ledger may have a hundred thousand rows: rich would take minutes for them."""
-    monkeypatch.setattr("rich.table.Table", None)
+def test_a_long_table_is_printed_line_by_line(printed: Any) -> None:
     rows: list[list[object]] = [[number, "committed", "lines/0 0-250"] for number in range(1000)]
     for width in (None, 80):
         assert len(printed([">txid", "status", "ranges"], rows, width).splitlines()) == 1000 + 4

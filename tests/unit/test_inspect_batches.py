@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -116,6 +117,34 @@ def test_the_newest_are_read_without_the_others(rig: Rig, monkeypatch: pytest.Mo
 def test_what_cannot_be_meant_is_refused(rig: Rig, asked: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         txids(rig, **asked)
+
+
+@pytest.mark.parametrize(
+    ("width", "left_out"),
+    [(40, {"keys", "at", "attempt", "ranges"}), (80, {"ranges"}), (160, set())],
+)
+def test_a_batch_is_one_line_of_the_terminal(
+    rig: Rig,
+    width: int,
+    left_out: set[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    metas = {f"a-topic-with-a-name/{n}": {"start": 0, "end": 250} for n in range(4)}
+    engine = sa.create_engine(rig.url)
+    with engine.begin() as connection:
+        update = "UPDATE txstream_batch SET metas = ?, tuples = 123456, keys = 98765"
+        connection.exec_driver_sql(update, (json.dumps({"partitions": metas}),))
+    engine.dispose()
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert main(["batches", "words", "--database", rig.url]) == 0
+    _, names, _, *lines = capsys.readouterr().out.rstrip("\n").split("\n")
+    assert len(lines) == TXIDS
+    assert all(len(line) <= width for line in lines)
+    assert [line.split()[0] for line in lines] == [str(txid) for txid in range(1, TXIDS + 1)]
+    shown = {"txid", "status", "tuples", "keys", "committed", "at", "attempt", "ranges"} - left_out
+    assert set(names.split()) == shown - ({"committed"} if "at" in left_out else set())
 
 
 def test_the_command(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,9 +58,7 @@ class Cli:
         """The one JSON document of a command with --json."""
         self.print(json.dumps(document, indent=2, ensure_ascii=False))
 
-    def print_table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
-        """A table for people. Columns that begin with `>` are aligned right. Not cut when it is piped."""
-        print_table(columns, rows, title)
+    print_table = staticmethod(print_table)
 
 
 def print_error(line: str) -> None:

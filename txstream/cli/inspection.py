@@ -51,8 +51,8 @@ def topologies(cli: Cli) -> None:
         cli.say("there are no topologies yet; `txstream run MODULE:FACTORY` makes one")
         return
     cli.print_table(
-        ["id", "semantics", ">committed txid", "leader", "tables", "note"],
-        [[one.id, one.semantics, one.txid, one.leader, ", ".join(one.tables), one.note] for one in listed],
+        ["id", ">committed txid", "?leader", "?semantics", "?tables", "note"],
+        [[one.id, one.txid, one.leader, one.semantics, ", ".join(one.tables), one.note] for one in listed],
     )
     warn_of_missing(list(dict.fromkeys(missing for one in listed for missing in one.missing)))
 
@@ -89,7 +89,7 @@ def batches(
         typer.Option("--failed", help="Only those with an attempt that failed, or not committed everywhere."),
     ] = False,
 ) -> None:
-    """List a topology's batches, as the ledgers of its databases have them, oldest first."""
+    """List a topology's batches, oldest first; `show ID TXID` has all of one."""
     from txstream.inspect.documents import batch_document
     from txstream.inspect.ledgers import batches_and_missing
 
@@ -106,15 +106,15 @@ def batches(
         cli.say(f"{topology_id} has {'no such batch' if is_part else 'committed no batch yet'}")
         return
     cli.print_table(
-        [">txid", "attempt", "status", ">tuples", ">keys", "committed at", "ranges"],
+        [">txid", "status", ">tuples", "?>keys", "?committed at", "?attempt", "?ranges"],
         [
             [
                 one.txid,
-                shown_attempt(one.first.attempt),
                 _shown_status(one),
                 one.first.tuples,
                 one.keys,
                 shown_time(one.first.committed_at),
+                shown_attempt(one.first.attempt),
                 shown_ranges(one.first.metas),
             ]
             for one in found
@@ -235,6 +235,7 @@ def _print_batch(cli: Cli, topology_id: str, found: BatchDetails) -> None:
                 ]
                 for one in found.ranges
             ],
+            whole=True,
         )
     for one in found.skipped:
         cli.print(f"{one.partition} {_shown_gap(one)}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from decimal import Decimal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -47,7 +48,7 @@ def list_tables(cli: Cli, topology_id: Id) -> None:
         cli.say(f"{topology_id} has no state tables")
         return
     cli.print_table(
-        ["table", "key", "value", "semantics", ">rows", ">as of txid", "database"],
+        ["table", "key", "value", "?semantics", ">rows", ">as of txid", "?database"],
         [[t.table, t.key, t.value, t.semantics, t.rows, t.as_of, t.database] for t in tables],
     )
     _say_notes(cli, [note for table in tables for note in table.notes])
@@ -137,20 +138,31 @@ def diff(
 
 
 def _print_rows(cli: Cli, rows: Sequence[StateRow], semantics: Semantics) -> None:
-    flat = [flat_row(row, semantics) for row in rows]
-    numbers = {name for row in flat for name, value in row.items() if isinstance(value, (int, float))}
-    cli.print_table(
-        [f">{name}" if name in numbers else name for name in flat[0]],
-        [[quoted(value) for value in row.values()] for row in flat],
-    )
+    flat = [flat_row(row, semantics, _cell) for row in rows]
+    _print_cells(cli, list(flat[0]), [list(row.values()) for row in flat])
+
+
+def _print_cells(cli: Cli, names: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    numbers = [any(_is_number(row[at]) for row in rows) for at in range(len(names))]
+    cli.print_table([f">{name}" if n else name for name, n in zip(names, numbers, strict=True)], rows)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float | Decimal) and not isinstance(value, bool)
+
+
+def _cell(value: object) -> object:
+    """A column's value as a table shows it."""
+    return value if isinstance(value, Decimal) else quoted(plain_value(value))
 
 
 def _print_diff(cli: Cli, found: TableDiff) -> None:
     if found.created or found.changed:
         changes = [*found.created, *found.changed]
         keys, values = list(changes[0].key), list(changes[0].after)
-        cli.print_table(
-            ["change", *keys, *(title for name in values for title in (f">{name} before", f">{name}"))],
+        _print_cells(
+            cli,
+            ["change", *keys, *(title for name in values for title in (f"{name} before", name))],
             [
                 ["created" if change.before is None else "changed", *_cells(change, keys, values)]
                 for change in changes
@@ -176,13 +188,10 @@ def _rows_of(count: int) -> str:
     return f"{count:,} row{'' if count == 1 else 's'}"
 
 
-def _cells(change: RowChange, keys: Sequence[str], values: Sequence[str]) -> list[Any]:
-    cells = [quoted(plain_value(change.key[name])) for name in keys]
+def _cells(change: RowChange, keys: Sequence[str], values: Sequence[str]) -> list[object]:
+    cells = [_cell(change.key[name]) for name in keys]
     for name in values:
-        cells += [
-            None if change.before is None else quoted(plain_value(change.before[name])),
-            quoted(plain_value(change.after[name])),
-        ]
+        cells += [None if change.before is None else _cell(change.before[name]), _cell(change.after[name])]
     return cells
 
 

@@ -1,20 +1,20 @@
 """Tables for people.
 
-Invariants: what a value holds never acts on the terminal; nothing is cut; a table that a terminal has no room
-for is printed as a line for each value.
+Invariants: what a value holds never acts on the terminal. Piped, everything is there; on a terminal a row is
+one line, for which columns may be left out and long text is cut, numbers never. A terminal that has no room
+even for that gets a line for each value, in full.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-_FOLDED_TO = 16  # text is not folded to less than this
+_LEAST_TEXT = 20  # text is not cut to less than this, so that a time is always whole
 _BETWEEN = "   "
 
 
@@ -24,7 +24,7 @@ def shown(value: object) -> str:
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, int):
+    if isinstance(value, int | float | Decimal):
         return f"{value:,}"
     return str(value)
 
@@ -49,82 +49,81 @@ def quoted(value: object) -> object:
     return escaped(json.dumps(value, ensure_ascii=False))
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], title: str = "") -> None:
-    """Columns that begin with `>` are aligned right, and never folded."""
-    from rich.cells import cell_len
-    from rich.console import Console
+@dataclass(slots=True, eq=False)
+class _Column:
+    """Texts below a name. It is `width` wide, and may be made as narrow as `least`."""
 
-    cells = [[escaped(shown(value)) for value in row] for row in rows]
-    names = [column.lstrip(">") for column in columns]
-    numbers = [column.startswith(">") for column in columns]
-    widths = [max(map(cell_len, column)) for column in zip(names, *cells, strict=True)]
-    least = [w if number else min(w, _FOLDED_TO) for w, number in zip(widths, numbers, strict=True)]
-    console = Console(highlight=False)
-    if not console.is_terminal or _needs(widths) <= console.width:
-        _print_columns(names, numbers, widths, cells, title)
-    elif _needs(least) <= console.width:
-        _print_folded(console, names, numbers, least, cells, title)
+    name: str
+    cells: list[str]
+    is_number: bool
+    is_optional: bool
+    width: int
+    least: int
+
+    def fitted(self) -> Iterator[str]:
+        from rich.cells import cell_len, set_cell_size
+
+        for cell in (self.name, *self.cells):
+            room = self.width - cell_len(cell)
+            if room < 0:
+                yield f"{set_cell_size(cell, self.width - 1)}…"
+            else:
+                yield f"{' ' * room}{cell}" if self.is_number else f"{cell}{' ' * room}"
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, whole: bool = False) -> None:
+    """A table on standard output. Columns that begin with `>` are numbers, aligned right. Where there is no
+    room, those that begin with `?` are left out, the last first; then long text is cut, unless `whole`."""
+    made = [
+        _column(name, [escaped(shown(row[at])) for row in rows], whole=whole)
+        for at, name in enumerate(columns)
+    ]
+    kept = _fitting(made, shutil.get_terminal_size().columns) if sys.stdout.isatty() else made
+    if kept:
+        # Line by line: a ledger may have a hundred thousand rows.
+        names, *lines = (
+            f" {_BETWEEN.join(row)}".rstrip() for row in zip(*(one.fitted() for one in kept), strict=True)
+        )
+        rule = f" {'─' * (_needs(one.width for one in kept) - 1)}"
+        lines = ["", names, rule, *lines, ""]
     else:
-        _print_lines(names, cells, title)
-
-
-def _needs(widths: Sequence[int]) -> int:
-    return 2 + sum(widths) + len(_BETWEEN) * (len(widths) - 1)
-
-
-def _print_columns(
-    names: Sequence[str],
-    numbers: Sequence[bool],
-    widths: Sequence[int],
-    cells: Sequence[Sequence[str]],
-    title: str,
-) -> None:
-    """Line by line: a ledger may have a hundred thousand rows."""
-    from rich.cells import cell_len
-
-    def line(row: Sequence[str]) -> str:
-        padded = [
-            " " * (width - cell_len(cell)) + cell if number else cell + " " * (width - cell_len(cell))
-            for cell, number, width in zip(row, numbers, widths, strict=True)
-        ]
-        return f" {_BETWEEN.join(padded)}".rstrip()
-
-    rule = f" {'─' * (_needs(widths) - 2)}"
-    lines = [*([title] if title else []), "", line(names), rule, *map(line, cells), ""]
+        widest = max(len(one.name) for one in made)
+        lines = []
+        for row in zip(*(one.cells for one in made), strict=True):
+            lines += [f"{one.name:<{widest}}  {cell}" for one, cell in zip(made, row, strict=True)]
+            lines.append("")
+        lines.pop()
     sys.stdout.writelines(f"{one}\n" for one in lines)
     sys.stdout.flush()
 
 
-def _print_folded(
-    console: Console,
-    names: Sequence[str],
-    numbers: Sequence[bool],
-    least: Sequence[int],
-    cells: Sequence[Sequence[str]],
-    title: str,
-) -> None:
-    """In a terminal that has room for it when longer text is folded."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
+def _column(name: str, cells: list[str], *, whole: bool) -> _Column:
+    from rich.cells import cell_len
 
-    table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False)
-    for name, is_number, width in zip(names, numbers, least, strict=True):
-        table.add_column(
-            Text(name), justify="right" if is_number else "left", overflow="fold", min_width=width
-        )
-    for row in cells:
-        table.add_row(*map(Text, row))
-    console.print(table)
+    is_optional = name.startswith("?")
+    name = name.removeprefix("?")
+    is_number = name.startswith(">")
+    name = name.removeprefix(">")
+    width = max(map(cell_len, (name, *cells)))
+    return _Column(
+        name, cells, is_number, is_optional, width, width if whole or is_number else min(width, _LEAST_TEXT)
+    )
 
 
-def _print_lines(names: Sequence[str], cells: Sequence[Sequence[str]], title: str) -> None:
-    if title:
-        sys.stdout.write(f"{title}\n")
-    widest = max(map(len, names))
-    for number, row in enumerate(cells):
-        if number:
-            sys.stdout.write("\n")
-        for name, cell in zip(names, row, strict=True):
-            sys.stdout.write(f"{name:<{widest}}  {cell}\n")
-    sys.stdout.flush()
+def _fitting(columns: Sequence[_Column], room: int) -> list[_Column]:
+    """The columns that there is room for, as narrow as it takes; none where there is no room for a row."""
+    kept = list(columns)
+    for column in reversed([one for one in columns if one.is_optional]):
+        if _needs(one.least if one.is_optional else one.width for one in kept) > room:
+            kept.remove(column)
+    if _needs(one.least for one in kept) > room:
+        return []
+    for one in kept:
+        one.width = min(one.width, max(one.least, room))
+    while _needs(one.width for one in kept) > room:
+        max((one for one in kept if one.width > one.least), key=lambda one: one.width).width -= 1
+    return kept
+
+
+def _needs(widths: Iterable[int]) -> int:
+    return 1 + sum(len(_BETWEEN) + width for width in widths) - len(_BETWEEN)

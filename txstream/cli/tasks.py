@@ -60,7 +60,7 @@ def _print(cli: Cli, topology_id: str, leader: str | None, assignment: Assignmen
     attempt, time = shown_attempt(assignment.attempt), shown_time(assignment.at)
     cli.print(f"{topology_id}: txid {assignment.txid} attempt {attempt}, {time}")
     cli.print_table(
-        ["component", ">task", ">slot", "worker", "host", ">seconds", ">tuples"],
+        ["component", ">task", "?>slot", "?worker", "?host", ">seconds", ">tuples"],
         [
             [
                 *(place.component, place.task, place.slot, place.worker, place.host),

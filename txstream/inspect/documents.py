@@ -6,7 +6,7 @@ Times are ISO 8601, bytes hexadecimal, decimals text, and so are numbers that JS
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -128,13 +128,15 @@ def _rows_by_database(batch: Batch) -> list[dict[str, Any]]:
     ]
 
 
-def flat_row(row: StateRow, semantics: Semantics) -> dict[str, Any]:
+def flat_row(
+    row: StateRow, semantics: Semantics, plain: Callable[[Any], Any] = plain_value
+) -> dict[str, Any]:
     """A row by column, in the table's order: keys, each value followed by its prev_, then txid."""
-    found = {name: plain_value(value) for name, value in row.key.items()}
+    found = {name: plain(value) for name, value in row.key.items()}
     for name, value in row.value.items():
-        found[name] = plain_value(value)
+        found[name] = plain(value)
         if semantics is Semantics.OPAQUE:
-            found[f"prev_{name}"] = None if row.prev is None else plain_value(row.prev.get(name))
+            found[f"prev_{name}"] = None if row.prev is None else plain(row.prev.get(name))
     if semantics is not Semantics.NON_TRANSACTIONAL:
         found["txid"] = row.txid
     return found
