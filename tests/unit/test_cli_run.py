@@ -154,7 +154,7 @@ def test_status_of_a_run_that_was_stopped(
 def test_summary_in_one_line() -> None:
     assert summary(REPORT) == "words: txids 3 to 9, 7,000 records in 2.0 s (3,500 records/s)"
     eventful = replace(REPORT, failed_attempts=1, replayed_attempts=2, recovered_batches=1)
-    assert summary(eventful).endswith(", 1 attempts failed, 2 attempts replayed, 1 batches recovered")
+    assert summary(eventful).endswith(", 1 attempt failed, 2 attempts replayed, 1 batch recovered")
     idle = replace(REPORT, batches=0, first_txid=None)
     assert "nothing to do" in summary(idle)
     assert summary(replace(idle, failed_attempts=4)).startswith("words: nothing committed, 4 attempts failed")

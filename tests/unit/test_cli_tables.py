@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import sys
 from typing import Any
 
 import pytest
@@ -120,6 +121,22 @@ def test_a_terminal_too_narrow_for_the_table_has_a_line_for_each_value(printed: 
     assert lines.count("") == 1, "between the rows"
     assert [line.split(maxsplit=1) for line in lines][15:17] == [["id", "b"], ["n", "-"]]
     assert all(len(line) <= 60 for line in lines)
+
+
+def test_pairs_are_wrapped_on_a_terminal_between_words_and_not_when_piped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    value = "txid 8, committed 2026-11-22 10:14:17, lines/0 1750-2000"
+    Cli().print_pairs({"last batch": value, "lag": ""})
+    assert capsys.readouterr().out == f"last batch {value}\nlag        \n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "45")
+    Cli().print_pairs({"last batch": value})
+    assert capsys.readouterr().out.splitlines() == [
+        "last batch txid 8, committed",
+        "           2026-11-22 10:14:17, lines/0",
+        "           1750-2000",
+    ]
 
 
 def test_a_long_table_is_printed_line_by_line(printed: Any) -> None:

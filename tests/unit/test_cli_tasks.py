@@ -1,4 +1,4 @@
-"""`txstream status ID --tasks`."""
+"""`txstream status`: which topologies are listed; with `ID --tasks`, where the tasks ran."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import json
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.memory_zookeeper import MemoryZooKeeper
 
 from txstream.assignment import Assignment, TaskPlace
-from txstream.cli import tasks as tasks_module
+from txstream.cli import status as status_module, tasks as tasks_module
 from txstream.cli.main import main
+from txstream.inspect.records import TopologySummary
+from txstream.semantics import Semantics
 from txstream.transaction import Txid, attempt_id
 
 STATUS = ["status", "words", "--tasks", "--zookeeper", "127.0.0.1:1"]
@@ -37,6 +40,42 @@ def zookeeper(monkeypatch: pytest.MonkeyPatch) -> MemoryZooKeeper:
     zookeeper = MemoryZooKeeper()
     monkeypatch.setattr(tasks_module, "open_zookeeper", zookeeper.opened)
     return zookeeper
+
+
+def summary(topology_id: str, txid: int, **more: Any) -> TopologySummary:
+    known = {
+        "uuid": "0",
+        "semantics": Semantics.OPAQUE,
+        "leader": None,
+        "tables": (),
+        "databases": (),
+        "note": None,
+    }
+    return TopologySummary(**{**known, **more, "id": topology_id, "txid": Txid(txid)})
+
+
+def test_topologies_that_have_committed_nothing_are_left_to_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = [
+        summary("done", 7),
+        summary("never-ran", 0),
+        summary("starts-now", 0, leader="host:1"),
+        summary("damaged", 0, note="epoch: expected JSON"),
+    ]
+    reached = {"address": "a", "reachable": True, "note": None, "error": None}
+    monkeypatch.setattr(status_module, "_ask", lambda *_: reached)
+    monkeypatch.setattr("txstream.inspect.overview.topologies", lambda settings: listed)
+    assert main(["status"]) == 0
+    out, err = capsys.readouterr()
+    assert [line.partition(":")[0] for line in out.splitlines()[3:]] == ["done", "starts-now", "damaged"]
+    assert err == "1 topology without a committed batch left out; --all shows all\n"
+    assert main(["status", "--all"]) == 0
+    out, err = capsys.readouterr()
+    assert "never-ran: opaque, txid 0 committed, not running" in out.splitlines()
+    assert err == ""
+    assert main(["status", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["topologies"]) == 4
 
 
 def test_tasks_are_shown_by_component_and_number(

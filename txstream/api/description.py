@@ -16,6 +16,7 @@ from txstream.api.schema import format_schema, format_type
 from txstream.api.spouts import SourceSpout
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.semantics import Semantics
+from txstream.words import counted
 
 if TYPE_CHECKING:
     from txstream.api.topology import Component, StateUse, Topology
@@ -88,12 +89,12 @@ def _title(topology: Topology) -> str:
 
 def _limits(topology: Topology) -> Iterator[str]:
     yield (
-        f"{_count(topology.max_spout_pending, 'batch', 'batches')} at once, "
+        f"{counted(topology.max_spout_pending, 'batch', 'batches')} at once, "
         f"{topology.message_timeout_seconds:g} s for an attempt, "
-        f"{_count(topology.max_attempts, 'attempt', 'attempts')} before a bug ends the run"
+        f"{counted(topology.max_attempts, 'attempt')} before a bug ends the run"
     )
     if topology.workers is not None:
-        yield f"{_count(topology.workers, 'worker', 'workers')} asked for"
+        yield f"{counted(topology.workers, 'worker')} asked for"
     if topology.settings:
         yield f"settings: {', '.join(map(printable, sorted(topology.settings)))}"
 
@@ -161,10 +162,6 @@ def _wrapped(start: str, parts: Sequence[str]) -> Iterator[str]:
         yield f"{line},"
         line = " " * len(start) + part
     yield line
-
-
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number} {one if number == 1 else many}"
 
 
 # --- the document --------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from txstream.cli.context import Cli
 from txstream.cli.options import Id, command
 from txstream.cli.stores import UnknownTopologyError, open_zookeeper, warn_of_missing
 from txstream.inspect.stores import is_missing_file, open_databases
+from txstream.words import counted
 
 if TYPE_CHECKING:
     from txstream.inspect.records import MissingDatabase
@@ -235,5 +236,7 @@ def package(
     if cli.as_json:
         cli.print_json({"path": str(written.path), "files": written.files, "bytes": written.size_bytes})
     else:
-        cli.print(f"wrote {written.path} ({written.files} files, {written.size_bytes // 1024} KiB)")
+        cli.print(
+            f"wrote {written.path} ({counted(written.files, 'file')}, {written.size_bytes // 1024} KiB)"
+        )
         cli.say(f"pass it to a run on a cluster: txstream run --py-files {written.path} ...")

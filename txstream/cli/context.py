@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from txstream.cli.tables import print_table
+from txstream.cli.tables import print_pairs, print_table
 from txstream.settings import Settings
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class Cli:
         """The one JSON document of a command with --json."""
         self.print(json.dumps(document, indent=2, ensure_ascii=False))
 
+    print_pairs = staticmethod(print_pairs)
     print_table = staticmethod(print_table)
 
 

@@ -23,6 +23,7 @@ from txstream.cli.context import Cli
 from txstream.cli.demo_text import count_words, make_text
 from txstream.cli.logs import allow_log_folder
 from txstream.cli.options import command
+from txstream.words import counted
 
 if TYPE_CHECKING:
     from txstream.cli.demo_driver import DriverEnd
@@ -379,7 +380,9 @@ def _print_top_words(here: Demo, result: Result) -> None:
 
 def _print_figures(here: Demo, result: Result, figures: Mapping[str, Any]) -> None:
     again = f" (txid {', '.join(map(str, result.run_again))}, open at the kill)" if result.run_again else ""
-    recovered = f", {figures['recovered_batches']} plans recovered" if figures["recovered_batches"] else ""
+    recovered = (
+        f", {counted(figures['recovered_batches'], 'plan')} recovered" if figures["recovered_batches"] else ""
+    )
     here.cli.print(
         f"records/s: {figures['records_per_second']:,.0f} between the second run's first and last commit "
         f"({result.report['records']:,} records in {result.report['seconds']:.1f} s with Spark's start)"

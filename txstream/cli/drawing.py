@@ -20,6 +20,7 @@ from txstream.api.topology import Phase
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.cli.layers import Link, Placement, Point, Size, place
 from txstream.cli.pen import Line, Style, box_size, fixed_settings, label_size, new_figure, text_size
+from txstream.words import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -115,7 +116,7 @@ def _room(placed: Placement, title: Size) -> Size:
 
 
 def _title_lines(topology: Topology) -> list[Line]:
-    batches = f"{topology.max_spout_pending} batch{'' if topology.max_spout_pending == 1 else 'es'} at once"
+    batches = f"{counted(topology.max_spout_pending, 'batch', 'batches')} at once"
     return [
         Line(topology.id, 14.0, _INK, bold=True),
         Line(f"{topology.semantics}, {batches}", 9.0, _QUIET_INK),
@@ -124,12 +125,12 @@ def _title_lines(topology: Topology) -> list[Line]:
 
 def _box_lines(topology: Topology, component: Component) -> list[Line]:
     bolt = component.instance
-    slots = f"{component.parallelism} slot{'' if component.parallelism == 1 else 's'}"
-    tasks = f"{component.tasks} task{'' if component.tasks == 1 else 's'}"
     lines = [
         Line(_shown(component.id), 11.0, _INK, bold=True),
         Line(_shown(describe_instance(bolt)), 9.0, _INK),
-        Line(f"{slots}, {tasks}", 8.5, _QUIET_INK),
+        Line(
+            f"{counted(component.parallelism, 'slot')}, {counted(component.tasks, 'task')}", 8.5, _QUIET_INK
+        ),
     ]
     if isinstance(bolt, DataFrameBolt):
         lines.append(Line("Spark SQL", 8.5, _QUIET_INK))

@@ -15,6 +15,7 @@ from txstream.cli.stores import warn_of_missing
 from txstream.cli.tables import escaped, shown
 from txstream.inspect.documents import plain_partitions, plain_value
 from txstream.transaction import epoch_of, sequence_of
+from txstream.words import counted
 
 if TYPE_CHECKING:
     from txstream.inspect.records import Batch, BatchDetails, PartitionRange, TopologySummary
@@ -212,32 +213,22 @@ def _print_batch(cli: Cli, topology_id: str, found: BatchDetails) -> None:
         for number, entry in enumerate(batch.entries, 1):
             lines[f"database {number}"] = (
                 f"{entry.database}: {entry.status} by attempt {shown_attempt(entry.attempt)}, "
-                f"{shown(entry.keys)} keys, {shown_time(entry.committed_at) or 'not yet'}"
+                f"{counted(entry.keys, 'key')}, {shown_time(entry.committed_at) or 'not yet'}"
             )
     if found.timings:
         lines["timings"] = ", ".join(f"{step} {seconds:.3f} s" for step, seconds in found.timings.items())
-    for name, value in lines.items():
-        cli.print(f"{name:<10} {value}")
-    if found.ranges:
+    cli.print_pairs(lines)
+    if any(one.end is None for one in found.ranges):
         cli.print_table(
-            ["partition", ">start", ">end", ">records", "note"],
-            [
-                [
-                    one.partition,
-                    one.start,
-                    one.end,
-                    one.records,
-                    _shown_gap(one)
-                    if one.skipped_from is not None
-                    else ""
-                    if one.end is not None
-                    else str(one.meta),
-                ]
-                for one in found.ranges
-            ],
+            ["partition", "meta"], [[one.partition, str(one.meta)] for one in found.ranges], whole=True
+        )
+    elif found.ranges:
+        cli.print_table(
+            ["partition", ">start", ">end", ">records"],
+            [[one.partition, one.start, one.end, one.records] for one in found.ranges],
             whole=True,
         )
-    for one in found.skipped:
+    for one in (*(one for one in found.ranges if one.skipped_from is not None), *found.skipped):
         cli.print(f"{one.partition} {_shown_gap(one)}")
     for partition, reason in sorted(found.unavailable.items()):
         cli.print(f"{partition} was unavailable: {escaped(reason)}")

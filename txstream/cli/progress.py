@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from txstream.cli.context import Cli, print_error
+from txstream.words import counted
 
 if TYPE_CHECKING:
     from txstream.engine.report import RunProgress
@@ -56,11 +57,11 @@ def describe(progress: RunProgress) -> str:
     words = [f"txid {progress.committed_txid:,} committed"]
     if progress.active:
         words.append(f"{len(progress.active)} open")
-    words.append(f"{progress.records:,} records")
+    words.append(counted(progress.records, "record"))
     if progress.lag_records is not None:
         words.append(f"{progress.lag_records:,} to go")
     if progress.failed_attempts:
-        words.append(f"{progress.failed_attempts:,} failed attempts")
+        words.append(counted(progress.failed_attempts, "failed attempt"))
     if progress.waiting_for:
         words.append(f"waiting for {progress.waiting_for}")
     return ", ".join(words)

@@ -27,6 +27,7 @@ from txstream.cli.parameters import split_pairs
 from txstream.cli.progress import Show, shown_progress
 from txstream.keep import Keep
 from txstream.packaging import holds_framework
+from txstream.words import counted
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology
@@ -280,19 +281,31 @@ def summary(report: RunReport) -> str:
     """A run in one line."""
     if not report.batches and report.failed_attempts:
         return (
-            f"{report.topology}: nothing committed, {report.failed_attempts:,} attempts failed; "
+            f"{report.topology}: nothing committed, {counted(report.failed_attempts, 'attempt')} failed; "
             f"txid {report.last_txid} stays the last"
         )
     if not report.batches:
         return f"{report.topology}: nothing to do, txid {report.last_txid} stays the last"
-    failed = f", {report.failed_attempts:,} attempts failed" if report.failed_attempts else ""
-    replayed = f", {report.replayed_attempts:,} attempts replayed" if report.replayed_attempts else ""
-    recovered = f", {report.recovered_batches:,} batches recovered" if report.recovered_batches else ""
+    failed = f", {counted(report.failed_attempts, 'attempt')} failed" if report.failed_attempts else ""
+    replayed = (
+        f", {counted(report.replayed_attempts, 'attempt')} replayed" if report.replayed_attempts else ""
+    )
+    recovered = (
+        f", {counted(report.recovered_batches, 'batch', 'batches')} recovered"
+        if report.recovered_batches
+        else ""
+    )
     return (
-        f"{report.topology}: txids {report.first_txid} to {report.last_txid}, {report.records:,} records in "
+        f"{report.topology}: {_txids(report)}, {counted(report.records, 'record')} in "
         f"{report.seconds:.1f} s ({report.records_per_second:,.0f} records/s)"
         f"{failed}{replayed}{recovered}"
     )
+
+
+def _txids(report: RunReport) -> str:
+    if report.first_txid == report.last_txid:
+        return f"txid {report.last_txid}"
+    return f"txids {report.first_txid} to {report.last_txid}"
 
 
 def _name_logs(paths: Sequence[Path]) -> None:

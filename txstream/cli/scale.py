@@ -11,6 +11,7 @@ from txstream.api.errors import ServiceUnavailableError, TxstreamError, UsageErr
 from txstream.cli.context import Cli
 from txstream.cli.options import Id, command
 from txstream.cli.stores import UnknownTopologyError, open_zookeeper
+from txstream.words import counted
 
 if TYPE_CHECKING:
     from txstream.zookeeper import ScaleAnswer
@@ -85,7 +86,9 @@ def parse_slots(pairs: Sequence[str]) -> dict[str, int]:
                 f"{pair!r:.60}: a component has a whole number of slots, 1 or more; write {component}=3"
             )
         if component in slots:
-            raise UsageError(f"component {component!r} was given twice, {slots[component]} and {text} slots")
+            raise UsageError(
+                f"component {component!r} was given twice, {counted(slots[component], 'slot')} and {text}"
+            )
         slots[component] = int(text)
     return slots
 
@@ -110,7 +113,7 @@ def _tell(
 
 
 def _change(before: int | None, count: int, applied: bool) -> str:
-    slots = f"{count:,} slot{'' if count == 1 else 's'}"
+    slots = counted(count, "slot")
     if not applied:
         return f"is to have {slots}"
     if before is None:

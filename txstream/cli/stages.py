@@ -16,6 +16,7 @@ from txstream.api.errors import UsageError
 from txstream.api.groupings import Grouping, GroupingKind
 from txstream.api.spouts import SpoutContext
 from txstream.api.tuples import DEFAULT_STREAM
+from txstream.words import counted
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology
@@ -101,8 +102,9 @@ def plan_batch(topology: Topology, width: int | None = None) -> BatchPlan:
     width = largest if width is None else width
     if not 1 <= width <= largest:
         raise UsageError(
-            f"--width {width}: a batch of topology {topology.id!r} is worth 1 to {largest} Spark tasks, "
-            f"because no component has more than {largest} slots"
+            f"--width {width}: a batch of topology {topology.id!r} is worth "
+            f"{'1 to ' if largest > 1 else ''}{counted(largest, 'Spark task')}, "
+            f"because no component has more than {counted(largest, 'slot')}"
         )
     layout = lay_out(plan, width)
     stages = tuple(_stage(stage, plan.spout_id) for stage in layout.stages)
@@ -169,8 +171,8 @@ def _reason(bolt: BoltSpec, given: Input) -> str:
 def plan_text(plan: BatchPlan) -> str:
     """Stages, then what moves between them, as aligned text."""
     most = " (the most for this topology)" if plan.width == plan.largest else ""
-    worth = f"a batch worth {_count(plan.width, 'Spark task')}{most}"
-    lines = [f"{worth}: {_count(plan.python_stages, 'Python stage')}", ""]
+    worth = f"a batch worth {counted(plan.width, 'Spark task')}{most}"
+    lines = [f"{worth}: {counted(plan.python_stages, 'Python stage')}", ""]
     lines += _table(
         ("stage", "phase", "Spark tasks", "runs"),
         [
@@ -276,7 +278,3 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     for row in (header, *rows):
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

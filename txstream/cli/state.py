@@ -13,6 +13,7 @@ from txstream.cli.options import Id, command
 from txstream.cli.stores import warn_of_missing
 from txstream.cli.tables import quoted
 from txstream.inspect.documents import document, flat_row, plain_value
+from txstream.words import counted
 
 if TYPE_CHECKING:
     from txstream.inspect.records import RowChange, StateRow, TableDiff
@@ -175,17 +176,16 @@ def _print_diff(cli: Cli, found: TableDiff) -> None:
 
 def _counted(found: TableDiff) -> str:
     if found.carrying:
-        return f"{_rows_of(found.carrying_count)} of {found.table} were last changed by it"
-    words = [f"created {_rows_of(len(found.created))} of {found.table}", f"changed {len(found.changed):,}"]
+        return f"{counted(found.carrying_count, 'row')} of {found.table} were last changed by it"
+    words = [
+        f"created {counted(len(found.created), 'row')} of {found.table}",
+        f"changed {len(found.changed):,}",
+    ]
     if found.unchanged:
         words.append(f"touched {found.unchanged:,} without a change")
     shown = len(found.created) + len(found.changed) + found.unchanged
-    part = "" if shown == found.carrying_count else f"of the {_rows_of(shown)} that are shown it "
+    part = "" if shown == found.carrying_count else f"of the {counted(shown, 'row')} that are shown it "
     return part + ", ".join(words)
-
-
-def _rows_of(count: int) -> str:
-    return f"{count:,} row{'' if count == 1 else 's'}"
 
 
 def _cells(change: RowChange, keys: Sequence[str], values: Sequence[str]) -> list[object]:

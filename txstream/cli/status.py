@@ -23,9 +23,10 @@ from txstream.cli.stores import (
     open_zookeeper,
     warn_of_missing,
 )
-from txstream.cli.tables import escaped, shown
+from txstream.cli.tables import escaped
 from txstream.cli.tasks import show_tasks
 from txstream.transaction import Txid
+from txstream.words import counted
 
 if TYPE_CHECKING:
     from txstream.settings import Settings
@@ -46,6 +47,9 @@ def status(
     tasks: Annotated[
         bool, typer.Option("--tasks", help="With ID: where the tasks of a recent batch ran.")
     ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also the topologies that have committed nothing and do not run.")
+    ] = False,
 ) -> int:
     """Show which services answer and what runs; with ID, how far that topology is."""
     if tasks and topology_id is None:
@@ -55,13 +59,13 @@ def status(
         return show_tasks(cli, settings, topology_id)
     if topology_id is not None:
         return _topology(cli, settings, topology_id)
-    return _services(cli, settings)
+    return _services(cli, settings, everything=everything)
 
 
 # --- services ----------------------------------------------------------------------------------------------
 
 
-def _services(cli: Cli, settings: Settings) -> int:
+def _services(cli: Cli, settings: Settings, *, everything: bool) -> int:
     checks: dict[str, tuple[str | None, Check]] = {
         "zookeeper": (settings.zookeeper, _check_zookeeper),
         "kafka": (settings.kafka, _check_kafka),
@@ -83,9 +87,13 @@ def _services(cli: Cli, settings: Settings) -> int:
             word = "ok" if answer["reachable"] else "NOT REACHABLE"
             detail = answer["error"] or answer["note"]
             cli.print(f"{name:<10} {word:<14} {answer['address'] or ''}{f'  {detail}' if detail else ''}")
-        for one in listed:
+        begun = [one for one in listed if everything or one["txid"] or one["leader"] or one["note"]]
+        for one in begun:
             leader = f"run by {one['leader']}" if one["leader"] else "not running"
             cli.print(f"{one['id']}: {one['semantics'] or '?'}, txid {one['txid']} committed, {leader}")
+        if len(begun) < len(listed):
+            more = counted(len(listed) - len(begun), "topology", "topologies")
+            cli.say(f"{more} without a committed batch left out; --all shows all")
     return 0 if all(answer["reachable"] for answer in answers.values()) else 1
 
 
@@ -166,19 +174,17 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
         "tables": f"{', '.join(identity.tables)} in {', '.join(places) or 'no database yet'}",
         "leader": leader or "none, it is not running",
         "next txid": f"{progress.current}{f', plans stored for {open_plans}' if open_plans else ''}",
-        "lag": "not known"
-        if document["lag_records"] is None
-        else f"{shown(document['lag_records'])} records",
+        "lag": "not known" if document["lag_records"] is None else counted(document["lag_records"], "record"),
     }
     if last is not None:
         lines["last batch"] = (
             f"txid {last.txid} attempt {shown_attempt(last.attempt)}, {last.status} "
-            f"{shown_time(last.committed_at) or ''}, {shown(last.tuples)} tuples, {shown_ranges(last.metas)}"
+            f"{shown_time(last.committed_at) or ''}, {counted(last.tuples, 'tuple')}, "
+            f"{shown_ranges(last.metas)}"
         )
         if last.error:
             lines["last error"] = escaped(last.error)
-    for name, value in lines.items():
-        cli.print(f"{name:<10} {value}")
+    cli.print_pairs(lines)
     return 0
 
 

@@ -8,14 +8,18 @@ even for that gets a line for each value, in full.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
 _LEAST_TEXT = 20  # text is not cut to less than this, so that a time is always whole
 _BETWEEN = "   "
+_NAME_WIDTH = 10
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:)")
 
 
 def shown(value: object) -> str:
@@ -27,11 +31,6 @@ def shown(value: object) -> str:
     if isinstance(value, int | float | Decimal):
         return f"{value:,}"
     return str(value)
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 record`, `2,000 records`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def escaped(text: str) -> str:
@@ -47,6 +46,21 @@ def quoted(value: object) -> object:
     if value.isprintable() and value == value.strip() and value not in ("", "-") and value[0] != '"':
         return value
     return escaped(json.dumps(value, ensure_ascii=False))
+
+
+def print_pairs(pairs: Mapping[str, str | None]) -> None:
+    """Names and values below each other, wrapped where a terminal is narrow."""
+    for name, value in pairs.items():
+        lines = [shown(value)]
+        if sys.stdout.isatty():
+            room = max(shutil.get_terminal_size().columns - _NAME_WIDTH - 1, _LEAST_TEXT)
+            together = _TIME.sub("\\1\N{NO-BREAK SPACE}\\2", shown(value))
+            wrapped = textwrap.wrap(together, room, break_long_words=False, break_on_hyphens=False)
+            lines = [line.replace("\N{NO-BREAK SPACE}", " ") for line in wrapped]
+        sys.stdout.writelines(
+            f"{'' if number else name:<{_NAME_WIDTH}} {line}\n" for number, line in enumerate(lines or [""])
+        )
+    sys.stdout.flush()
 
 
 @dataclass(slots=True, eq=False)

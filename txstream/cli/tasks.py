@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from txstream.cli.context import Cli
 from txstream.cli.inspection import shown_attempt, shown_time
 from txstream.cli.stores import UnknownTopologyError, open_zookeeper
-from txstream.cli.tables import shown
 from txstream.transaction import epoch_of
+from txstream.words import counted
 
 if TYPE_CHECKING:
     from txstream.assignment import Assignment
@@ -70,6 +70,6 @@ def _print(cli: Cli, topology_id: str, leader: str | None, assignment: Assignmen
         ],
     )
     if assignment.left_out:
-        cli.say(f"{shown(assignment.left_out)} more tasks were left out; those shown took the longest")
+        cli.say(f"{counted(assignment.left_out, 'more task')} left out; those shown took the longest")
     if leader is None:
         cli.say(f"{topology_id} is not running now")

@@ -14,7 +14,7 @@ import typer
 from txstream.api.errors import DecodeError, UsageError
 from txstream.cli.context import Cli
 from txstream.cli.options import command
-from txstream.cli.tables import counted
+from txstream.words import counted
 
 if TYPE_CHECKING:
     from txstream.cli.kafka_topics import KafkaTopics, Record

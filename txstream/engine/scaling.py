@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from txstream.api.errors import UsageError
+from txstream.words import counted
 
 
 def check_scale(
@@ -59,7 +60,7 @@ def _problem(
         )
     if count > tasks:
         return (
-            f"component {component!r} cannot have {count} slots, because it has {tasks} "
-            f"task{'' if tasks == 1 else 's'}; declare it with .set_num_tasks({count}) and start it again"
+            f"component {component!r} cannot have {count} slots, because it has "
+            f"{counted(tasks, 'task')}; declare it with .set_num_tasks({count}) and start it again"
         )
     return None

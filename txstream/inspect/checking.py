@@ -23,6 +23,7 @@ from txstream.inspect.stores import (
     with_states_of,
 )
 from txstream.settings import Settings
+from txstream.words import counted
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology
@@ -127,8 +128,8 @@ def _checked(evidence: Evidence, *, asked: bool) -> list[str]:
         state = "no batch" if last is None else f"txid {last.txid} {last.status}"
         tables = len(database.tables)
         places.append(
-            f"{database.url}: {state}, {len(database.rows)} ledger rows, "
-            f"{tables} state table{'' if tables == 1 else 's'}"
+            f"{database.url}: {state}, {counted(len(database.rows), 'ledger row')}, "
+            f"{counted(tables, 'state table')}"
         )
     places.append("source: stored plans and next places" if asked else "source: not asked")
     return places
