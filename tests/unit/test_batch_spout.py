@@ -20,6 +20,7 @@ from txstream.api.errors import (
     ServiceUnavailableError,
     TopologyError,
     TupleError,
+    UsageError,
 )
 from txstream.api.schema import parse_schema
 from txstream.api.spouts import OpaqueSpout, PartitionCoordinator, SpoutContext, TransactionalSpout
@@ -331,6 +332,12 @@ def test_rows_and_batches_keep_their_order(
 
 def test_nothing_emitted(collector: BatchCollector) -> None:
     assert collector.finish() == []
+
+
+def test_a_collector_is_of_no_use_once_its_batch_is_finished(collector: BatchCollector) -> None:
+    collector.finish()
+    with pytest.raises(UsageError, match="used a collector outside of its attempt"):
+        collector.emit((1, "late"))
 
 
 @pytest.mark.parametrize(

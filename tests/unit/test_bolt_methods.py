@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from support.bolts import CountByHand, Passing, chain, failure, run, word_count
-from support.inmemory import MemoryLog
+from support.bolts import CountByHand, Passing, chain, compiled, failure, run, word_count
+from support.inmemory import MemoryLog, attempt
 
 import txstream
 from txstream.api.bolts import BatchBolt, Bolt, DataFrameBolt, OutputCollector
-from txstream.api.errors import BoltError, TopologyError
+from txstream.api.errors import BatchFailedError, BoltError, TopologyError, UsageError
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.tuples import Chunk, Tuple
 from txstream.bolts.aggregate import CountBolt
 from txstream.engine.retries import Verdict, judge
+from txstream.metas import BatchMetas
 from txstream.spouts.memory import MemorySpout
-from txstream.testing import TopologyTest, run_bolt
+from txstream.testing import InProcessRunner, TopologyTest, run_bolt
 
 LOG = MemoryLog({"a": ["the cat"]})
 
@@ -319,3 +322,47 @@ def test_methods_of_a_bolts_own_are_no_warning() -> None:
         topology = word_count(LOG, Helpers(), parallelism=1)
         assert topology.bolts
         run(topology, LOG)
+
+
+# --- collectors that are kept --------------------------------------------------------------------------------
+
+KEPT: list[OutputCollector] = []
+
+
+class Keeps(Words):
+    """Emits with the first collector that any of its instances got."""
+
+    def prepare(self, *given: Any) -> None:
+        super().prepare(*given)
+        KEPT.append(self.collector)
+
+    def execute(self, tup: Tuple) -> None:
+        KEPT[0].emit((tup["value"],))
+
+
+class KeepsAndFails(Keeps):
+    def finish_batch(self) -> None:
+        raise BatchFailedError("the first time")
+
+
+@pytest.mark.parametrize("bolt", [Keeps(), KeepsAndFails()], ids=["finished", "failed"])
+def test_a_collector_that_is_kept_past_its_attempt_is_an_error(bolt: Keeps) -> None:
+    KEPT.clear()
+    log = MemoryLog({"a": ["x"]})
+    runner = InProcessRunner(compiled(chain(log, bolt, parallelism=1)))
+    with contextlib.suppress(BatchFailedError):
+        runner.run(attempt(1), BatchMetas(log.everything()))
+    with pytest.raises(UsageError, match="component 'b0' used a collector outside of its attempt"):
+        runner.run(attempt(2), BatchMetas(log.everything()))
+
+
+@pytest.mark.parametrize("how", ["emit", "emit_batch", "emit_direct"])
+def test_a_collector_is_of_no_use_after_finish_batch(how: str) -> None:
+    instance: Any = run_bolt(Words(), ["x"], "value string").instance
+    given: dict[str, tuple[Any, ...]] = {
+        "emit": (("y",),),
+        "emit_batch": (pa.record_batch({"word": ["y"]}),),
+        "emit_direct": (0, ("y",)),
+    }
+    with pytest.raises(UsageError, match="component 'bolt' used a collector outside of its attempt"):
+        getattr(instance.collector, how)(*given[how])

@@ -27,6 +27,7 @@ from txstream.api.errors import (
     ServiceUnavailableError,
     TopologyError,
     TupleError,
+    UsageError,
 )
 from txstream.api.rows import UnfitValueError, to_record_batch
 from txstream.api.schema import format_schema, format_type, parse_schema
@@ -275,6 +276,7 @@ class BatchCollector:
         self._schema = schema
         self._rows: list[Sequence[Any]] = []
         self._batches: list[pa.RecordBatch] = []
+        self._is_open = True
 
     def emit(self, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
         self._check_stream(stream)
@@ -307,7 +309,8 @@ class BatchCollector:
         )
 
     def finish(self) -> list[pa.RecordBatch]:
-        """All that was emitted, in order."""
+        """All that was emitted, in order. Nothing can be emitted after it."""
+        self._is_open = False
         self._flush()
         return self._batches
 
@@ -325,6 +328,11 @@ class BatchCollector:
             ) from error
 
     def _check_stream(self, stream: str) -> None:
+        if not self._is_open:
+            raise UsageError(
+                f"component {self._component!r} used a collector outside of its attempt; take the one that "
+                f"emit_batch gets, and use it until that returns"
+            )
         if stream != DEFAULT_STREAM:
             raise TupleError(
                 f"component {self._component!r} emitted to stream {stream!r}, but declares {DEFAULT_STREAM!r}"

@@ -1,6 +1,7 @@
 """What a bolt task emits: checked against the declared streams and turned into Arrow.
 
-Invariant: what leaves a collector has exactly the schema of its stream, and no value was changed to fit.
+Invariants. What leaves a collector has exactly the schema of its stream, and no value was changed to fit.
+After `close` it takes nothing any more.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from txstream.api.errors import TupleError
+from txstream.api.errors import TupleError, TxstreamError, UsageError
 from txstream.api.rows import UnfitValueError, to_record_batch
 from txstream.api.schema import format_schema, format_type
 from txstream.api.tuples import DEFAULT_STREAM
@@ -32,6 +33,7 @@ class Collector:
         self._rows: dict[str, list[Sequence[Any]]] = {stream: [] for stream in spec.streams}
         self._direct: dict[tuple[str, int], list[Sequence[Any]]] = {}
         self._arity = {stream: len(schema) for stream, schema in spec.streams.items()}
+        self._is_open = True
 
     def emit(self, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
         """See `OutputCollector`."""
@@ -79,6 +81,11 @@ class Collector:
         for (stream, task), rows in direct.items():
             self._send(self._task, self._to_arrow(rows, stream), stream, task)
 
+    def close(self) -> None:
+        """The bolt has had its time. What a later attempt emits here would go nowhere."""
+        self._rows = {}  # every way to emit looks here first
+        self._is_open = False
+
     def _checked(self, values: Sequence[Any], stream: str) -> Sequence[Any]:
         if type(values) is not tuple:
             if not isinstance(values, Iterable) or isinstance(values, (str, bytes, Mapping, Set)):
@@ -111,7 +118,12 @@ class Collector:
             f"of {self._arity[stream]} field(s): {format_schema(self._spec.streams[stream])}"
         )
 
-    def _unknown_stream(self, stream: str) -> TupleError:
+    def _unknown_stream(self, stream: str) -> TxstreamError:
+        if not self._is_open:
+            return UsageError(
+                f"component {self._spec.id!r} used a collector outside of its attempt; take the one that "
+                f"prepare or execute gets, and use it up to the end of finish_batch"
+            )
         return TupleError(
             f"component {self._spec.id!r} emitted to stream {stream!r}, but declares "
             f"{', '.join(map(repr, self._spec.streams)) or 'no output'}"

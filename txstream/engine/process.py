@@ -25,6 +25,7 @@ from txstream.engine.stores import OpenStores
 from txstream.metas import MetaCodec
 
 if TYPE_CHECKING:
+    from txstream.engine.collector import Collector
     from txstream.engine.map_state import TaskMapState
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,8 @@ class WorkerProcess:
         self.stores = OpenStores()
         # By component, name of the state, and task.
         self.state_caches: dict[tuple[str, str, int], StateCache] = {}
-        self.open_states: list[TaskMapState] = []
+        # Collectors and states of bolts in the present Spark task.
+        self.left_open: list[Collector | TaskMapState] = []
         self.used_at = 0.0
 
     def spout(self) -> tuple[PartitionEmitter[Any], MetaCodec[Any]]:
@@ -67,11 +69,10 @@ class WorkerProcess:
             self._resources[spec.id] = (opener, opener.prepare_worker(context))
         return self._resources[spec.id][1]
 
-    def begin(self) -> None:
-        """A Spark task begins here: whatever the last one left open, because it failed, is of no use now."""
-        for state in self.open_states:
-            state.close()
-        self.open_states.clear()
+    def end_task(self) -> None:
+        """A Spark task ends here, perhaps with a failure: what its bolts got is of no use from now on."""
+        while self.left_open:
+            self.left_open.pop().close()
 
     def close(self) -> None:
         """Close everything. What fails to close is logged, so that the rest is closed all the same."""

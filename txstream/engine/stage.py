@@ -41,7 +41,6 @@ class StageRun:
     received: EdgeCount = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.process.begin()
         self.outbox = Outbox(self.plan, self.layout, self.stage, self.spark_task, self._give)
         self._sent: Counter[tuple[str, int]] = Counter()
         self._hosted: dict[str, dict[int, TaskRuntime]] = {}

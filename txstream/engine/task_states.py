@@ -54,7 +54,7 @@ class TaskStates:
             self.states[name] = TaskMapState(
                 name, binding.state, self._loader(binding), ownership=ownership, cache=cache
             )
-        process.open_states += self.states.values()
+        process.left_open += self.states.values()
 
     def flush(self) -> dict[str, int]:
         """Write what the bolt has written, and close its states; the number of rows by state.

@@ -73,6 +73,7 @@ class TaskRuntime:
         self.seconds = 0.0
         self.written: Mapping[str, int] = {}
         self.collector = Collector(spec, task, send)
+        process.left_open.append(self.collector)
         self._stopwatch = stopwatch
         self._tuple: Tuple | None = None
         plan = process.plan
@@ -125,6 +126,7 @@ class TaskRuntime:
             if isinstance(self.bolt, BatchBolt) and not isinstance(self.bolt, StateCommitter):
                 self._call("finish_batch")
             self.collector.flush()
+            self.collector.close()
             self.written = self._states.flush()
 
     def _call(self, method: str, *given: object) -> None:

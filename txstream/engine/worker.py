@@ -50,7 +50,7 @@ def run_first_stage(
         answer.places.insert(0, _spout_place(plan, spark_task, process, records, waited))
         return _elements(run, answer)
 
-    return _reporting(layout, stage, spark_task, plan.spout_id, work)
+    return _reporting(layout, stage, spark_task, plan.spout_id, process, work)
 
 
 def run_later_stage(
@@ -76,11 +76,16 @@ def run_later_stage(
         run.finish()
         return _elements(run, _answer(run, started, 0.0))
 
-    return _reporting(layout, stage, spark_task, who, work)
+    return _reporting(layout, stage, spark_task, who, process, work)
 
 
 def _reporting(
-    layout: Layout, stage: Stage, spark_task: int, who: str, work: Callable[[float], list[Element]]
+    layout: Layout,
+    stage: Stage,
+    spark_task: int,
+    who: str,
+    process: WorkerProcess,
+    work: Callable[[float], list[Element]],
 ) -> list[Element]:
     try:
         return work(time.perf_counter())
@@ -89,6 +94,8 @@ def _reporting(
         following = layout.following(stage)
         width = 0 if following is None else following.width
         return list(address_failure(PYTHON, spark_task, width, failure))
+    finally:
+        process.end_task()
 
 
 def _read(
