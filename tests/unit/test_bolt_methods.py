@@ -324,7 +324,7 @@ def test_methods_of_a_bolts_own_are_no_warning() -> None:
         run(topology, LOG)
 
 
-# --- collectors that are kept --------------------------------------------------------------------------------
+# --- collectors that are kept ----------------------------------------------------------------------------
 
 KEPT: list[OutputCollector] = []
 
