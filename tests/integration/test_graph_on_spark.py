@@ -178,17 +178,20 @@ def test_nothing_stays_persisted_when_a_runner_is_closed(spark: SparkSession, un
     assert persisted(spark) == 0
 
 
-def test_an_error_in_processing_names_component_task_and_tuple(spark: SparkSession, unique: str) -> None:
-    with runner_of(spark, captured(committing(FailsOn("w3")), unique), 2) as runner:
+@pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_an_error_in_processing_names_component_task_and_tuple(
+    spark: SparkSession, unique: str, kind: type[BaseException]
+) -> None:
+    with runner_of(spark, captured(committing(FailsOn("w3", error=kind)), unique), 2) as runner:
         with pytest.raises(BoltError) as caught:
             runner.run(attempt(7, 2), BATCH)
         assert persisted(spark) == 0
     message = str(caught.value)
     assert message.startswith("txid 7 attempt 1.2, component 'b0', task ")
-    assert "ValueError: no w3 here (in on_spark.py, line " in message
+    assert f"{kind.__name__}: no w3 here (in on_spark.py, line " in message
     assert message.endswith("while processing Tuple(word='w3')")
     (trace,) = caught.value.__notes__
-    assert 'raise ValueError(f"no {self.word} here")' in trace
+    assert 'raise self.error(f"no {self.word} here")' in trace
     assert "txstream/engine" not in trace
 
 

@@ -258,13 +258,14 @@ class Same(BasicBolt):
 class FailsOn(Same):
     """Raises for one word; with a file to look for, only while it is there."""
 
-    def __init__(self, word: str, file: Path | None = None) -> None:
+    def __init__(self, word: str, file: Path | None = None, error: type[BaseException] = ValueError) -> None:
         self.word = word
         self.file = file
+        self.error = error
 
     def execute(self, tup: Tuple, collector: OutputCollector) -> None:
         if tup["word"] == self.word and (self.file is None or self.file.exists()):
-            raise ValueError(f"no {self.word} here")
+            raise self.error(f"no {self.word} here")
         super().execute(tup, collector)
 
 

@@ -133,14 +133,20 @@ def test_a_resource_that_cannot_be_opened_fails_the_attempt_and_is_tried_again()
 
 
 class FailingToClose(Opening):
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
     def close_worker(self, resource: Any) -> None:
         super().close_worker(resource)
-        raise OSError("already gone")
+        raise self.error
 
 
-def test_what_cannot_be_closed_is_logged_and_the_rest_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", [OSError("already gone"), SystemExit(3)], ids=repr)
+def test_what_cannot_be_closed_is_logged_and_the_rest_is_closed(
+    caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
     log = MemoryLog(LINES)
-    runner = InProcessRunner(compiled(topology(FailingToClose(), log)), width=1)
+    runner = InProcessRunner(compiled(topology(FailingToClose(error), log)), width=1)
     runner.run(attempt(1), BatchMetas(log.everything()))
     with caplog.at_level(logging.WARNING):
         runner.close()

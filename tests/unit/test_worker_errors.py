@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import pickle
 from pathlib import Path
@@ -34,12 +35,15 @@ from txstream.api.errors import (
     TopologyError,
     TupleError,
 )
+from txstream.api.reducers import custom
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.tuples import Tuple
-from txstream.bolts.aggregate import CountBolt
+from txstream.bolts.aggregate import CountBolt, ReduceBolt
 from txstream.bolts.sql import SqlStateBolt
+from txstream.engine.run import start
+from txstream.engine.turn import Turn
 from txstream.metas import BatchMetas
-from txstream.testing import InProcessRunner
+from txstream.testing import InProcessRunner, TopologyTest, run_bolt
 
 # --- errors ----------------------------------------------------------------------------------------
 
@@ -99,6 +103,108 @@ def test_errors_in_prepare_and_finish_are_told_alike(bolt: Bolt, message: str, w
     assert "component 'count', task " in str(error)
     assert message in str(error)
     assert "while processing" not in str(error)
+
+
+# What is no Exception, but a bug of a bolt all the same: any library may call sys.exit.
+ENDING = [SystemExit(3), KeyboardInterrupt("by hand"), GeneratorExit("early"), asyncio.CancelledError("late")]
+
+
+class Ends(CountByHand):
+    """Raises in one of its methods."""
+
+    def __init__(self, method: str, error: BaseException) -> None:
+        self.method = method
+        self.error = error
+
+    def prepare_worker(self, context: Any) -> None:
+        self.end("prepare_worker")
+
+    def prepare(self, *given: Any) -> None:
+        super().prepare(*given)
+        self.end("prepare")
+
+    def execute(self, tup: Tuple) -> None:
+        super().execute(tup)
+        self.end("execute")
+
+    def finish_batch(self) -> None:
+        super().finish_batch()
+        self.end("finish_batch")
+
+    def end(self, method: str) -> None:
+        if method == self.method:
+            raise self.error
+
+
+@pytest.mark.parametrize("ending", ENDING, ids=lambda ending: type(ending).__name__)
+@pytest.mark.parametrize("method", ["prepare_worker", "prepare", "execute", "finish_batch"])
+def test_what_ends_a_process_elsewhere_is_a_failure_of_the_bolt(method: str, ending: BaseException) -> None:
+    log = MemoryLog({"a": ["cat"]})
+    error = failure(word_count(log, Ends(method, ending), parallelism=1), log)
+    assert type(error) is BoltError
+    place = f"component 'count', task 0: {type(ending).__name__}: {ending} (in {Path(__file__).name}, line "
+    assert place in str(error)
+    assert str(error).endswith(", while processing Tuple(word='cat')") == (method == "execute")
+
+
+@pytest.mark.parametrize("ending", ENDING, ids=lambda ending: type(ending).__name__)
+def test_what_ends_a_process_elsewhere_is_a_failure_of_the_emitter(ending: BaseException) -> None:
+    def end(*_: object) -> None:
+        raise ending
+
+    log = MemoryLog({"a": ["cat"]}, on_emit=end)
+    error = failure(word_count(log), log)
+    assert type(error) is BoltError
+    assert f"component 'lines': {type(ending).__name__}: {ending} (in " in str(error)
+
+
+@pytest.mark.parametrize("ending", ENDING, ids=lambda ending: type(ending).__name__)
+def test_what_ends_a_process_elsewhere_is_a_failure_of_the_reducer(ending: BaseException) -> None:
+    def end(stored: int, delta: int) -> int:
+        raise ending
+
+    log = MemoryLog({"a": ["cat"]})
+    counts = ReduceBolt("word", n=custom(end, 0, output="bigint", field="word"))
+    error = failure(chain(log, Split(), counts), log)
+    assert type(error) is StateValueError
+    assert "component 'b1', task 0: key word='cat': value column 'n': custom(end, word) raised " in str(error)
+    assert f" raised {type(ending).__name__}: {ending} (in {Path(__file__).name}, line " in str(error)
+
+
+def test_a_run_goes_on_with_the_next_attempt_and_ends_after_max_attempts() -> None:
+    topology = word_count(MemoryLog({"a": ["cat"]}), Ends("execute", SystemExit(3)), max_attempts=2)
+    with TopologyTest(topology) as test:
+        with pytest.raises(
+            BoltError, match=r"txid 1 attempt .*'count', task .: SystemExit: 3 .*Tuple\(word='cat'\)"
+        ):
+            test.process(1)
+        assert [attempt.state for attempt in test.attempts(1)] == ["failed", "failed"]
+
+
+@pytest.mark.parametrize("ending", ENDING, ids=lambda ending: type(ending).__name__)
+def test_what_code_of_the_topology_raises_on_the_driver_is_an_error_of_the_run(
+    ending: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A source's coordinator, say: `wait` must not end the program that calls it without a word."""
+
+    def run(turn: Turn) -> None:
+        raise ending
+
+    monkeypatch.setattr(Turn, "run", run)
+    running = start(word_count(MemoryLog(LINES)))
+    message = (
+        rf"topology 'word-count' was ended by {type(ending).__name__}: .* \(in test_worker_.*, line \d+\)"
+    )
+    with pytest.raises(BoltError, match=message) as caught:
+        running.wait(60)
+    assert caught.value.__cause__ is ending
+
+
+def test_run_bolt_tells_an_exit_and_lets_ctrl_c_through() -> None:
+    with pytest.raises(BoltError, match=r"SystemExit: 3 .*while processing Tuple\(word='cat'\)"):
+        run_bolt(Ends("execute", SystemExit(3)), ["cat"], "word string")
+    with pytest.raises(KeyboardInterrupt):
+        run_bolt(Ends("execute", KeyboardInterrupt()), ["cat"], "word string")
 
 
 class Retry(Passing):

@@ -230,7 +230,7 @@ class Custom(Reducer):
         """As every reducer. Raises StateValueError, chained, for what the function raises, and for None."""
         try:
             answer = self.fn(stored, delta)
-        except Exception as error:
+        except BaseException as error:
             # A function without frames of its own, such as math.gcd, was called here.
             place = traceback.extract_tb(error.__traceback__)[-1]
             name = Path(place.filename).name

@@ -145,7 +145,7 @@ def compute(
     try:
         outputs = bolt.transform_streams(inputs)
         _check_outputs(spec, outputs)
-    except Exception as error:
+    except BaseException as error:
         raise describe(error, spec.id, None).to_error(order.attempt) from error
     for stream, df in outputs.items():
         blocks = _with_plain_names(df).mapInArrow(_write_blocks, _block_schema()).rdd

@@ -20,6 +20,11 @@ _CALLERS = (_ENGINE, _ENGINE.parent / "api")
 _MAX_TUPLE_CHARACTERS = 500
 
 
+class CrashError(BaseException):
+    """A process died here, as far as a test goes. It alone is no failure of the user's code that raises it;
+    SystemExit is, say, since any library may call `sys.exit`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """What went wrong on an executor. `error` is a txstream error's name, or BoltError for anything else."""

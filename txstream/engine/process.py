@@ -80,13 +80,13 @@ class WorkerProcess:
         for component, (bolt, resource) in reversed(opened.items()):
             try:
                 bolt.close_worker(resource)
-            except Exception:
+            except (Exception, SystemExit):
                 log.warning("close_worker of component %r failed", component, exc_info=True)
         spout, self._spout = self._spout, None
         if spout is not None:
             try:
                 spout[0].close()
-            except Exception:
+            except (Exception, SystemExit):
                 log.warning("the emitter of %r failed to close", self.plan.spout_id, exc_info=True)
         self.stores.close()
 

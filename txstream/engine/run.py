@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import traceback
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from txstream.api.errors import UsageError
+from txstream.api.errors import BoltError, UsageError
 from txstream.api.topology import Topology
+from txstream.engine.failures import CrashError
 from txstream.engine.loop import EventLoop, RunAbortedError
 from txstream.engine.points import PointListener, nobody_listens
 from txstream.engine.report import RunProgress, RunReport
@@ -139,9 +142,22 @@ class RunningTopology:
             self._report = turn.run()
         except BaseException as error:  # noqa: BLE001 - kept for wait(), which raises it in the caller
             if not (isinstance(error, RunAbortedError) and turn.is_told_to_stop):
-                self._error = error
+                self._error = self._told(error)
         finally:
             turn.state = "ended"
+
+    def _told(self, error: BaseException) -> BaseException:
+        """No signal comes to this thread: a SystemExit, say, is of the topology's own code, its source's
+        perhaps, and must not end the program that waits."""
+        if isinstance(error, (Exception, CrashError)):
+            return error
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        told = BoltError(
+            f"topology {self.topology.id!r} was ended by {type(error).__name__}: {error} "
+            f"(in {Path(place.filename).name}, line {place.lineno})"
+        )
+        told.__cause__ = error
+        return told
 
 
 def start(

@@ -14,7 +14,7 @@ from typing import Any
 from txstream.api.bolts import BasicBolt, BatchBolt, StateCommitter, TopologyContext, refuse_result
 from txstream.api.tuples import Chunk, Tuple
 from txstream.engine.collector import Collector, Send
-from txstream.engine.failures import Failure, describe
+from txstream.engine.failures import CrashError, Failure, describe
 from txstream.engine.plan import BoltSpec
 from txstream.engine.process import WorkerProcess
 from txstream.engine.task_states import TaskStates
@@ -152,6 +152,6 @@ class _Working:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         runtime = self._runtime
         runtime.seconds += runtime._stopwatch.stop(self._started)
-        if isinstance(error, Exception) and not isinstance(error, TaskFailedError):
+        if error is not None and not isinstance(error, (TaskFailedError, CrashError)):
             failure = describe(error, runtime.spec.id, runtime.task, runtime._tuple)
             raise TaskFailedError(failure) from error

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from txstream.api.errors import ShortBatchError
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.assignment import TaskPlace
-from txstream.engine.failures import describe
+from txstream.engine.failures import CrashError, describe
 from txstream.engine.layout import Layout, Stage, lay_out
 from txstream.engine.messages import (
     ANSWER,
@@ -89,7 +89,9 @@ def _reporting(
 ) -> list[Element]:
     try:
         return work(time.perf_counter())
-    except Exception as error:  # noqa: BLE001 - every failure of user code is reported, none is lost
+    except CrashError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - every failure of user code is reported, none is lost
         failure = error.failure if isinstance(error, TaskFailedError) else describe(error, who, None)
         following = layout.following(stage)
         width = 0 if following is None else following.width

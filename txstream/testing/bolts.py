@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ from txstream.api.bolts import (
     OutputFieldsDeclarer,
     StateCommitter,
 )
-from txstream.api.errors import TupleError, UsageError
+from txstream.api.errors import TupleError, TxstreamError, UsageError
 from txstream.api.groupings import Grouping, GroupingKind
 from txstream.api.rows import UnfitValueError, to_record_batch
 from txstream.api.schema import format_schema, format_type, parse_schema
@@ -138,13 +139,29 @@ def run_bolt(
             raise UsageError(
                 f"{type(bolt).__name__} is a DataFrameBolt, which Spark computes; pass spark=, a SparkSession"
             )
-        return _run_on_spark(declared, inputs, attempt, settings or {}, spark)
+        with _interruptible():
+            return _run_on_spark(declared, inputs, attempt, settings or {}, spark)
     plan = _compile([declared], settings or {})
     kept = BoltStates(instance, component, states or {})
     plan = replace(
         plan, bolts=(*plan.bolts, *_others(task_counts or {}, component)), bindings={component: kept.bindings}
     )
-    return _run_task(plan, plan.bolts[0], inputs, attempt, task, chunk_rows, kept, finish=finish)
+    with _interruptible():
+        return _run_task(plan, plan.bolts[0], inputs, attempt, task, chunk_rows, kept, finish=finish)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Here the bolt runs in the thread that Ctrl-C interrupts, which is no failure of the bolt."""
+    try:
+        yield
+    except TxstreamError as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, KeyboardInterrupt):
+                raise cause from None
+            cause = cause.__cause__
+        raise
 
 
 # --- the input ---------------------------------------------------------------------------------------------

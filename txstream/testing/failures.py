@@ -17,11 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
 from txstream.api.errors import BatchFailedError, CorruptStateError, UsageError
-
-
-class CrashError(BaseException):
-    """A process died here, as far as the test goes. Not an Exception: whoever reports failures of user code
-    must not take it for one, and no `except Exception` may survive it."""
+from txstream.engine.failures import CrashError as CrashError
 
 
 class Marker(ABC):
