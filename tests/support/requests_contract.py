@@ -8,6 +8,7 @@ import threading
 import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from support.zookeeper_backends import Backend, Fault, Hook, commit, leader_of
 from txstream.api.errors import CorruptStateError, FencedError, ServiceUnavailableError, UsageError
 from txstream.assignment import Assignment, TaskPlace
+from txstream.failing import FailingBatch
 from txstream.transaction import Txid, attempt_id
 from txstream.zookeeper import LostAnswerError, ProgressStore, Scale
 
@@ -324,6 +326,21 @@ class RequestsContract:
         backend.operator().ask_scale({"count": 3})
         assert told.wait(2)
         assert "the engine is gone" in caplog.text
+
+    # --- the failing batch --------------------------------------------------------------------------------
+
+    def test_why_a_batch_fails_is_read_as_it_was_written(self, backend: Backend) -> None:
+        store = leader_of(backend)
+        assert store.read_failing() is None
+        batch = FailingBatch(Txid(2), attempt_id(1, 7), NOON, {"database or disk is full": 3, "away": 1})
+        store.write_failing(batch)
+        assert backend.store().read_failing() == batch
+        leader_of(backend)
+        with pytest.raises(FencedError):
+            store.write_failing(replace(batch, txid=Txid(3)))
+        backend.put("failing", b'{"txid": 0, "attempt": 1, "at": "2026-01-02T12:00:00+00:00", "reasons": {}}')
+        with pytest.raises(CorruptStateError, match=f"/{backend.topology_id}/failing: "):
+            store.read_failing()
 
     # --- the assignment -----------------------------------------------------------------------------------
 

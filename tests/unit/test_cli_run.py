@@ -6,18 +6,26 @@ import io
 import os
 import signal
 import threading
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.bolts import word_count
+from support.inmemory import MemoryLog
 
+import txstream.engine.run
 from txstream.api.errors import ServiceUnavailableError, TxstreamError
 from txstream.cli.context import Cli
 from txstream.cli.main import main
 from txstream.cli.progress import describe, shown_progress
 from txstream.cli.run import OWNER_VARIABLE, _prune, _Signals, _tell, _wait, summary
-from txstream.engine.report import RunProgress, RunReport
+from txstream.engine.loop import RunAbortedError
+from txstream.engine.report import RunProgress, RunReport, Statistics
+from txstream.engine.run import start
+from txstream.settings import Settings
 from txstream.transaction import Txid
 
 REPORT = RunReport(
@@ -36,6 +44,11 @@ REPORT = RunReport(
     caught_up=True,
 )
 SNAPSHOT = RunProgress("words", 4, {Txid(5): "processing"}, 4, 4000, 0, 1.0, None, 6000)
+
+
+def ended_loop(**statistics: Any) -> Any:
+    """Of a run that has ended: the next txid was 5."""
+    return SimpleNamespace(coordinator=SimpleNamespace(current=5), statistics=Statistics(**statistics))
 
 
 class FakeRun:
@@ -124,6 +137,7 @@ def test_a_stop_before_the_first_batch_is_no_error() -> None:
         raise TxstreamError("was stopped before its first batch")
 
     running.wait = never_began
+    running.progress = replace(SNAPSHOT, batches=0)
     with _Signals(Cli(quiet=True), running) as signals:
         signals.count = 1
         assert waited(running, signals) is None
@@ -158,6 +172,56 @@ def test_summary_in_one_line() -> None:
     idle = replace(REPORT, batches=0, first_txid=None)
     assert "nothing to do" in summary(idle)
     assert summary(replace(idle, failed_attempts=4)).startswith("words: nothing committed, 4 attempts failed")
+    failed = replace(REPORT, failed_attempts=4, failure_reasons={"away": 1, "the disk is full": 3})
+    assert summary(failed).splitlines()[1:] == ["  3 x the disk is full", "  1 x away"]
+
+
+@pytest.mark.parametrize(
+    ("loop", "told"),
+    [
+        (None, "was stopped before its first batch"),
+        (
+            ended_loop(),
+            "was stopped at once, before it committed a batch; the next run recovers what is open",
+        ),
+        (
+            ended_loop(first_txid=Txid(1), failed_attempts=8, failure_reasons=Counter({"it is full": 8})),
+            "was stopped at once, after txid 4; the next run recovers what is open; 8 attempts had failed: "
+            "8 x it is full",
+        ),
+    ],
+)
+def test_a_run_that_was_stopped_at_once_says_how_far_it_was(
+    monkeypatch: pytest.MonkeyPatch, loop: Any, told: str
+) -> None:
+    def stopped(*_: object) -> None:
+        raise RunAbortedError("the run was aborted")
+
+    turn = SimpleNamespace(loop=loop, run=lambda: stopped(), is_told_to_stop=True, state="running")
+    monkeypatch.setattr(txstream.engine.run, "Turn", lambda *_: turn)
+    running = start(word_count(MemoryLog({"a": []})), settings=Settings(zookeeper="127.0.0.1:1"))
+    with pytest.raises(RunAbortedError) as caught:
+        running.wait(60)
+    assert str(caught.value) == f"topology 'word-count' {told}"
+
+
+def test_a_stop_that_took_too_long_is_told_though_a_batch_was_committed() -> None:
+    running: Any = FakeRun()
+
+    def aborted(timeout_seconds: float | None = None) -> RunReport:
+        raise TxstreamError("was stopped at once, after txid 4")
+
+    running.wait = aborted
+    with _Signals(Cli(quiet=True), running) as signals:
+        signals.count = 1
+        with pytest.raises(TxstreamError, match="after txid 4"):
+            waited(running, signals)
+
+
+def test_an_attempts_time_is_checked_before_anything_is_started(capsys: pytest.CaptureFixture[str]) -> None:
+    for seconds in ("0", "-1", "inf", "nan"):
+        assert main(["run", "txstream.examples.word_count:topology", "--message-timeout", seconds]) == 2
+        assert "--message-timeout is" in capsys.readouterr().err
 
 
 def test_failed_attempts_are_in_the_document() -> None:

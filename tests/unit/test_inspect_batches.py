@@ -11,15 +11,20 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from support.memory_zookeeper import MemoryZooKeeper
 from support.recovering import empty_database
 from support.states import Rig, word_table
 
 from txstream import inspect
 from txstream.api.errors import UsageError
+from txstream.cli import failing, status, stored
 from txstream.cli.main import main
-from txstream.inspect import ledgers
+from txstream.failing import FailingBatch
+from txstream.inspect import ledgers, plain
+from txstream.metas import BatchMetas
 from txstream.settings import Settings
 from txstream.state import StateDatabase
+from txstream.transaction import Txid, attempt_id
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 TXIDS = 9
@@ -161,6 +166,7 @@ def test_the_command(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["batches", "words", "--database", rig.url, "--failed"]) == 0
     shown = capsys.readouterr().out
     assert "committed, 1 failed" in shown
+    assert shown.splitlines()[-1] == "2 x a bolt failed"
     assert main(["batches", "words", "--database", rig.url, "--since", "1s"]) == 0
     assert "no such batch" in capsys.readouterr().err
     assert main(["batches", "words", "--database", rig.url, "--since", "dawn"]) == 2
@@ -179,3 +185,45 @@ def test_an_unknown_txid_is_told_without_reading_the_ledger(
     monkeypatch.setattr(StateDatabase, "batches", batches)
     with pytest.raises(inspect.UnknownTxidError, match="no txid 77; it has txid 1 to 9"):
         inspect.batch("words", 77, Settings(database=rig.url))
+
+
+def test_a_batch_that_fails_is_shown_before_any_ledger_has_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    zookeeper = MemoryZooKeeper()
+    for module in (failing, status):
+        monkeypatch.setattr(module, "open_zookeeper", zookeeper.opened)
+    store = zookeeper.run_topology("words")
+    for module in (stored, plain):
+        monkeypatch.setattr(module, "read_progress", lambda *_: (store.read_identity(), store.load()))
+
+    def told(*command: str, status: int = 0) -> str:
+        asked = ["--database", rig.url, "--zookeeper", "127.0.0.1:1"]
+        assert main([*command, *asked]) == status
+        return capsys.readouterr().out
+
+    assert "failing" not in told("status", "words")
+    assert json.loads(told("status", "words", "--json"))["failing"] is None
+    reasons = {"the service is away": 1, "database or disk is full": 7}
+    store.write_failing(FailingBatch(Txid(10), attempt_id(2, 9), NOON, reasons))
+    when = f"{NOON.astimezone():%Y-%m-%d %H:%M:%S}"
+    text = f"txid 10: 8 attempts failed, the last one (2.9) at {when}: 7 x database or disk is full; 1 x the "
+    for command in (["status", "words"], ["batches", "words", "--failed"], ["show", "words", "10"]):
+        assert text in told(*command).splitlines()[-1]
+    for command in (["status", "words", "--json"], ["show", "words", "10", "--json"]):
+        document = json.loads(told(*command))
+        assert document.get("failing", document) | {"topology": ""} == {
+            "topology": "",
+            "txid": 10,
+            "status": "failing",
+            "failed_attempts": 8,
+            "last_attempt": attempt_id(2, 9),
+            "last_failed_at": NOON.isoformat(),
+            "reasons": reasons,
+        }
+    told("show", "words", "11", status=1)
+    for txid in (1, 2):
+        metas = BatchMetas()
+        store.advance(Txid(txid), attempt_id(1, txid), metas)
+    store.write_failing(FailingBatch(Txid(2), attempt_id(2, 9), NOON, reasons))
+    assert "failing" not in told("status", "words"), "it is committed"

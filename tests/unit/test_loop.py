@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 from support.bolts import Split
 from support.inmemory import MemoryLog, Range
-from support.loops import Run, World, failing_once, stop_when, wait, words
+from support.loops import DEADLINE_SECONDS, Run, World, failing_once, stop_when, wait, words
 
+import txstream.engine.retries
 from txstream.api.bolts import OutputCollector
 from txstream.api.errors import (
     BatchFailedError,
@@ -18,7 +20,9 @@ from txstream.api.errors import (
 )
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.api.tuples import Tuple
+from txstream.embedded.process import wait_until
 from txstream.engine.points import Point
+from txstream.testing.clock import ManualClock
 from txstream.transaction import TransactionAttempt, Txid
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -200,6 +204,33 @@ def test_batch_failed_error_is_replayed_without_limit(log: MemoryLog) -> None:
     assert run.loop.statistics.failed_attempts == 12
 
 
+def test_a_reason_for_failing_is_told_at_once_and_not_each_time(
+    log: MemoryLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = iter(range(12))
+
+    def on_emit(attempt: TransactionAttempt, partition: str) -> None:
+        number = next(left, None)
+        if number is not None:
+            raise BatchFailedError("the service is away" if number else "it is full")
+
+    log.on_emit = on_emit
+    run = Run(World(log), options={"max_spout_pending": 1}).complete()
+    told = [one.message for one in caplog.records if "will be replayed" in one.message]
+    assert [message.rpartition(": ")[2] for message in told] == ["it is full", *["the service is away"] * 2]
+    assert "10th time" in told[-1]
+    full, away = (f"component 'lines': {why}" for why in ("it is full", "the service is away"))
+    assert run.loop.statistics.failure_reasons == {full: 1, away: 11}
+    failing = run.store.read_failing()
+    assert failing is not None
+    assert (failing.txid, failing.attempt, failing.failed_attempts) == (
+        1,
+        run.runner.attempts[11].attempt,
+        12,
+    )
+    assert all("the run's output has the message" in reason for reason in failing.reasons)
+
+
 class NoDogs(Split):
     def execute(self, tup: Tuple, collector: OutputCollector) -> None:
         if tup["value"] == "the dog":
@@ -284,6 +315,45 @@ def test_one_thread_commits_whatever_was_given_up(log: MemoryLog) -> None:
     run.complete()
     assert len(committing - others) == 1
     assert run.world.table.totals() == words(log)
+
+
+def test_only_a_runs_first_attempts_have_the_warm_up_on_top(
+    log: MemoryLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(txstream.engine.retries, "BACKOFF_FIRST_SECONDS", 0.0)  # the clock stands still
+    let_go = threading.Event()
+    emitted: queue.Queue[TransactionAttempt] = queue.Queue()
+
+    def on_emit(attempt: TransactionAttempt, partition: str) -> None:
+        if attempt.txid == 1 and not let_go.is_set():
+            emitted.put(attempt)
+            wait(let_go, "the test letting the attempts go")
+
+    log.on_emit = on_emit
+    run = Run(World(log), options={"message_timeout_seconds": 30.0, "max_spout_pending": 1})
+    run.loop.options.warm_up_seconds = 20.0
+    clock = ManualClock()
+    run.loop._events.clock = clock
+    clock.listen(run.loop._events.wake)
+    run.start()
+    for seconds in (50.0, 30.0):
+        attempt = emitted.get(timeout=DEADLINE_SECONDS)
+        clock.advance(seconds - 0.5)
+        passed = threading.Event()
+        run.loop._events.post(passed.set)
+        wait(passed, "the loop having looked at the time")
+        assert attempt not in run.runner.cancelled
+        clock.advance(0.5)
+        assert wait_until(lambda attempt=attempt: attempt in run.runner.cancelled, DEADLINE_SECONDS)  # type: ignore[misc]
+    let_go.set()
+    run.finish()
+    assert run.world.table.totals() == words(log)
+    first, second = run.loop.statistics.failure_reasons
+    assert "within 50 s (message_timeout_seconds and a run's warm-up)" in first
+    assert (
+        "within 30 s (message_timeout_seconds), nor was the attempt before it; the batch has 2 records"
+        in second
+    )
 
 
 def test_stuck_jobs_cannot_keep_others_from_being_cancelled(log: MemoryLog) -> None:

@@ -10,9 +10,10 @@ from typing import ClassVar
 
 
 class TxstreamError(Exception):
-    """Root of all txstream errors."""
+    """Root of all txstream errors. `without_data` is the message without what user code said, where known."""
 
     exit_status: ClassVar[int] = 1
+    without_data: str | None = None
 
 
 class UsageError(TxstreamError):

@@ -91,6 +91,7 @@ def batches(
     ] = False,
 ) -> None:
     """List a topology's batches, oldest first; `show ID TXID` has all of one."""
+    from txstream.cli.failing import say_reasons
     from txstream.inspect.documents import batch_document
     from txstream.inspect.ledgers import batches_and_missing
 
@@ -105,6 +106,8 @@ def batches(
     if not found:
         is_part = before is not None or since is not None or failed
         cli.say(f"{topology_id} has {'no such batch' if is_part else 'committed no batch yet'}")
+        if failed:
+            say_reasons(cli, topology_id, found)
         return
     cli.print_table(
         [">txid", "status", ">tuples", "?>keys", "?committed at", "?attempt", "?ranges"],
@@ -121,6 +124,8 @@ def batches(
             for one in found
         ],
     )
+    if failed:
+        say_reasons(cli, topology_id, found)
 
 
 def _shown_status(batch: Batch) -> str:
@@ -186,10 +191,16 @@ def show(
     txid: Annotated[int, typer.Argument(metavar="TXID", help="A txid that the ledger has.")],
 ) -> None:
     """Show one batch in full: ranges, counts, timings, and the attempts that failed."""
+    from txstream.cli.failing import show_failing
     from txstream.inspect.documents import details_document
-    from txstream.inspect.ledgers import batch_and_missing
+    from txstream.inspect.ledgers import UnknownTxidError, batch_and_missing
 
-    found, missing = batch_and_missing(topology_id, txid, cli.resolve())
+    try:
+        found, missing = batch_and_missing(topology_id, txid, cli.resolve())
+    except UnknownTxidError:
+        if show_failing(cli, topology_id, txid):
+            return
+        raise
     warn_of_missing(missing)
     if cli.as_json:
         cli.print_json(details_document(found))

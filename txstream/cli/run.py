@@ -6,6 +6,7 @@ batches, the second one ends it at once, the third ends the process.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -25,6 +26,7 @@ from txstream.cli.logs import allow_log_folder, library_log
 from txstream.cli.options import check_id, command
 from txstream.cli.parameters import split_pairs
 from txstream.cli.progress import Show, shown_progress
+from txstream.engine.report import shown_reasons
 from txstream.keep import Keep
 from txstream.packaging import holds_framework
 from txstream.words import counted
@@ -83,6 +85,14 @@ def run(
             "--session-timeout", metavar="SECONDS", help="How soon a standby may succeed a driver that died."
         ),
     ] = 10.0,
+    message_timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--message-timeout",
+            metavar="SECONDS",
+            help="How long an attempt of a batch may take.  [default: the topology's]",
+        ),
+    ] = None,
     keep: Annotated[
         str,
         typer.Option(
@@ -100,6 +110,8 @@ def run(
     topology = load_topology(target, parameter or [])
     if topology_id is not None:
         topology = topology.with_id(topology_id)
+    if message_timeout is not None:
+        topology = _with_timeout(topology, message_timeout)
     settings = cli.resolve()
     settings.require_zookeeper()
     from txstream.embedded.java import find_java
@@ -150,6 +162,12 @@ def _existing(files: Sequence[Path]) -> tuple[str, ...]:
                 f"--py-files {file}: Spark takes .py and .zip files; `txstream package` makes a zip"
             )
     return tuple(str(file.resolve()) for file in files)
+
+
+def _with_timeout(topology: Topology, seconds: float) -> Topology:
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"--message-timeout is {seconds:g}; it must be a positive number of seconds")
+    return replace(topology, message_timeout_seconds=seconds)
 
 
 def _file_name(topology_id: str) -> str:
@@ -204,7 +222,7 @@ def _wait(running: RunningTopology, signals: _Signals, show: Show) -> RunReport 
     try:
         return running.wait()
     except TxstreamError:
-        if signals.count == 1 and running.last_error is None:
+        if signals.count == 1 and running.last_error is None and not running.progress.batches:
             return None  # it was stopped before its first batch
         raise
 
@@ -278,7 +296,11 @@ def _tell(
 
 
 def summary(report: RunReport) -> str:
-    """A run in one line."""
+    """A run in one line, and why attempts failed in one for each reason."""
+    return "\n  ".join([_in_one_line(report), *shown_reasons(report.failure_reasons)])
+
+
+def _in_one_line(report: RunReport) -> str:
     if not report.batches and report.failed_attempts:
         return (
             f"{report.topology}: nothing committed, {counted(report.failed_attempts, 'attempt')} failed; "

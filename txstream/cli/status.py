@@ -10,6 +10,7 @@ import typer
 
 from txstream.api.errors import TxstreamError, UsageError
 from txstream.cli.context import Cli
+from txstream.cli.failing import failing_document, failing_text
 from txstream.cli.inspection import (
     batch_document,
     shown_attempt,
@@ -133,6 +134,7 @@ def _check_database(settings: Settings) -> tuple[str, str | None]:
 
 def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
     from txstream.cli.stored import positions, read_progress
+    from txstream.inspect.overview import failing_of
     from txstream.inspect.stores import not_in_zookeeper, open_databases
 
     with (
@@ -143,6 +145,7 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
         if identity is None or progress is None:
             raise not_in_zookeeper(settings, topology_id)
         leader = zookeeper.leader(topology_id)
+        failing = failing_of(zookeeper, topology_id, progress.current)
         rows = [row for db in databases.opened if (row := db.last_batch(topology_id)) is not None]
         last = max(rows, key=lambda row: row.txid, default=None)
         places = [database.url_for_people for database in databases.opened]
@@ -164,6 +167,7 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
         "last_batch": None if last is None else batch_document(last),
         "positions": {} if committed is None else positions(committed.metas),
         "lag_records": _lag(settings, identity, progress),
+        "failing": None if failing is None else failing_document(failing),
     }
     if cli.as_json:
         cli.print_json(document)
@@ -184,6 +188,8 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
         )
         if last.error:
             lines["last error"] = escaped(last.error)
+    if failing is not None:
+        lines["failing"] = failing_text(failing)
     cli.print_pairs(lines)
     return 0
 

@@ -27,13 +27,15 @@ class CrashError(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What went wrong on an executor. `error` is a txstream error's name, or BoltError for anything else."""
+    """What went wrong on an executor. `error` is a txstream error's name, or BoltError for anything else;
+    `kind` is the exception's own name, and where it was raised."""
 
     error: str
     message: str
     component: str
     task: int | None
     details: str
+    kind: str = ""
 
     def to_document(self) -> dict[str, Any]:
         return asdict(self)
@@ -46,6 +48,11 @@ class Failure:
         raised: errors.TxstreamError = kind(
             f"{attempt}, component {self.component!r}{self._where()}: {self.message}"
         )
+        # The others' messages are written by txstream, or say of a partition why it cannot be read.
+        if kind in (errors.BoltError, errors.BatchFailedError, errors.TupleError):
+            raised.without_data = (
+                f"component {self.component!r}: {self.kind}; the run's output has the message"
+            )
         if self.details:
             raised.add_note(self.details)
         return raised
@@ -56,13 +63,11 @@ class Failure:
 
 def describe(error: BaseException, component: str, task: int | None, tup: object = None) -> Failure:
     """An exception as data. The traceback begins in the user's own code."""
+    place = _first_user_frame(error)
     if isinstance(error, errors.TxstreamError):
         name, message = _known_name(error), str(error)
     else:
-        name, message = "BoltError", f"{type(error).__name__}: {error}"
-        place = _first_user_frame(error)
-        if place:
-            message += f" (in {place})"
+        name, message = "BoltError", f"{type(error).__name__}: {error}{place}"
         if isinstance(error, ModuleNotFoundError):
             message += "; ship modules of your own to the executors with --py-files (Settings.py_files)"
     if tup is not None:
@@ -70,7 +75,7 @@ def describe(error: BaseException, component: str, task: int | None, tup: object
         if len(shown) > _MAX_TUPLE_CHARACTERS:
             shown = shown[:_MAX_TUPLE_CHARACTERS] + "..."
         message += f", while processing {shown}"
-    return Failure(name, message, component, task, _user_traceback(error))
+    return Failure(name, message, component, task, _user_traceback(error), f"{type(error).__name__}{place}")
 
 
 def _known_name(error: errors.TxstreamError) -> str:
@@ -90,7 +95,7 @@ def _user_frames(error: BaseException) -> list[traceback.FrameSummary]:
 
 def _first_user_frame(error: BaseException) -> str:
     frames = _user_frames(error)
-    return f"{Path(frames[0].filename).name}, line {frames[0].lineno}" if frames else ""
+    return f" (in {Path(frames[0].filename).name}, line {frames[0].lineno})" if frames else ""
 
 
 def _user_traceback(error: BaseException) -> str:

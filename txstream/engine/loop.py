@@ -18,7 +18,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from txstream.api.errors import (
-    BatchFailedError,
     BatchTimeoutError,
     PartitionUnavailableError,
     ServiceUnavailableError,
@@ -49,10 +48,14 @@ from txstream.engine.retries import (
     BACKOFF_LONGEST_SECONDS,
     TxidFailures,
     Verdict,
+    attempt_seconds,
+    count_reason,
     judge,
+    reason_of,
 )
-from txstream.engine.runner import BatchResult, BatchRunner
+from txstream.engine.runner import BatchResult, BatchRunner, planned_records
 from txstream.engine.waiting import Waiting
+from txstream.failing import FailingBatch
 from txstream.metas import BatchMetas, MetaCodec
 from txstream.semantics import Semantics
 from txstream.transaction import TransactionAttempt, Txid
@@ -72,6 +75,7 @@ class LoopOptions:
     max_batch_records: int
     message_timeout_seconds: float
     max_attempts: int
+    warm_up_seconds: float = 0.0
     targets: Mapping[str, Any] | None = None
     until_txid: Txid | None = None
     listener: PointListener = nobody_listens
@@ -111,6 +115,7 @@ class EventLoop:
         self._failures: dict[Txid, TxidFailures] = {}
         self._doomed: dict[TransactionAttempt, BaseException] = {}
         self._emitted: set[Txid] = set()
+        self._is_warm = False
         # The attempt before the current txid's, where this loop has seen it commit.
         self._committed: TransactionAttempt | None = None
         self._waiting = Waiting()
@@ -360,6 +365,7 @@ class EventLoop:
             return
 
         def done(result: BatchResult) -> None:
+            self._is_warm = True
             timing = self._timing(attempt.txid)
             timing.records, timing.width = result.records, result.width
             timing.job_seconds = result.job_seconds
@@ -387,14 +393,18 @@ class EventLoop:
         )
 
     def _fail_when_overdue(self, attempt: TransactionAttempt) -> None:
-        timeout = self.options.message_timeout_seconds
+        options = self.options
+        timeout = attempt_seconds(
+            options.message_timeout_seconds, options.warm_up_seconds, is_warm=self._is_warm
+        )
+        warm_up = " and a run's warm-up" if timeout > options.message_timeout_seconds else ""
 
         def overdue() -> None:
             if attempt in self._doomed or not self._is_active(attempt):
                 return
             if self.coordinator.active[attempt.txid].phase is Phase.PROCESSING:
                 error = BatchTimeoutError(
-                    f"{attempt} was not processed within {timeout:g} s (message_timeout_seconds)"
+                    f"{attempt} was not processed within {timeout:g} s (message_timeout_seconds{warm_up})"
                 )
                 self._attempt_failed(attempt, error)
 
@@ -450,16 +460,24 @@ class EventLoop:
         if verdict is Verdict.FATAL:
             self._end_with(attempt, error)
             return
+        self._is_warm = True
         failures = self._failures.setdefault(attempt.txid, TxidFailures())
+        error = failures.with_advice(error, planned_records(self.coordinator.metas(attempt.txid)))
         failures.add(error, attempt)
         self.statistics.failed_attempts += 1
+        times = count_reason(self.statistics.failure_reasons, reason_of(error))
+        reasons = dict(failures.reasons)
+        self._operators.failed(FailingBatch(attempt.txid, attempt.attempt, datetime.now(UTC), reasons))
         if failures.bugs >= self.options.max_attempts:
             self._end_with(attempt, error)
             return
-        quiet = isinstance(error, BatchFailedError) and not isinstance(error, BatchTimeoutError)
+        # A reason is told at once, and again at its 10th, 100th ... time: an outage must not fill the screen.
+        is_told = str(times).strip("0") == "1"
+        so_often = f" (for the {times:,}th time)" if times > 1 else ""
         log.log(
-            logging.INFO if quiet else logging.WARNING, "%s failed and will be replayed: %s", attempt, error
-        )
+            logging.WARNING if is_told else logging.INFO,
+            "%s failed and will be replayed%s: %s", attempt, so_often, error,
+        )  # fmt: skip
         if isinstance(error, PartitionUnavailableError) or self._semantics is Semantics.TRANSACTIONAL:
             self._recheck.update(txid for txid in self.coordinator.active if txid >= attempt.txid)
         self._do_all(self.coordinator.fail(attempt))

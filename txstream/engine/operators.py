@@ -1,4 +1,5 @@
-"""What operators ask of a running topology, and what they are shown: other slots, and where its tasks ran.
+"""What operators ask of a running topology, and what they are shown: other slots, where its tasks ran, why
+a batch fails.
 
 Invariants.
 - Slots change in one step: the runner gets another mapping, which every attempt reads once, when it starts.
@@ -23,6 +24,7 @@ from txstream.assignment import Assignment
 from txstream.engine.events import EventQueue
 from txstream.engine.runner import BatchRunner
 from txstream.engine.scaling import check_scale, fitting_scale
+from txstream.failing import FailingBatch
 from txstream.zookeeper import ProgressStore, Scale, ScaleRequest
 
 log = logging.getLogger(__name__)
@@ -134,6 +136,12 @@ class Operators:
         if not self._pauses:
             self._write_newest()
 
+    def failed(self, batch: FailingBatch) -> None:
+        """An attempt failed. Each is stored: attempts wait longer and longer."""
+        self.events.submit(
+            self.pool, lambda: self.store.write_failing(batch), lambda _: None, self._not_written
+        )
+
     def finish(self) -> None:
         """The run ends well: answer what waits, and store where the last tasks ran. Raises FencedError."""
         work = self.pool.submit(self._finish)
@@ -196,7 +204,7 @@ class Operators:
 
     def _not_written(self, error: BaseException) -> None:
         if isinstance(error, ServiceUnavailableError):
-            log.info("where tasks ran was not stored: %s", error)
+            log.info("what `txstream status` shows was not stored: %s", error)
         else:
             self.fail_run(error)
 

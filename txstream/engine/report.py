@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -62,11 +62,18 @@ class RunProgress:
     lag_records: int | None
 
 
+def shown_reasons(reasons: Mapping[str, int]) -> list[str]:
+    """Why attempts failed, the most frequent reason first: "8 x database or disk is full"."""
+    often_first = sorted(reasons.items(), key=lambda item: -item[1])
+    return [f"{times:,} x {reason}" for reason, times in often_first]
+
+
 @dataclass(frozen=True, slots=True)
 class RunReport:
     """What one run did. `failed_attempts` failed themselves: an outage, a `BatchFailedError`, an error in a
-    bolt. `replayed_attempts` counts attempts beyond each txid's first, those of later txids that had to go
-    again among them; `recovered_batches` the batches that an earlier run had open or half committed."""
+    bolt; `failure_reasons` says how often for each reason. `replayed_attempts` counts attempts beyond each
+    txid's first, those of later txids that had to go again among them; `recovered_batches` the batches that
+    an earlier run had open or half committed."""
 
     topology: str
     uuid: str
@@ -81,6 +88,7 @@ class RunReport:
     recovered_batches: int
     seconds: float
     caught_up: bool
+    failure_reasons: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def records_per_second(self) -> float:
@@ -97,6 +105,7 @@ class Statistics:
     batches: int = 0
     records: int = 0
     failed_attempts: int = 0
+    failure_reasons: Counter[str] = field(default_factory=Counter)
     replayed_attempts: int = 0
     recovered_batches: int = 0
     first_txid: Txid | None = None

@@ -1,8 +1,9 @@
-"""Which failures are replayed, which count as bugs, and how long the next attempt of a txid waits."""
+"""Which failures are replayed, which count as bugs, how long attempts may take, and what is said of them."""
 
 from __future__ import annotations
 
-from collections import deque
+import re
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -11,6 +12,7 @@ from typing import Any
 
 from txstream.api.errors import (
     BatchFailedError,
+    BatchTimeoutError,
     BoltError,
     ServiceUnavailableError,
     TupleError,
@@ -21,8 +23,17 @@ from txstream.transaction import TransactionAttempt
 BACKOFF_FIRST_SECONDS = 0.05
 BACKOFF_LONGEST_SECONDS = 5.0
 
+WARM_UP_SECONDS = 30.0
+"""What a run's first attempts have on top of the message timeout: Python workers start, Java compiles.
+Measured: 5 to 8 s on two busy cores for a job that then takes 0.25 s. A cluster may have to start executors.
+"""
+
 _KEPT_FAILURES = 10
 _LONGEST_MESSAGE = 1_000
+_MOST_REASONS = 20
+_OTHER_REASONS = "other reasons"
+_ATTEMPT = re.compile(r"txid \d+ attempt \d+\.\d+")
+_OF_ONE_ATTEMPT = re.compile(r"^the batch, |, task \d+(?=:)|, while processing .*", re.DOTALL)
 
 
 class Verdict(Enum):
@@ -44,12 +55,49 @@ def judge(error: BaseException) -> Verdict:
     return Verdict.BUG
 
 
+def attempt_seconds(timeout_seconds: float, warm_up_seconds: float, *, is_warm: bool) -> float:
+    """How long an attempt may take. `is_warm`: an attempt of this run has ended before this one began."""
+    return timeout_seconds if is_warm else timeout_seconds + warm_up_seconds
+
+
+def reason_of(error: BaseException | str) -> str:
+    """Why an attempt failed, in the same words for every attempt: without number, task and tuple."""
+    text = _ATTEMPT.sub("the batch", str(error) or type(error).__name__)
+    return _OF_ONE_ATTEMPT.sub("", text)
+
+
+def reason_without_data(error: BaseException) -> str:
+    """As `reason_of`, for ZooKeeper, which is no place for data: of user code's errors, whose messages may
+    hold anything, only the kind and the place."""
+    if isinstance(error, TxstreamError) and error.without_data:
+        return error.without_data
+    if isinstance(error, (BatchFailedError, ServiceUnavailableError)):
+        return shortened(reason_of(error))
+    return f"{type(error).__name__}; the run's output has the message"
+
+
+def count_reason(reasons: Counter[str], reason: str) -> int:
+    """How often this reason was there, with this time. Past a number of them, others are counted together."""
+    if reason not in reasons and len(reasons) >= _MOST_REASONS:
+        reason = _OTHER_REASONS
+    reasons[reason] += 1
+    return reasons[reason]
+
+
+def shortened(message: str) -> str:
+    """Cut to what is kept of a message."""
+    return message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}..."
+
+
 @dataclass
 class TxidFailures:
-    """How often a txid has failed in this run; `last` are its latest failures, as the ledger keeps them."""
+    """How often a txid has failed in this run. `last` are its latest failures, as the ledger keeps them,
+    `reasons` are for ZooKeeper, `timeouts` counts those in a row."""
 
     attempts: int = 0
     bugs: int = 0
+    timeouts: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
     last_error: str | None = None
     last: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=_KEPT_FAILURES))
 
@@ -57,13 +105,25 @@ class TxidFailures:
         """One more. Without an `attempt` it is counted, but not kept."""
         self.attempts += 1
         self.bugs += judge(error) is Verdict.BUG
+        self.timeouts = self.timeouts + 1 if isinstance(error, BatchTimeoutError) else 0
         self.last_error = str(error)
+        count_reason(self.reasons, reason_without_data(error))
         if attempt is not None:
-            message = self.last_error
-            if len(message) > _LONGEST_MESSAGE:
-                message = f"{message[:_LONGEST_MESSAGE]}..."
             failed_at = datetime.now(UTC).isoformat(timespec="milliseconds")
-            self.last.append({"attempt": attempt.attempt, "error": message, "failed_at": failed_at})
+            self.last.append(
+                {"attempt": attempt.attempt, "error": shortened(self.last_error), "failed_at": failed_at}
+            )
+
+    def with_advice(self, error: BaseException, records: int | None) -> BaseException:
+        """A timeout that follows another one says what to change; what failed otherwise stays as it is."""
+        if not (isinstance(error, BatchTimeoutError) and self.timeouts):
+            return error
+        size = "an unknown number of" if records is None else f"{records:,}"
+        return BatchTimeoutError(
+            f"{error}, nor was the attempt before it; the batch has {size} records: give it more time "
+            f"(`txstream run --message-timeout SECONDS`, message_timeout_seconds of the builder) or plan "
+            f"fewer records for a batch (max_batch_records of the spout)"
+        )
 
     @property
     def delay_seconds(self) -> float:

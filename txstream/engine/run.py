@@ -15,9 +15,10 @@ from txstream.api.topology import Topology
 from txstream.engine.failures import CrashError
 from txstream.engine.loop import EventLoop, RunAbortedError
 from txstream.engine.points import PointListener, nobody_listens
-from txstream.engine.report import RunProgress, RunReport
+from txstream.engine.report import RunProgress, RunReport, shown_reasons
 from txstream.engine.turn import CAUGHT_UP, RunnerFactory, Turn
 from txstream.settings import Settings
+from txstream.words import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,8 +62,22 @@ class RunningTopology:
         if self._error is not None:
             raise self._error
         if self._report is None:
-            raise RunAbortedError(f"topology {self.topology.id!r} was stopped before its first batch")
+            raise RunAbortedError(f"topology {self.topology.id!r} was stopped {self._how_far()}")
         return self._report
+
+    def _how_far(self) -> str:
+        """How far a run without a report had come."""
+        loop = self._turn.loop
+        if loop is None:
+            return "before its first batch"
+        statistics = loop.statistics
+        committed = statistics.first_txid is not None
+        far = f"after txid {loop.coordinator.current - 1}" if committed else "before it committed a batch"
+        reasons = "; ".join(shown_reasons(statistics.failure_reasons))
+        failed = (
+            f"; {counted(statistics.failed_attempts, 'attempt')} had failed: {reasons}" if reasons else ""
+        )
+        return f"at once, {far}; the next run recovers what is open{failed}"
 
     def stop(self, grace_seconds: float = 30.0) -> None:
         """End between two batches; after `grace_seconds` (an outage, say) end at once. Does not raise what

@@ -116,6 +116,12 @@ def batch_width(records: int | None, partitions: int, max_width: int) -> int:
     return max(1, min(wanted, max_width))
 
 
+def planned_records(metas: BatchMetas[Any]) -> int | None:
+    """How many records a batch holds, as planned; None where the source's metas do not say."""
+    known = [getattr(meta, "records", None) for meta in metas.partitions.values()]
+    return None if None in known else sum(filter(None, known))
+
+
 def work_order(
     attempt: TransactionAttempt,
     metas: BatchMetas[Any],
@@ -130,10 +136,12 @@ def work_order(
     The batch gets as many Spark tasks as it is worth, or `width`, as far as slots go.
     """
     sizes = {partition: getattr(meta, "records", None) for partition, meta in metas.partitions.items()}
-    known = [size for size in sizes.values() if size is not None]
-    total = sum(known) if len(known) == len(sizes) else None
     widest = max_width(plan, slots)
-    width = batch_width(total, len(sizes), widest) if width is None else max(1, min(width, widest))
+    width = (
+        batch_width(planned_records(metas), len(sizes), widest)
+        if width is None
+        else max(1, min(width, widest))
+    )
     layout = lay_out(plan, width, slots)
     if layout.is_simple and width > len(sizes):
         width = max(1, len(sizes))  # nothing but reading is spread, and there is nothing to read for more

@@ -32,6 +32,7 @@ from txstream.engine.plan import ExecutionPlan, compile_topology
 from txstream.engine.points import PointListener
 from txstream.engine.pruning import LedgerPruner
 from txstream.engine.report import RunReport
+from txstream.engine.retries import WARM_UP_SECONDS
 from txstream.engine.runner import BatchRunner
 from txstream.metas import MetaCodec
 from txstream.settings import Settings
@@ -149,6 +150,7 @@ class Turn:
                 max_batch_records=topology.spout.max_batch_records,
                 message_timeout_seconds=topology.message_timeout_seconds,
                 max_attempts=topology.max_attempts,
+                warm_up_seconds=WARM_UP_SECONDS if self.runner_factory is None else 0.0,
                 targets=goal,
                 listener=self.listener,
             ),
@@ -187,6 +189,7 @@ class Turn:
             recovered_batches=statistics.recovered_batches,
             seconds=round(time.monotonic() - started, 3),
             caught_up=loop.caught_up,
+            failure_reasons=dict(statistics.failure_reasons),
         )
 
     def _connecting_to(self, what: str) -> None:

@@ -62,7 +62,7 @@ def _zookeeper(evidence: Evidence) -> Findings:
     command = recover_command(evidence.topology)
     for error in evidence.errors:
         path = str(error).partition(": ")[0].partition(" ")[0]
-        if "/requests/" in path or path.endswith("/assignment"):
+        if "/requests/" in path or path.endswith(("/assignment", "/failing")):
             yield Finding(
                 "zookeeper-unreadable", ERROR, path, str(error),
                 f"delete this znode with ZooKeeper's own shell (delete {path}): it is what operators ask "

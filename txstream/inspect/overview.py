@@ -12,6 +12,7 @@ from txstream.settings import Settings
 from txstream.transaction import Txid
 
 if TYPE_CHECKING:
+    from txstream.failing import FailingBatch
     from txstream.inspect.stores import Databases
     from txstream.state import FenceRow
     from txstream.zookeeper import ZooKeeper
@@ -62,6 +63,7 @@ def status(topology_id: str, settings: Settings | None = None) -> TopologyStatus
         if identity is None or progress is None:
             raise not_in_zookeeper(settings, topology_id)
         leader = zookeeper.leader(topology_id)
+        failing = failing_of(zookeeper, topology_id, progress.current)
     committed = progress.batches.get(Txid(progress.current - 1))
     return TopologyStatus(
         id=topology_id,
@@ -74,7 +76,16 @@ def status(topology_id: str, settings: Settings | None = None) -> TopologyStatus
         current_txid=progress.current,
         stored_plans=tuple(txid for txid in sorted(progress.batches) if txid >= progress.current),
         positions={} if committed is None else positions(committed.metas),
+        failing=failing,
     )
+
+
+def failing_of(zookeeper: ZooKeeper, topology_id: str, current: Txid) -> FailingBatch | None:
+    """The batch that has failed last, unless it was committed since. Raises CorruptStateError."""
+    from txstream.zookeeper import Paths, read_failing
+
+    found = read_failing(zookeeper.tree(), Paths(zookeeper.root, topology_id))
+    return found if found is not None and found.txid >= current else None
 
 
 def _from_zookeeper(zookeeper: ZooKeeper, topology_id: str, known: TopologySummary) -> TopologySummary:

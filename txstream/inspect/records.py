@@ -11,6 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from txstream.failing import FailingBatch
 from txstream.semantics import Semantics
 from txstream.transaction import AttemptId, Epoch, Txid
 
@@ -46,7 +47,7 @@ class TopologySummary:
 @dataclass(frozen=True, slots=True)
 class TopologyStatus:
     """How far one topology is. `positions` are the next place of each partition as of the last committed
-    batch: an offset where the source's metas have one."""
+    batch: an offset where the source's metas have one. `failing` is a batch whose attempts fail."""
 
     id: str
     uuid: str
@@ -58,6 +59,7 @@ class TopologyStatus:
     current_txid: Txid
     stored_plans: tuple[Txid, ...]
     positions: Mapping[str, Any]
+    failing: FailingBatch | None = None
 
 
 # --- state -----------------------------------------------------------------------------------------

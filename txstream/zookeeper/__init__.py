@@ -5,6 +5,7 @@ from __future__ import annotations
 from txstream.zookeeper.assignment import read_assignment
 from txstream.zookeeper.client import ZooKeeper, ZooKeeperProgress
 from txstream.zookeeper.documents import StoredBatch
+from txstream.zookeeper.failing import read_failing
 from txstream.zookeeper.identity import FORMAT, Identity
 from txstream.zookeeper.leadership import Leadership
 from txstream.zookeeper.memory import MemoryProgress, MemoryTree
@@ -35,4 +36,5 @@ __all__ = [
     "ZooKeeper",
     "ZooKeeperProgress",
     "read_assignment",
+    "read_failing",
 ]

@@ -1,12 +1,10 @@
 """The znode `assignment`: where the tasks of a recent batch ran, written by the leader now and then.
 
-It is for people only. So a write whose answer is lost is left at that, and what is too large is cut; but a
-leader that was succeeded cannot write it, and what is unreadable is said to be.
+It is for people only (see `notes`), so what is too large is cut; what is unreadable is said to be.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import Any
 
@@ -23,13 +21,9 @@ from txstream.zookeeper.documents import (
     take_time,
     unpack,
 )
-from txstream.zookeeper.fenced import FencedTree
 from txstream.zookeeper.paths import Paths
-from txstream.zookeeper.tree import Create, LostAnswerError, Operation, SetData, Tree
+from txstream.zookeeper.tree import Tree
 
-log = logging.getLogger(__name__)
-
-_TRIES = 3
 _FIELDS = {"component", "task", "slot", "worker", "host", "seconds", "tuples"}
 
 
@@ -38,39 +32,6 @@ def read_assignment(tree: Tree, paths: Paths) -> Assignment | None:
     tree.sync()
     node = tree.get(paths.assignment)
     return None if node is None else decode_assignment(node.data, paths.assignment)
-
-
-class AssignmentWriter:
-    """The leader's side, under its claim. One round trip, after the first write."""
-
-    def __init__(self, fenced: FencedTree, paths: Paths) -> None:
-        self._fenced = fenced
-        self._path = paths.assignment
-        self._version: int | None = None
-
-    def write(self, assignment: Assignment) -> None:
-        data = encode_assignment(assignment)
-        for _ in range(_TRIES):
-            operation, version = self._operation(data)
-            problem = self._fenced.try_multi("write_assignment", [operation])
-            if problem is None:
-                self._version = version
-                return
-            self._version = None
-            if isinstance(problem, LostAnswerError):
-                log.info("whether %s was written is not known: %s", self._path, problem)
-                return
-            self._fenced.verify()
-        log.warning("%s was not written, because something else writes there", self._path)
-
-    def _operation(self, data: bytes) -> tuple[Operation, int]:
-        """The write, and the version that the znode has after it."""
-        if self._version is None:
-            node = self._fenced.tree.get(self._path)
-            if node is None:
-                return Create(self._path, data), 0
-            self._version = node.version
-        return SetData(self._path, data, self._version), self._version + 1
 
 
 def encode_assignment(assignment: Assignment) -> bytes:

@@ -69,3 +69,7 @@ class Paths:
     @property
     def assignment(self) -> str:
         return f"{self.base}/assignment"
+
+    @property
+    def failing(self) -> str:
+        return f"{self.base}/failing"

@@ -16,12 +16,15 @@ from typing import Any
 
 from txstream.api.errors import CoordinatorError, CorruptStateError, ServiceUnavailableError
 from txstream.assignment import Assignment
+from txstream.failing import FailingBatch
 from txstream.metas import BatchMetas, MetaCodec
 from txstream.transaction import FIRST_TXID, AttemptId, Epoch, Txid
-from txstream.zookeeper.assignment import AssignmentWriter, read_assignment
+from txstream.zookeeper.assignment import encode_assignment, read_assignment
 from txstream.zookeeper.documents import MAX_ATTEMPT, StoredBatch, StoredCurrent
+from txstream.zookeeper.failing import encode_failing, read_failing
 from txstream.zookeeper.fenced import MAX_RACES, FencedTree, Hook
 from txstream.zookeeper.identity import Identity
+from txstream.zookeeper.notes import NoteWriter
 from txstream.zookeeper.paths import Paths
 from txstream.zookeeper.rebuild import rebuild
 from txstream.zookeeper.requests import LeaderRequests
@@ -49,7 +52,8 @@ class TreeProgress:
         self._codec = codec
         self._fenced = FencedTree(tree, paths, hook)
         self._requests = LeaderRequests(self._fenced, paths)
-        self._assignment = AssignmentWriter(self._fenced, paths)
+        self._assignment = NoteWriter(self._fenced, paths.assignment, "write_assignment")
+        self._failing = NoteWriter(self._fenced, paths.failing, "write_failing")
         self._lock = threading.RLock()
         self._current: tuple[Txid, int] | None = None
         self._meta_versions: dict[Txid, int] = {}
@@ -324,11 +328,19 @@ class TreeProgress:
 
     def write_assignment(self, assignment: Assignment) -> None:
         with self._lock:
-            self._assignment.write(assignment)
+            self._assignment.write(encode_assignment(assignment))
 
     def read_assignment(self) -> Assignment | None:
         with self._lock:
             return read_assignment(self._tree, self._paths)
+
+    def write_failing(self, batch: FailingBatch) -> None:
+        with self._lock:
+            self._failing.write(encode_failing(batch))
+
+    def read_failing(self) -> FailingBatch | None:
+        with self._lock:
+            return read_failing(self._tree, self._paths)
 
     # --- deleting -------------------------------------------------------------------------------------
 

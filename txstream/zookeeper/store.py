@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from txstream.assignment import Assignment
+from txstream.failing import FailingBatch
 from txstream.metas import BatchMetas
 from txstream.transaction import AttemptId, Epoch, Txid
 from txstream.zookeeper.documents import StoredBatch
@@ -110,6 +111,12 @@ class ProgressStore(Protocol):
 
     def read_assignment(self) -> Assignment | None:
         """What was written last, by whichever leader; None before the first. Raises CorruptStateError."""
+
+    def write_failing(self, batch: FailingBatch) -> None:
+        """Store why a batch fails, for people; as `write_assignment`."""
+
+    def read_failing(self) -> FailingBatch | None:
+        """What was written last, by whichever leader, be the batch committed since; as `read_assignment`."""
 
     def delete_everything(self, *, unless_led: bool = False) -> None:
         """Remove the topology's progress and identity, all or nothing. With `unless_led` only while nobody

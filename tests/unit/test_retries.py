@@ -1,0 +1,89 @@
+"""What is said of failed attempts, and how long one may take."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from support.inmemory import attempt
+
+from txstream.api.errors import (
+    BatchFailedError,
+    BatchTimeoutError,
+    BoltError,
+    PartitionUnavailableError,
+    TupleError,
+    TxstreamError,
+)
+from txstream.engine.failures import describe
+from txstream.engine.retries import (
+    TxidFailures,
+    attempt_seconds,
+    count_reason,
+    reason_of,
+    reason_without_data,
+)
+
+
+def from_a_bolt(error: Exception, task: int = 0, sequence: int = 1) -> TxstreamError:
+    """An error of user code, as it is raised on the driver."""
+    try:
+        raise error
+    except type(error) as raised:
+        failure = describe(raised, "split", task, f"Tuple(value='{task}')")
+    return failure.to_error(attempt(4, sequence))
+
+
+def test_a_reason_is_the_same_for_every_attempt_task_and_tuple() -> None:
+    first, second = (from_a_bolt(ValueError("no dogs"), task=n, sequence=n) for n in (1, 2))
+    assert str(first) != str(second)
+    assert reason_of(first) == reason_of(second)
+    assert reason_of(first).startswith("component 'split': ValueError: no dogs (in test_retries.py, line ")
+    full = BatchFailedError(f"{attempt(4, 7)} was not committed: the disk is full")
+    assert reason_of(full) == "the batch was not committed: the disk is full"
+
+
+@pytest.mark.parametrize("kind", [ValueError, BatchFailedError, TupleError])
+def test_what_user_code_says_may_be_data_and_stays_out_of_zookeeper(kind: type[Exception]) -> None:
+    error = from_a_bolt(kind("alice@example.com"))
+    assert "alice" in reason_of(error)
+    assert reason_without_data(error).startswith(
+        f"component 'split': {kind.__name__} (in test_retries.py, line "
+    )
+    assert reason_without_data(error).endswith("); the run's output has the message")
+    assert "alice" not in reason_without_data(BoltError("alice"))
+
+
+def test_what_txstream_says_of_services_is_told_in_full() -> None:
+    away = PartitionUnavailableError("partition lines/3 has no leader")
+    assert reason_without_data(away) == "partition lines/3 has no leader"
+    assert len(reason_without_data(BatchFailedError("x" * 5_000))) < 2_000
+
+
+def test_reasons_that_never_repeat_are_counted_together_past_a_number() -> None:
+    reasons: Counter[str] = Counter()
+    for number in range(1_000):
+        count_reason(reasons, f"row {number}")
+    assert len(reasons) < 30
+    assert sum(reasons.values()) == 1_000
+    assert count_reason(reasons, "row 1") == 2
+
+
+def test_the_second_timeout_in_a_row_says_what_to_change() -> None:
+    failures = TxidFailures()
+    timeout = BatchTimeoutError("txid 4 attempt 1.1 was not processed within 30 s (message_timeout_seconds)")
+    assert failures.with_advice(timeout, 120_000) is timeout
+    failures.add(timeout)
+    other = BatchFailedError("x")
+    assert failures.with_advice(other, 120_000) is other
+    advised = failures.with_advice(timeout, 120_000)
+    assert isinstance(advised, BatchTimeoutError)
+    for words in (str(timeout), "120,000 records", "--message-timeout", "max_batch_records"):
+        assert words in str(advised)
+    failures.add(other)
+    assert failures.with_advice(timeout, 120_000) is timeout, "they were not in a row"
+
+
+def test_a_runs_first_attempts_have_the_warm_up_on_top() -> None:
+    assert attempt_seconds(30, 20, is_warm=False) == 50
+    assert attempt_seconds(30, 20, is_warm=True) == 30

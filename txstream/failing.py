@@ -1,0 +1,24 @@
+"""Why a batch is not committed yet: told by the engine, stored by the leader, shown to people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from txstream.transaction import AttemptId, Txid
+
+
+@dataclass(frozen=True, slots=True)
+class FailingBatch:
+    """A batch whose attempts fail, as of `at`, when `attempt` did. `reasons` say how often for each in that
+    run, and hold no data of the batch."""
+
+    txid: Txid
+    attempt: AttemptId
+    at: datetime
+    reasons: Mapping[str, int]
+
+    @property
+    def failed_attempts(self) -> int:
+        return sum(self.reasons.values())
