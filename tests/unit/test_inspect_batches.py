@@ -223,7 +223,7 @@ def test_a_batch_that_fails_is_shown_before_any_ledger_has_it(
         }
     told("show", "words", "11", status=1)
     for txid in (1, 2):
-        metas = BatchMetas()
+        metas: BatchMetas[Any] = BatchMetas()
         store.advance(Txid(txid), attempt_id(1, txid), metas)
     store.write_failing(FailingBatch(Txid(2), attempt_id(2, 9), NOON, reasons))
     assert "failing" not in told("status", "words"), "it is committed"
