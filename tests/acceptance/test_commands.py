@@ -184,10 +184,10 @@ def test_package_and_db_upgrade(workshop: Workshop, counted: dict[str, Any]) -> 
 
 
 def test_delete_keeps_the_table_unless_told_otherwise(workshop: Workshop, counted: dict[str, Any]) -> None:
-    assert workshop.json("delete", ID)["dropped_tables"] == []
+    assert workshop.json("delete", ID, "-y")["dropped_tables"] == []
     assert workshop.json("topologies") == []
     assert read_counts(workshop.database, "word_count") == workshop.truth
-    assert workshop.json("delete", ID, "--drop-state")["dropped_tables"] == ["word_count"]
+    assert workshop.json("delete", ID, "--drop-state", "-y")["dropped_tables"] == ["word_count"]
     assert not table_exists(workshop.database, "word_count")
     assert workshop.launcher.run("delete", ID, "--drop-state").status == 1
 

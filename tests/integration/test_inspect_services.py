@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def test_zookeeper_is_wiped_recovered_and_the_word_count_stays_exact(
     with pytest.raises(txstream.ProgressMismatchError, match="--from-ledger"):
         desk.run(semantics)
     assert desk.command("recover", desk.name)[0] == 2
-    status, out, err = desk.command("recover", desk.name, "--from-ledger")
+    status, out, err = desk.command("recover", desk.name, "--from-ledger", "--yes")
     assert status == 0, err
     assert "goes on with txid 3" in out
     assert desk.codes() == (0, [])
@@ -132,6 +133,36 @@ def test_an_old_copy_of_zookeeper_is_recovered(make_desk: Any, sqlite_url: str) 
     desk.run("opaque")
     assert read_counts(desk.url, desk.name) == desk.truth
     assert desk.codes() == (0, [])
+
+
+def test_half_a_topology_is_deleted_on_purpose_only(make_desk: Any, sqlite_url: str, tmp_path: Path) -> None:
+    """The ZooKeeper of somebody else, then the database of somebody else, then each of them alone."""
+    desk: Desk = make_desk(sqlite_url)
+    desk.run("opaque", until_txid=1)
+    with ZooKeeper(desk.services.zookeeper) as zookeeper:
+        uuid = zookeeper.identity(desk.name).uuid  # type: ignore[union-attr]
+    own, other = desk.services, replace(desk.services, zookeeper=f"{desk.services.zookeeper}/{desk.name}")
+    everything = ["delete", desk.name, "--yes", "--drop-state"]
+    desk.services = other
+    status, _, err = desk.command(*everything)
+    assert status == 2
+    assert f"uuid {uuid} in {sqlite_url}, nothing in ZooKeeper at {other.zookeeper}. Give" in err
+    desk.services = own
+    assert desk.codes() == (0, [])
+    desk.run("opaque")
+    assert read_counts(desk.url, desk.name) == desk.truth
+    desk.services = other
+    status, out, _ = desk.command(*everything, "--uuid", uuid)
+    assert (status, out.splitlines()[0]) == (0, f"deleted {desk.name} from {sqlite_url}")
+    desk.services = own
+    status, _, err = desk.command("recover", desk.name, "--from-ledger", "--yes")
+    assert status == 1
+    assert "is in ZooKeeper, but" in err
+    assert f"`txstream delete {desk.name}`" in err
+    assert desk.command(*everything)[0] == 2
+    status, out, _ = desk.command(*everything, "--uuid", uuid)
+    assert (status, out) == (0, f"deleted {desk.name} from ZooKeeper at {own.zookeeper}\n")
+    assert desk.command(*everything)[0] == 1
 
 
 def test_recover_refuses_while_a_driver_leads(make_desk: Any, sqlite_url: str) -> None:
@@ -207,7 +238,7 @@ def test_a_topology_over_two_databases(
     assert desk.codes() == (0, [])
     status, out, _ = desk.command("show", unique, "1", "--json")
     assert {row["database"] for row in json.loads(out)["databases"]} == {sqlite_url, postgres_url}
-    status, out, _ = desk.command("delete", unique, "--drop-state", "--json")
+    status, out, _ = desk.command("delete", unique, "--drop-state", "--yes", "--json")
     assert status == 0
     assert set(json.loads(out)["dropped_tables"]) == {unique, f"{unique}_2"}
     for url in (sqlite_url, postgres_url):
@@ -294,7 +325,7 @@ def test_a_database_whose_password_is_not_known_is_named_and_found_when_it_is_gi
     assert status == 1
     assert "--state-database" in err
     assert desk.codes("--state-database", url) == (1, ["zookeeper-missing"])
-    assert desk.command("recover", unique, "--from-ledger", "--state-database", url)[0] == 0
+    assert desk.command("recover", unique, "--from-ledger", "--yes", "--state-database", url)[0] == 0
     monkeypatch.setenv("TXSTREAM_STATE_DATABASES", url)
     assert desk.codes() == (0, [])
     status, out, err = desk.command("state", "list", unique, "--json")

@@ -374,7 +374,8 @@ class LedgerContract(StateFixtures):
         assert rig.database.delete("words", drop_state=False) == []
         assert (rig.database.read_fence("words"), rig.database.last_batch("words")) == (None, None)
         assert rig.values() == {"a": 1}
-        with pytest.raises(IdentityMismatchError, match=r"earlier life.*txstream delete words --drop-state"):
+        named = rf"earlier life.*txstream delete words --uuid {rig.uuid} --drop-state"
+        with pytest.raises(IdentityMismatchError, match=named):
             Rig(rig.database, rig.url, uuid="uuid-2").join()
         assert rig.database.delete("words", drop_state=True) == ["word_count"]
         assert not table_exists(rig.url, "word_count")

@@ -161,3 +161,11 @@ class Rig:
         row: FenceRow | None = self.database.read_fence(self.topology)
         assert row is not None
         return row.attempt
+
+
+def name_databases(rig: Rig, urls: list[str]) -> None:
+    """Have the fence name these, as a run does that has states in all of them."""
+    fence = rig.database.read_fence(rig.topology)
+    assert fence is not None
+    identity = {"identity": {}, "databases": urls}
+    rig.database.keep_identity(rig.topology, rig.uuid, fence.attempt, identity, semantics=rig.spec.semantics)

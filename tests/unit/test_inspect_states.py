@@ -14,7 +14,8 @@ import pytest
 import sqlalchemy as sa
 from support.memory_zookeeper import MemoryZooKeeper
 from support.recovering import empty_database
-from support.states import PLANNED, PROCESSED, Rig, word_table
+from support.states import PLANNED, PROCESSED, Rig, name_databases, word_table
+from support.zookeeper_backends import IDENTITY
 
 from txstream import inspect
 from txstream.api.errors import ServiceUnavailableError, StateTableError, UsageError
@@ -51,7 +52,8 @@ def make_rig(sqlite_url: str) -> Iterator[Any]:
             file.write_bytes(empty_database())
         database = StateDatabase(url)
         opened.append(database)
-        return Rig(database, url, word_table(semantics=semantics, **table)).join()
+        spec = word_table(semantics=semantics, **table)
+        return Rig(database, url, spec, uuid=IDENTITY.uuid).join()
 
     yield make
     for database in opened:
@@ -295,13 +297,6 @@ def two(make_rig: Any, tmp_path: Path) -> tuple[Rig, Rig]:
         name_databases(rig, [first.url, second.url])
         rig.commit(1, {"a": 1})
     return first, second
-
-
-def name_databases(rig: Rig, urls: list[str]) -> None:
-    fence = rig.database.read_fence(rig.topology)
-    assert fence is not None
-    identity = {"identity": {}, "databases": urls}
-    rig.database.keep_identity(rig.topology, rig.uuid, fence.attempt, identity, semantics=rig.spec.semantics)
 
 
 def test_the_other_databases_are_found(two: tuple[Rig, Rig]) -> None:
@@ -577,7 +572,7 @@ def test_a_topology_is_not_deleted_by_half_unless_told_so(
     assert "--state-database" in err
     assert "--ignore-missing" in err
     assert zookeeper.topologies() == ["words"]
-    assert main(["delete", "words", *where, "--ignore-missing", "--json"]) == 0
+    assert main(["delete", "words", *where, "--ignore-missing", "--yes", "--json"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["dropped_tables"] == ["word_count", "totals"]
     assert "was left out" in err

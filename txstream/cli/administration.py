@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,15 +14,16 @@ from txstream.api.errors import (
     ServiceUnavailableError,
     UsageError,
 )
-from txstream.cli.context import Cli
+from txstream.cli.context import Cli, ask
 from txstream.cli.options import Id, command
 from txstream.cli.stores import UnknownTopologyError, open_zookeeper, warn_of_missing
-from txstream.inspect.stores import is_missing_file, open_databases
+from txstream.inspect.stores import databases_of, is_missing_file, open_databases, place_for_people
 from txstream.words import counted
 
 if TYPE_CHECKING:
     from txstream.inspect.records import MissingDatabase
     from txstream.inspect.stores import Databases
+    from txstream.settings import Settings
     from txstream.state import StateDatabase
     from txstream.zookeeper import ZooKeeper
 
@@ -53,7 +52,7 @@ def delete(
         typer.Option(
             "--uuid",
             metavar="UUID",
-            help="Only what belongs to this life of it, where one id stands for two.",
+            help="Only what has this uuid, where ZooKeeper and databases do not agree.",
         ),
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
@@ -65,31 +64,31 @@ def delete(
         open_zookeeper(settings) as zookeeper,
         open_databases(settings, topology_id, all_given=True) as found,
     ):
+        here = topology_id in zookeeper.topologies()
+        lives, others = _lives(settings, zookeeper, topology_id, found)
         # Its tables may have stayed when it was deleted before: asked to drop them, look for those alone.
-        known = any(found.fences.values()) or topology_id in zookeeper.topologies()
-        if not known and not drop_state:
+        if not here and not lives and not drop_state:
             raise UnknownTopologyError(topology_id)
         _refuse_missing(found.missing, ignored=ignore_missing)
-        lives = _lives(zookeeper, topology_id, found)
-        _refuse_two_lives(topology_id, lives, uuid)
+        life = _one_life(topology_id, lives, others, uuid)
         dead = _refuse_live_leader(zookeeper, topology_id)
-        _ask(topology_id, drop_state=drop_state, yes=yes)
-        # ZooKeeper first: what a crash leaves then is refused by the next run, and this command removes it.
-        in_zookeeper = lives.get(_ZOOKEEPER, uuid) in (uuid, None) if uuid is not None else True
+        what = "its progress and its state tables" if drop_state else "its progress (its state tables stay)"
+        where = " and ".join(place for place, one in lives.items() if one == life)
+        ask(f"Delete {topology_id}{where and f' from {where}'}: {what}?", yes=yes)
+        # ZooKeeper first: what a crash leaves then is refused by the next run, and --uuid removes it.
+        in_zookeeper = here and lives.get(_place(settings), life) == life and life in (None, *lives.values())
         if in_zookeeper:
             zookeeper.delete_topology(topology_id, force=dead)
-        dropped = [
-            table
-            for database in found.opened
-            for table in database.delete(topology_id, drop_state=drop_state, uuid=uuid)
-        ]
-        places = [
-            url
-            for url in (database.url_for_people for database in found.opened)
-            if uuid is None or lives.get(url, uuid) == uuid
-        ]
-    if not known and not dropped:
-        raise UnknownTopologyError(topology_id)
+        # The one that was given comes last: until then its fence names the others.
+        dropped = {
+            database.url_for_people: database.delete(topology_id, drop_state=drop_state, uuid=life)
+            for database in reversed(found.opened)
+        }
+    places = [url for url in reversed(dropped) if dropped[url] or lives.get(url, "") == life]
+    tables = [table for url in places for table in dropped[url]]
+    if not in_zookeeper and not places:
+        nothing = f"topology {topology_id!r} has no uuid {uuid} here; there is {_listed(lives, others)}"
+        raise UnknownTopologyError(topology_id) if uuid is None else UsageError(nothing)
     if cli.as_json:
         cli.print_json(
             {
@@ -97,44 +96,70 @@ def delete(
                 "zookeeper": zookeeper.hosts if in_zookeeper else None,
                 "database": places[0] if places else None,
                 "databases": places,
-                "dropped_tables": dropped,
+                "dropped_tables": tables,
             }
         )
         return
-    gone = [f"ZooKeeper at {zookeeper.hosts}"] if in_zookeeper else []
+    gone = [_place(settings)] if in_zookeeper else []
     cli.print(f"deleted {topology_id} from {' and from '.join([*gone, *places])}")
-    if dropped:
-        cli.print(f"dropped {', '.join(dropped)}")
+    if tables:
+        cli.print(f"dropped {', '.join(tables)}")
     elif not drop_state:
         cli.say("its state tables stay; `--drop-state` would drop them, and works after this, too")
 
 
-_ZOOKEEPER = "ZooKeeper"
+def _place(settings: Settings) -> str:
+    return f"ZooKeeper at {settings.require_zookeeper()}"
 
 
-def _lives(zookeeper: ZooKeeper, topology_id: str, found: Databases) -> dict[str, str]:
-    """The uuids that this id stands for, by place; what cannot be read has none."""
+def _lives(
+    settings: Settings, zookeeper: ZooKeeper, topology_id: str, found: Databases
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The uuids that this id stands for, by place; what the other places have that should have one."""
+    from txstream.state import place_of
+
     lives: dict[str, str] = {}
-    with contextlib.suppress(CorruptStateError):
+    others: dict[str, str] = {}
+    try:
         identity = zookeeper.identity(topology_id)
-        if identity is not None:
-            lives[_ZOOKEEPER] = identity.uuid
-    for place, fence in found.fences.items():
-        if fence is not None:
-            lives[place] = fence.uuid
-    return lives
+    except CorruptStateError as error:
+        others[_place(settings)] = f"what cannot be read ({error})"
+    else:
+        if identity is None:
+            others[_place(settings)] = "nothing"
+        else:
+            lives[_place(settings)] = identity.uuid
+    named = {place_of(url) for fence in found.fences.values() if fence for url in databases_of(fence)}
+    known = {
+        database.url_for_people: found.fences[database.url_for_people] or database.last_batch(topology_id)
+        for database in found.opened
+    }
+    lives |= {url: row.uuid for url, row in known.items() if row is not None}
+    others |= {url: "nothing" for url, row in known.items() if row is None and place_of(url) in named}
+    if not any(known.values()):
+        others[place_for_people(settings)] = "nothing"
+    return lives, others
 
 
-def _refuse_two_lives(topology_id: str, lives: Mapping[str, str], uuid: str | None) -> None:
-    """Raises UsageError when one would be deleted with the other."""
-    listed = ", ".join(f"{one} in {place}" for place, one in lives.items())
-    if uuid is None and len({*lives.values()}) > 1:
+def _one_life(
+    topology_id: str, lives: Mapping[str, str], others: Mapping[str, str], uuid: str | None
+) -> str | None:
+    """The uuid that goes, wherever it is; None where there is none. Raises UsageError for one that is not
+    everywhere and was not asked for."""
+    known = [*dict.fromkeys(lives.values())]
+    if uuid is None and known and (others or len(known) > 1):
         raise UsageError(
-            f"topology id {topology_id!r} stands for different topologies here: uuid {listed}; say by --uuid "
-            f"which of them is deleted"
+            f"topology {topology_id!r} is not one and the same everywhere, so nothing was deleted: there is "
+            f"{_listed(lives, others)}. Give the right addresses (--zookeeper, --database, "
+            f"--state-database); if these are right, {' or '.join(f'`--uuid {one}`' for one in known)} "
+            f"deletes what that one has here"
         )
-    if uuid is not None and lives and uuid not in lives.values():
-        raise UsageError(f"topology {topology_id!r} has no uuid {uuid}; there is {listed}")
+    return uuid or next(iter(known), None)
+
+
+def _listed(lives: Mapping[str, str], others: Mapping[str, str]) -> str:
+    found = {**{place: f"uuid {one}" for place, one in lives.items()}, **others}
+    return ", ".join(f"{what} in {place}" for place, what in found.items())
 
 
 def _refuse_live_leader(zookeeper: ZooKeeper, topology_id: str) -> bool:
@@ -159,13 +184,6 @@ def _refuse_missing(missing: Sequence[MissingDatabase], *, ignored: bool) -> Non
         raise ServiceUnavailableError(
             f"{'; '.join(map(str, missing))}. If it is gone for good, `--ignore-missing` deletes the rest"
         )
-
-
-def _ask(topology_id: str, *, drop_state: bool, yes: bool) -> None:
-    if yes or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return
-    what = "its progress and its state tables" if drop_state else "its progress (its state tables stay)"
-    typer.confirm(f"Delete {topology_id}: {what}?", abort=True, err=True)
 
 
 def upgrade(

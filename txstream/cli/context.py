@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import typer
+
+from txstream.api.errors import UsageError
 from txstream.cli.tables import print_pairs, print_table
 from txstream.settings import Settings
 
@@ -66,3 +69,20 @@ def print_error(line: str) -> None:
     """One line on standard error, wherever that is now: a progress bar takes it over while it is shown."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
+
+
+def ask(question: str, *, yes: bool) -> None:
+    """Ask before something is lost; returns once it is confirmed, by a person or by `yes`.
+
+    The question needs a terminal at both ends: standard input to answer at, standard error to be seen on.
+    Raises UsageError where there is none, and ends the command with status 1 after a no.
+    """
+    if yes:
+        return
+    if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr)):
+        raise UsageError(
+            f"{question} Nothing was changed: there is no terminal to ask at; add --yes (-y) to go ahead"
+        )
+    if not typer.confirm(question, err=True):
+        print_error("txstream: nothing was changed")
+        raise typer.Exit(1)

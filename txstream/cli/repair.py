@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from txstream.api.errors import UsageError
-from txstream.cli.context import Cli, print_error
+from txstream.cli.context import Cli, ask, print_error
 from txstream.cli.options import Id, command
 from txstream.cli.tables import escaped
 
@@ -74,11 +73,18 @@ def recover(
             "ledgers in the topology's databases"
         )
     code = load_code(topology_id, target, parameter)
+
+    def confirm(problem: str) -> bool:
+        if not yes:
+            print_error(problem)
+        ask(f"Rebuild {topology_id} in ZooKeeper from its ledgers?", yes=yes)
+        return True
+
     found = inspect.recover(
         topology_id,
         cli.resolve(),
         topology=code,
-        confirm=lambda question: yes or _confirmed(topology_id, question),
+        confirm=confirm,
     )
     if cli.as_json:
         from txstream.inspect.documents import document
@@ -108,11 +114,3 @@ def load_code(topology_id: str, target: str | None, parameter: list[str] | None)
     from txstream.cli.factory import load_topology
 
     return load_topology(target, parameter or []).with_id(topology_id)
-
-
-def _confirmed(topology_id: str, question: str) -> bool:
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return True
-    for line in question.splitlines():
-        print_error(line)
-    return typer.confirm(f"Rebuild {topology_id} in ZooKeeper from its ledgers?", abort=True, err=True)

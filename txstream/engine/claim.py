@@ -196,7 +196,7 @@ def _refuse_orphan(topology_id: str, store: ProgressStore, database: StateBacken
             f"topology {topology_id!r} is not in ZooKeeper, but {database.url_for_people} holds its state up "
             f"to txid {0 if last is None else last.txid} (uuid {fence.uuid}). If this is another ZooKeeper, "
             f"point at the right one; if it was lost, `txstream recover {topology_id} --from-ledger` makes "
-            f"it again; `txstream delete {topology_id} --drop-state` starts afresh"
+            f"it again; `txstream delete {topology_id} --uuid {fence.uuid} --drop-state` starts afresh"
         )
     return None
 

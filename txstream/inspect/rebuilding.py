@@ -27,9 +27,9 @@ from txstream.inspect.holdings import Own, is_newcomer, own_of
 from txstream.inspect.plain import codec_of
 from txstream.inspect.records import Recovery
 from txstream.inspect.stores import (
-    UnknownTopologyError,
     databases_of,
     is_dead,
+    nowhere,
     open_databases,
     open_zookeeper,
     with_states_of,
@@ -69,7 +69,7 @@ def recover(
         open_databases(settings, topology_id, for_writing=True) as databases,
     ):
         if not databases.opened:
-            raise UnknownTopologyError(topology_id)
+            raise nowhere(settings, topology_id)
         refuse_missing(databases.missing)
         with elected(zookeeper, topology_id):
             return recover_in(

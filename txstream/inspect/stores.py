@@ -212,11 +212,11 @@ def topology_databases(settings: Settings, topology_id: str) -> Iterator[Databas
     was run with another database, and the message says so."""
     with open_databases(settings, topology_id) as databases:
         if not databases.opened:
-            raise _nowhere(settings, topology_id)
+            raise nowhere(settings, topology_id)
         yield databases
 
 
-def _nowhere(settings: Settings, topology_id: str) -> UnknownTopologyError:
+def nowhere(settings: Settings, topology_id: str) -> UnknownTopologyError:
     if settings.zookeeper:
         with open_zookeeper(settings) as zookeeper:
             known = topology_id in zookeeper.topologies()
@@ -224,7 +224,8 @@ def _nowhere(settings: Settings, topology_id: str) -> UnknownTopologyError:
             return UnknownTopologyError(
                 topology_id,
                 f"topology {topology_id!r} is in ZooKeeper, but {place_for_people(settings)} has nothing of "
-                "it; give the database that it was run with by --database or TXSTREAM_DATABASE",
+                "it; give the database that it was run with by --database or TXSTREAM_DATABASE; if that is "
+                f"lost for good, `txstream delete {topology_id}` says how to forget the rest",
             )
     return UnknownTopologyError(topology_id)
 

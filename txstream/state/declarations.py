@@ -95,7 +95,7 @@ def refuse_other_owner(owner: Owner, topology: str, uuid: str) -> None:
         raise IdentityMismatchError(
             f"state table {owner.table!r} belongs to an earlier life of topology {topology!r} (uuid "
             f"{owner.uuid}, now {uuid}); choose another table, or drop it with "
-            f"`txstream delete {topology} --drop-state`"
+            f"`txstream delete {topology} --uuid {owner.uuid} --drop-state`"
         )
 
 
