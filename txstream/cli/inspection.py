@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -51,11 +51,15 @@ def topologies(cli: Cli) -> None:
     if not listed:
         cli.say("there are no topologies yet; `txstream run MODULE:FACTORY` makes one")
         return
+    print_topologies(cli, listed)
+    warn_of_missing(list(dict.fromkeys(missing for one in listed for missing in one.missing)))
+
+
+def print_topologies(cli: Cli, listed: Sequence[TopologySummary]) -> None:
     cli.print_table(
         ["id", ">committed txid", "?leader", "?semantics", "?tables", "note"],
         [[one.id, one.txid, one.leader, one.semantics, ", ".join(one.tables), one.note] for one in listed],
     )
-    warn_of_missing(list(dict.fromkeys(missing for one in listed for missing in one.missing)))
 
 
 def topology_document(summary: TopologySummary) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from txstream.cli.context import Cli
 from txstream.cli.failing import failing_document, failing_text
 from txstream.cli.inspection import (
     batch_document,
+    print_topologies,
     shown_attempt,
     shown_ranges,
     shown_time,
@@ -30,6 +31,7 @@ from txstream.transaction import Txid
 from txstream.words import counted
 
 if TYPE_CHECKING:
+    from txstream.inspect.records import TopologySummary
     from txstream.settings import Settings
     from txstream.zookeeper import Identity, Progress
 
@@ -76,22 +78,21 @@ def _services(cli: Cli, settings: Settings, *, everything: bool) -> int:
     with ThreadPoolExecutor(len(checks)) as pool:
         found = pool.map(lambda given: _ask(given[0], given[1], settings), checks.values())
         answers = dict(zip(checks, found, strict=True))
-    listed: list[dict[str, Any]] = []
+    listed: list[TopologySummary] = []
     if answers["zookeeper"]["reachable"] and answers["database"]["reachable"]:
         from txstream.inspect.overview import topologies
 
-        listed = [topology_document(one) for one in topologies(settings)]
+        listed = topologies(settings)
     if cli.as_json:
-        cli.print_json({"services": answers, "topologies": listed})
+        cli.print_json({"services": answers, "topologies": [topology_document(one) for one in listed]})
     else:
         for name, answer in answers.items():
             word = "ok" if answer["reachable"] else "NOT REACHABLE"
             detail = answer["error"] or answer["note"]
             cli.print(f"{name:<10} {word:<14} {answer['address'] or ''}{f'  {detail}' if detail else ''}")
-        begun = [one for one in listed if everything or one["txid"] or one["leader"] or one["note"]]
-        for one in begun:
-            leader = f"run by {one['leader']}" if one["leader"] else "not running"
-            cli.print(f"{one['id']}: {one['semantics'] or '?'}, txid {one['txid']} committed, {leader}")
+        begun = [one for one in listed if everything or one.txid or one.leader or one.note]
+        if begun:
+            print_topologies(cli, begun)
         if len(begun) < len(listed):
             more = counted(len(listed) - len(begun), "topology", "topologies")
             cli.say(f"{more} without a committed batch left out; --all shows all")
