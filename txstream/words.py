@@ -1,4 +1,17 @@
-"""Numbers in sentences."""
+"""Numbers and other values in sentences and tables."""
+
+from decimal import Decimal
+
+
+def shown(value: object) -> str:
+    """A value as people read it."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float | Decimal):
+        return f"{value:,}"
+    return str(value)
 
 
 def counted(number: int, one: str, many: str = "") -> str:

@@ -304,7 +304,7 @@ def test_a_drawing_is_the_same_bytes_in_another_process_with_other_settings_of_m
 
 @pytest.mark.parametrize("name", ["$x_1$ & <b>", 'a"--]]>', "größe 語", "esc\x1b\x00\ufffe\ud800", "x" * 300])
 def test_any_name_makes_a_readable_document(name: str) -> None:
-    from txstream.cli.drawing import draw_topology
+    from txstream.drawing.topology import draw_topology
 
     builder = declared("odd")
     builder.set_bolt(name, Passing()).shuffle_grouping("lines")
@@ -318,7 +318,7 @@ def test_any_name_makes_a_readable_document(name: str) -> None:
 
 
 def test_the_commit_phase_is_below_the_processing() -> None:
-    from txstream.cli.drawing import draw_topology
+    from txstream.drawing.topology import draw_topology
 
     svg = ElementTree.fromstring(draw_topology(eight_components()))
     height = {}

@@ -19,13 +19,13 @@ from txstream.cli.inspection import batch_document, plain_value, shown_attempt, 
 from txstream.cli.state import _print_diff, _print_rows
 from txstream.cli.stored import PlainCodec, positions
 from txstream.cli.stores import existing_database, is_dead, open_zookeeper
-from txstream.cli.tables import shown
 from txstream.inspect.records import RowChange, StateRow, TableDiff
 from txstream.metas import BatchMetas
 from txstream.semantics import Semantics
 from txstream.settings import Settings
 from txstream.state import BatchRecord
 from txstream.transaction import Txid, attempt_id
+from txstream.words import shown
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 METAS = {

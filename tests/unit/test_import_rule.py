@@ -19,7 +19,16 @@ import pytest
 
 from tracked_wheel import INSTALLS_AS, ROOT, tracked_files
 
-CLIENT_LIBRARIES: Final = ("pyspark", "py4j", "kafka", "kazoo", "sqlalchemy", "alembic", "typer")
+CLIENT_LIBRARIES: Final = (
+    "pyspark",
+    "py4j",
+    "kafka",
+    "kazoo",
+    "sqlalchemy",
+    "alembic",
+    "typer",
+    "matplotlib",
+)
 EDGES: Final = tuple(
     f"txstream.{name}"
     for name in (

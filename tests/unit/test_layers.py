@@ -7,7 +7,7 @@ import itertools
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from txstream.cli.layers import Link, Placement, Point, Route, Size, Step, place
+from txstream.drawing.layers import Link, Placement, Point, Route, Size, Step, place
 
 LABEL = Size(50, 12)
 BOX = Size(90, 40)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from txstream.api.bolts import Bolt, StateCommitter
-from txstream.api.description import describe_topology, topology_document
+from txstream.api.description import describe_topology, printable, topology_document
 from txstream.api.errors import TopologyError
 from txstream.api.groupings import Grouping
 from txstream.api.names import validate_topology_id
@@ -23,6 +23,8 @@ from txstream.api.spouts import SourceSpout
 from txstream.api.state import SqlState
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.semantics import Semantics
+
+_REPR_COMPONENTS = 6
 
 CommitChoice = Literal["auto", "driver", "executors"]
 """Who writes a batch's deltas: whoever is faster for so many rows, always the driver, always executors."""
@@ -82,6 +84,18 @@ class Topology:
     driver_commit_rows: int | None = None
     states: tuple[tuple[StateCommitter, Semantics], ...] = field(default=(), repr=False)
     map_states: tuple[StateUse, ...] = field(default=(), repr=False)
+
+    def __repr__(self) -> str:
+        names = [printable(component.id) for component in self.components]
+        if len(names) > _REPR_COMPONENTS:
+            names[_REPR_COMPONENTS:] = [f"and {len(names) - _REPR_COMPONENTS} more"]
+        return f"<Topology {self.id} ({self.semantics}): {', '.join(names)}>"
+
+    def _repr_html_(self) -> str:
+        """The graph, in a notebook."""
+        from txstream.notebook import topology_html
+
+        return topology_html(self)
 
     @property
     def spout(self) -> SourceSpout[Any]:

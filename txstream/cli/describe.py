@@ -80,7 +80,7 @@ def _load_drawing(out: Path) -> Callable[[Topology], bytes]:
             f"--svg draws with matplotlib, which cannot be imported ({error}); "
             "type pip install 'txstream[svg]'"
         ) from error
-    from txstream.cli.drawing import draw_topology
+    from txstream.drawing.topology import draw_topology
 
     return draw_topology
 

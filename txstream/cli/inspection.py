@@ -12,10 +12,10 @@ from txstream.api.errors import UsageError
 from txstream.cli.context import Cli
 from txstream.cli.options import Id, command
 from txstream.cli.stores import warn_of_missing
-from txstream.cli.tables import escaped, shown
+from txstream.cli.tables import escaped
 from txstream.inspect.documents import plain_partitions, plain_value
 from txstream.transaction import epoch_of, sequence_of
-from txstream.words import counted
+from txstream.words import counted, shown
 
 if TYPE_CHECKING:
     from txstream.inspect.records import Batch, BatchDetails, PartitionRange, TopologySummary

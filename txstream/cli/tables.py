@@ -14,23 +14,13 @@ import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+
+from txstream.words import shown
 
 _LEAST_TEXT = 20  # text is not cut to less than this, so that a time is always whole
 _BETWEEN = "   "
 _NAME_WIDTH = 10
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:)")
-
-
-def shown(value: object) -> str:
-    """A value as people read it."""
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int | float | Decimal):
-        return f"{value:,}"
-    return str(value)
 
 
 def escaped(text: str) -> str:

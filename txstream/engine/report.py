@@ -9,7 +9,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from txstream.assignment import Assignment
+from txstream.notebook import html_table
 from txstream.transaction import TransactionAttempt, Txid
+from txstream.words import counted
 
 if TYPE_CHECKING:
     from txstream.engine.runner import BatchResult
@@ -89,6 +91,27 @@ class RunReport:
     seconds: float
     caught_up: bool
     failure_reasons: Mapping[str, int] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        done = f"{counted(self.batches, 'batch', 'batches')}, {counted(self.records, 'record')}"
+        return f"<RunReport {self.topology}: txid {self.last_txid} committed, {done} in {self.seconds:.1f} s>"
+
+    def _repr_html_(self) -> str:
+        return html_table(
+            f"run of {self.topology} ({self.semantics})",
+            [
+                ["first txid", self.first_txid],
+                ["last txid", self.last_txid],
+                ["batches", self.batches],
+                ["records", self.records],
+                ["seconds", round(self.seconds, 1)],
+                ["records per second", round(self.records_per_second)],
+                ["failed attempts", self.failed_attempts],
+                ["replayed attempts", self.replayed_attempts],
+                ["recovered batches", self.recovered_batches],
+                ["caught up", self.caught_up],
+            ],
+        )
 
     @property
     def records_per_second(self) -> float:

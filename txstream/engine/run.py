@@ -17,6 +17,7 @@ from txstream.engine.loop import EventLoop, RunAbortedError
 from txstream.engine.points import PointListener, nobody_listens
 from txstream.engine.report import RunProgress, RunReport, shown_reasons
 from txstream.engine.turn import CAUGHT_UP, RunnerFactory, Turn
+from txstream.notebook import html_table
 from txstream.settings import Settings
 from txstream.words import counted
 
@@ -53,6 +54,30 @@ class RunningTopology:
         self._lag: int | None = None
         self._thread = threading.Thread(target=self._main, name=f"txstream-{topology.id}", daemon=True)
         self._thread.start()
+
+    def __repr__(self) -> str:
+        return (
+            f"<RunningTopology {self.topology.id}: {self.state}, "
+            f"txid {self.progress.committed_txid} committed>"
+        )
+
+    def _repr_html_(self) -> str:
+        """How far it is, as of now: a cell does not follow it. At its end, its report."""
+        if self._report is not None:
+            return self._report._repr_html_()
+        progress = self.progress
+        rows: list[list[object]] = [
+            ["state", self.state],
+            ["committed txid", progress.committed_txid],
+            ["open batches", len(progress.active)],
+            ["records", progress.records],
+            ["records to go", progress.lag_records],
+            ["failed attempts", progress.failed_attempts],
+            ["seconds", round(progress.seconds, 1)],
+        ]
+        if self.last_error is not None:
+            rows.append(["error", str(self.last_error)])
+        return html_table(f"topology {self.topology.id} ({self.topology.semantics})", rows)
 
     def wait(self, timeout_seconds: float | None = None) -> RunReport:
         """Block until the run has ended. Raises the error that ended it, or TimeoutError."""

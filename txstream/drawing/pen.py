@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import unicodedata
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, PathPatch, Recta
 from matplotlib.path import Path
 from matplotlib.textpath import text_to_path
 
-from txstream.cli.layers import Point, Size, Step
+from txstream.drawing.layers import Point, Size, Step
 
 # It comes with matplotlib, so widths are the same everywhere; what browsers put in its place is no wider.
 _FONT = "DejaVu Sans"
@@ -53,7 +54,8 @@ class Style:
 @contextlib.contextmanager
 def fixed_settings() -> Iterator[None]:
     """matplotlib's own settings instead of the user's, and nothing random, for the time of the block."""
-    with matplotlib.rc_context():
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # whoever shows it has other fonts
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(
             {"svg.fonttype": "none", "svg.hashsalt": "txstream", "font.family": _FONT, "path.simplify": False}

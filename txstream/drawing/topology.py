@@ -18,8 +18,8 @@ from txstream.api.description import describe_grouping, describe_instance, print
 from txstream.api.spouts import SourceSpout
 from txstream.api.topology import Phase
 from txstream.api.tuples import DEFAULT_STREAM
-from txstream.cli.layers import Link, Placement, Point, Size, place
-from txstream.cli.pen import Line, Style, box_size, fixed_settings, label_size, new_figure, text_size
+from txstream.drawing.layers import Link, Placement, Point, Size, place
+from txstream.drawing.pen import Line, Style, box_size, fixed_settings, label_size, new_figure, text_size
 from txstream.words import counted
 
 if TYPE_CHECKING:

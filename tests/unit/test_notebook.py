@@ -1,0 +1,100 @@
+"""What a cell of a notebook shows when a topology, a run or its report is its last line."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from support.topologies import eight_components, word_count
+
+from txstream import Settings, start
+from txstream.engine.report import RunReport
+from txstream.notebook import html_table
+
+REPORT = RunReport("words", "0", "opaque", 2, 3, 9, 7, 7000, 1, 0, 0, 2.0, True)
+HOSTILE = "a--><script>alert(1)<&script>\"'$x$"
+
+
+class Page(HTMLParser):
+    """Tags and texts of a document; an entity is its character."""
+
+    def __init__(self, document: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.texts: list[str] = []
+        self.feed(document)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self.texts.append(data.strip())
+
+
+def test_a_topology_is_its_id_and_components() -> None:
+    assert repr(word_count()) == "<Topology word-count (opaque): lines, split, count, store>"
+    assert repr(eight_components()).endswith(", and 2 more>")
+
+
+def test_a_topology_is_drawn() -> None:
+    page = Page(word_count()._repr_html_())
+    assert page.tags[:2] == ["div", "svg"]
+    assert {"lines", "split", "count", "store", "fields(word)", "word-count"} <= set(page.texts)
+
+
+@pytest.mark.parametrize("with_matplotlib", [True, False])
+def test_ids_do_not_act_in_the_page(monkeypatch: pytest.MonkeyPatch, with_matplotlib: bool) -> None:
+    if not with_matplotlib:
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    topology = word_count()
+    first, *others = topology.components
+    hostile = replace(topology, id=HOSTILE, components=(replace(first, id=HOSTILE), *others))
+    others[0] = replace(others[0], inputs=(replace(others[0].inputs[0], component=HOSTILE),))
+    page = Page(replace(hostile, components=(hostile.components[0], *others))._repr_html_())
+    assert "script" not in page.tags
+    assert HOSTILE in page.texts
+
+
+def test_without_matplotlib_a_topology_is_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    page = Page(word_count()._repr_html_())
+    assert page.texts[:7] == [
+        *("topology word-count (opaque)", "component", "class", "reads", "slots", "tasks", "phase")
+    ]
+    assert {"lines", "split", "count", "store"} <= set(page.texts)
+    assert "svg" not in page.tags
+
+
+def test_names_that_the_drawing_font_lacks_are_no_warning(recwarn: pytest.WarningsRecorder) -> None:
+    assert "\u65e5" in replace(word_count(), id="\u65e5")._repr_html_()
+    assert not recwarn.list
+
+
+def test_a_report_is_a_line_and_a_table() -> None:
+    assert repr(REPORT) == "<RunReport words: txid 9 committed, 7 batches, 7,000 records in 2.0 s>"
+    page = Page(replace(REPORT, topology="<b>")._repr_html_())
+    assert page.texts[:5] == ["run of <b> (opaque)", "first txid", "3", "last txid", "9"]
+    assert {"7,000", "3,500", "yes"} <= set(page.texts)
+
+
+def test_a_run_is_how_far_it_is_and_what_ended_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ZOOKEEPER", "KAFKA", "DATABASE", "MASTER"):
+        monkeypatch.delenv(f"TXSTREAM_{name}", raising=False)
+    monkeypatch.chdir(tmp_path)
+    running = start(word_count(), settings=Settings(data_dir=tmp_path))
+    running.stop()
+    assert repr(running) == "<RunningTopology word-count: ended, txid 0 committed>"
+    texts = Page(running._repr_html_()).texts
+    assert texts[:5] == ["topology word-count (opaque)", "state", "ended", "committed txid", "0"]
+    assert any("no ZooKeeper was given" in text for text in texts)
+
+
+def test_a_long_text_is_cut() -> None:
+    assert len(html_table("t", [["error", "x" * 10_000]])) < 1_000
