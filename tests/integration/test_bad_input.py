@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,14 +23,6 @@ from txstream.zookeeper import ROOT
 PATIENCE = ["--connect-timeout", "3"]  # services that are there answer sooner, however busy the machine
 
 
-@pytest.fixture
-def closed_port() -> Iterator[int]:
-    """A loopback port that nobody listens on, and that nobody else gets while the test runs."""
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", 0))
-        yield int(holder.getsockname()[1])
-
-
 def assert_told(outcome: Outcome, status: int, *words: str) -> None:
     """One sentence for people, no traceback, and every one of these words in it."""
     assert outcome.status == status, outcome.stderr
@@ -41,7 +32,7 @@ def assert_told(outcome: Outcome, status: int, *words: str) -> None:
 
 
 def test_unreachable_services_and_a_missing_topic(
-    launcher: Launcher, tmp_path: Path, closed_port: int, unique: str
+    launcher: Launcher, services: Services, tmp_path: Path, closed_port: int, unique: str
 ) -> None:
     address = f"127.0.0.1:{closed_port}"
     url = f"postgresql+psycopg://someone:hunter2@{address}/results"
@@ -50,12 +41,18 @@ def test_unreachable_services_and_a_missing_topic(
         "kafka": ["--kafka", address, "--database", f"sqlite:///{tmp_path / 'kafka.db'}"],
         "database": ["--database", url],
         "topic": ["--database", f"sqlite:///{tmp_path / 'topic.db'}"],
+        "master": ["--database", f"sqlite:///{tmp_path / 'master.db'}", "--master", f"spark://{address}"],
+        "no-master": ["--master", f"spark://{services.zookeeper}"],
     }
+    create_topic(services.kafka, f"{unique}-there")
+    topics = {"master": f"{unique}-there", "no-master": f"{unique}-there"}
     told = dict(
         zip(
             asked,
             launcher.run_together(
-                launcher.word_count_arguments(f"{unique}-{name}", unique, unique, *more, *PATIENCE)
+                launcher.word_count_arguments(
+                    f"{unique}-{name}", topics.get(name, unique), unique, *more, *PATIENCE
+                )
                 for name, more in asked.items()
             ),
             strict=True,
@@ -67,6 +64,11 @@ def test_unreachable_services_and_a_missing_topic(
     assert_told(told["database"], 1, address, "--database")
     assert "hunter2" not in told["database"].stderr + told["database"].stdout
     assert_told(told["topic"], 1, unique, "does not exist")
+    assert_told(told["master"], 1, "no Spark master", f"spark://{address}", "--master")
+    assert_told(told["no-master"], 1, f"spark://{services.zookeeper}", "did not answer", "within 3 s", "log")
+    listed = launcher.run("topologies", "--json").json()
+    assert not [one for one in listed if one["id"].startswith(unique)], "nothing is left behind"
+    assert not table_exists(launcher.database, unique)
 
 
 def test_value_that_is_not_utf8(launcher: Launcher, services: Services, unique: str) -> None:

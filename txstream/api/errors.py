@@ -34,6 +34,10 @@ class ServiceUnavailableError(TxstreamError):
     """ZooKeeper, Kafka, the database, Spark or Java could not be reached or started in time."""
 
 
+class SparkLostError(TxstreamError):
+    """Spark's Java process ended; names its exit and its log. The next run recovers what is open."""
+
+
 # --- a batch ---------------------------------------------------------------------------------------
 
 

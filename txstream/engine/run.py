@@ -219,6 +219,7 @@ def start(
     one, one is made and stopped. Raises UsageError for an impossible combination; everything else is raised
     by `wait`.
     """
+    _check_types(topology, spark, settings)
     if until not in (None, CAUGHT_UP):
         raise UsageError(f"until={until!r}: it is {CAUGHT_UP!r} or not given")
     if until is not None and until_txid is not None:
@@ -235,6 +236,21 @@ def start(
         listener=listener,
         runner_factory=runner_factory,
     )
+
+
+def _check_types(topology: object, spark: object, settings: object) -> None:
+    if not isinstance(topology, Topology):
+        remedy = "end it with .build()" if hasattr(topology, "build") else "give what the factory returns"
+        raise UsageError(f"{topology!r:.100} is no Topology; {remedy}")
+    if spark is not None:
+        if isinstance(spark, Settings):
+            raise UsageError("Settings were given where a SparkSession belongs; write settings=...")
+        from pyspark.sql import SparkSession
+
+        if not isinstance(spark, SparkSession):
+            raise UsageError(f"{spark!r:.100} is no SparkSession of PySpark's (and Spark Connect has none)")
+    if settings is not None and not isinstance(settings, Settings):
+        raise UsageError(f"{settings!r:.100} is no txstream.Settings")
 
 
 def run(

@@ -5,15 +5,19 @@ Measured on 2 cores: Spark's defaults cost 76 to 324 ms for a batch of 1,000 rec
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from txstream.api.errors import ServiceUnavailableError
+from txstream.api.errors import ServiceUnavailableError, TxstreamError, UsageError
 from txstream.engine.pools import pool_settings
+from txstream.engine.spark_master import Master
+from txstream.engine.spark_process import SparkProcess, launch
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -46,7 +50,7 @@ def worker_settings(workers: int | None, slots: int, master: str | None) -> dict
     """
     if workers is None:
         return {}
-    if (master or DEFAULT_MASTER).startswith("local") and not (master or "").startswith("local-cluster"):
+    if Master(master or DEFAULT_MASTER).is_in_process:
         if workers > 1:
             log.warning(
                 "workers=%d, but the master %s has one worker; give the address of a cluster to have more",
@@ -85,40 +89,46 @@ def create_context(
     conf: Mapping[str, str] | None = None,
     log_file: Path | None = None,
     package: str | None = None,
+    connect_timeout_seconds: float = 10.0,
 ) -> SparkContext:
     """A SparkContext with the recipe: all that batches need, two seconds sooner than a SparkSession.
 
     `log_file` takes all that Spark's JVM prints; `package` is the zip of the framework for executors that
     do not have it. Raises ServiceUnavailableError when Spark or its master cannot be started or reached.
     """
+    where = Master(master or DEFAULT_MASTER)
+    where.reach(connect_timeout_seconds)
     # Spark would run the workers on whatever `python3` is on the path, which may lack every dependency.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     from pyspark import SparkConf, SparkContext
 
     settings = SparkConf()
-    settings.setMaster(master or DEFAULT_MASTER).setAppName(app_name)
+    settings.setMaster(where.url).setAppName(app_name)
     settings.set("spark.ui.enabled", "false")
     for name, value in {**RECIPE, **(conf or {})}.items():
         settings.set(name, value)
     if package is not None:
         # The daemon module is imported before shipped files are on the path.
         settings.set("spark.executorEnv.PYTHONPATH", f"./{Path(package).name}")
-    where = f"; its log is {log_file}" if log_file else ""
     try:
         if SparkContext._active_spark_context is None and SparkContext._gateway is None:
-            _launch_gateway(settings, log_file)
-        with pool_settings() as pools:
+            # Workers elsewhere could not reach a driver on loopback.
+            launch(settings, log_file, {"SPARK_LOCAL_IP": "127.0.0.1"} if where.is_on_loopback else {})
+        process = SparkProcess.of(SparkContext._gateway)
+        with _answering(where, process, connect_timeout_seconds), process.blamed(), pool_settings() as pools:
             for name, value in pools.items():
-                settings.setIfMissing(name, value)
+                settings.set(name, (conf or {}).get(name, value))
             context = SparkContext.getOrCreate(settings)
-        context.setLogLevel("WARN" if log_file else "ERROR")
+            context.setLogLevel("WARN" if log_file else "ERROR")
+        # It would print a traceback when the process dies.
+        vars(context._accumulatorServer)["handle_error"] = lambda *_: None
         return context
+    except TxstreamError:
+        raise
     except Exception as error:
-        raise ServiceUnavailableError(
-            f"Spark did not start with master {master or DEFAULT_MASTER!r}: {_first_line(error)}{where}"
-        ) from error
+        told = f"Spark did not start with master {where.url!r}: {_first_line(error)}"
+        raise ServiceUnavailableError(f"{told}; its log is {log_file}" if log_file else told) from error
 
 
 def create_session(**options: Any) -> SparkSession:
@@ -128,21 +138,58 @@ def create_session(**options: Any) -> SparkSession:
     return SparkSession(create_context(**options))
 
 
-def _launch_gateway(settings: object, log_file: Path | None) -> None:
-    """Start Spark's JVM ourselves, so that what it prints goes to a file and not to the user's terminal."""
-    from pyspark import SparkContext
-    from pyspark.java_gateway import launch_gateway
+# A process has one SparkContext at most.
+_own = threading.Lock()
 
-    if log_file is None:
-        return
-    log_file.parent.mkdir(parents=True, exist_ok=True)
-    with log_file.open("ab") as sink:
-        # pyspark ships types, but not for this function.
-        popen_kwargs = {"stdout": sink, "stderr": sink}
-        gateway = launch_gateway(conf=settings, popen_kwargs=popen_kwargs)  # type: ignore[no-untyped-call]
-    with SparkContext._lock:
-        SparkContext._gateway = gateway
-        SparkContext._jvm = gateway.jvm
+
+@contextlib.contextmanager
+def own_context(**options: Any) -> Iterator[SparkContext]:
+    """A SparkContext in a Java process of its own, both for the time of the block, so that the settings of
+    one run are not those of the next. Options and errors are those of `create_context`; UsageError when there
+    is a SparkContext in this process."""
+    from pyspark import SparkContext
+
+    with contextlib.ExitStack() as stack:
+        if _own.acquire(blocking=False):
+            stack.callback(_own.release)
+            free = SparkContext._active_spark_context is None
+        else:
+            free = False
+        if not free:
+            raise UsageError(
+                "this process has a SparkSession already, and can have only one: give it to the run "
+                "(run(topology, spark)), to several runs if need be, or stop it first"
+            )
+        stack.callback(_put_back, SparkContext._gateway, SparkContext._jvm)
+        SparkContext._gateway = SparkContext._jvm = None
+        stack.callback(_end_own)
+        yield create_context(**options)
+
+
+def _end_own() -> None:
+    from pyspark import SparkContext
+
+    SparkProcess.of(SparkContext._gateway).end(SparkContext._active_spark_context, SparkContext._gateway)
+
+
+def _put_back(gateway: Any, jvm: Any) -> None:
+    """The Java process of a session that the user has stopped, and may start again."""
+    from pyspark import SparkContext
+
+    SparkContext._gateway, SparkContext._jvm = gateway, jvm
+
+
+def _answering(
+    master: Master, process: SparkProcess, seconds: float
+) -> contextlib.AbstractContextManager[None]:
+    """Something listens there: is it a master?"""
+    if not master.is_standalone:
+        return contextlib.nullcontext()
+    return process.killed_after(
+        seconds,
+        f"what listens at {master.url} did not answer as a Spark master within {seconds:g} s; compare the "
+        "address with the one on the master's web page, and its version with PySpark's",
+    )
 
 
 def _first_line(error: BaseException) -> str:

@@ -16,9 +16,9 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from pyspark import StorageLevel, cloudpickle
 
@@ -33,6 +33,7 @@ from txstream.engine.process import worker_process
 from txstream.engine.runner import NOTHING, BatchResult, collect_result, open_answers, work_order
 from txstream.engine.shares import Message, StateWrite, cut_all, rows_by_write, rows_written, write_share
 from txstream.engine.spark_errors import spark_error
+from txstream.engine.spark_process import SparkProcess
 from txstream.engine.wire import WorkOrder
 from txstream.engine.worker import run_first_stage, run_later_stage
 from txstream.metas import BatchMetas
@@ -43,6 +44,21 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _blaming(
+    call: Callable[Concatenate[SparkRunner, P], T],
+) -> Callable[Concatenate[SparkRunner, P], T]:
+    """Have a method raise SparkLostError for whatever Spark's end makes of it."""
+
+    def blaming(self: SparkRunner, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self._process.blamed():
+            return call(self, *args, **kwargs)
+
+    return blaming
 
 
 @dataclass(eq=False)
@@ -90,6 +106,7 @@ class SparkRunner:
         self.plan = plan
         self.slots: Mapping[str, int] = {}
         self._context = context
+        self._process = SparkProcess.of(context._gateway)
         self._width = width
         self._codec = plan.codec()
         self._lock = threading.Lock()
@@ -104,6 +121,7 @@ class SparkRunner:
 
     # --- for the event loop -------------------------------------------------------------------------
 
+    @_blaming
     def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
         """Process one attempt. Raises the TxstreamError that a Spark task reported, or BoltError."""
         started = time.perf_counter()
@@ -132,6 +150,7 @@ class SparkRunner:
             self._drop(pipeline)
         return result
 
+    @_blaming
     def commit(
         self,
         attempt: TransactionAttempt,
@@ -159,6 +178,7 @@ class SparkRunner:
             crossing=processed.crossing,
         )
 
+    @_blaming
     def write(self, attempt: TransactionAttempt, writes: Sequence[StateWrite]) -> Sequence[int]:
         """Write deltas in shares, a Spark task for each. Raises the TxstreamError that a task reported, or
         BoltError when Spark gave one up."""

@@ -1,7 +1,8 @@
 """One driver's turn: from its election to the end of its last batch.
 
-Order, and why: elected first, so that a standby waits without touching anything; then identity and tables,
-so that a mismatch is told before an epoch is claimed; then the recovery protocol; then batches.
+Order, and why: elected first, so that a standby waits without touching anything; then the source and Spark,
+so that a run whose topic or cluster is not there leaves nothing behind; then identity and tables, so that a
+mismatch is told before an epoch is claimed; then the recovery protocol; then batches.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +21,13 @@ from txstream.api.errors import (
     FencedError,
     PartitionUnavailableError,
     ServiceUnavailableError,
+    SparkLostError,
     UsageError,
 )
 from txstream.api.spouts import PartitionCoordinator, SpoutContext
 from txstream.api.topology import Topology
 from txstream.engine.assembly import take_up
-from txstream.engine.bindings import Bindings, map_bindings
+from txstream.engine.bindings import map_bindings
 from txstream.engine.commit import Committer, StateTarget, state_targets
 from txstream.engine.loop import EventLoop, LoopOptions, RunAbortedError
 from txstream.engine.plan import ExecutionPlan, compile_topology
@@ -42,6 +44,8 @@ from txstream.zookeeper import Leadership, ProgressStore, ZooKeeper, ZooKeeperPr
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from txstream.engine.spark_process import SparkProcess
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +75,7 @@ class Turn:
     state: str = "starting"
     loop: EventLoop | None = None
     goal: Any = None
+    _spark_process: SparkProcess | None = None
     _stop: threading.Event = field(default_factory=threading.Event)
     _abort: threading.Event = field(default_factory=threading.Event)
 
@@ -128,6 +133,13 @@ class Turn:
         self._connecting_to(f"the source of {topology.components[0].id!r}")
         spout = topology.spout.source.coordinator(self._context())
         stack.callback(spout.close)
+        if self._stop.is_set():
+            return None  # rather than start Spark for nothing
+        # Before anything is stored too: a bolt that cannot be shipped and a Spark that does not start.
+        plan = compile_topology(topology, self._context(), uuid.uuid4().hex)
+        create_runner = self.runner_factory or self._start_spark(stack)
+        if self._stop.is_set():
+            return None
         self.state = "recovering"
         until_txid = None if self.until_txid is None else Txid(self.until_txid)
         taken = take_up(
@@ -135,9 +147,10 @@ class Turn:
         )
         goal = self.goal = self._targets(spout) if self.until == CAUGHT_UP else None
         if self._stop.is_set():
-            return None  # rather than start Spark for nothing
-        self.state = "starting Spark"
-        runner = self._create_runner(stack, map_bindings(topology, taken.identity.uuid, targets))
+            return None
+        bindings = map_bindings(topology, taken.identity.uuid, targets)
+        runner = create_runner(replace(plan, bindings=bindings))
+        stack.callback(runner.close)
         committer = Committer(topology, taken.identity.uuid, targets, wait_for=self._wait_for)
         loop = EventLoop(
             taken.coordinator,
@@ -161,7 +174,7 @@ class Turn:
         if self._stop.is_set():
             loop.stop()
         watch = threading.Thread(
-            target=self._watch_leadership, args=(leadership, store, loop), name="txstream-leader", daemon=True
+            target=self._watch, args=(leadership, store, loop), name="txstream-leader", daemon=True
         )
         watch.start()
         pruner = LedgerPruner(topology.id, [target.database for target in targets], settings.keep)
@@ -253,33 +266,43 @@ class Turn:
                 if self._stop.wait(_RETRY_SECONDS):
                     raise RunAbortedError("the run was stopped while a partition was unreadable") from error
 
-    def _create_runner(self, stack: contextlib.ExitStack, bindings: Bindings) -> BatchRunner:
-        plan = compile_topology(self.topology, self._context(), uuid.uuid4().hex, bindings=bindings)
-        if self.runner_factory is not None:
-            runner = self.runner_factory(plan)
-        else:
-            from txstream.engine.session import create_context, warn_of_missing_settings, worker_settings
-            from txstream.engine.spark_runner import SparkRunner
+    def _start_spark(self, stack: contextlib.ExitStack) -> RunnerFactory:
+        from txstream.engine.session import own_context, warn_of_missing_settings, worker_settings
+        from txstream.engine.spark_master import await_executor
+        from txstream.engine.spark_process import SparkProcess
+        from txstream.engine.spark_runner import SparkRunner
 
-            if self.spark is None:
-                slots = max(component.parallelism for component in self.topology.components)
-                workers = worker_settings(self.topology.workers, slots, self.settings.master)
-                context = create_context(
-                    master=self.settings.master,
+        settings = self.settings
+        self.state = "starting Spark"
+        if self.spark is None:
+            slots = max(component.parallelism for component in self.topology.components)
+            workers = worker_settings(self.topology.workers, slots, settings.master)
+            context = stack.enter_context(
+                own_context(
+                    master=settings.master,
                     app_name=f"txstream {self.topology.id}",
-                    conf={**workers, **self.settings.spark_conf},
-                    log_file=self.settings.spark_log,
-                    package=self.settings.package,
+                    conf={**workers, **settings.spark_conf},
+                    log_file=settings.spark_log,
+                    package=settings.package,
+                    connect_timeout_seconds=settings.connect_timeout_seconds,
                 )
-                stack.callback(context.stop)
-            else:
-                context = self.spark.sparkContext
-                warn_of_missing_settings(context)
-            for path in self.settings.py_files:
-                context.addPyFile(str(Path(path).resolve()))
-            runner = SparkRunner(context, plan, self.spark)
-        stack.callback(runner.close)
-        return runner
+            )
+        else:
+            context = self.spark.sparkContext
+        self._spark_process = SparkProcess.of(context._gateway)
+        stack.enter_context(self._spark_process.blamed())
+        if self.spark is not None:
+            warn_of_missing_settings(context)
+        for path in settings.py_files:
+            context.addPyFile(str(Path(path).resolve()))
+        self.state = f"waiting for an executor of {context.master}"
+        await_executor(
+            context,
+            patience_seconds=settings.connect_timeout_seconds,
+            wait=self._stop.wait,
+            tell=self._waiting,
+        )
+        return lambda plan: SparkRunner(context, plan, self.spark)
 
     def _should_abort(self) -> bool:
         return self._abort.is_set() or (self.loop is not None and self.loop.aborted)
@@ -294,15 +317,18 @@ class Turn:
         else:
             loop.wait_for(what, check)
 
-    def _watch_leadership(self, leadership: Leadership, store: ProgressStore, loop: EventLoop) -> None:
-        """After a lost session: leader still if the epoch is still ours; then stand for election again."""
+    def _watch(self, leadership: Leadership, store: ProgressStore, loop: EventLoop) -> None:
+        """Spark must be there. After a lost session: leader still if the epoch is still ours; then stand for
+        election again."""
         while not self._abort.wait(_RETRY_SECONDS):
-            if leadership.held:
-                continue
             try:
+                if self._spark_process is not None:
+                    self._spark_process.check()
+                if leadership.held:
+                    continue
                 store.verify()
                 leadership.acquire(wait=True, should_stop=self._stop_watching(store), waiting=self._waiting)
-            except FencedError as error:
+            except (FencedError, SparkLostError) as error:
                 loop.abort(error)
                 return
             except ServiceUnavailableError as error:

@@ -1,0 +1,211 @@
+"""Spark's own Java process: killed, signalled together with its driver, and made anew for each run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from support.kafka_topics import wait_until
+from support.runs import Launcher, RunningCommand
+from support.tables import read_counts
+from support.texts import create_topic, produce
+
+from txstream.embedded import Services
+
+SUBMIT = "org.apache.spark.deploy.SparkSubmit"
+
+# The bolt notes that it is there and waits; with `kill` it ends Java instead, the first time it is called.
+USER_MODULE = """
+import pathlib
+import time
+
+import psutil
+from txstream import *
+
+
+class Hold(BasicBolt):
+    output = "word string"
+
+    def __init__(self, folder):
+        self.folder = pathlib.Path(folder)
+
+    def execute(self, tup, collector):
+        if (self.folder / "kill").exists():
+            (self.folder / "kill").unlink()
+            next(one for one in psutil.Process().parents() if one.name() == "java").kill()
+        (self.folder / "entered").touch()
+        while (self.folder / "hold").exists():
+            time.sleep(0.01)
+        collector.emit([tup["value"]])
+
+
+def topology(topic: str, folder: str):
+    builder = TransactionalTopologyBuilder("held", "lines", OpaqueSpout(KafkaSource(topic)))
+    builder.set_bolt("hold", Hold(folder)).shuffle_grouping("lines")
+    state = SqlState(topic, key="word string", value="n bigint")
+    builder.set_committer_bolt("store", SqlStateBolt(state, n=Count())).fields_grouping("hold", "word")
+    return builder.build()
+"""
+
+
+@pytest.fixture
+def start(
+    launcher: Launcher, services: Services, unique: str, tmp_path: Path
+) -> Iterator[Callable[..., RunningCommand]]:
+    """Starts the topology, in a process group of its own, over a topic with two words."""
+    create_topic(services.kafka, unique)
+    produce(services.kafka, unique, ["one", "two"])
+    (tmp_path / "held.py").write_text(USER_MODULE)
+    started: list[RunningCommand] = []
+
+    def start(*more: str) -> RunningCommand:
+        arguments = ["-p", f"topic={unique}", "-p", f"folder={tmp_path}", "--session-timeout", "2", *more]
+        process = subprocess.Popen(
+            launcher.command("run", "held:topology", "--id", unique, *arguments),
+            cwd=tmp_path,
+            env=launcher.variables(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            process_group=0,
+        )
+        started.append(RunningCommand(process))
+        return started[-1]
+
+    yield start
+    for command in started:
+        command.kill()
+
+
+def java_of(command: RunningCommand) -> psutil.Process:
+    """The Java process of a run, as soon as it is Java."""
+
+    def found() -> list[psutil.Process]:
+        children = psutil.Process(command.process.pid).children()
+        return [one for one in children if one.name() == "java" and SUBMIT in one.cmdline()]
+
+    wait_until(found, "Spark is started", 120)
+    (java,) = found()
+    return java
+
+
+def assert_told(command: RunningCommand) -> None:
+    outcome = command.wait(120)
+    assert outcome.status == 1
+    (line,) = [line for line in outcome.stderr.splitlines() if line.startswith("txstream: ")]
+    for word in ("Spark's Java process ended", "memory", "spark.driver.memory"):
+        assert word in line
+    for word in ("Traceback", "Exception", "Error", "failed"):
+        assert word not in outcome.stderr
+
+
+def test_java_is_killed_at_its_start_in_a_batch_and_between_two(
+    start: Callable[..., RunningCommand], launcher: Launcher, tmp_path: Path, unique: str
+) -> None:
+    command = start()
+    java_of(command).kill()
+    assert_told(command)
+    assert launcher.run("topologies", "--json").json() == []
+
+    (tmp_path / "kill").touch()
+    command = start()
+    assert_told(command)
+    outcome = command.wait()
+    assert "by signal 9 (SIGKILL)" in outcome.stderr
+    assert f"spark-{unique}-{command.process.pid}.log" in outcome.stderr
+
+    command = start()
+    wait_until(lambda: read_counts(launcher.database, unique), "a batch is committed", 120)
+    java_of(command).kill()
+    assert_told(command)
+    assert read_counts(launcher.database, unique) == {"one": 1, "two": 1}
+
+
+def test_a_signal_to_the_process_group_ends_the_run_between_two_batches(
+    start: Callable[..., RunningCommand], launcher: Launcher, tmp_path: Path, unique: str
+) -> None:
+    (tmp_path / "hold").touch()
+    command = start()
+    java = java_of(command)
+    wait_until((tmp_path / "entered").exists, "a batch is open", 120)
+    os.killpg(command.process.pid, signal.SIGTERM)
+    java.send_signal(signal.SIGTERM)  # systemd does not go by groups
+    command.wait_for_line("stopping when the open batches are committed")
+    (tmp_path / "hold").unlink()
+    outcome = command.wait(120)
+    assert outcome.status == 0, outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    assert "txids 1 to 1, 2 records" in outcome.stdout
+    assert read_counts(launcher.database, unique) == {"one": 1, "two": 1}
+    assert not java.is_running()
+
+
+def test_java_ends_with_a_driver_that_is_killed(start: Callable[..., RunningCommand]) -> None:
+    command = start()
+    command.wait_for_line("is running")
+    java = java_of(command)
+    command.kill()
+    wait_until(lambda: not java.is_running() or java.status() == psutil.STATUS_ZOMBIE, "Java has ended", 60)
+
+
+SCRIPT = """
+import os
+import sys
+
+from pyspark.sql import SparkSession
+from txstream import *
+
+
+def topology(name):
+    spout = OpaqueSpout(MemorySpout(partitions={"p": ["a", "b", "a"]}))
+    builder = TransactionalTopologyBuilder(name, "lines", spout)
+    store = SqlStateBolt(SqlState(name, key="value string", value="n bigint"), n=Count())
+    builder.set_committer_bolt("store", store).fields_grouping("lines", "value")
+    return builder.build()
+
+
+def told(*arguments, **options):
+    try:
+        print(run(*arguments, **options).records)
+    except TxstreamError as error:
+        print(error)
+
+
+name, closed = sys.argv[1:]
+told(topology(f"{name}1"), settings=Settings(master=f"spark://{closed}"))
+told(topology(f"{name}1"), settings=Settings(spark_conf={"spark.txstream.test": "1"}))
+told(topology(f"{name}2"))
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+print(spark.conf.get("spark.txstream.test", "nothing"), os.environ.get("SPARK_LOCAL_IP", "nothing"))
+told(topology(f"{name}3"))
+told(topology(f"{name}3"), spark)
+print(spark.range(4).count())
+"""
+
+
+def test_each_run_of_a_process_has_a_java_process_of_its_own(
+    launcher: Launcher, tmp_path: Path, unique: str, closed_port: int
+) -> None:
+    """Nothing is left of a run that failed, and nothing of another run's settings."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    ended = subprocess.run(
+        [sys.executable, "script.py", unique, f"127.0.0.1:{closed_port}"],
+        cwd=tmp_path,
+        env=launcher.variables(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    lines = ended.stdout.splitlines()
+    assert ended.returncode == 0, ended.stderr
+    assert f"no Spark master at spark://127.0.0.1:{closed_port}" in lines[0]
+    assert lines[1:4] == ["3", "3", "nothing nothing"]
+    assert "give it to the run" in lines[4]
+    assert lines[5:] == ["3", "4"]

@@ -1,0 +1,135 @@
+"""Spark's Java process and its master, as far as no Spark is needed to tell what is wrong with them."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
+
+from txstream.api.errors import BoltError, ServiceUnavailableError, SparkLostError
+from txstream.engine.spark_master import Master, await_executor
+from txstream.engine.spark_process import SparkProcess
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """One that lives until its input ends."""
+    with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as running:
+        yield running
+        running.kill()
+
+
+def test_a_process_that_lives_is_not_blamed(process: subprocess.Popen[bytes]) -> None:
+    spark = SparkProcess(process)
+    spark.check()
+    with pytest.raises(BoltError), spark.blamed():
+        raise BoltError("a bug")
+    with pytest.raises(BoltError), SparkProcess(None).blamed():
+        raise BoltError("a bug")
+
+
+def test_what_fails_because_it_was_killed_is_told_with_the_signal_memory_and_the_log(
+    process: subprocess.Popen[bytes],
+) -> None:
+    process.kill()
+    spark = SparkProcess(process, Path("spark.log"))
+    told = r"by signal 9 \(SIGKILL\).*memory.*spark\.log"
+    with pytest.raises(SparkLostError, match=told) as raised, spark.blamed():
+        # As a job fails: the connection breaks before the process can be waited for.
+        raise BoltError("its Spark job failed") from ConnectionRefusedError()
+    assert isinstance(raised.value.__cause__, BoltError)
+
+
+def test_an_exit_is_told_with_its_status(process: subprocess.Popen[bytes]) -> None:
+    process.communicate(b"\n")
+    with pytest.raises(SparkLostError, match="ended with status 0"):
+        SparkProcess(process).check()
+
+
+def test_what_takes_too_long_ends_with_the_process(process: subprocess.Popen[bytes]) -> None:
+    def ask() -> NoReturn:
+        process.wait()
+        raise ConnectionRefusedError
+
+    late = SparkProcess(process).killed_after(0.01, "no answer")
+    with pytest.raises(ServiceUnavailableError, match="no answer"), late:
+        ask()
+    assert process.returncode < 0
+
+
+# --- the master --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "local", "in_process", "standalone", "loopback"),
+    [
+        ("local", True, True, False, True),
+        ("local[*]", True, True, False, True),
+        ("local-cluster[2,1,512]", True, False, False, True),
+        ("spark://127.0.0.1:7077", False, False, True, True),
+        ("spark://localhost:7077,[::1]:7078", False, False, True, True),
+        ("spark://localhost:7077,other:7077", False, False, True, False),
+        ("spark://localhost", False, False, False, False),
+        ("yarn", False, False, False, False),
+        ("k8s://https://127.0.0.1:6443", False, False, False, False),
+    ],
+)
+def test_what_a_url_says(url: str, local: bool, in_process: bool, standalone: bool, loopback: bool) -> None:
+    master = Master(url)
+    assert (master.is_local, master.is_in_process) == (local, in_process)
+    assert (master.is_standalone, master.is_on_loopback) == (standalone, loopback)
+
+
+def test_a_master_where_nobody_listens_is_told_with_its_address() -> None:
+    with socket.socket() as listening, socket.socket() as silent:
+        listening.bind(("127.0.0.1", 0))
+        silent.bind(("127.0.0.1", 0))
+        listening.listen()
+        closed, opened = (f"127.0.0.1:{one.getsockname()[1]}" for one in (silent, listening))
+        with pytest.raises(
+            ServiceUnavailableError, match=f"no Spark master at spark://{closed} .*refused.*--master"
+        ):
+            Master(f"spark://{closed}").reach(5)
+        Master(f"spark://{closed},{opened}").reach(5)  # the standby of one that is away
+    Master("local[2]").reach(5)
+    Master("yarn").reach(5)
+
+
+def cluster(executors: list[int], master: str = "spark://h:1", **conf: str) -> Any:
+    """A context that has so many executors, one figure for each time it is asked, the driver among them."""
+    settings = {name.replace("_", "."): value for name, value in conf.items()}
+    tracker = SimpleNamespace(getExecutorInfos=lambda: range(executors.pop(0)))
+    scala = SimpleNamespace(statusTracker=lambda: tracker)
+    return SimpleNamespace(
+        master=master,
+        getConf=lambda: SimpleNamespace(get=lambda name, default=None: settings.get(name, default)),
+        _jsc=SimpleNamespace(sc=lambda: scala),
+    )
+
+
+def test_a_master_that_gives_no_executor_is_told_once_and_waited_for() -> None:
+    told: list[str] = []
+    context = cluster([1] * 9 + [2], spark_executor_cores="4", spark_executor_memory="2g")
+    await_executor(context, patience_seconds=0.3, wait=lambda _: False, tell=told.append)
+    (message,) = told
+    for word in ("spark://h:1", "4 free core(s)", "2g of memory", "spark.executor.memory"):
+        assert word in message
+
+
+def test_waiting_for_an_executor_ends_when_the_run_is_stopped() -> None:
+    told: list[str] = []
+    await_executor(cluster([1]), patience_seconds=1, wait=lambda _: True, tell=told.append)
+    assert not told
+
+
+@pytest.mark.parametrize(
+    "context", [cluster([], "local[2]"), cluster([], spark_dynamicAllocation_enabled="true")]
+)
+def test_nobody_waits_where_executors_come_with_jobs(context: Any) -> None:
+    await_executor(context, patience_seconds=0, wait=lambda _: False, tell=lambda _: None)

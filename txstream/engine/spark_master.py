@@ -1,0 +1,109 @@
+"""The master that a SparkContext is for: where it is, whether it is there, and whether it gives executors."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+
+from txstream.api.errors import ServiceUnavailableError
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+_STANDALONE = "spark://"
+
+
+@dataclass(frozen=True)
+class Master:
+    """A master's URL, understood as far as it is needed here."""
+
+    url: str
+    _addresses: list[tuple[str, int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        found = []
+        if self.url.startswith(_STANDALONE):
+            for address in self.url.removeprefix(_STANDALONE).split(","):
+                host, _, port = address.rpartition(":")
+                if host and port.isdecimal():  # Spark itself refuses the rest, at once
+                    found.append((host.strip("[]"), int(port)))
+        object.__setattr__(self, "_addresses", found)
+
+    @property
+    def is_local(self) -> bool:
+        """Do all tasks run on this machine, whose files they can read?"""
+        return self.url.startswith("local")
+
+    @property
+    def is_in_process(self) -> bool:
+        """Do they run in the driver's own Java process?"""
+        return self.is_local and not self.url.startswith("local-cluster")
+
+    @property
+    def is_standalone(self) -> bool:
+        return bool(self._addresses)
+
+    @property
+    def is_on_loopback(self) -> bool:
+        return self.is_local or (
+            self.is_standalone and all(_is_loopback(host) for host, _ in self._addresses)
+        )
+
+    def reach(self, timeout_seconds: float) -> None:
+        """Raises ServiceUnavailableError when nobody listens at any of its addresses: Spark itself would try
+        for a minute."""
+        problem: OSError | None = None
+        for address in self._addresses:
+            try:
+                socket.create_connection(address, timeout_seconds / len(self._addresses)).close()
+            except OSError as error:
+                problem = error
+            else:
+                return
+        if problem is not None:
+            raise ServiceUnavailableError(
+                f"there is no Spark master at {self.url} ({problem}); start it, or give the right "
+                "address with --master (Settings.master, TXSTREAM_MASTER)"
+            ) from problem
+
+
+def await_executor(
+    context: SparkContext,
+    *,
+    patience_seconds: float,
+    wait: Callable[[float], bool],
+    tell: Callable[[str], None],
+) -> None:
+    """Block until a cluster has given the first executor; `wait` pauses, and answers True to give up.
+
+    After `patience_seconds` it is told why, once. A master that lacks cores or memory gives none until it has
+    them, and would let every batch time out meanwhile.
+    """
+    conf = context.getConf()
+    if Master(str(context.master)).is_in_process or conf.get("spark.dynamicAllocation.enabled") == "true":
+        return
+    waited = 0.0
+    while len(context._jsc.sc().statusTracker().getExecutorInfos()) < 2:  # the driver is among them
+        if wait(_POLL_SECONDS):
+            return
+        waited += _POLL_SECONDS
+        if waited - _POLL_SECONDS < patience_seconds <= waited:
+            tell(
+                f"{context.master} has accepted the run, but gives it no executor: no worker has "
+                f"{conf.get('spark.executor.cores', 'a')} free core(s) and "
+                f"{conf.get('spark.executor.memory', '1g')} of memory; free some, or ask for less "
+                "(spark.executor.cores, spark.executor.memory). Waiting"
+            )
+
+
+_POLL_SECONDS = 0.1
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,189 @@
+"""Spark's Java process: started out of reach of the driver's signals, watched, and ended with the run.
+
+Invariants: a run without a session has a process of its own, so that nothing of its settings is left for the
+next run. The process reads a pipe that only the driver holds, and so ends with it, however the driver ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from txstream.api.errors import ServiceUnavailableError, SparkLostError
+
+if TYPE_CHECKING:
+    from pyspark import SparkConf, SparkContext
+
+log = logging.getLogger(__name__)
+
+_MEMORY = (
+    "most often memory is short, its own (spark.driver.memory, 1g unless set) or the machine's, of which the "
+    "kernel's log tells"
+)
+_END_SECONDS = 10.0
+# A connection breaks a moment before the process that had it can be waited for.
+_DEATH_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class SparkProcess:
+    """The Java process behind a SparkContext, and where what it prints goes, if that is known.
+
+    There is no `process` where Java has started Python, as spark-submit does.
+    """
+
+    process: subprocess.Popen[bytes] | None
+    log_file: Path | None = None
+
+    @classmethod
+    def of(cls, gateway: Any) -> SparkProcess:
+        return cls(getattr(gateway, "proc", None), getattr(gateway, "txstream_log", None))
+
+    def check(self) -> None:
+        """Raises SparkLostError when the process has ended."""
+        status = None if self.process is None else self.process.poll()
+        if status is not None:
+            how = f"with status {status}" if status >= 0 else f"by signal {-status} ({_name(-status)})"
+            where = f"; its log is {self.log_file}" if self.log_file else ""
+            raise SparkLostError(f"Spark's Java process ended {how}: {_MEMORY}{where}")
+
+    @contextlib.contextmanager
+    def blamed(self) -> Iterator[None]:
+        """What fails in this block because the process has ended is told as SparkLostError."""
+        try:
+            yield
+        except SparkLostError:
+            raise
+        except Exception as error:
+            if self.process is not None and _is_broken_connection(error):
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(_DEATH_SECONDS)
+            try:
+                self.check()
+            except SparkLostError as lost:
+                raise lost from error
+            raise
+
+    @contextlib.contextmanager
+    def killed_after(self, seconds: float, message: str) -> Iterator[None]:
+        """End the process, and raise ServiceUnavailableError with `message`, if the block takes longer."""
+        expired = threading.Event()
+
+        def expire() -> None:
+            expired.set()
+            if self.process is not None:
+                self.process.kill()
+
+        timer = threading.Timer(seconds, expire)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except Exception as error:
+            if expired.is_set():
+                raise ServiceUnavailableError(message) from error
+            raise
+        finally:
+            timer.cancel()
+
+    def end(self, context: SparkContext | None, gateway: Any) -> None:
+        """Stop the context, if there is one, and the process."""
+        if context is not None:
+            if self.process is not None and self.process.poll() is not None:
+                context._jsc = None  # there is nobody to ask any more
+            try:
+                context.stop()
+            except Exception as error:  # noqa: BLE001 - what ended the run must not be hidden
+                log.info("Spark could not be stopped in good order: %s", error)
+        if self.process is None:
+            return
+        gateway.shutdown()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        try:
+            self.process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+def launch(conf: SparkConf, log_file: Path | None, environment: Mapping[str, str]) -> None:
+    """Start the process for the next SparkContext, with further variables in its environment.
+
+    It leads a session of its own and ignores SIGTERM: a signal to the driver's process group, or to all
+    processes of a service, is the driver's to handle, which still needs Spark to finish its open batches.
+    """
+    from pyspark import SparkContext
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.java_gateway import launch_gateway
+
+    popen_kwargs: dict[str, Any] = {"start_new_session": True}
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_variables(environment))
+        start = 0
+        if log_file is not None:
+            log_file.parent.mkdir(parents=True, exist_ok=True)
+            sink = stack.enter_context(log_file.open("ab"))
+            start = sink.tell()
+            popen_kwargs |= {"stdout": sink, "stderr": sink}
+        try:
+            # pyspark ships types, but not for this function.
+            gateway = launch_gateway(conf=conf, popen_kwargs=popen_kwargs)  # type: ignore[no-untyped-call]
+        except PySparkRuntimeError as error:
+            raise SparkLostError(_told_while_starting(log_file, start)) from error
+    with SparkContext._lock:
+        SparkContext._gateway = gateway
+        SparkContext._jvm = gateway.jvm
+    if gateway.proc is None:
+        return
+    gateway.txstream_log = log_file
+    signals = gateway.jvm.sun.misc
+    for name in ("TERM", "HUP"):
+        signals.Signal.handle(signals.Signal(name), signals.SignalHandler.SIG_IGN)
+
+
+@contextlib.contextmanager
+def _variables(changes: Mapping[str, str]) -> Iterator[None]:
+    """PySpark gives the process the environment of this one. Users' own values win."""
+    added = [name for name in changes if name not in os.environ]
+    os.environ.update({name: changes[name] for name in added})
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)
+
+
+def _told_while_starting(log_file: Path | None, start: int) -> str:
+    said: list[str] = []
+    if log_file is not None:
+        lines = map(str.strip, log_file.read_bytes()[start:].decode(errors="replace").splitlines())
+        said = [line for line in lines if line and not line.startswith(("WARNING:", "NOTE:"))]
+    if said:
+        return f"Spark's Java process ended while it started: {said[0]:.300}; its log is {log_file}"
+    return f"Spark's Java process ended while it started, and said nothing: {_MEMORY}"
+
+
+def _is_broken_connection(error: BaseException | None) -> bool:
+    from py4j.protocol import Py4JNetworkError
+
+    while error is not None:
+        if isinstance(error, (OSError, Py4JNetworkError)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "unknown"
