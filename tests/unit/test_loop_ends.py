@@ -48,7 +48,7 @@ def test_a_run_that_was_succeeded_ends_though_it_has_nothing_to_write(
     turn = Turn(run.topology, Settings(), None, None, None, True, nobody_listens, None)
     lost: Any = SimpleNamespace(held=False, acquire=lambda **_: turn.abort())
     Run(run.world)
-    turn._watch_leadership(lost, run.store, run.loop)
+    turn._watch(lost, run.store, run.loop)
     run.loop.abort()  # which changes nothing where the watch has ended it
     with pytest.raises(FencedError, match="has a newer leader"):
         run.finish()
