@@ -149,11 +149,14 @@ class KafkaClient:
         deadline = time.monotonic() + timeout_seconds
         nodes = [broker.node_id for broker in self._manager.cluster.brokers()]
         error: Exception = kafka_errors.NodeNotReadyError("no broker is known")
-        for node in sorted(nodes, key=lambda node: self._failed_at.get(node, 0.0)):
+        nodes.sort(key=lambda node: self._failed_at.get(node, 0.0))
+        for node in nodes:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 break
-            answer = self.ask({node: [metadata_request(request)]}, remaining)[node]
+            # A frozen broker must leave time for the others.
+            share = remaining if node == nodes[-1] else remaining / 2
+            answer = self.ask({node: [metadata_request(request)]}, share)[node]
             if not isinstance(answer, Exception):
                 return self._read_topics(answer[0])
             error = answer

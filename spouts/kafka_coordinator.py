@@ -256,9 +256,8 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
                 return found
             if time.monotonic() >= deadline:
                 raise ServiceUnavailableError(
-                    f"topic {missing[0]!r} does not exist on {self._address}; create it with "
-                    f"`kafka-topics.sh --bootstrap-server {self._address} --create --topic {missing[0]} "
-                    f"--partitions N`"
+                    f"topic {missing[0]!r} does not exist on {self._address}; create it, for example with "
+                    f"`txstream topic create {missing[0]} --partitions N`"
                 )
             self._client.pause(0.2)
 

@@ -46,15 +46,15 @@ def topic(topics: Topics, unique: str) -> str:
 
 
 @pytest.fixture
-def freeze(kafka: EmbeddedKafka) -> Iterator[Callable[[bool], None]]:
-    """Stops broker 2 as SIGSTOP does, and lets it go on."""
-    pid = kafka.identities[2].pid
+def freeze(kafka: EmbeddedKafka) -> Iterator[Callable[..., None]]:
+    """Stops a broker as SIGSTOP does, and lets it go on."""
 
-    def switch(frozen: bool) -> None:
-        os.kill(pid, signal.SIGSTOP if frozen else signal.SIGCONT)
+    def switch(frozen: bool, node: int = 2) -> None:
+        os.kill(kafka.identities[node].pid, signal.SIGSTOP if frozen else signal.SIGCONT)
 
     yield switch
-    switch(False)
+    for node in kafka.nodes:
+        switch(False, node)
 
 
 def timed(call: Callable[[], object]) -> float:
@@ -64,7 +64,7 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def test_a_frozen_broker_costs_one_deadline(
-    kafka: EmbeddedKafka, topic: str, freeze: Callable[[bool], None]
+    kafka: EmbeddedKafka, topic: str, freeze: Callable[..., None]
 ) -> None:
     source = KafkaSource(topic, kafka.address, partition_discovery_seconds=0.5)
     coordinator = source.coordinator(SpoutContext("outage", "lines", {}))
@@ -94,8 +94,27 @@ def test_a_frozen_broker_costs_one_deadline(
     coordinator.close()
 
 
+@pytest.mark.parametrize("frozen", [1, 2])
+def test_a_start_goes_on_without_the_frozen_broker(
+    kafka: EmbeddedKafka, topic: str, freeze: Callable[..., None], frozen: int
+) -> None:
+    freeze(True, frozen)
+    coordinator = KafkaSource(topic, kafka.address).coordinator(SpoutContext("outage", "lines", {}))
+    plan = coordinator.plan({}, MANY)
+    # Numbers of partitions are one less than those of their brokers.
+    assert {name for name, meta in plan.items() if isinstance(meta, Unavailable)} == {f"{topic}/{frozen - 1}"}
+    with pytest.raises(PartitionUnavailableError, match=f"{topic}/{frozen - 1}: "):
+        coordinator.targets()
+    freeze(False, frozen)
+    wait_until(
+        lambda: not any(isinstance(meta, Unavailable) for meta in coordinator.plan({}, MANY).values()),
+        "both partitions are planned",
+    )
+    coordinator.close()
+
+
 def test_latest_waits_until_every_partition_has_its_place(
-    topics: Topics, topic: str, freeze: Callable[[bool], None]
+    topics: Topics, topic: str, freeze: Callable[..., None]
 ) -> None:
     source = KafkaSource(topic, topics.address, starting_offsets="latest")
     context = SpoutContext("outage", "lines", {})
