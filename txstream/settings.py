@@ -84,10 +84,9 @@ class Settings:
         return replace(self, **found)
 
     def _from_embedded(self) -> Mapping[str, str]:
-        from txstream.embedded import running
+        from txstream.embedded import living
 
-        services = running(self.data_dir)
-        return {} if services is None else {"zookeeper": services.zookeeper, "kafka": services.kafka}
+        return living(self.data_dir)
 
     def require_zookeeper(self) -> str:
         """ZooKeeper's hosts. Raises UsageError that names the ways to give them."""

@@ -91,7 +91,9 @@ def data_dir(tmp_path: Path) -> Iterator[Path]:
     down(tmp_path / "data")
 
 
-def test_up_and_down_make_a_round_trip(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_and_down_make_a_round_trip(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     assert running(data_dir) is None
     # Two at once, in processes that end right after: one of them starts, both succeed.
     starters = [subprocess.Popen([sys.executable, "-c", UP, str(data_dir)]) for _ in range(2)]
@@ -106,7 +108,7 @@ def test_up_and_down_make_a_round_trip(data_dir: Path, monkeypatch: pytest.Monke
     assert up(data_dir, brokers=2, kafka_port=1, console=console) == services
     said = console.export_text()
     assert f"already running: ZooKeeper at {services.zookeeper}, Kafka at {services.kafka}" in said
-    assert "with 1 broker(s), not 2" in said
+    assert "there is 1 Kafka broker, not 2" in caplog.text
 
     with embedded(data_dir) as used:
         assert used == services

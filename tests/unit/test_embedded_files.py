@@ -15,13 +15,14 @@ import pytest
 from rich.console import Console
 
 from txstream.api.errors import CorruptStateError, ServiceUnavailableError, UsageError
-from txstream.embedded import EmbeddedKafka, down, running
+from txstream.embedded import EmbeddedKafka, down, running, up
 from txstream.embedded.files import java_properties, locked, try_lock, write_atomically
 from txstream.embedded.kafka_storage import cluster_id_of, formatted_nodes, refuse_data_without_identity
 from txstream.embedded.ports import HOST, free_port, is_free, require_free
 from txstream.embedded.process import ProcessIdentity, ServerProcess, meaningful_line, wait_until
 from txstream.embedded.service_state import ServerRecord, ServicesState, read_state, write_state
 from txstream.embedded.wire import cluster_view
+from txstream.settings import Settings
 
 
 @pytest.fixture
@@ -217,6 +218,58 @@ def test_a_pid_that_belongs_to_somebody_else_by_now_is_left_alone(
     assert "nothing was running any more" in console.export_text()
     assert sleeper.poll() is None
     assert not (tmp_path / "services.json").exists()
+
+
+def test_what_lives_is_used_and_what_has_ended_is_named(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    now = ProcessIdentity.of(sleeper.pid)
+    assert now is not None
+    gone = ProcessIdentity(sleeper.pid, now.start_time - 3600)
+    brokers = {node: record(f"Kafka broker {node}", node, now) for node in (1, 2)}
+
+    def resolved(zookeeper: ProcessIdentity, third: ProcessIdentity, *, ready: bool = True) -> Settings:
+        three = {**brokers, 3: record("Kafka broker 3", 3, third)}
+        write_state(tmp_path, ServicesState(record("ZooKeeper", 9, zookeeper), three, 3, 8, ready))
+        caplog.clear()
+        return Settings(data_dir=tmp_path).resolve()
+
+    found = resolved(now, gone)
+    assert (found.zookeeper, found.kafka) == ("127.0.0.1:9", "127.0.0.1:1,127.0.0.1:2")
+    assert caplog.messages == [
+        "embedded services that have ended: Kafka broker 3 at 127.0.0.1:3; `txstream up` starts them again"
+    ]
+    found = resolved(gone, now)
+    assert (found.zookeeper, found.kafka) == (None, "127.0.0.1:1,127.0.0.1:2,127.0.0.1:3")
+    assert "ZooKeeper at 127.0.0.1:9" in caplog.text
+    assert resolved(now, now).kafka == "127.0.0.1:1,127.0.0.1:2,127.0.0.1:3"
+    assert resolved(now, now, ready=False).kafka is None, "`up` is still at work"
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted", "said"),
+    [
+        (1, 3, "there is 1 Kafka broker, not 3: for 3, type `txstream down`, then `txstream up --brokers 3`"),
+        (3, 2, "there are 3 Kafka brokers, not 2"),
+        (3, 1, ""),
+        (3, 3, ""),
+    ],
+)
+def test_up_says_how_many_brokers_run_already(
+    tmp_path: Path,
+    sleeper: subprocess.Popen[bytes],
+    caplog: pytest.LogCaptureFixture,
+    there: int,
+    wanted: int,
+    said: str,
+) -> None:
+    now = ProcessIdentity.of(sleeper.pid)
+    assert now is not None
+    brokers = {node: record(f"Kafka broker {node}", node, now) for node in range(1, there + 1)}
+    write_state(tmp_path, ServicesState(record("ZooKeeper", 9, now), brokers, there, 8, ready=True))
+    assert len(up(tmp_path, brokers=wanted).kafka_pids) == there
+    assert said in caplog.text if said else caplog.messages == []
 
 
 def test_down_without_services_says_so(tmp_path: Path) -> None:

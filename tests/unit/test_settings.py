@@ -8,7 +8,6 @@ import pytest
 
 from txstream import embedded
 from txstream.api.errors import UsageError
-from txstream.embedded import Services
 from txstream.settings import SETTINGS_FILE, Settings
 
 NAMES = ("zookeeper", "kafka", "database", "master")
@@ -26,8 +25,8 @@ def write_file(text: str) -> None:
 
 
 def run_services(monkeypatch: pytest.MonkeyPatch, data_dir: Path) -> None:
-    found = Services("127.0.0.1:1", "127.0.0.1:2", data_dir, 1, (2,), ())
-    monkeypatch.setattr(embedded, "running", lambda folder: found if folder == data_dir else None)
+    found = {"zookeeper": "127.0.0.1:1", "kafka": "127.0.0.1:2"}
+    monkeypatch.setattr(embedded, "living", lambda folder: found if folder == data_dir else {})
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from txstream.embedded.java import Java, find_java
 from txstream.embedded.kafka import EmbeddedKafka
-from txstream.embedded.services import Services, Stopped, down, embedded, running, up
+from txstream.embedded.services import Services, Stopped, down, embedded, living, running, up
 from txstream.embedded.spark import SparkStandalone
 from txstream.embedded.zookeeper import EmbeddedZooKeeper
 
@@ -18,6 +18,7 @@ __all__ = [
     "down",
     "embedded",
     "find_java",
+    "living",
     "running",
     "up",
 ]

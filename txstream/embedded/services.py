@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ from txstream.embedded.ports import HOST, is_free
 from txstream.embedded.process import ProcessIdentity, ServerProcess, stop_all
 from txstream.embedded.service_state import STATE_FILE, ServerRecord, ServicesState, read_state, write_state
 from txstream.embedded.zookeeper import EmbeddedZooKeeper
+
+log = logging.getLogger(__name__)
 
 _LOCK_FILE = "services.lock"
 _LOCK_WAIT_SECONDS = 180.0
@@ -70,6 +73,25 @@ def running(data_dir: Path) -> Services | None:
     return _services(Path(data_dir).absolute(), state, already_running=True)
 
 
+def living(data_dir: Path) -> dict[str, str]:
+    """The addresses, `zookeeper` and `kafka`, of what runs of this data directory's detached services; warns
+    of what has ended. Nothing while `up` is at work.
+
+    Raises CorruptStateError when the state file cannot be what `up` wrote.
+    """
+    state = read_state(Path(data_dir).absolute())
+    if state is None or not state.complete:
+        return {}
+    alive = state.alive()
+    ended = [f"{record.name} at {HOST}:{record.port}" for record in state.records if not record.alive]
+    if ended:
+        log.warning(
+            "embedded services that have ended: %s; `txstream up` starts them again", ", ".join(ended)
+        )
+    found = {"kafka": _bootstrap(alive)} if alive.kafka else {}
+    return {**found, "zookeeper": f"{HOST}:{alive.zookeeper.port}"} if alive.zookeeper else found
+
+
 def up(
     data_dir: Path,
     *,
@@ -99,11 +121,12 @@ def up(
         if before and alive and before == alive and alive.complete:
             services = _services(data_dir, alive, already_running=True)
             say(f"already running: ZooKeeper at {services.zookeeper}, Kafka at {services.kafka}")
-            if brokers not in (1, alive.brokers):
-                say(f"with {alive.brokers} broker(s), not {brokers}: `txstream down` first to change that")
+            _warn_of_brokers(alive, brokers)
             return services
         if before is not None and alive is not None and alive.records:
-            return _complete(data_dir, before, alive, console, say)
+            services = _complete(data_dir, before, alive, console, say)
+            _warn_of_brokers(before, brokers)
+            return services
         brokers = _enough(data_dir, brokers, say)
         zookeeper = EmbeddedZooKeeper(data_dir, zookeeper_port, detached=True)
         kafka = EmbeddedKafka(data_dir, brokers, kafka_port, detached=True, console=console)
@@ -165,6 +188,20 @@ def embedded(data_dir: Path, brokers: int = 1, console: Console | None = None) -
         yield _services(data_dir, state, already_running=False)
     finally:
         _stop_both(zookeeper, kafka)
+
+
+def _warn_of_brokers(running: ServicesState, wanted: int) -> None:
+    """Other brokers were asked for than there are; one is also what nobody asked for."""
+    there = running.brokers
+    if wanted in (1, there):
+        return
+    more = f"for {wanted}, type `txstream down`, then `txstream up --brokers {wanted}`; the data stay"
+    log.warning(
+        "there %s, not %d: %s",
+        "is 1 Kafka broker" if there == 1 else f"are {there} Kafka brokers",
+        wanted,
+        more if wanted > there else "each has data",
+    )
 
 
 def _complete(
@@ -279,6 +316,10 @@ def _speaker(console: Console | None) -> Callable[[str], None]:
     return say
 
 
+def _bootstrap(state: ServicesState) -> str:
+    return ",".join(f"{HOST}:{state.kafka[node].port}" for node in sorted(state.kafka))
+
+
 def _services(data_dir: Path, state: ServicesState, *, already_running: bool) -> Services:
     zookeeper, kafka = state.zookeeper, state.kafka
     if zookeeper is None:
@@ -288,7 +329,7 @@ def _services(data_dir: Path, state: ServicesState, *, already_running: bool) ->
     ordered = [kafka[node] for node in sorted(kafka)]
     return Services(
         zookeeper=f"{HOST}:{zookeeper.port}",
-        kafka=",".join(f"{HOST}:{record.port}" for record in ordered),
+        kafka=_bootstrap(state),
         data_dir=data_dir,
         zookeeper_pid=zookeeper.pid,
         kafka_pids=tuple(record.pid for record in ordered),
