@@ -292,7 +292,7 @@ class KafkaClient:
             error = next((f.exception for f in pending if f.is_done and f.exception is not None), None)
             if error is None and not all(f.is_done for f in pending):
                 error = kafka_errors.KafkaTimeoutError(
-                    f"broker {node} did not answer within {timeout_seconds:g} s"
+                    f"broker {node} did not answer within {timeout_seconds:.1f} s"
                 )
             if error is None:
                 self._failed_at.pop(node, None)

@@ -21,6 +21,7 @@ from txstream.api.errors import (
     DataLostError,
     FencedError,
     MetaTooLargeError,
+    PartitionUnavailableError,
     ServiceUnavailableError,
     StaleAttemptError,
     StateValueError,
@@ -52,6 +53,29 @@ def test_a_run_that_was_succeeded_ends_though_it_has_nothing_to_write(
     run.loop.abort()  # which changes nothing where the watch has ended it
     with pytest.raises(FencedError, match="has a newer leader"):
         run.finish()
+
+
+# --- starting --------------------------------------------------------------------------------------
+
+
+def test_the_end_of_the_log_is_waited_for_and_that_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(txstream.engine.turn, "_RETRY_SECONDS", 0.001)
+    turn = Turn(Run(World(MemoryLog({}))).topology, Settings(), None, None, None, True, nobody_listens, None)
+    errors = iter([PartitionUnavailableError("lines/2: it has no leader")] * 3)
+
+    def targets() -> str:
+        for error in errors:
+            raise error
+        return "the end"
+
+    source: Any = SimpleNamespace(targets=targets)
+    assert turn._targets(source) == "the end"
+    began, ended = caplog.messages
+    assert began.startswith("waiting for the end of the log since ")
+    assert began.endswith(": lines/2: it has no leader")
+    assert ended.startswith("no longer waiting for the end of the log")
 
 
 # --- stopping --------------------------------------------------------------------------------------

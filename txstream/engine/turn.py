@@ -36,6 +36,7 @@ from txstream.engine.pruning import LedgerPruner
 from txstream.engine.report import RunReport
 from txstream.engine.retries import WARM_UP_SECONDS
 from txstream.engine.runner import BatchRunner
+from txstream.engine.waiting import Waiting
 from txstream.metas import MetaCodec
 from txstream.settings import Settings
 from txstream.state import FenceLockedError, StateBackend, open_database
@@ -258,13 +259,17 @@ class Turn:
 
     def _targets(self, spout: PartitionCoordinator[Any]) -> Any:
         """The end of the log as it is now. A partition that cannot be asked is waited for."""
+        waiting, what = Waiting(), "the end of the log"
         while True:
             try:
-                return spout.targets()
+                targets = spout.targets()
             except PartitionUnavailableError as error:
-                log.warning("not caught up until every partition can be read: %s", error)
+                waiting.begin(what, what, error)
                 if self._stop.wait(_RETRY_SECONDS):
                     raise RunAbortedError("the run was stopped while a partition was unreadable") from error
+            else:
+                waiting.end(what)
+                return targets
 
     def _start_spark(self, stack: contextlib.ExitStack) -> RunnerFactory:
         from txstream.engine.session import own_context, warn_of_missing_settings, worker_settings
