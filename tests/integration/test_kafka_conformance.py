@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from support.kafka_topics import Topics
 
 from txstream.embedded import EmbeddedKafka, Services
+from txstream.embedded.process import wait_until
 from txstream.spouts.kafka import KafkaSource
 from txstream.testing.conformance import Row, Rows, SpoutCheck, SpoutHarness, check_spout, spout_checks
 
@@ -107,7 +108,9 @@ class FreezingHarness(TopicHarness):
 
     def hide(self, partition: str) -> None:
         self.frozen.add(partition)
-        self.signal(partition, signal.SIGSTOP)
+        process = self.signal(partition, signal.SIGSTOP)
+        # On a busy machine its threads may go on for a moment, and answer.
+        assert wait_until(lambda: process.status() == psutil.STATUS_STOPPED, 60)
 
     def show(self, partition: str) -> None:
         self.frozen.discard(partition)
@@ -117,9 +120,11 @@ class FreezingHarness(TopicHarness):
         for partition in list(self.frozen):
             self.show(partition)
 
-    def signal(self, partition: str, number: int) -> None:
+    def signal(self, partition: str, number: int) -> psutil.Process:
         broker = self.brokers[int(partition.rpartition("/")[2])]
-        os.kill(self.kafka.identities[broker].pid, number)
+        process = psutil.Process(self.kafka.identities[broker].pid)
+        process.send_signal(number)
+        return process
 
 
 @pytest.fixture(scope="module")

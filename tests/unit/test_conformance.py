@@ -6,16 +6,17 @@ import itertools
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
 import pytest
 from support.inmemory import MemoryLog, MemorySource
-from support.line_source import LineEmitter, LineHarness, LineRange, LineSource
+from support.line_source import LineCoordinator, LineEmitter, LineHarness, LineRange, LineSource
 from support.wrong_spouts import WRONG
 
-from txstream.api.errors import UsageError
+from txstream.api.errors import PartitionUnavailableError, UsageError
+from txstream.api.spouts import Unavailable
 from txstream.testing.conformance import (
     Row,
     Rows,
@@ -69,6 +70,39 @@ class ThreadBoundEmitter(LineEmitter):
 
 class ThreadBoundSource(LineSource):
     emitter_type = ThreadBoundEmitter
+
+
+class BusyCoordinator(LineCoordinator):
+    """One plan of three is not made in time."""
+
+    in_time = itertools.cycle([False, True, True])
+
+    def plan(self, last: Mapping[str, LineRange], limit: int) -> Mapping[str, LineRange | Unavailable]:
+        if not next(self.in_time):
+            raise PartitionUnavailableError("the service was too slow")
+        return super().plan(last, limit)
+
+
+class BusyEmitter(LineEmitter):
+    """Nor is one read of three."""
+
+    in_time = itertools.cycle([False, True, True])
+
+    def read(self, attempt: TransactionAttempt, partition: str, meta: LineRange) -> list[str]:
+        if not next(self.in_time):
+            raise PartitionUnavailableError("the service was too slow")
+        return super().read(attempt, partition, meta)
+
+
+class BusySource(LineSource):
+    coordinator_type = BusyCoordinator
+    emitter_type = BusyEmitter
+
+
+class PatientHarness(LineHarness):
+    """A service that may take as long as a busy machine makes it."""
+
+    settle_seconds = 60.0
 
 
 class MemoryHarness(SpoutHarness):
@@ -157,6 +191,11 @@ def test_unforeseen_rows_tell_a_wrong_source_too(name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("name", IN_THIS_PROCESS)
 def test_an_emitter_may_belong_to_the_thread_that_opened_it(name: str, harness_of: Create) -> None:
     assert CHECKS[name].run(harness_of(ThreadBoundSource)) is None
+
+
+@pytest.mark.parametrize("name", IN_THIS_PROCESS)
+def test_a_source_whose_service_is_slow_for_a_moment_keeps_every_promise(name: str, tmp_path: Path) -> None:
+    assert CHECKS[name].run(lambda: PatientHarness(tmp_path / "log", BusySource)) is None
 
 
 # --- what is told ------------------------------------------------------------------------------------------

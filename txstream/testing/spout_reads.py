@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -176,16 +176,9 @@ def seeks_back(trial: Trial) -> None:
 )
 def emitters_do_not_disturb_each_other(trial: Trial) -> None:
     for partition, batches in _in_pieces(trial).items():
-        pair = (batches[0], batches[-1])
-        readings: list[list[Row]] = [[], []]
-        turns = deque((readings[n], _begin(trial, partition, batch)) for n, batch in enumerate(pair))
-        while turns:
-            reading, batches_of_rows = turns.popleft()
-            rows = trial.ask(f"{partition!r} is read", next, batches_of_rows, None)
-            if rows is not None:
-                reading.extend(rows.to_pylist())
-                turns.append((reading, batches_of_rows))
-        for batch, found in zip(pair, readings, strict=True):
+        pair = {trial.emitter(): batch for batch in (batches[0], batches[-1])}
+        readings = trial.ask(f"{partition!r} is read", _in_turn, partition, pair)
+        for batch, found in zip(pair.values(), readings, strict=True):
             trial.require_same(
                 {partition: batch.rows[partition]},
                 {partition: found},
@@ -213,12 +206,20 @@ def a_read_may_be_given_up(trial: Trial) -> None:
             )
 
 
-def _begin(trial: Trial, partition: str, batch: Batch) -> Iterator[pa.RecordBatch]:
-    """A read by an emitter of its own."""
-    emitter, meta = trial.emitter(), batch.metas.partitions[partition]
-    return trial.ask(
-        f"{partition!r} is read", lambda: iter(emitter.emit(attempt(batch.txid), partition, meta))
+def _in_turn(partition: str, pair: Mapping[PartitionEmitter[Any], Batch]) -> list[list[Row]]:
+    """The rows that each emitter gives of its batch; they take turns, one record batch at a time."""
+    readings: list[list[Row]] = [[] for _ in pair]
+    turns = deque(
+        (reading, iter(emitter.emit(attempt(batch.txid), partition, batch.metas.partitions[partition])))
+        for reading, (emitter, batch) in zip(readings, pair.items(), strict=True)
     )
+    while turns:
+        reading, batches = turns.popleft()
+        rows = next(batches, None)
+        if rows is not None:
+            reading.extend(rows.to_pylist())
+            turns.append((reading, batches))
+    return readings
 
 
 def _give_up(emitter: PartitionEmitter[Any], partition: str, batch: Batch) -> None:

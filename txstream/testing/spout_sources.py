@@ -199,8 +199,12 @@ def closes(trial: Trial) -> None:
     _, metas = trial.next_batch(coordinator, {}, whole=True)
     trial.read(emitter, metas.partitions)
     partition, meta = next(iter(metas.partitions.items()))
-    rows = iter(reading.emit(attempt(), partition, meta))
-    trial.ask(f"{partition!r} is read", lambda: next(rows, None))
+
+    def begin() -> Any:
+        rows = iter(reading.emit(attempt(), partition, meta))
+        return rows, next(rows, None)
+
+    _begun = trial.ask(f"{partition!r} is read", begin)  # kept, or the read would end here
     opened: dict[str, PartitionCoordinator[Any] | PartitionEmitter[Any]] = {
         "a coordinator that was used": coordinator,
         "a coordinator that was not used": trial.coordinator(),

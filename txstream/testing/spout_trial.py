@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TypeVar
 
 import pyarrow as pa
 
-from txstream.api.errors import UsageError
+from txstream.api.errors import PartitionUnavailableError, UsageError
 from txstream.api.schema import parse_schema
 from txstream.api.spouts import (
     PartitionCoordinator,
@@ -295,13 +295,19 @@ class Trial:
     # --- asking ------------------------------------------------------------------------------------------
 
     def ask(self, what: str, call: Callable[..., Answer], *arguments: Any) -> Answer:
-        """What the source answers; whatever it raises breaks the promise."""
-        try:
-            return self._thread.call(lambda: call(*arguments))
-        except (SpoutConformanceError, NotApplicableError):
-            raise
-        except Exception as error:  # noqa: BLE001 - every failure of the source is told, with its cause
-            self.fail(f"an answer when {what}", tell(error), cause=error)
+        """What the source answers; whatever it raises breaks the promise. On a busy machine a service may be
+        slower than the source waits for it, so a PartitionUnavailableError does when `settle_seconds` are
+        over: until then it is asked again, as a topology would."""
+        deadline = time.monotonic() + self.harness.settle_seconds
+        while True:
+            try:
+                return self._thread.call(lambda: call(*arguments))
+            except (SpoutConformanceError, NotApplicableError):
+                raise
+            except Exception as error:  # noqa: BLE001 - every failure of the source is told, with its cause
+                if not isinstance(error, PartitionUnavailableError) or time.monotonic() >= deadline:
+                    self.fail(f"an answer when {what}", tell(error), cause=error)
+            _pause()
 
     def outcome(self, what: str, call: Callable[[], Answer]) -> Answer | Exception:
         """What the source answers or raises, within the harness's deadline."""
