@@ -25,8 +25,9 @@ class SpoutHarness(ABC):
     own and is not taken for the source's.
 
     context: what the source is opened with. Keep `fetch_timeout_seconds` small: outage checks wait for it.
-    settle_seconds: how long the source may take until it sees what was done to the log. The suite asks again
-        until then; 0 is right for a log in this process. Only a check that fails waits so long.
+    settle_seconds: how long the source may take until it sees what was done to the log, and until a service
+        that is slow answers it (PartitionUnavailableError). The suite asks again until then; 0 is right for a
+        log in this process. Only a check that fails waits so long.
     deadline_seconds: how long a plan or a read may take in an outage. Much more than what is promised (two
         seconds, and `fetch_timeout_seconds`), because it must hold on a busy machine.
     unit_records: how many records the source cannot divide between two batches (a row group, a file).

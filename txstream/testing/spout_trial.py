@@ -295,9 +295,9 @@ class Trial:
     # --- asking ------------------------------------------------------------------------------------------
 
     def ask(self, what: str, call: Callable[..., Answer], *arguments: Any) -> Answer:
-        """What the source answers; whatever it raises breaks the promise. On a busy machine a service may be
-        slower than the source waits for it, so a PartitionUnavailableError does when `settle_seconds` are
-        over: until then it is asked again, as a topology would."""
+        """What the source answers; whatever it raises breaks the promise. A PartitionUnavailableError does so
+        only when `settle_seconds` are over: on a busy machine a service may be slower than the source waits
+        for it, and a topology would ask again."""
         deadline = time.monotonic() + self.harness.settle_seconds
         while True:
             try:
