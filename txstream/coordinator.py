@@ -96,13 +96,15 @@ Command = Plan[Meta] | Persist[Meta] | EmitBatch[Meta] | EmitCommit[Meta] | Adva
 
 
 class RotatingTransactionalState(Generic[T]):
-    """The ordered map txid -> value behind the coordinator: no gaps, no change out of order."""
+    """The ordered map txid -> value behind the coordinator: no gaps, no change out of order, also once it was
+    emptied. Only a new one without values begins anywhere."""
 
     def __init__(self, values: Mapping[Txid, T] | None = None) -> None:
         self._values: dict[Txid, T] = {txid: values[txid] for txid in sorted(values)} if values else {}
         txids = list(self._values)
         if txids and txids != list(range(txids[0], txids[-1] + 1)):
             raise CoordinatorError(f"stored batches have a gap: {', '.join(map(str, txids))}")
+        self._next: int | None = txids[-1] + 1 if txids else None
 
     def __iter__(self) -> Iterator[Txid]:
         return iter(self._values)
@@ -117,10 +119,11 @@ class RotatingTransactionalState(Generic[T]):
         """The value of `txid`, made from its predecessor's when there is none. Raises CoordinatorError for
         a txid that does not follow the last one."""
         if txid not in self._values:
+            if self._next is not None and txid != self._next:
+                raise CoordinatorError(f"txid {txid} cannot follow txid {self._next - 1}")
             last = self.last()
-            if last is not None and txid != last + 1:
-                raise CoordinatorError(f"txid {txid} cannot follow txid {last}")
             self._values[txid] = init(self._values[last] if last is not None else None)
+            self._next = txid + 1
         return self._values[txid]
 
     def replace(self, txid: Txid, value: T) -> None:
@@ -140,6 +143,7 @@ class RotatingTransactionalState(Generic[T]):
         if txid != self.last():
             raise CoordinatorError(f"txid {txid} cannot be removed, the last one is {self.last()}")
         del self._values[txid]
+        self._next = txid
 
     def cleanup_before(self, txid: Txid) -> None:
         for old in [t for t in self._values if t < txid]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -216,6 +218,20 @@ def test_an_empty_map_begins_anywhere() -> None:
     state: RotatingTransactionalState[int] = RotatingTransactionalState()
     assert state.last() is None
     assert state.get_or_create(Txid(7), lambda previous: 0 if previous is None else 1) == 0
+
+
+@pytest.mark.parametrize(
+    ("empty", "following"),
+    [(lambda state: state.remove(Txid(7)), 7), (lambda state: state.cleanup_before(Txid(9)), 8)],
+)
+def test_an_emptied_map_goes_on_with_the_next_txid(empty: Callable[[Any], None], following: int) -> None:
+    state: RotatingTransactionalState[str] = RotatingTransactionalState({Txid(7): "g"})
+    empty(state)
+    assert state.list() == []
+    for wrong in (following - 1, following + 1):
+        with pytest.raises(CoordinatorError, match=f"txid {wrong} cannot follow txid {following - 1}"):
+            state.get_or_create(Txid(wrong), lambda _: "x")
+    assert state.get_or_create(Txid(following), lambda previous: f"after {previous}") == "after None"
 
 
 # --- any order of events ---------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from support.bolts import (
     word_count,
     words_state,
 )
-from support.inmemory import MemoryLog, MemorySource, attempt
+from support.inmemory import MemoryLog, MemorySource, Range, attempt
 
 from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, OutputCollector, OutputFieldsDeclarer
 from txstream.api.builder import TransactionalTopologyBuilder
@@ -35,15 +35,17 @@ from txstream.api.errors import (
     TopologyError,
     TupleError,
 )
-from txstream.api.reducers import custom
+from txstream.api.reducers import Count, custom
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.tuples import Tuple
 from txstream.bolts.aggregate import CountBolt, ReduceBolt
 from txstream.bolts.sql import SqlStateBolt
+from txstream.engine.recording import recorded
 from txstream.engine.run import start
 from txstream.engine.turn import Turn
 from txstream.metas import BatchMetas
 from txstream.testing import InProcessRunner, TopologyTest, run_bolt
+from txstream.testing.calls import CallList
 
 # --- errors ----------------------------------------------------------------------------------------
 
@@ -354,6 +356,39 @@ def test_an_unreadable_partition_is_told_as_the_spouts() -> None:
         error = failure(word_count(log, CountByHand()), log, width)
         assert type(error) is PartitionUnavailableError
         assert str(error) == "txid 1 attempt 1.1, component 'lines': partition 'b' is hidden"
+
+
+@dataclasses.dataclass(frozen=True)
+class Counted(Range):
+    count: int
+
+    @property
+    def records(self) -> int:
+        return self.count
+
+
+class CountedSource(MemorySource):
+    meta_type = Counted
+
+
+@pytest.mark.parametrize("records", [0, 2, 4])
+def test_more_rows_than_a_meta_has_records_are_told_before_a_bolt_gets_them(records: int) -> None:
+    """Read in chunks of 3 rows. Fewer are legitimate: many an offset of a compacted topic holds none."""
+    log = MemoryLog({"a": list("vwxyz")})
+    builder = TransactionalTopologyBuilder("t", "lines", OpaqueSpout(CountedSource(log)))
+    builder.set_bolt("words", Split()).shuffle_grouping("lines")
+    builder.set_bolt("store", SqlStateBolt(words_state(), n=Count())).fields_grouping("words", "word")
+    calls = CallList()
+    plan = compiled(builder.build())
+    plan = dataclasses.replace(plan, bolts=tuple(recorded(spec, calls) for spec in plan.bolts))
+    runner = InProcessRunner(plan)
+    message = (
+        rf"component 'lines': partition 'a' gave .* rows, but its meta says records={records}: Counted\(.*"
+    )
+    with pytest.raises(BoltError, match=message):
+        runner.run(attempt(1), BatchMetas({"a": Counted(0, 5, records)}))
+    assert sum(call.tuples for call in calls.calls() if call.component == "words") == records // 3 * 3
+    assert runner.run(attempt(2), BatchMetas({"a": Counted(0, 5, 7)})).records == 5
 
 
 def test_an_unknown_field_is_told_with_the_fields_that_there_are() -> None:

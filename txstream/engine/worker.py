@@ -10,9 +10,10 @@ goes to every Spark task below, so that none runs on half of a batch.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
-from txstream.api.errors import ShortBatchError
+from txstream.api.errors import BoltError, ShortBatchError
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.assignment import TaskPlace
 from txstream.engine.failures import CrashError, describe
@@ -112,7 +113,7 @@ def _read(
         partition: codec.decode_meta(meta, f"partition {partition!r} of {order.attempt}")
         for partition, meta in assigned.items()
     }
-    records = 0
+    rows: Counter[str] = Counter()
     waited = 0.0
     batches = iter(emitter.emit_many(order.attempt, metas))
     while True:
@@ -120,9 +121,15 @@ def _read(
         item = next(batches, None)
         waited += time.perf_counter() - started
         if item is None:
-            return records, waited
-        _, batch = item
-        records += batch.num_rows
+            return rows.total(), waited
+        partition, batch = item
+        rows[partition] += batch.num_rows
+        planned = getattr(metas.get(partition), "records", None)
+        if planned is not None and rows[partition] > planned:
+            raise BoltError(
+                f"partition {partition!r} gave {rows[partition]} rows, but its meta says records={planned}: "
+                f"{metas[partition]!r:.200}; a source must not emit more than it has planned"
+            )
         run.outbox.push(plan.spout_id, DEFAULT_STREAM, spark_task, batch)
 
 
