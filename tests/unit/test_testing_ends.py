@@ -263,6 +263,38 @@ def test_a_patient_test_asks_a_source_again(source: MemorySpout) -> None:
         assert test.process(1).emitted("split") == [("late",)]
 
 
+class PlanFails(MemoryCoordinator):
+    def plan(self, last: Mapping[str, MemoryRange], limit: int) -> Any:
+        raise PartitionUnavailableError("the registry does not answer")
+
+
+class PlanFailsSpout(MemorySpout):
+    def coordinator(self, context: SpoutContext) -> MemoryCoordinator:
+        return PlanFails(self._own(), None)
+
+
+def test_why_a_plan_has_failed_is_told() -> None:
+    with (
+        PlanFailsSpout("value string", {"p": LINES}) as spout,
+        TopologyTest(word_topology(spout)) as test,
+        pytest.raises(
+            NotReachedError, match=r"waits for the source since .* \(the registry does not answer\)"
+        ),
+    ):
+        test.process(1)
+
+
+def test_a_partition_that_a_plan_had_to_leave_out_is_told(source: MemorySpout) -> None:
+    source.hide("p", "a cable")
+    with TopologyTest(word_topology(source)) as test:
+        with pytest.raises(NotReachedError, match=r"nothing for it \(p cannot be read: .*a cable\)$"):
+            test.process(1)
+        source.show("p")
+        test.process(1)
+        with pytest.raises(NotReachedError, match=r"nothing for it$"):
+            test.process(9)
+
+
 def test_a_partition_that_cannot_be_read_is_told(source: MemorySpout) -> None:
     with TopologyTest(word_topology(source, spout=TransactionalSpout)) as test:
         test.process(1)

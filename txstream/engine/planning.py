@@ -52,6 +52,8 @@ class Planning:
     def __post_init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, "txstream-plan")
         self._poll_seconds = _POLL_FIRST_SECONDS
+        # What the last plan could not read, with the reasons.
+        self.left_out: Mapping[str, str] = {}
 
     def shut_down(self) -> None:
         """Wait for the question that is being answered; ask no other."""
@@ -68,6 +70,7 @@ class Planning:
                 if not self.spout.is_ready():
                     return None
             metas = BatchMetas.from_plan(plan.last, self.spout.plan(plan.last, self.max_batch_records))
+            self.left_out = metas.unavailable
             if not (metas.has_work or plan.replay):
                 return None
             self.store.check_size(metas)

@@ -205,15 +205,18 @@ class Control:
         """How the topology stands, in one line."""
         coordinator = driver.coordinator
         held = {attempt for attempt, _ in driver.gate.held_back()}
+        waits, left_out = driver.loop.obstacles
         parts = [f"txid {coordinator.current} is the next to commit"]
         for batch in list(coordinator.active.values()):
             where = ", held back by the test" if batch.attempt in held else ""
             parts.append(f"{batch.attempt} is {batch.phase}{where}")
         last = max([coordinator.current - 1, *coordinator.active])
         if last < self._open_up_to:
-            parts.append(f"txid {last + 1} is not open: the source has nothing for it")
-        if driver.loop.waiting_for is not None:
-            parts.append(f"it waits for {driver.loop.waiting_for}")
+            why = "; ".join(f"{partition} cannot be read: {reason}" for partition, reason in left_out.items())
+            why = f" ({why})" if why else ""
+            parts.append(f"txid {last + 1} is not open: the source has nothing for it{why}")
+        if waits:
+            parts.append(f"it waits for {'; '.join(waits)}")
         failure = self.history.last_error()
         if failure is not None:
             parts.append(f"the last failure was: {failure}")

@@ -7,7 +7,7 @@ coordinator changes, and other threads may read it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +76,11 @@ class SteppedLoop(EventLoop):
         """The error that will end the run once the txids before this one are committed."""
         batch = self.coordinator.active.get(txid)
         return None if batch is None else self._doomed.get(batch.attempt)
+
+    @property
+    def obstacles(self) -> tuple[list[str], Mapping[str, str]]:
+        """What is waited for, with reasons, and the partitions that the last plan could not read."""
+        return self._waiting.reasons, self._planning.left_out
 
     # --- on the loop's thread -----------------------------------------------------------------------
 
