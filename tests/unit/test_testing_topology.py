@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.word_topologies import word_topology
+from support.word_topologies import Split, word_topology
 
 from txstream.api.bolts import BasicBolt, BatchBolt, OutputCollector
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.errors import BatchTimeoutError, BoltError, UsageError
+from txstream.api.errors import BatchTimeoutError, BoltError, TopologyError, UsageError
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
@@ -203,6 +203,25 @@ def test_a_step_for_which_the_source_has_nothing_is_told(test: TopologyTest, sou
         test.process()
     source.append("p", "more")
     assert test.process().emitted("split") == [("more",)]
+
+
+def test_a_builder_whose_topology_has_no_committer_yet() -> None:
+    builder = TransactionalTopologyBuilder(
+        "part", "lines", OpaqueSpout(MemorySpout("value string", {"p": LINES}), max_batch_records=4)
+    )
+    builder.set_bolt("split", Split()).shuffle_grouping("lines")
+    with pytest.raises(TopologyError, match="no committer"):
+        builder.build()
+    with TopologyTest(builder) as test:
+        assert test.process(1).emitted("split") == [(word,) for line in LINES[:4] for word in line.split()]
+        test.fail(1)
+        test.commit(1)
+        test.crash(at=Point.AFTER_COMMIT)
+        test.restart(builder)
+        test.run()
+        assert sum(map(len, test.emitted_by_txid("split").values())) == sum(
+            len(line.split()) for line in LINES
+        )
 
 
 # --- what is seen ------------------------------------------------------------------------------------

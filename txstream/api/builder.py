@@ -121,15 +121,25 @@ class TransactionalTopologyBuilder:
     def build(self) -> Topology:
         """The checked topology. Raises TopologyError or SchemaError, naming the component and the remedy.
         Warns (TopologyWarning) of a method that is called almost like one that a bolt has."""
+        topology = self._build(stacklevel=3)
+        if not any(component.is_committer for component in topology.components):
+            raise TopologyError(
+                f"topology {self._id!r} has no committer, so its results would be stored nowhere; "
+                f"add a SqlStateBolt with set_committer_bolt"
+            )
+        return topology
+
+    def _build(self, stacklevel: int) -> Topology:
+        """As `build`, but a test may do without a committer."""
         spout_id, spout, parallelism = self._spout
         built = {
             spout_id: Component(spout_id, spout, parallelism, parallelism, {DEFAULT_STREAM: spout.output})
         }
         for name in self._order():
             built[name] = self._build_bolt(name, built)
-            warn_of_uncalled(name, self._bolts[name].bolt, stacklevel=2)
+            warn_of_uncalled(name, self._bolts[name].bolt, stacklevel)
         components = tuple(built.values())
-        states, map_states = check_states(self._id, spout.semantics, components)
+        states, map_states = check_states(spout.semantics, components)
         if self._commit == "driver" and map_states:
             use = map_states[0]
             raise TopologyError(

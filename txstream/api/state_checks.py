@@ -14,11 +14,10 @@ from txstream.semantics import Semantics, legal_state_semantics
 
 
 def check_states(
-    topology_id: str, semantics: Semantics, components: Sequence[Component]
+    semantics: Semantics, components: Sequence[Component]
 ) -> tuple[tuple[tuple[StateCommitter, Semantics], ...], tuple[StateUse, ...]]:
     """The states of a topology with their semantics: of committers of deltas, and of bolts that declare their
-    own. Raises TopologyError for a table that two components write, for inputs that would lose updates, and
-    when nothing is stored at all."""
+    own. Raises TopologyError for a table that two components write, for inputs that would lose updates."""
     states: list[tuple[StateCommitter, Semantics]] = []
     uses: list[StateUse] = []
     tables: dict[tuple[str | None, str], str] = {}
@@ -50,11 +49,6 @@ def check_states(
             _check_state_inputs(component, bolt.state)
             claim(component, bolt.state)
             states.append((bolt, _state_semantics(bolt.state, semantics)))
-    if not any(component.is_committer for component in components):
-        raise TopologyError(
-            f"topology {topology_id!r} has no committer, so its results would be stored nowhere; "
-            f"add a SqlStateBolt with set_committer_bolt"
-        )
     return tuple(states), tuple(uses)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.errors import BatchFailedError, UsageError
 from txstream.api.topology import Topology
 from txstream.api.tuples import DEFAULT_STREAM
@@ -49,7 +50,8 @@ _FAIL_POINTS = (
 class TopologyTest:
     """A topology under control of the test. Use it as a context manager, from one thread.
 
-    topology: what is tested. How much a batch holds is the spout's `max_batch_records`.
+    topology: what is tested. How much a batch holds is the spout's `max_batch_records`. Of a builder, whose
+        topology need not have a committer yet, it is what is declared so far.
     spark: a SparkSession to run the batches on; None runs them in this process, where DataFrame bolts cannot.
     database: a SQLAlchemy URL for states without a url of their own; None is a SQLite file that is removed.
     settings: addresses and deadlines for the source, as for a run.
@@ -66,7 +68,7 @@ class TopologyTest:
 
     def __init__(
         self,
-        topology: Topology,
+        topology: Topology | TransactionalTopologyBuilder,
         *,
         spark: SparkSession | None = None,
         database: str | None = None,
@@ -76,7 +78,7 @@ class TopologyTest:
         patience_seconds: float = 0.0,
         deadline_seconds: float = DEADLINE_SECONDS,
     ) -> None:
-        self.topology = topology
+        self.topology = _built(topology)
         self.clock = clock or ManualClock()
         self._directory = tempfile.TemporaryDirectory(prefix="txstream-test-")
         directory = Path(self._directory.name)
@@ -238,14 +240,15 @@ class TopologyTest:
         if answer.refused is not None:
             raise UsageError(answer.refused)
 
-    def restart(self, topology: Topology | None = None) -> None:
+    def restart(self, topology: Topology | TransactionalTopologyBuilder | None = None) -> None:
         """Start a new driver, which recovers from ZooKeeper and the database; one that is still alive is
         killed first. With `topology`, of the same id, the new driver runs that."""
-        if topology is not None and topology.id != self.topology.id:
+        new = self.topology if topology is None else _built(topology)
+        if new.id != self.topology.id:
             raise UsageError(
-                f"topology {topology.id!r} cannot go on where {self.topology.id!r} was; give it the same id"
+                f"topology {new.id!r} cannot go on where {self.topology.id!r} was; give it the same id"
             )
-        self.topology = topology or self.topology
+        self.topology = new
         self._control.start(self.topology)
 
     # --- what is there ------------------------------------------------------------------------------
@@ -356,3 +359,7 @@ class TopologyTest:
 
 def _one_or_all(row: dict[str, Any], names: Sequence[str]) -> Any:
     return row[names[0]] if len(names) == 1 else tuple(row[name] for name in names)
+
+
+def _built(topology: Topology | TransactionalTopologyBuilder) -> Topology:
+    return topology if isinstance(topology, Topology) else topology._build(stacklevel=4)
