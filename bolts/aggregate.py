@@ -16,9 +16,11 @@ from txstream.bolts.folding import Fold, bound, check_reducers
 class ReduceBolt(MergeableBolt):
     """One row per key and batch: `ReduceBolt("word", n=Count(), longest=Max("length"))`.
 
-    Emits the key fields and one field per reducer, at the end of the batch. Group its input by the key.
-    Without a key it reduces all of a task's tuples into one row, also when there were none; group its
-    input globally then. Raises TopologyError when a field is missing or a reducer cannot take its type.
+    Emits the key fields and one field per reducer, at the end of the batch. Group its input by the key. Where
+    it feeds only states that merge its rows alike, it runs where its tuples are, and emits one row per key
+    and Spark task. Without a key it reduces all of a task's tuples into one row, also when there were none;
+    group its input globally then. Raises TopologyError when a field is missing or a reducer cannot take its
+    type.
     """
 
     def __init__(self, *keys: str, **reducers: Reducer) -> None:

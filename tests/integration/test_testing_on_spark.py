@@ -123,13 +123,15 @@ def test_run_bolt_with_a_dataframe_bolt(spark: SparkSession) -> None:
         run_bolt(Wrong(), ["a"], "word string", component="count", spark=spark)
 
 
-def test_the_examples_of_the_guide_that_need_spark(spark: SparkSession, tmp_path: Path) -> None:
-    ran = 0
+def test_the_examples_of_the_guide_that_need_services(spark: SparkSession, tmp_path: Path) -> None:
+    fixtures = {"spark": spark, "tmp_path": tmp_path}
+    ran: list[str] = []
     guide = load(DOCS / "testing.md", tmp_path)
     spark.sparkContext.addPyFile(str(guide.__file__))
     for function, calls in examples(guide):
         for call in calls:
-            if fixtures_of(function, call) == {"spark"}:
-                function(spark=spark, **call)
-                ran += 1
-    assert ran
+            needed = fixtures_of(function, call)
+            if needed:
+                function(**{name: fixtures[name] for name in needed}, **call)
+                ran += needed
+    assert ran == ["spark", "tmp_path"]

@@ -11,7 +11,8 @@ from support.guide import DOCS, examples, fixtures_of, load, python_of
 
 GUIDE = DOCS / "testing.md"
 NAMES = [line[4:].partition("(")[0] for line in python_of(GUIDE).splitlines() if line.startswith("def test_")]
-ON_SPARK = ["test_on_spark"]  # run by tests/integration/test_testing_on_spark.py
+# Run by tests/integration/test_testing_on_spark.py.
+WITH_SERVICES = ["test_on_spark", "test_a_run_without_spark"]
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +20,7 @@ def guide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     return load(GUIDE, tmp_path_factory.mktemp("guide"))
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ON_SPARK])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in WITH_SERVICES])
 def test_an_example_does_what_it_says(guide: ModuleType, name: str) -> None:
     calls = {function.__name__: (function, calls) for function, calls in examples(guide)}
     function, arguments = calls[name]
@@ -28,11 +29,11 @@ def test_an_example_does_what_it_says(guide: ModuleType, name: str) -> None:
         function(**call)
 
 
-def test_the_examples_are_there_and_only_those_on_spark_need_a_fixture(guide: ModuleType) -> None:
+def test_the_examples_are_there_and_only_those_with_services_need_a_fixture(guide: ModuleType) -> None:
     found = {function.__name__: fixtures_of(function, calls[0]) for function, calls in examples(guide)}
     assert sorted(found) == sorted(NAMES)
     assert len(found) > 10
-    assert [name for name, fixtures in found.items() if fixtures] == ON_SPARK
+    assert [name for name, fixtures in found.items() if fixtures] == WITH_SERVICES
 
 
 def test_its_links_lead_somewhere() -> None:

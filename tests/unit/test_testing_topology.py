@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from support.word_topologies import Split, word_topology
+from support.bolts import Split
+from support.word_topologies import word_topology
 
 from txstream.api.bolts import BasicBolt, BatchBolt, OutputCollector
 from txstream.api.builder import TransactionalTopologyBuilder

@@ -29,6 +29,7 @@ from txstream.testing.clock import ManualClock
 from txstream.testing.control import Control, NotReachedError
 from txstream.testing.driver import World
 from txstream.testing.failures import CrashError
+from txstream.testing.progress import StoredProgress
 from txstream.transaction import Txid
 from txstream.zookeeper import MemoryTree
 
@@ -61,6 +62,8 @@ class TopologyTest:
         cannot be read. 0 is right for a source that only the test changes.
     deadline_seconds: how long, in real seconds, any step may take.
 
+    `zookeeper` is what ZooKeeper holds of the topology, text by path, to be looked at and damaged.
+
     Waits between attempts and between questions to the source take no time: a step that depends on one skips
     it. Steps raise what ends a run (a bolt's error after `max_attempts`, CrashError), NotReachedError when
     the topology stands still or the deadline has come, UsageError for what cannot be meant.
@@ -85,8 +88,10 @@ class TopologyTest:
         self.database_url = database or f"sqlite:///{directory / 'state.db'}"
         self._history = History()
         self._calls: CallLog = CallList() if spark is None else CallFile(directory / "calls")
+        tree = MemoryTree()
+        self.zookeeper = StoredProgress(tree, self.topology.id)
         world = World(
-            tree=MemoryTree(),
+            tree=tree,
             database_url=self.database_url,
             settings=settings or Settings(),
             clock=self.clock,

@@ -131,6 +131,11 @@ class MemoryTree:
                 _ensure(self._nodes, path.rpartition("/")[0] or "/")
             self._nodes[path] = Node(data, 0 if node is None else node.version + 1)
 
+    def below(self, path: str) -> list[str]:
+        """All paths below `path`."""
+        with self._lock:
+            return sorted(name for name in self._nodes if name.startswith(f"{path}/"))
+
     def remove(self, path: str) -> None:
         """Delete `path` and everything below it."""
         with self._changing():
