@@ -96,6 +96,26 @@ def test_a_transactional_replay_waits_for_a_partition_that_was_lost_meanwhile(lo
     assert sorted(run.world.table.batches) == [1], "the replay held all that the first plan did"
 
 
+def test_partitions_that_batches_go_without_are_told_once_and_when_they_are_back(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = MemoryLog({name: ["the cat", "a dog"] for name in "abc"})
+    log.hidden.update("bc")
+    plans = iter(range(6))
+
+    def on_plan(last: Mapping[str, Any]) -> None:
+        if next(plans, None) is None:
+            log.hidden.clear()
+
+    log.on_plan = on_plan
+    run = Run(World(log), max_batch_records=1).complete()
+    assert run.world.table.totals() == words(log)
+    assert [one.message for one in caplog.records] == [
+        "batches go on without partitions b, c until they can be read: it is hidden",
+        "batches have partitions b, c again",
+    ]
+
+
 def test_partitions_that_cannot_be_asked_about_are_waited_for_too(log: MemoryLog) -> None:
     log.on_emit = failing_once(BatchFailedError("not now"), 1)
     run = Run(World(log, TransactionalSpout))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +27,7 @@ _POLL_FIRST_SECONDS = 0.005
 _POLL_LONGEST_SECONDS = 0.15
 _PARTITION_CHECK_SECONDS = 0.5
 _SOURCE = "the source"
+_NAMED_PARTITIONS = 8
 
 
 @dataclass
@@ -70,7 +71,7 @@ class Planning:
                 if not self.spout.is_ready():
                     return None
             metas = BatchMetas.from_plan(plan.last, self.spout.plan(plan.last, self.max_batch_records))
-            self.left_out = metas.unavailable
+            self._tell_left_out(metas.unavailable)
             if not (metas.has_work or plan.replay):
                 return None
             self.store.check_size(metas)
@@ -99,6 +100,17 @@ class Planning:
                 self.fail_run(error)
 
         self.events.submit(self._pool, work, done, failed)
+
+    def _tell_left_out(self, unavailable: Mapping[str, str]) -> None:
+        """Say when batches begin to go without a partition, and when it is back; not in every batch."""
+        gone, back = unavailable.keys() - self.left_out.keys(), self.left_out.keys() - unavailable.keys()
+        self.left_out = unavailable
+        if gone:
+            reasons = "; ".join(sorted({unavailable[partition] for partition in gone}))
+            they = "it" if len(gone) == 1 else "they"
+            log.warning("batches go on without %s until %s can be read: %s", _listed(gone), they, reasons)
+        if back:
+            log.warning("batches have %s again", _listed(back))
 
     def _plan_again(self, plan: Plan[Any]) -> None:
         if self.coordinator.is_planning(plan.ticket):
@@ -141,3 +153,10 @@ class Planning:
                 self.fail_run(error)
 
         self.events.submit(self._pool, lambda: self.spout.cleanup_before(txid), lambda _: None, failed)
+
+
+def _listed(partitions: Collection[str]) -> str:
+    """ "partitions lines/1, lines/3", cut where there are many."""
+    named = sorted(partitions)
+    more = f" and {len(named) - _NAMED_PARTITIONS:,} more" if len(named) > _NAMED_PARTITIONS else ""
+    return f"partition{'s' if len(named) > 1 else ''} {', '.join(named[:_NAMED_PARTITIONS])}{more}"
