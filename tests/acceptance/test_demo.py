@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -85,6 +86,16 @@ def test_ctrl_c_leaves_no_process_and_the_next_demo_is_exact(tmp_path: Path) -> 
     assert wait_until_gone(tmp_path) == []
     tables = [table for table in table_names(tmp_path) if table.startswith("demo_word_count_")]
     assert tables == [lines[-2].split()[-1]], "this demo's table stays, the older one's is gone"
+
+
+def test_a_non_transactional_demo_counts_the_committed_batch_twice(tmp_path: Path) -> None:
+    ended = start_demo(tmp_path, "--semantics", "non-transactional").wait(300)
+    assert ended.status == 1, ended.stderr
+    last = ended.stdout.splitlines()[-1]
+    more = re.fullmatch(r"exact: no, ([\d,]+) words too many: txid 1 was committed before the kill .*", last)
+    assert more is not None, last
+    assert f"{WORDS:,} times in the text, {WORDS + int(more[1].replace(',', '')):,} in table" in ended.stdout
+    assert "SIGKILL) after commit of txid 1" in ended.stderr
 
 
 def wait_for_spark(pid: int) -> None:

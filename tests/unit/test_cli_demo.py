@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -74,6 +75,18 @@ def test_other_totals_end_in_no_and_1_and_are_listed(capsys: pytest.CaptureFixtu
     assert out[-1] == "exact: no"
     assert "  a: 3 in the text, 5 in the table" in out
     assert "  c: 1 in the text, 0 in the table" in out
+
+
+def test_a_non_transactional_demo_says_what_was_counted_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    here, result = finished(Cli(), {"a": 5, "b": 2, "c": 1})
+    here = replace(here, semantics="non-transactional")
+    assert _tell(here, result) == 1
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith(
+        "exact: no, 3 words too many: txid 1 was committed before the kill and counted again"
+    )
+    assert _tell(here, replace(result, table={"a": 3, "b": 1, "c": 1})) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "exact: yes"
 
 
 def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
