@@ -20,6 +20,7 @@ from postgres import PostgresServer
 from support.bare_python import make_bare_python
 from support.processes import process_of
 from support.runs import SPARK_STARTS_SOONER, Launcher
+from support.skips import pytest_terminal_summary as pytest_terminal_summary
 
 from txstream.embedded import EmbeddedKafka, EmbeddedZooKeeper, Services, SparkStandalone, embedded
 

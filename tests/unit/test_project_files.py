@@ -136,20 +136,27 @@ def test_fewer_files_checked_than_tracked_is_an_error_that_names_them() -> None:
         check_types.compare(1, tracked, tracked)
 
 
-def junit(tmp_path: Path, tests: str) -> str:
-    """The report of a pytest run over `tests`, made as `.ci/run` has it made."""
+def pytest_of(tmp_path: Path, tests: str, *options: str) -> str:
+    """What a pytest run over `tests` prints, without the settings of this project."""
     (tmp_path / "test_it.py").write_text(tests)
-    report = tmp_path / "report.xml"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    environment["PYTHONPATH"] = str(ROOT / "tools")
-    subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, f"--junitxml={report}", tmp_path],
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tools"), str(ROOT / "tests")])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, *options, tmp_path],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
+        text=True,
         check=False,
         timeout=60,
     )
+    return done.stdout
+
+
+def junit(tmp_path: Path, tests: str) -> str:
+    """The report of a pytest run over `tests`, made as `.ci/run` has it made."""
+    report = tmp_path / "report.xml"
+    pytest_of(tmp_path, tests, f"--junitxml={report}")
     return report.read_text(encoding="utf-8")
 
 
@@ -183,6 +190,19 @@ def test_expected_failures_are_none_and_an_empty_run_is_one(tmp_path: Path) -> N
     passing = "import pytest\n\n@pytest.mark.xfail\ndef test_a():\n    assert False\n"
     assert check_no_skips.problems(junit(tmp_path, passing)) == []
     assert check_no_skips.problems(junit(tmp_path, "")) == ["the report has no test at all"]
+
+
+def test_a_run_ends_with_what_was_skipped_and_why(tmp_path: Path) -> None:
+    tests = (
+        "import pytest\n\n"
+        "@pytest.mark.parametrize('n', [1, 2])\n"
+        "def test_a(n):\n    pytest.skip('no server; type install server')\n\n"
+        "def test_b():\n    pytest.skip('no server; type install server')\n\n"
+        "def test_c():\n    pytest.skip('no such machine')\n"
+    )
+    *_, servers, machines, _ = pytest_of(tmp_path, tests, "-p", "support.skips", "-n", "1").splitlines()
+    assert servers == "3 tests: no server; type install server"
+    assert machines == "1 test: no such machine"
 
 
 def test_skips_end_with_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,16 @@
+"""What a run of the tests says at its end about those that this machine could not run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """One line for each reason: how many tests were skipped, and what to type to have them."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
+    if reasons:
+        terminalreporter.section("skipped")
+    for reason, tests in reasons.most_common():
+        terminalreporter.line(f"{tests} {'test' if tests == 1 else 'tests'}: {reason}")
