@@ -27,8 +27,8 @@ class Settings:
 
     `zookeeper` are hosts with an optional chroot, `kafka` bootstrap servers, `database` a SQLAlchemy URL,
     `master` a Spark master. None means: not given, look further. `spark_conf` is passed to a session that
-    txstream makes, whose JVM prints into `spark_log` if that is given; `py_files` are shipped to executors,
-    and `package` is the one of them that holds the framework, for executors that do not have it.
+    txstream makes, whose JVM prints into `spark_log` (unset: a file in `log_dir`); `py_files` are shipped to
+    executors, and `package` is the one of them that holds the framework, for executors that do not have it.
     `ledger_keep` says how long the ledger keeps a batch: "7d", "100000", "all", or "7d,100000", which is also
     the default (whichever limit is reached first).
     `state_databases` are URLs, with passwords, of further databases with state, for commands that look there.
@@ -82,6 +82,11 @@ class Settings:
             for name, value in source.items():
                 found[name] = found[name] or value
         return replace(self, **found)
+
+    @property
+    def log_dir(self) -> Path:
+        """Where the logs of Spark, Kafka and ZooKeeper go."""
+        return self.data_dir.resolve() / "logs"
 
     def _from_embedded(self) -> Mapping[str, str]:
         from txstream.embedded import living

@@ -21,10 +21,11 @@ from txstream.api.errors import ServiceUnavailableError, TxstreamError
 from txstream.cli.context import Cli
 from txstream.cli.main import main
 from txstream.cli.progress import describe, shown_progress
-from txstream.cli.run import OWNER_VARIABLE, _prune, _Signals, _tell, _wait, summary
+from txstream.cli.run import OWNER_VARIABLE, _Signals, _tell, _wait, summary
 from txstream.engine.loop import RunAbortedError
 from txstream.engine.report import RunProgress, RunReport, Statistics
 from txstream.engine.run import start
+from txstream.engine.spark_log import prune_logs
 from txstream.settings import Settings
 from txstream.transaction import Txid
 
@@ -277,7 +278,7 @@ def test_only_the_newest_logs_stay(tmp_path: Path) -> None:
             (tmp_path / name).write_text("")
             os.utime(tmp_path / name, (number, number))
     (tmp_path / "kafka-1.log").write_text("")
-    _prune(tmp_path)
+    prune_logs(tmp_path)
     left = {path.name for path in tmp_path.iterdir()}
     assert len(left) == 41
     assert {"kafka-1.log", "spark-x-24.log", "spark-x-5.log", "txstream-5.log"} <= left

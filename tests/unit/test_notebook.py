@@ -90,7 +90,7 @@ def test_a_run_is_how_far_it_is_and_what_ended_it(tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     running = start(word_count(), settings=Settings(data_dir=tmp_path))
     running.stop()
-    assert repr(running) == "<RunningTopology word-count: ended, txid 0 committed>"
+    assert repr(running) == "<RunningTopology word-count: failed with UsageError, txid 0 committed>"
     texts = Page(running._repr_html_()).texts
     assert texts[:5] == ["topology word-count (opaque)", "state", "ended", "committed txid", "0"]
     assert any("no ZooKeeper was given" in text for text in texts)

@@ -40,7 +40,7 @@ class Cli:
     @property
     def log_dir(self) -> Path:
         """Where the logs of Spark, Kafka and ZooKeeper go."""
-        return self.settings.data_dir.resolve() / "logs"
+        return self.settings.log_dir
 
     def say(self, message: str) -> None:
         """A message for a person, on standard error; not with --quiet."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import signal
 import threading
 from collections.abc import Sequence
@@ -27,6 +26,7 @@ from txstream.cli.options import check_id, command
 from txstream.cli.parameters import split_pairs
 from txstream.cli.progress import Show, shown_progress
 from txstream.engine.report import shown_reasons
+from txstream.engine.spark_log import prune_logs, spark_log
 from txstream.keep import Keep
 from txstream.packaging import holds_framework
 from txstream.words import counted
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 OWNER_VARIABLE = "TXSTREAM_OWNER_PID"
 
 _TICK_SECONDS = 0.2
-_KEPT_LOGS = 20
 _CAUGHT_UP = "caught-up"
 
 
@@ -118,7 +117,7 @@ def run(
 
     find_java()
     allow_log_folder()
-    spark_log = cli.log_dir / f"spark-{_file_name(topology.id)}-{os.getpid()}.log"
+    log_file = spark_log(cli.log_dir, topology.id)
     with shipped_module(target) as modules:
         settings = replace(
             settings,
@@ -126,17 +125,17 @@ def run(
             spark_conf=conf,
             py_files=(*files, *modules),
             package=next((file for file in files if holds_framework(Path(file))), None),
-            spark_log=spark_log,
+            spark_log=log_file,
             ledger_keep=kept,
         )
-        _prune(cli.log_dir)
+        prune_logs(cli.log_dir)
         if settings.uses_default_database:
             cli.say(f"database: {settings.default_database_file}")
         try:
             with user_code_prints_to_stderr():
                 report, stopped = _run(cli, topology, settings, until, until_txid, wait=not no_wait)
         except TxstreamError:
-            _name_logs([spark_log, library_log(cli)])
+            _name_logs([log_file, library_log(cli)])
             raise
     return _tell(cli, report, stopped, until, until_txid)
 
@@ -168,18 +167,6 @@ def _with_timeout(topology: Topology, seconds: float) -> Topology:
     if not 0 < seconds < math.inf:
         raise UsageError(f"--message-timeout is {seconds:g}; it must be a positive number of seconds")
     return replace(topology, message_timeout_seconds=seconds)
-
-
-def _file_name(topology_id: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]", "_", topology_id)[:60]
-
-
-def _prune(folder: Path) -> None:
-    """Every run leaves its logs; the newest are enough."""
-    for pattern in ("spark-*.log", "txstream-*.log"):
-        found = [(path.stat().st_mtime, path) for path in folder.glob(pattern)]
-        for _, path in sorted(found)[:-_KEPT_LOGS]:
-            path.unlink(missing_ok=True)
 
 
 # --- meanwhile ---------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -16,6 +17,7 @@ from txstream.engine.failures import CrashError
 from txstream.engine.loop import EventLoop, RunAbortedError
 from txstream.engine.points import PointListener, nobody_listens
 from txstream.engine.report import RunProgress, RunReport, shown_reasons
+from txstream.engine.spark_log import writable_spark_log
 from txstream.engine.turn import CAUGHT_UP, RunnerFactory, Turn
 from txstream.notebook import html_table
 from txstream.settings import Settings
@@ -56,10 +58,8 @@ class RunningTopology:
         self._thread.start()
 
     def __repr__(self) -> str:
-        return (
-            f"<RunningTopology {self.topology.id}: {self.state}, "
-            f"txid {self.progress.committed_txid} committed>"
-        )
+        state = self.state if self._error is None else f"failed with {type(self._error).__name__}"
+        return f"<RunningTopology {self.topology.id}: {state}, txid {self.progress.committed_txid} committed>"
 
     def _repr_html_(self) -> str:
         """How far it is, as of now: a cell does not follow it. At its end, its report."""
@@ -226,9 +226,12 @@ def start(
         raise UsageError("give until='caught-up' or until_txid, not both")
     if until_txid is not None and until_txid < 1:
         raise UsageError(f"until_txid is {until_txid}; txids begin at 1")
+    settings = (settings or Settings()).resolve()
+    if spark is None and runner_factory is None and settings.spark_log is None:
+        settings = replace(settings, spark_log=writable_spark_log(settings.log_dir, topology.id))
     return RunningTopology(
         topology,
-        (settings or Settings()).resolve(),
+        settings,
         spark=spark,
         until=until,
         until_txid=until_txid,
