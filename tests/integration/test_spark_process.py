@@ -141,7 +141,7 @@ def test_a_signal_to_the_process_group_ends_the_run_between_two_batches(
     outcome = command.wait(120)
     assert outcome.status == 0, outcome.stderr
     assert "Traceback" not in outcome.stderr
-    assert "txids 1 to 1, 2 records" in outcome.stdout
+    assert "txid 1, 2 records" in outcome.stdout
     assert read_counts(launcher.database, unique) == {"one": 1, "two": 1}
     assert not java.is_running()
 
@@ -181,6 +181,7 @@ name, closed = sys.argv[1:]
 told(topology(f"{name}1"), settings=Settings(master=f"spark://{closed}"))
 told(topology(f"{name}1"), settings=Settings(spark_conf={"spark.txstream.test": "1"}))
 told(topology(f"{name}2"))
+print("a session of the user's", file=sys.stderr, flush=True)
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
 print(spark.conf.get("spark.txstream.test", "nothing"), os.environ.get("SPARK_LOCAL_IP", "nothing"))
 told(topology(f"{name}3"))
@@ -192,7 +193,7 @@ print(spark.range(4).count())
 def test_each_run_of_a_process_has_a_java_process_of_its_own(
     launcher: Launcher, tmp_path: Path, unique: str, closed_port: int
 ) -> None:
-    """Nothing is left of a run that failed, and nothing of another run's settings."""
+    """Nothing is left of a run that failed, or of another run's settings; what Java prints goes to a file."""
     (tmp_path / "script.py").write_text(SCRIPT)
     ended = subprocess.run(
         [sys.executable, "script.py", unique, f"127.0.0.1:{closed_port}"],
@@ -209,3 +210,6 @@ def test_each_run_of_a_process_has_a_java_process_of_its_own(
     assert lines[1:4] == ["3", "3", "nothing nothing"]
     assert "give it to the run" in lines[4]
     assert lines[5:] == ["3", "4"]
+    assert ended.stderr.startswith("a session of the user's")
+    (log,) = (tmp_path / ".txstream" / "logs").glob(f"spark-{unique}2-*.log")
+    assert "log4j" in log.read_text()
