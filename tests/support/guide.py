@@ -5,13 +5,77 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 DOCS = Path(__file__).parents[2] / "docs"
+GUIDES = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]
+
+_PROGRAMS = ("txstream", "python", "python3", "make", "echo", "systemctl", "journalctl")
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+
+
+@dataclass(frozen=True)
+class ShownCommand:
+    """A command line as a reader would type it, its line number, and what the guide shows of its output."""
+
+    text: str
+    line: int
+    shown: str = ""
+
+    @property
+    def calls(self) -> list[list[str]]:
+        """The words of each program that it calls: those of a pipe are several."""
+        lexer = shlex.shlex(self.text, posix=True, punctuation_chars="|&;<>")
+        lexer.whitespace_split = True
+        found: list[list[str]] = [[]]
+        for word in lexer:
+            found = [*found, []] if set(word) <= set("|&;") else [*found[:-1], [*found[-1], word]]
+        return found
+
+
+def commands_of(guide: Path) -> list[ShownCommand]:
+    """The commands in its blocks: those behind `$ `, with their output, or a block that begins with one. The
+    output of its last one may be a `text` block right below."""
+    text = guide.read_text(encoding="utf-8")
+    found: list[ShownCommand] = []
+    end = 0
+    for block in _BLOCK.finditer(text):
+        language, code, first = block[1], block[2], text.count("\n", 0, block.start(2)) + 1
+        if language == "text" and found and not text[end : block.start()].strip():
+            found[-1] = ShownCommand(found[-1].text, found[-1].line, code)
+        elif language in ("", "bash"):
+            here = list(_commands_in(code, first))
+            assert here or not re.search(r"^\$? ?txstream ", code, re.M), (
+                f"{guide.name}:{first}: no commands?"
+            )
+            found += here
+            end = block.end() if here else end
+    return found
+
+
+def _commands_in(code: str, first: int) -> Iterator[ShownCommand]:
+    if code.startswith("$ "):
+        for part in re.finditer(r"^\$ (.+)\n((?:(?!\$ ).*\n)*)", code, re.M):
+            yield ShownCommand(part[1], first + code.count("\n", 0, part.start()), part[2])
+    elif code.split(maxsplit=1)[0] in _PROGRAMS:
+        for part in re.finditer(r"^[^#\n](?:.*\\\n)*.*$", code, re.M):
+            yield ShownCommand(part[0], first + code.count("\n", 0, part.start()))
+
+
+def files_of(guide: Path) -> dict[str, str]:
+    """Blocks that begin with a file's name as a comment, by that name. Blocks of one name are one file."""
+    found: dict[str, str] = {}
+    for block in _BLOCK.finditer(guide.read_text(encoding="utf-8")):
+        name = re.match(r"# ([\w./-]+\.\w+)\n", block[2])
+        if name is not None:
+            found[name[1]] = found.get(name[1], "") + block[2]
+    return found
 
 
 def python_of(guide: Path) -> str:

@@ -47,7 +47,7 @@ def groups() -> dict[str, set[str]]:
 
 def documented_flags() -> dict[tuple[tuple[str, ...], str], str]:
     """The default of each flag, by its spellings and command."""
-    found = {}
+    found: dict[tuple[tuple[str, ...], str], str] = {}
     for flag, _, _, default, commands, *_ in ROWS:
         spellings = tuple(sorted(word.split()[0] for word in words(flag)))
         named = {*words(commands)}.union(*(groups().get(name, ()) for name in commands.split(", ")))
@@ -106,8 +106,7 @@ def test_every_key_and_variable_of_an_address() -> None:
     keys = {name for _, variable, *_ in ROWS for name in words(variable) if name.islower()}
     assert keys == {*_ADDRESSES, *_LISTS}
     for _, variable, field, *_ in ROWS:
-        (key,) = [name for name in words(variable) if name.islower()] or [None]
-        if key is not None:
+        for key in keys.intersection(words(variable)):
             assert words(variable) == [f"TXSTREAM_{key.upper()}", key]
             assert words(field) == [key]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -34,19 +33,3 @@ def test_the_examples_are_there_and_only_those_with_services_need_a_fixture(guid
     assert sorted(found) == sorted(NAMES)
     assert len(found) > 10
     assert [name for name, fixtures in found.items() if fixtures] == WITH_SERVICES
-
-
-def test_its_links_lead_somewhere() -> None:
-    text = GUIDE.read_text(encoding="utf-8")
-    links = [part.partition(")")[0] for part in text.split("](")[1:]]
-    assert links
-    headings = {
-        line.strip("# ").lower().replace(" ", "-").replace(",", "")
-        for line in text.splitlines()
-        if line.startswith("#")
-    }
-    for link in links:
-        if link.startswith("#"):
-            assert link[1:] in headings, link
-        else:
-            assert (DOCS / Path(link)).exists(), link

@@ -1,0 +1,154 @@
+"""The commands of README.md and docs/, typed one after the other in an empty folder, and what they print.
+
+Those that cannot be run here are named in `NOT_RUN`; tests/unit/test_guide_commands.py sees that they exist.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kafka import KafkaAdminClient
+from kazoo.client import KazooClient
+from support.guide import DOCS, GUIDES, ShownCommand, commands_of, files_of, python_of
+from support.runs import SPARK_STARTS_SOONER
+from support.texts import make_lines
+
+from txstream.embedded import running
+
+SPARKLESS = Path(__file__).parents[1] / "support" / "sparkless.py"
+
+# What checks this project itself, wants a cluster, or belongs to systemd.
+NOT_RUN = re.compile(r"^(make|systemctl|journalctl) |--master spark://")
+# Databases that a reader has, by the file that stands for them here.
+PLACEHOLDERS = {
+    "postgresql://me:secret@db/results": "sqlite:///{folder}/results.db",
+    "postgresql://me@db/results": "sqlite:///{folder}/results.db",
+    "sqlite:////srv/other.db": "sqlite:///{folder}/other.db",
+}
+
+
+def english() -> str:
+    """4,000 lines of the words of this project's licence."""
+    licence = (GUIDES[0].parent / "LICENSE").read_text(encoding="utf-8").lower()
+    words = [word for word, _ in Counter(re.findall("[a-z]+", licence)).most_common(300)]
+    lines = make_lines(4_000, vocabulary=300)
+    return "".join(re.sub(r"w(\d+)é", lambda found: words[int(found[1])], line) + "\n" for line in lines)
+
+
+# What a reader brings along.
+SUPPLIES = {"text.txt": english(), "word_count.py": python_of(GUIDES[0]), "results.db": ""}
+
+
+class Desk:
+    """A folder with running services; `txstream` and `python` are on the path."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "desk"
+        self.folder.mkdir()
+        programs = folder / "bin"
+        programs.mkdir()
+        # A run without Spark starts 5 s sooner; README's run, and what `python` runs, are on Spark.
+        for name, call in {"txstream": f"-P {SPARKLESS}", "python": ""}.items():
+            (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {call} "$@"\n')
+            (programs / name).chmod(0o755)
+        ours = {name: value for name, value in os.environ.items() if not name.startswith("TXSTREAM_")}
+        path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+        self.environment = {
+            **ours,
+            **SPARK_STARTS_SOONER,
+            "PATH": path,
+            "TXSTREAM_MASTER": "local[2]",
+            "COLUMNS": "80",
+            "TERM": "dumb",
+        }
+        self.type("txstream up")
+        services = running(self.folder / ".txstream")
+        assert services is not None
+        self.services = services
+
+    def type(self, line: str) -> tuple[int, str]:
+        """Exit status, and what a terminal of 80 columns shows."""
+        terminal, inside = os.openpty()
+        process = subprocess.Popen(
+            ["bash", "-c", line],
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=inside,
+            stderr=inside,
+        )
+        os.close(inside)
+        with os.fdopen(terminal, encoding="utf-8") as shown:
+            lines: list[str] = []
+            with contextlib.suppress(OSError):  # how Linux says that nobody writes there any more
+                lines += shown
+        return process.wait(), "".join(lines)
+
+    def clear(self) -> None:
+        """For the next guide: no files, topics and topologies; services go on."""
+        for path in [*self.folder.glob("[!.]*"), *(self.folder / ".txstream").glob("state.db*")]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        self.lose_zookeepers_data()
+        admin = KafkaAdminClient(bootstrap_servers=self.services.kafka)
+        admin.delete_topics([name for name in admin.list_topics() if not name.startswith("__")])
+        admin.close()
+
+    def lose_zookeepers_data(self) -> None:
+        zookeeper = KazooClient(self.services.zookeeper)
+        zookeeper.start()
+        zookeeper.delete("/txstream", recursive=True)
+        zookeeper.stop()
+        zookeeper.close()
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    made = Desk(tmp_path_factory.mktemp("guides"))
+    yield made
+    made.type("txstream down")
+
+
+@pytest.mark.parametrize("guide", [guide for guide in GUIDES if commands_of(guide)], ids=lambda g: g.name)
+def test_its_commands_do_what_it_shows(guide: Path, desk: Desk) -> None:
+    desk.clear()
+    for name, text in {**SUPPLIES, **files_of(guide)}.items():
+        (desk.folder / name).write_text(text, encoding="utf-8")
+    commands = commands_of(guide)
+    if guide.name == "README.md" and guide.parent != DOCS:  # its quick start has a test of its own
+        commands = commands[[command.text for command in commands].index("txstream down") + 1 :]
+    for command in commands:
+        if not NOT_RUN.search(command.text):
+            check(command, desk)
+
+
+def check(command: ShownCommand, desk: Desk) -> None:
+    line = command.text
+    for url, stand_in in PLACEHOLDERS.items():
+        line = line.replace(url, stand_in.format(folder=desk.folder))
+    if "it knows nothing of this topology" in command.shown:
+        desk.lose_zookeepers_data()
+    status, printed = desk.type(line)
+    told = printed.replace(f"sqlite:///{desk.folder}/.txstream/", "sqlite:////data/")
+    fails = re.search(r"^(txstream: |ERROR )", command.shown, re.M) is not None
+    assert (status != 0) == fails, f"line {command.line}, {line}: status {status}\n{printed}"
+    assert re.search(pattern(command.shown), comparable(told)), f"line {command.line}, {line}:\n{told}"
+
+
+def comparable(printed: str) -> str:
+    """Without what differs from run to run: times, durations, and how wide a table is."""
+    text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\d+\.\d+ s", "TIME", printed)
+    return " ".join(re.sub(r"─+", "─", text).split())
+
+
+def pattern(shown: str) -> str:
+    """`...` stands for whatever is left out."""
+    return re.escape(comparable(shown)).replace(r"\.\.\.", ".*")
