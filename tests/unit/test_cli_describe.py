@@ -417,3 +417,19 @@ def test_without_matplotlib_the_extra_is_named_before_the_factory_is_called(
     assert "matplotlib" in message
     assert not Path("graph.svg").exists()
     told(capsys, WORD_COUNT, "--stages")
+
+
+def test_a_warning_of_build_is_told(tmp_path: Path) -> None:
+    (tmp_path / "near.py").write_text(
+        "from txstream import CountBolt\n"
+        "from txstream.examples import word_count\n"
+        "class Near(CountBolt):\n"
+        "    def finishBatch(self): pass\n"
+        "word_count.CountBolt = Near\n"
+        "topology = word_count.topology\n",
+        encoding="utf-8",
+    )
+    command = [sys.executable, "-m", "txstream", "describe", "near:topology", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    assert json.loads(done.stdout)
+    assert done.stderr == "component 'count': Near.finishBatch is never called; did you mean finish_batch?\n"

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from pathlib import Path
+from typing import Any
 
 from txstream.cli.context import Cli, print_error
+
+log = logging.getLogger(__name__)
 
 # py4j and kazoo tell of every cut connection at WARNING or above, several lines each.
 _FILE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -52,7 +56,7 @@ def set_up_logs(cli: Cli) -> None:
             root.removeHandler(handler)
             handler.close()
     root.addHandler(LibraryLog(library_log(cli), may_create_folder=False))
-    logging.captureWarnings(True)
+    _route_warnings()
     ours = logging.getLogger("txstream")
     for handler in [*ours.handlers]:
         ours.removeHandler(handler)
@@ -60,6 +64,21 @@ def set_up_logs(cli: Cli) -> None:
     ours.setLevel(
         logging.DEBUG if cli.debug and cli.verbose else logging.INFO if cli.verbose else logging.WARNING
     )
+
+
+def _route_warnings() -> None:
+    """Our own, of a topology, are sentences for the user; all others are records of libraries."""
+    logging.captureWarnings(False)
+    logging.captureWarnings(True)
+    to_library_log = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **options: Any) -> None:
+        if category.__module__.startswith("txstream."):
+            log.warning("%s", message)
+        else:
+            to_library_log(message, category, *where, **options)
+
+    warnings.showwarning = show
 
 
 def allow_log_folder() -> None:
