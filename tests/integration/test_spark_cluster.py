@@ -93,15 +93,22 @@ def start(
         url = launcher.database
         return read_counts(url, unique) if table_exists(url, unique) else {}
 
-    def start(semantics: str, *more: str) -> Application:
-        create_topic(services.kafka, unique)
-        (tmp_path / "mine.py").write_text(USER_MODULE)
+    def start(semantics: str, *more: str, words: str = USER_MODULE, memory: str = "512m") -> Application:
+        if not started:
+            create_topic(services.kafka, unique)
+        (tmp_path / "mine.py").write_text(words)
         framework = tmp_path / "framework.zip"
         assert launcher.run("package", "--out", str(framework)).status == 0
         command = launcher.start(
             *("run", "mine:topology", "--id", unique, "-p", f"topic={unique}", "-p", f"table={unique}"),
             *("-p", f"semantics={semantics}", "--master", cluster.url, "--py-files", str(framework)),
-            *("--spark-conf", "spark.executor.memory=512m", "--spark-conf", "spark.executor.cores=1", *more),
+            *(
+                "--spark-conf",
+                f"spark.executor.memory={memory}",
+                "--spark-conf",
+                "spark.executor.cores=1",
+                *more,
+            ),
             PYSPARK_PYTHON=str(bare_python),
         )
         started.append(command)
@@ -110,6 +117,27 @@ def start(
     yield start
     for command in started:
         command.kill()
+
+
+def test_a_run_without_executors_says_so_and_one_without_a_module_ends_at_once(
+    cluster: SparkStandalone, launcher: Launcher, start: Callable[..., Application], tmp_path: Path
+) -> None:
+    starved = start("opaque", "--connect-timeout", "3", memory="100g").command
+    line = starved.wait_for_line("gives it no executor")
+    assert cluster.url in line
+    assert "100g of memory" in line
+    assert launcher.run("topologies", "--json").json() == [], "nothing is stored before Spark can work"
+    starved.process.send_signal(signal.SIGINT)
+    assert starved.wait(60).status == 0
+
+    (tmp_path / "words.py").write_text(USER_MODULE)
+    lacking = start("opaque", words="from words import topology\n")
+    lacking.feed(BEFORE[:10])
+    ended = lacking.command.wait(120)
+    assert ended.status == 2, ended.stderr
+    for word in ("component 'words'", "No module named 'words'", "--py-files"):
+        assert word in ended.stderr
+    assert "failed and will be replayed" not in ended.stderr
 
 
 def test_exact_with_its_only_executor_killed(

@@ -154,10 +154,23 @@ def test_java_ends_with_a_driver_that_is_killed(start: Callable[..., RunningComm
     wait_until(lambda: not java.is_running() or java.status() == psutil.STATUS_ZOMBIE, "Java has ended", 60)
 
 
+# A module that only the script's own folder has: workers find it all the same.
+BESIDE = """
+from txstream import BasicBolt
+
+
+class Upper(BasicBolt):
+    output = "value string"
+
+    def execute(self, tup, collector):
+        collector.emit([tup["value"].upper()])
+"""
 SCRIPT = """
 import os
 import sys
 
+from beside import Upper
+import txstream.engine.session
 from pyspark.sql import SparkSession
 from txstream import *
 
@@ -165,8 +178,9 @@ from txstream import *
 def topology(name):
     spout = OpaqueSpout(MemorySpout(partitions={"p": ["a", "b", "a"]}))
     builder = TransactionalTopologyBuilder(name, "lines", spout)
+    builder.set_bolt("upper", Upper()).shuffle_grouping("lines")
     store = SqlStateBolt(SqlState(name, key="value string", value="n bigint"), n=Count())
-    builder.set_committer_bolt("store", store).fields_grouping("lines", "value")
+    builder.set_committer_bolt("store", store).fields_grouping("upper", "value")
     return builder.build()
 
 
@@ -177,8 +191,10 @@ def told(*arguments, **options):
         print(error)
 
 
-name, closed = sys.argv[1:]
+name, closed, no_master = sys.argv[1:]
 told(topology(f"{name}1"), settings=Settings(master=f"spark://{closed}"))
+txstream.engine.session.MASTER_SECONDS = 1
+told(topology(f"{name}1"), settings=Settings(master=f"spark://{no_master}"))
 told(topology(f"{name}1"), settings=Settings(spark_conf={"spark.txstream.test": "1"}))
 told(topology(f"{name}2"))
 print("a session of the user's", file=sys.stderr, flush=True)
@@ -194,9 +210,11 @@ def test_each_run_of_a_process_has_a_java_process_of_its_own(
     launcher: Launcher, tmp_path: Path, unique: str, closed_port: int
 ) -> None:
     """Nothing is left of a run that failed, or of another run's settings; what Java prints goes to a file."""
-    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "main.py").write_text(SCRIPT)
+    (tmp_path / "app" / "beside.py").write_text(BESIDE)
     ended = subprocess.run(
-        [sys.executable, "script.py", unique, f"127.0.0.1:{closed_port}"],
+        [sys.executable, "app/main.py", unique, f"127.0.0.1:{closed_port}", launcher.services.zookeeper],
         cwd=tmp_path,
         env=launcher.variables(),
         capture_output=True,
@@ -207,9 +225,12 @@ def test_each_run_of_a_process_has_a_java_process_of_its_own(
     lines = ended.stdout.splitlines()
     assert ended.returncode == 0, ended.stderr
     assert f"no Spark master at spark://127.0.0.1:{closed_port}" in lines[0]
-    assert lines[1:4] == ["3", "3", "nothing nothing"]
-    assert "give it to the run" in lines[4]
-    assert lines[5:] == ["3", "4"]
+    assert (
+        f"what listens at spark://{launcher.services.zookeeper} did not answer as a Spark master" in lines[1]
+    )
+    assert lines[2:5] == ["3", "3", "nothing nothing"]
+    assert "give it to the run" in lines[5]
+    assert lines[6:] == ["3", "4"]
     assert ended.stderr.startswith("a session of the user's")
     (log,) = (tmp_path / ".txstream" / "logs").glob(f"spark-{unique}2-*.log")
     assert "log4j" in log.read_text()

@@ -8,8 +8,15 @@ import pytest
 from support.inmemory import attempt
 
 import txstream.api.errors
-from txstream.api.errors import BatchFailedError, BoltError, PartitionUnavailableError, TxstreamError
+from txstream.api.errors import (
+    BatchFailedError,
+    BoltError,
+    PartitionUnavailableError,
+    TxstreamError,
+    UsageError,
+)
 from txstream.engine.failures import Failure, describe
+from txstream.engine.retries import Verdict, judge
 
 ALL_ERRORS = [
     error
@@ -50,6 +57,14 @@ def test_a_users_subclass_arrives_as_the_nearest_error_that_the_driver_knows() -
     assert type(error) is PartitionUnavailableError
     assert isinstance(error, BatchFailedError)
     assert str(error) == "txid 5 attempt 1.2, component 'lines', task 1: later"
+
+
+def test_a_module_that_a_worker_lacks_ends_the_run_with_the_remedy() -> None:
+    error = travel(describe(caught(ModuleNotFoundError("No module named 'helpers'")), "split", 3))
+    assert type(error) is UsageError
+    assert judge(error) is Verdict.FATAL
+    for word in ("component 'split'", "No module named 'helpers'", "--py-files", "Settings.py_files"):
+        assert word in str(error)
 
 
 def test_any_other_exception_is_a_bolt_error_with_its_type_place_tuple_and_traceback() -> None:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 from support.inmemory import attempt
 
-from txstream.api.errors import BatchFailedError, BoltError, PartitionUnavailableError, TxstreamError
+from txstream.api.errors import (
+    BatchFailedError,
+    BoltError,
+    PartitionUnavailableError,
+    TxstreamError,
+    UsageError,
+)
 from txstream.engine.failures import describe
 from txstream.engine.spark_errors import spark_error
 
@@ -119,7 +125,7 @@ def test_what_an_executor_cannot_import_is_told_with_the_remedy(line: str, remed
     trace = f'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\n    import it\n{line}\n'
     for text in (trace, f"Job aborted: \n{line}\n\tat org.apache"):
         error = told(text)
-        assert type(error) is BoltError
+        assert type(error) is UsageError, "no other attempt would find it"
         assert str(error).startswith(f"txid 3 attempt 1.1: its Spark job failed: {line} (")
         assert remedy in str(error)
 

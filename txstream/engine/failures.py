@@ -69,7 +69,12 @@ def describe(error: BaseException, component: str, task: int | None, tup: object
     else:
         name, message = "BoltError", f"{type(error).__name__}: {error}{place}"
         if isinstance(error, ModuleNotFoundError):
-            message += "; ship modules of your own to the executors with --py-files (Settings.py_files)"
+            # No other attempt would find it.
+            name = "UsageError"
+            message += (
+                "; a worker lacks it: ship modules of your own with --py-files (Settings.py_files), install "
+                "others where the workers run"
+            )
     if tup is not None:
         shown = repr(tup)
         if len(shown) > _MAX_TUPLE_CHARACTERS:

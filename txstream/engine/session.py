@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import sys
+import sysconfig
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 DAEMON_MODULE = "txstream.engine.daemon"
 DEFAULT_MASTER = "local[*]"
+# Spark would ask for a minute. On a busy machine, a context takes ten seconds when all is well.
+MASTER_SECONDS = 30.0
 
 # What each is for: unix sockets spare a 40 ms delayed acknowledgement between JVM and Python; the daemon
 # spares a garbage collection after every task; FAIR lets several batches share the cores; a task never
@@ -116,7 +119,7 @@ def create_context(
             # Workers elsewhere could not reach a driver on loopback.
             launch(settings, log_file, {"SPARK_LOCAL_IP": "127.0.0.1"} if where.is_on_loopback else {})
         process = SparkProcess.of(SparkContext._gateway)
-        with _answering(where, process, connect_timeout_seconds), process.blamed(), pool_settings() as pools:
+        with _answering(where, process), process.blamed(), pool_settings() as pools:
             for name, value in pools.items():
                 settings.set(name, (conf or {}).get(name, value))
             context = SparkContext.getOrCreate(settings)
@@ -129,6 +132,18 @@ def create_context(
     except Exception as error:
         told = f"Spark did not start with master {where.url!r}: {_first_line(error)}"
         raise ServiceUnavailableError(f"{told}; its log is {log_file}" if log_file else told) from error
+
+
+def share_path(context: SparkContext) -> None:
+    """Let workers on this machine import what the driver can: a script's own folder is on no path of theirs.
+    What is installed they find themselves."""
+    if not Master(str(context.master)).is_local:
+        return
+    installed = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")}
+    folders = [Path(entry).resolve() for entry in sys.path]
+    mine = [str(one) for one in folders if not installed & {one, *one.parents} and one.exists()]
+    theirs = context.environment.get("PYTHONPATH", "").split(os.pathsep)
+    context.environment["PYTHONPATH"] = os.pathsep.join(filter(None, dict.fromkeys([*theirs, *mine])))
 
 
 def create_session(**options: Any) -> SparkSession:
@@ -179,12 +194,11 @@ def _put_back(gateway: Any, jvm: Any) -> None:
     SparkContext._gateway, SparkContext._jvm = gateway, jvm
 
 
-def _answering(
-    master: Master, process: SparkProcess, seconds: float
-) -> contextlib.AbstractContextManager[None]:
+def _answering(master: Master, process: SparkProcess) -> contextlib.AbstractContextManager[None]:
     """Something listens there: is it a master?"""
     if not master.is_standalone:
         return contextlib.nullcontext()
+    seconds = MASTER_SECONDS
     return process.killed_after(
         seconds,
         f"what listens at {master.url} did not answer as a Spark master within {seconds:g} s; compare the "

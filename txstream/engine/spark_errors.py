@@ -26,7 +26,8 @@ def spark_error(
 ) -> errors.TxstreamError:
     """The error to raise for one of Spark's; `dataframes` are the DataFrame bolts that the job computed.
 
-    A TxstreamError that a worker process raised comes back as what it was, anything else as BoltError.
+    A TxstreamError that a worker process raised comes back as what it was, a module that it lacks as
+    UsageError, anything else as BoltError.
     """
     if isinstance(error, errors.TxstreamError):
         return error
@@ -34,7 +35,7 @@ def spark_error(
     who = _who(attempt, dataframes)
     missing = _missing_module(text)
     if missing is not None:
-        return errors.BoltError(f"{who}: its Spark job failed: {missing}")
+        return errors.UsageError(f"{who}: its Spark job failed: {missing}")
     trace = _python_traceback(text)
     if trace is None:
         return errors.BoltError(f"{who}: its Spark job failed: {_reason(text)}")
@@ -57,7 +58,7 @@ def _missing_module(text: str) -> str | None:
         if "No module named" in line and "txstream" in line:
             return f"{line} (make the framework a zip with `txstream package`, ship it with --py-files)"
         if line.startswith(("ModuleNotFoundError", "ImportError")):
-            return f"{line} (ship your own modules with --py-files)"
+            return f"{line} (ship your own modules with --py-files, Settings.py_files)"
     return None
 
 

@@ -272,7 +272,12 @@ class Turn:
                 return targets
 
     def _start_spark(self, stack: contextlib.ExitStack) -> RunnerFactory:
-        from txstream.engine.session import own_context, warn_of_missing_settings, worker_settings
+        from txstream.engine.session import (
+            own_context,
+            share_path,
+            warn_of_missing_settings,
+            worker_settings,
+        )
         from txstream.engine.spark_master import await_executor
         from txstream.engine.spark_process import SparkProcess
         from txstream.engine.spark_runner import SparkRunner
@@ -298,6 +303,7 @@ class Turn:
         stack.enter_context(self._spark_process.blamed())
         if self.spark is not None:
             warn_of_missing_settings(context)
+        share_path(context)
         for path in settings.py_files:
             context.addPyFile(str(Path(path).resolve()))
         self.state = f"waiting for an executor of {context.master}"
