@@ -176,7 +176,7 @@ def test_state_table_of_another_topology_changed_code_and_foreign_table(
         client.set(path, b"7")
         client.stop()
     corrupt = launcher.word_count(unique, unique, unique)
-    assert_told(corrupt, 1, path)
+    assert_told(corrupt, 1, path, f"rebuild it by `txstream recover {unique} --from-ledger`")
     listed = json.loads(launcher.run("topologies", "--json").stdout)
     (damaged,) = [one for one in listed if one["id"] == unique]
     assert path in damaged["note"]

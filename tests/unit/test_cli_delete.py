@@ -357,6 +357,12 @@ def test_what_zookeeper_has_may_be_unreadable(
     assert rig.database.read_fence("words") is None
 
 
+def test_an_epoch_that_cannot_be_read_goes_too(rig: Rig, one_life: MemoryZooKeeper) -> None:
+    one_life.memory.write("/txstream/topologies/words/epoch", b"nonsense")
+    assert delete(rig) == 0
+    assert one_life.topologies() == []
+
+
 def test_what_is_unreadable_in_zookeeper_alone_goes(rig: Rig, one_life: MemoryZooKeeper) -> None:
     one_life.memory.write("/txstream/topologies/words/identity", b"nonsense")
     rig.database.delete("words", drop_state=True)

@@ -180,6 +180,8 @@ def test_zookeeper_wiped_before_the_first_batch(make_site: Any, spout: Any) -> N
         ("coordinator/meta/3", b"{"),
         ("coordinator/meta/nonsense", b"{}"),
         ("coordinator/meta/9", b"{}"),
+        ("epoch", b"not JSON"),
+        ("epoch", b'{"driver":null,"epoch":-1,"owner":null}'),
     ],
 )
 def test_what_cannot_be_read_is_written_again(make_site: Any, path: str, data: bytes) -> None:
@@ -363,14 +365,43 @@ def test_the_epoch_is_above_every_fence_and_zookeepers(make_site: Any) -> None:
     site.finish()
 
 
-def test_a_driver_that_slept_through_it_writes_nothing(make_site: Any) -> None:
+def test_an_epoch_that_cannot_be_read_is_claimed_above_every_fence(make_site: Any) -> None:
+    site = make_site()
+    site.test.commit(3)
+    site.test.crash()
+    site.tree.write(f"{site.base}/epoch", b"not JSON")
+    site.databases[1].raise_fence("words", site.databases[1].read_fence("words").uuid, attempt_id(77, 0))
+    with pytest.raises(CrashError):
+        recover_in("words", lambda codec: crashing_after_mend(site, codec), site.databases)
+    assert site.store().read_epoch() < 77, "that alone lets nobody lead"
+    site.tree.write(f"{site.base}/epoch", b"")
+    recovery = site.recover()
+    assert recovery.epoch == site.store().read_epoch() == 78
+    assert {epoch_of(db.read_fence("words").attempt) for db in site.databases} == {78}
+    assert site.tree.get(f"{site.base}/epoch").version > 78
+    site.finish()
+
+
+def crashing_after_mend(site: Site, codec: Any) -> MemoryProgress:
+    def crash(when: str, what: str) -> None:
+        if (when, what) == ("after", "mend"):
+            raise CrashError("the test ended it")
+
+    return MemoryProgress(site.tree, "words", codec, hook=crash)
+
+
+@pytest.mark.parametrize("lost", ["all of it", "its epoch"])
+def test_a_driver_that_slept_through_it_writes_nothing(make_site: Any, lost: str) -> None:
     """Not in SQL, by the fence; not in ZooKeeper, though the versions there began anew."""
     site = make_site(databases=1)
     site.test.commit(2)
     zombie = site.test._control.driver
     store = zombie.loop.store
     committed_by = zombie.coordinator.current
-    site.lose_zookeeper()
+    if lost == "its epoch":
+        site.tree.write(f"{site.base}/epoch", b"not JSON")
+    else:
+        site.lose_zookeeper()
     site.recover()
     before = site.copy_zookeeper()
     with pytest.raises((FencedError, CorruptStateError)):

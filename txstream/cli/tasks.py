@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from txstream.api.errors import CorruptStateError
 from txstream.cli.context import Cli
 from txstream.cli.inspection import shown_attempt, shown_time
 from txstream.cli.stores import UnknownTopologyError, open_zookeeper
@@ -19,10 +20,14 @@ def show_tasks(cli: Cli, settings: Settings, topology_id: str) -> int:
     """Print the stored assignment. Raises UnknownTopologyError, CorruptStateError."""
     with open_zookeeper(settings) as zookeeper:
         from txstream.zookeeper import Paths, read_assignment
+        from txstream.zookeeper.paths import with_remedy
 
         if topology_id not in zookeeper.topologies():
             raise UnknownTopologyError(topology_id)
-        assignment = read_assignment(zookeeper.tree(), Paths(zookeeper.root, topology_id))
+        try:
+            assignment = read_assignment(zookeeper.tree(), Paths(zookeeper.root, topology_id))
+        except CorruptStateError as error:
+            raise with_remedy(error, topology_id) from error
         leader = zookeeper.leader(topology_id)
     if cli.as_json:
         document = None if assignment is None else _document(assignment)

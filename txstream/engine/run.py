@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from txstream.api.errors import BoltError, UsageError
+from txstream.api.errors import BoltError, CorruptStateError, UsageError
 from txstream.api.topology import Topology
 from txstream.engine.failures import CrashError
 from txstream.engine.loop import EventLoop, RunAbortedError
@@ -22,6 +22,7 @@ from txstream.engine.turn import CAUGHT_UP, RunnerFactory, Turn
 from txstream.notebook import html_table
 from txstream.settings import Settings
 from txstream.words import counted
+from txstream.zookeeper.paths import with_remedy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -189,6 +190,8 @@ class RunningTopology:
     def _told(self, error: BaseException) -> BaseException:
         """No signal comes to this thread: a SystemExit, say, is of the topology's own code, its source's
         perhaps, and must not end the program that waits."""
+        if isinstance(error, CorruptStateError):
+            return with_remedy(error, self.topology.id)
         if isinstance(error, (Exception, CrashError)):
             return error
         place = traceback.extract_tb(error.__traceback__)[-1]

@@ -22,6 +22,7 @@ from txstream.state import BatchRecord
 from txstream.state.fence_rules import shown_attempt
 from txstream.state.records import COMMITTED, AccessDeniedError, SchemaDamagedError
 from txstream.transaction import epoch_of
+from txstream.zookeeper.paths import remedy, znode_in
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
@@ -61,22 +62,11 @@ def check_all(evidence: Evidence, codec: MetaCodec[Any], *, is_whole: bool = Tru
 def _zookeeper(evidence: Evidence) -> Findings:
     command = recover_command(evidence.topology)
     for error in evidence.errors:
-        path = str(error).partition(": ")[0].partition(" ")[0]
-        if "/requests/" in path or path.endswith(("/assignment", "/failing")):
-            yield Finding(
-                "zookeeper-unreadable", ERROR, path, str(error),
-                f"delete this znode with ZooKeeper's own shell (delete {path}): it is what operators ask "
-                f"or are shown, no progress",
-            )  # fmt: skip
-        elif path.endswith("/epoch"):
-            yield Finding(
-                "zookeeper-unreadable", ERROR, path, str(error),
-                f"delete this znode with ZooKeeper's own shell (delete {path}), then `{command}`",
-            )  # fmt: skip
-        else:
-            yield Finding(
-                "zookeeper-unreadable", ERROR, path, str(error), f"rebuild it by `{command}`", command
-            )
+        path = znode_in(error)
+        mend = remedy(path, evidence.topology)
+        yield Finding(
+            "zookeeper-unreadable", ERROR, path, str(error), mend, command if command in mend else None
+        )
     if evidence.identity is None and not evidence.errors:
         yield Finding(
             "zookeeper-missing", ERROR, "ZooKeeper", "it knows nothing of this topology",

@@ -108,6 +108,7 @@ def recover_in(
         if one.fence is None:
             _join_again(topology_id, identity, one, own)
             changes.append(f"made the fence of {one.database.url_for_people} again")
+    store.mend_epoch()
     epoch = take_over(topology_id, identity.uuid, store, databases)
     # From here on no older driver can change what is read; until here one may have let a state join.
     own = own_of(topology_id, databases)
@@ -233,6 +234,7 @@ def problem_of(
         if store.read_identity() is None:
             return f"topology {topology_id!r} is not in ZooKeeper"
         progress = store.load()
+        store.read_epoch()
     except CorruptStateError as error:
         return f"what ZooKeeper has of topology {topology_id!r} cannot be read: {error}"
     if identity.semantics is Semantics.NON_TRANSACTIONAL:

@@ -21,7 +21,7 @@ from txstream.zookeeper.documents import MAX_EPOCH, StoredEpoch
 from txstream.zookeeper.paths import Paths
 from txstream.zookeeper.tree import Check, LostAnswerError, Operation, RefusedError, SetData, Tree
 
-# Called with "before" or "after" and the write's name (create_identity, claim_epoch, persist, advance,
+# Called with "before" or "after" and the write's name (create_identity, mend, claim_epoch, persist, advance,
 # answer_scale, write_assignment, write_failing, outdate, rebuild, delete). What it raises is raised there:
 # LostAnswerError is a lost answer, anything else a crash.
 Hook = Callable[[str, str], None]
@@ -92,6 +92,30 @@ class FencedTree:
             else:
                 self._claim = (claim, version + 1)
                 return claim.epoch
+
+    def mend(self) -> None:
+        """Store an epoch that can be read where there is one that cannot. Whoever calls it claims one above
+        every fence next, or deletes all. Raises FencedError.
+
+        Each claim adds one to the version, so the version is not below the number of claims.
+        """
+        for failures in range(1, MAX_RACES):
+            self.tree.sync()
+            node = self.tree.get(self._paths.epoch)
+            if node is None:
+                return
+            try:
+                StoredEpoch.decode(node.data, self._paths.epoch)
+            except CorruptStateError:
+                epoch = Epoch(max(1, node.version))
+                data = StoredEpoch(epoch, uuid.uuid4().hex, describe_this_process()).encode()
+                try:
+                    self.multi("mend", [SetData(self._paths.epoch, data, node.version)], node.version)
+                except (RefusedError, LostAnswerError):
+                    self.tree.back_off(failures)
+            else:
+                return
+        raise FencedError(f"{self._paths.epoch} keeps changing while it is mended")
 
     def verify(self) -> None:
         """Raises FencedError when the claimed epoch is no longer mine, CorruptStateError when it is not

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from txstream.api.errors import CorruptStateError
 from txstream.api.names import validate_topology_id
 from txstream.transaction import Txid
 
@@ -73,3 +74,28 @@ class Paths:
     @property
     def failing(self) -> str:
         return f"{self.base}/failing"
+
+
+def znode_in(error: CorruptStateError) -> str:
+    """The path with which the message begins, where it is about a znode; otherwise its first word."""
+    return str(error).partition(": ")[0].partition(" ")[0]
+
+
+def remedy(path: str, topology_id: str) -> str:
+    """What helps where the znode `path` cannot be read."""
+    if "/requests/" in path or path.endswith(("/assignment", "/failing")):
+        return (
+            f"delete this znode with ZooKeeper's own shell (delete {path}): it is what operators ask or are "
+            f"shown, no progress"
+        )
+    return f"rebuild it by `txstream recover {topology_id} --from-ledger`"
+
+
+def with_remedy(error: CorruptStateError, topology_id: str) -> CorruptStateError:
+    """The same, with what helps, where it is about a znode."""
+    path = znode_in(error)
+    if not path.startswith("/"):
+        return error
+    told = CorruptStateError(f"{error}; {remedy(path, topology_id)}")
+    told.__cause__ = error
+    return told

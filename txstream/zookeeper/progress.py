@@ -130,6 +130,10 @@ class TreeProgress:
         with self._lock:
             return self._fenced.read()
 
+    def mend_epoch(self) -> None:
+        with self._lock:
+            self._fenced.mend()
+
     def claim_epoch(self, at_least: Epoch) -> Epoch:
         with self._lock:
             self._current = None
@@ -347,6 +351,8 @@ class TreeProgress:
     def delete_everything(self, *, unless_led: bool = False) -> None:
         problem: RefusedError | LostAnswerError | None = None
         with self._lock:
+            if not unless_led:
+                self._fenced.mend()
             for failures in range(1, MAX_RACES):
                 deletes = self._deletes(self._paths.base)
                 if not deletes:

@@ -51,6 +51,10 @@ class ProgressStore(Protocol):
     def read_epoch(self) -> Epoch:
         """The greatest epoch claimed so far; 0 before the first."""
 
+    def mend_epoch(self) -> None:
+        """Make the stored epoch one that can be read; nothing happens where it can be. For `txstream
+        recover`: what is stored then is not above the fences, only what is claimed after it."""
+
     def claim_epoch(self, at_least: Epoch) -> Epoch:
         """1 + the greater of the stored epoch and `at_least`, mine from now on.
 
