@@ -76,7 +76,7 @@ class Paths:
         return f"{self.base}/failing"
 
 
-def znode_in(error: CorruptStateError) -> str:
+def znode_in(error: Exception) -> str:
     """The path with which the message begins, where it is about a znode; otherwise its first word."""
     return str(error).partition(": ")[0].partition(" ")[0]
 
