@@ -119,6 +119,16 @@ def test_without_a_command_the_help_is_shown_and_the_status_is_2(
     assert err.rstrip("\n") == wanted.rstrip("\n")
 
 
+@pytest.mark.parametrize("typed", groups(), ids=" ".join)
+def test_a_list_of_commands_cuts_no_sentence_at_80_columns(
+    typed: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    main([*typed, "--help"])
+    _, *lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.endswith("...")] == []
+
+
 def test_every_command_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--help"])
     out = capsys.readouterr().out

@@ -57,7 +57,7 @@ def delete(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Forget a topology: its progress in ZooKeeper, and its ledger and fence in each of its databases."""
+    """Forget a topology, in ZooKeeper and in its databases. Progress, ledger and fence go."""
     settings = cli.resolve()
     settings.require_zookeeper()
     with (
@@ -192,7 +192,7 @@ def upgrade(
         bool, typer.Option("--dry-run", help="Change nothing; print the SQL statements that would do it.")
     ] = False,
 ) -> None:
-    """Bring the framework's tables in the database, or in several, to this version of txstream.
+    """Bring the framework's tables to this version of txstream.
 
     What runs on them goes on. The first database that fails ends the command; those before it are upgraded,
     and the command can be typed again.
@@ -245,7 +245,7 @@ def package(
     cli: Cli,
     out: Annotated[Path, typer.Option("--out", metavar="FILE.zip", help="Where to write the zip.")],
 ) -> None:
-    """Write the framework as a zip, for executors that do not have it: `run --py-files FILE.zip`."""
+    """Write the framework as a zip, for executors without it. `run --py-files FILE.zip` takes it along."""
     from txstream.packaging import write_package
 
     if out.is_dir():

@@ -98,7 +98,7 @@ def demo(
         bool, typer.Option("--keep", help="Do not remove older demos' topics, topologies and tables.")
     ] = False,
 ) -> int:
-    """Count words exactly once, with the driver killed in the middle; starts all it needs on this machine.
+    """Count words exactly once, though the driver is killed. Starts all it needs on this machine.
 
     With --semantics non-transactional the driver is killed between the commit of its first batch and the note
     of it, and that batch is counted twice: what the other two prevent.

@@ -47,7 +47,7 @@ def describe(
         Path | None, typer.Option("--svg", metavar="FILE", help="Draw the graph, as an SVG file.")
     ] = None,
 ) -> None:
-    """Show a topology's components, streams, groupings, slots, tasks and phases, without running it."""
+    """Show what a topology is made of, without running it."""
     if width is not None and not stages:
         raise UsageError("--width says for which batch --stages shows the stages; give --stages too")
     draw = None if svg is None else _load_drawing(svg)

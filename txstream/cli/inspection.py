@@ -94,7 +94,7 @@ def batches(
         typer.Option("--failed", help="Only those with an attempt that failed, or not committed everywhere."),
     ] = False,
 ) -> None:
-    """List a topology's batches, oldest first; `show ID TXID` has all of one."""
+    """List a topology's batches, oldest first. `show ID TXID` has all of one."""
     from txstream.cli.failing import say_reasons
     from txstream.inspect.documents import batch_document
     from txstream.inspect.ledgers import batches_and_missing
@@ -194,7 +194,7 @@ def show(
     topology_id: Id,
     txid: Annotated[int, typer.Argument(metavar="TXID", help="A txid that the ledger has.")],
 ) -> None:
-    """Show one batch in full: ranges, counts, timings, and the attempts that failed."""
+    """Show one batch in full. That is its ranges, counts and timings, and the attempts that failed."""
     from txstream.cli.failing import show_failing
     from txstream.inspect.documents import details_document
     from txstream.inspect.ledgers import UnknownTxidError, batch_and_missing

@@ -30,7 +30,7 @@ def register(app: typer.Typer) -> None:
 
 
 def fsck(cli: Cli, topology_id: Id, target: Target = None, parameter: Parameters = None) -> int:
-    """Check that ZooKeeper, ledgers, fences, tables and the source fit together; exit status 1 if not."""
+    """Check that ZooKeeper, databases and source fit together. Exit status 1 if not."""
     from txstream import inspect
 
     code = load_code(topology_id, target, parameter)
@@ -64,7 +64,7 @@ def recover(
     parameter: Parameters = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Rebuild a topology in ZooKeeper, when it was lost there or restored from an old copy."""
+    """Rebuild a topology in ZooKeeper from its databases. For when it was lost there, or is an old copy."""
     from txstream import inspect
 
     if not from_ledger:

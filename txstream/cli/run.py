@@ -101,7 +101,7 @@ def run(
         ),
     ] = str(Keep()),
 ) -> int:
-    """Run a topology: until it is stopped, unless --until or --until-txid says when it is done."""
+    """Run a topology until it is stopped. With --until or --until-txid it ends when that is done."""
     _check_end(until, until_txid)
     kept = Keep.parse(keep)
     conf = split_pairs(spark_conf or [], "--spark-conf")

@@ -33,7 +33,7 @@ def scale(
     cli: Cli,
     topology_id: Id,
     slots: Annotated[
-        list[str], typer.Argument(metavar="COMPONENT=N...", help="Components, and the slots that each gets.")
+        list[str], typer.Argument(metavar="COMPONENT=N", help="Components, and the slots that each gets.")
     ],
     timeout: Annotated[
         float,
@@ -44,7 +44,7 @@ def scale(
         typer.Option("--later", help="Do not wait; if nothing runs the topology, its next run begins so."),
     ] = False,
 ) -> None:
-    """Change the slots of a topology's components between two batches; later runs keep them."""
+    """Change the slots of a running topology's components. Later runs keep them."""
     asked = parse_slots(slots)
     settings = cli.resolve()
     settings.require_zookeeper()

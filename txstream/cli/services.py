@@ -36,7 +36,7 @@ def up(
         ),
     ] = None,
 ) -> None:
-    """Start an embedded ZooKeeper and Kafka on this machine; `txstream down` stops them."""
+    """Start an embedded ZooKeeper and Kafka on this machine. `txstream down` stops them."""
     from txstream import embedded
 
     allow_log_folder()
@@ -62,7 +62,7 @@ def up(
 
 
 def down(cli: Cli) -> None:
-    """Stop the services that `txstream up` started here, and only those."""
+    """Stop what `txstream up` started here, and nothing else."""
     from txstream import embedded
 
     stopped = embedded.down(cli.settings.data_dir, console=cli.error_console())

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from txstream.inspect.records import RowChange, StateRow, TableDiff
     from txstream.semantics import Semantics
 
-state = typer.Typer(help="State tables.", no_args_is_help=True)
+state = typer.Typer(help="Look at state tables.", no_args_is_help=True)
 
 Table = Annotated[str, typer.Argument(metavar="TABLE", help="One of its state tables.")]
 In = Annotated[
@@ -37,7 +37,7 @@ def register(app: typer.Typer) -> None:
 
 
 def list_tables(cli: Cli, topology_id: Id) -> None:
-    """List a topology's state tables: where they are, how declared, how many rows."""
+    """List a topology's state tables. Says where they are, how declared, and how many rows they have."""
     from txstream.inspect.tables import states_and_missing
 
     tables, missing = states_and_missing(topology_id, cli.resolve())
@@ -62,12 +62,12 @@ def get(
     key: Annotated[
         list[str],
         typer.Argument(
-            metavar="KEY...", help="One per key column; dates and times in ISO 8601, binary as hexadecimal."
+            metavar="KEY", help="One per key column; dates and times in ISO 8601, binary as hexadecimal."
         ),
     ],
     place: In = None,
 ) -> int:
-    """Show one row: key, value, what the value was before its txid, and that txid."""
+    """Show one row of a state table. With its txid, and the value that it had before."""
     from txstream import inspect
 
     found = inspect.get(topology_id, table, key, cli.resolve(), database=place, parse=True)
@@ -124,7 +124,7 @@ def diff(
     ] = None,
     place: In = None,
 ) -> None:
-    """Show what one batch changed in a table, as far as the table still knows."""
+    """Show what one batch changed in a table. Only the last change of a row is known."""
     from txstream import inspect
 
     found = inspect.diff(topology_id, table, txid, cli.resolve(), database=place, limit=rows)

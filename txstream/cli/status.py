@@ -45,7 +45,7 @@ _LAG_SECONDS = 3.0
 def status(
     cli: Cli,
     topology_id: Annotated[
-        str | None, typer.Argument(metavar="[ID]", help="A topology's id.", callback=check_id)
+        str | None, typer.Argument(metavar="ID", help="A topology's id.", callback=check_id)
     ] = None,
     tasks: Annotated[
         bool, typer.Option("--tasks", help="With ID: where the tasks of a recent batch ran.")
@@ -54,7 +54,7 @@ def status(
         bool, typer.Option("--all", help="Also the topologies that have committed nothing and do not run.")
     ] = False,
 ) -> int:
-    """Show which services answer and what runs; with ID, how far that topology is."""
+    """Show which services answer, and how far topologies are."""
     if tasks and topology_id is None:
         raise UsageError("--tasks shows the tasks of one topology; give its ID, too")
     settings = cli.resolve()
