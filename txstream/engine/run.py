@@ -27,6 +27,8 @@ from txstream.zookeeper.paths import with_remedy
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_SHOWN_REASONS = 3
+
 
 class RunningTopology:
     """A topology that runs in a thread of this process. A context manager: leaving it stops the topology.
@@ -99,7 +101,7 @@ class RunningTopology:
         statistics = loop.statistics
         committed = statistics.first_txid is not None
         far = f"after txid {loop.coordinator.current - 1}" if committed else "before it committed a batch"
-        reasons = "; ".join(shown_reasons(statistics.failure_reasons))
+        reasons = "; ".join(shown_reasons(statistics.failure_reasons)[:_SHOWN_REASONS])
         failed = (
             f"; {counted(statistics.failed_attempts, 'attempt')} had failed: {reasons}" if reasons else ""
         )
