@@ -28,6 +28,8 @@ SPARKLESS = Path(__file__).parents[1] / "support" / "sparkless.py"
 
 # What checks this project itself, wants a cluster, or belongs to systemd.
 NOT_RUN = re.compile(r"^(make|systemctl|journalctl) |--master spark://")
+# What a guide shows when ZooKeeper has lost the topology.
+LOST = re.compile("it knows nothing of this topology|there is nothing in ZooKeeper")
 # Databases that a reader has, by the file that stands for them here.
 PLACEHOLDERS = {
     "postgresql://me:secret@db/results": "sqlite:///{folder}/results.db",
@@ -134,7 +136,7 @@ def check(command: ShownCommand, desk: Desk) -> None:
     line = command.text
     for url, stand_in in PLACEHOLDERS.items():
         line = line.replace(url, stand_in.format(folder=desk.folder))
-    if "it knows nothing of this topology" in command.shown:
+    if LOST.search(" ".join(command.shown.split())):
         desk.lose_zookeepers_data()
     status, printed = desk.type(line)
     told = printed.replace(f"sqlite:///{desk.folder}/.txstream/", "sqlite:////data/")
@@ -144,8 +146,10 @@ def check(command: ShownCommand, desk: Desk) -> None:
 
 
 def comparable(printed: str) -> str:
-    """Without what differs from run to run: times, durations, and how wide a table is."""
+    """Without what differs from run to run: times, durations, addresses, uuids, and how wide a table is."""
     text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\d+\.\d+ s", "TIME", printed)
+    text = re.sub(r"127\.0\.0\.1:\d+", "ADDRESS", text)
+    text = re.sub(r"\b[0-9a-f]{4}(\.\.\.|[0-9a-f]{4}-[0-9a-f-]{27})", "UUID", text)
     return " ".join(re.sub(r"─+", "─", text).split())
 
 
