@@ -189,7 +189,7 @@ def test_delete_keeps_the_table_unless_told_otherwise(workshop: Workshop, counte
     assert read_counts(workshop.database, "word_count") == workshop.truth
     assert workshop.json("delete", ID, "--drop-state", "-y")["dropped_tables"] == ["word_count"]
     assert not table_exists(workshop.database, "word_count")
-    assert workshop.launcher.run("delete", ID, "--drop-state").status == 1
+    assert workshop.launcher.run("delete", ID, "--drop-state", "-y").status == 1
 
 
 def test_down_stops_exactly_what_up_started(workshop: Workshop) -> None:
