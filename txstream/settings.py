@@ -3,10 +3,13 @@ embedded services."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import math
 import os
+import shutil
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ DATA_DIR = ".txstream"
 SETTINGS_FILE = "txstream.toml"
 _ADDRESSES = ("zookeeper", "kafka", "database", "master")
 _LISTS = ("state_databases",)
+_LITTLE_BYTES = 1024 * 1024
 _DEADLINES = ("connect_timeout_seconds", "session_timeout_seconds", "fetch_timeout_seconds")
 
 
@@ -91,7 +95,13 @@ class Settings:
     def _from_embedded(self) -> Mapping[str, str]:
         from txstream.embedded import living
 
-        return living(self.data_dir)
+        with using_data_dir(self.data_dir):
+            return living(self.data_dir)
+
+    def make_data_dir(self) -> None:
+        """Make the data directory if it is not there. Raises UsageError when it cannot be one."""
+        with using_data_dir(self.data_dir):
+            self.data_dir.mkdir(parents=True, exist_ok=True)
 
     def require_zookeeper(self) -> str:
         """ZooKeeper's hosts. Raises UsageError that names the ways to give them."""
@@ -120,6 +130,35 @@ class Settings:
     @property
     def uses_default_database(self) -> bool:
         return not self.database
+
+
+def is_disk_full(folder: Path) -> bool:
+    return folder.is_dir() and shutil.disk_usage(folder).free < _LITTLE_BYTES
+
+
+@contextlib.contextmanager
+def using_data_dir(data_dir: Path) -> Iterator[None]:
+    """Raises UsageError, a sentence, for what the system says of files below the data directory or of its
+    full disk; other errors pass."""
+    try:
+        yield
+    except OSError as error:
+        folder = data_dir.absolute()
+        is_full = error.errno == errno.ENOSPC
+        if isinstance(error.filename, str | bytes):
+            file = Path(os.fsdecode(error.filename)).absolute()
+            if not (file.is_relative_to(folder) or folder.is_relative_to(file)):
+                raise
+        elif is_full and is_disk_full(folder):
+            file = folder  # an error of a write names no file
+        else:
+            raise
+        where = f" ({file})" if file != folder else ""
+        reason = "not a directory" if isinstance(error, FileExistsError) else str(error.strerror).lower()
+        raise UsageError(
+            f"the data directory {folder} cannot be used: {reason}{where}; "
+            f"{'make room there, or ' if is_full else ''}give another one with --data-dir"
+        ) from error
 
 
 def _from_environment() -> Mapping[str, Any]:

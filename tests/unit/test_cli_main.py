@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import typer
 
+from txstream import embedded
 from txstream.api.errors import BoltError, FencedError, ServiceUnavailableError
 from txstream.cli import run as run_module
-from txstream.cli.logs import LibraryLog, allow_log_folder
+from txstream.cli.logs import LibraryLog
 from txstream.cli.main import app, main
 from txstream.embedded import java
 from txstream.engine.report import RunReport
@@ -268,7 +271,7 @@ def test_standard_error_has_our_lines_only_and_the_file_all(
     assert capsys.readouterr().err == "waiting for partition lines/3\n"
     assert list(tmp_path.iterdir()) == [], "no folder is made by a command that only looks"
 
-    allow_log_folder()
+    Path(".txstream").mkdir()
     logging.getLogger("kazoo.client").error("connection dropped")
     assert capsys.readouterr().err == ""
     (log,) = (tmp_path / ".txstream" / "logs").iterdir()
@@ -280,3 +283,61 @@ def test_setting_up_logs_again_replaces_the_handlers() -> None:
         main(["topologies"])
     assert len([h for h in logging.getLogger().handlers if isinstance(h, LibraryLog)]) == 1
     assert len(logging.getLogger("txstream").handlers) == 1
+
+
+def test_a_log_that_cannot_be_written_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    Path(".txstream").mkdir()
+    Path(".txstream/logs").write_text("")
+    main(["topologies"])
+    capsys.readouterr()
+    for _ in range(2):
+        logging.getLogger("kazoo.client").error("connection dropped")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "logs" in line
+    assert "cannot be written: [Errno" in line
+
+
+# --- the data directory ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("folder", ["file", "file/below"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["up"],
+        ["status"],
+        ["batches", "x"],
+        ["db", "upgrade", "--zookeeper", "127.0.0.1:1", "--kafka", "127.0.0.1:1"],
+        ["demo"],
+        ["run", WORD_COUNT, "--zookeeper", "127.0.0.1:1", "--kafka", "127.0.0.1:1"],
+    ],
+)
+def test_a_data_directory_that_cannot_be_one(
+    arguments: list[str], folder: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("file").write_text("")
+    assert main([*arguments, "--data-dir", folder]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        f"txstream: the data directory {Path(folder).absolute()} cannot be used: not a directory"
+    )
+    assert line.endswith("; give another one with --data-dir")
+    assert "unexpected" not in line
+
+
+def test_a_full_disk_is_told_with_the_data_directory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    Path("data").mkdir()
+
+    def full(*_: object, **__: object) -> None:
+        Path("/dev/full").write_text("x")
+
+    monkeypatch.setattr(embedded, "up", full)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    assert main(["up", "--data-dir", "data"]) == 2
+    said = f"txstream: the data directory {tmp_path / 'data'} cannot be used: no space left on device; "
+    assert capsys.readouterr().err == f"{said}make room there, or give another one with --data-dir\n"
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 30))
+    assert main(["up", "--data-dir", "data"]) == 1
+    assert "data directory" not in capsys.readouterr().err, "it was another disk"

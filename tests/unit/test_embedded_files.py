@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import shutil
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from txstream.api.errors import CorruptStateError, ServiceUnavailableError, UsageError
-from txstream.embedded import EmbeddedKafka, down, running, up
+from txstream.embedded import EmbeddedKafka, down, process, running, up
 from txstream.embedded.files import java_properties, locked, try_lock, write_atomically
-from txstream.embedded.kafka_storage import cluster_id_of, formatted_nodes, refuse_data_without_identity
+from txstream.embedded.kafka_storage import (
+    cluster_id_of,
+    format_storage,
+    formatted_nodes,
+    refuse_data_without_identity,
+)
 from txstream.embedded.ports import HOST, free_port, is_free, require_free
 from txstream.embedded.process import ProcessIdentity, ServerProcess, meaningful_line, wait_until
 from txstream.embedded.service_state import ServerRecord, ServicesState, read_state, write_state
@@ -120,6 +128,37 @@ def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
     with pytest.raises(ServiceUnavailableError, match=r"Test server could not be started.*/no/such/java"):
         server.start(["/no/such/java", "-version"])
     assert not server.alive()
+
+
+def test_a_server_whose_pid_cannot_be_recorded_is_not_left_running() -> None:
+    reader, writer = os.pipe()
+    full = os.open("/dev/full", os.O_RDWR)
+    guard = Path(process.__file__).with_name("guard.py")
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            guard,
+            "detached",
+            "1",
+            f"/dev/fd/{writer}",
+            str(full),
+            "--",
+            "sleep",
+            "60",
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        pass_fds=(writer, full),
+        check=False,
+    )
+    for descriptor in (writer, full):
+        os.close(descriptor)
+    assert done.stdout.startswith(b"error ")
+    # The server was the last that had the other end.
+    assert select.select([reader], [], [], 30)[0]
+    os.close(reader)
 
 
 def test_a_server_that_ends_while_starting_is_told_with_its_last_words(tmp_path: Path) -> None:
@@ -313,6 +352,28 @@ def test_a_half_written_formatting_does_not_count_as_data(tmp_path: Path) -> Non
     node(tmp_path, 1, "abc").rename(tmp_path / "node-1.formatting")
     assert formatted_nodes(tmp_path) == 0
     assert cluster_id_of(tmp_path) != "abc"
+
+
+@pytest.mark.parametrize("free", [0, 1 << 30])
+def test_a_formatting_that_a_full_disk_cut_short_leaves_no_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int
+) -> None:
+    """With `free` bytes left afterwards: all that it writes may be there, or the identity may be cut off."""
+    meta = tmp_path / "node-1.formatting" / "meta.properties"
+    text = "cluster.id=abc\n" if free == 0 else ""
+    program = f"import pathlib; pathlib.Path({str(meta)!r}).write_text({text!r})"
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    with pytest.raises(ServiceUnavailableError, match="Kafka could not format") as raised:
+        format_storage(
+            tmp_path / "node-1",
+            "abc",
+            lambda _: {},
+            lambda *_: [sys.executable, "-c", program],
+            tmp_path / "node-1.lock",
+        )
+    assert meta.exists(), "the program has run"
+    assert ("its disk is full" in str(raised.value)) is (free == 0)
+    assert not (tmp_path / "node-1").exists()
 
 
 def test_data_without_their_identity_are_never_formatted_over(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def upgrade(
 
     settings = cli.resolve()
     if settings.uses_default_database and not dry_run:
-        settings.data_dir.mkdir(parents=True, exist_ok=True)
+        settings.make_data_dir()
     one_database = _print_upgrade if dry_run else _upgrade
     done = []
     for url in (settings.database_url(), *settings.state_databases):

@@ -21,7 +21,6 @@ import typer
 from txstream.api.errors import TxstreamError
 from txstream.cli.context import Cli
 from txstream.cli.demo_text import count_words, make_text
-from txstream.cli.logs import allow_log_folder
 from txstream.cli.options import command
 from txstream.words import counted
 
@@ -109,14 +108,13 @@ def demo(
     from txstream.embedded.java import find_java
 
     find_java()
-    allow_log_folder()
     given = cli.settings.resolve_given()
+    given.make_data_dir()
     with (
         _ended_by_signals(),
         locked(given.data_dir / "demo.lock", waiting_for="running a demo here", timeout_seconds=1),
         _services(cli, given) as settings,
     ):
-        settings.data_dir.mkdir(parents=True, exist_ok=True)
         if not keep:
             _remove_older(cli, settings)
         lines = make_text(words)

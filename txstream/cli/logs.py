@@ -1,13 +1,14 @@
 """Where log records go: ours to standard error as plain lines, everybody else's to a file.
 
-Invariants: standard error holds our lines only. The file is made when the first record for it comes, and
-only by commands that may write into the data directory, or when that directory is there already.
+Invariants: standard error holds our lines only. The file is made when the first record for it comes, in a
+data directory that is there: no record makes one.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -31,21 +32,29 @@ class OurLines(logging.Handler):
 
 
 class LibraryLog(logging.FileHandler):
-    """A file that is made with its folder when something is logged; `may_create_folder` or else only if
-    the data directory exists."""
+    """A file that is made with its folder when something is logged, if the data directory is there."""
 
-    def __init__(self, path: Path, *, may_create_folder: bool) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__(path, encoding="utf-8", delay=True)
         self.path = path
-        self.may_create_folder = may_create_folder
+        self._told = False
         self.setFormatter(logging.Formatter(_FILE_FORMAT))
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self.stream is None:
-            if not (self.may_create_folder or self.path.parent.parent.is_dir()):
-                return
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        super().emit(record)
+        if self.stream is None and not self.path.parent.parent.is_dir():
+            return
+        try:
+            if self.stream is None:
+                self.path.parent.mkdir(exist_ok=True)
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """A log that cannot be written is told once, and never ends the thread that logs."""
+        if not self._told:
+            self._told = True
+            print_error(f"the log {self.path} cannot be written: {sys.exception()}")
 
 
 def set_up_logs(cli: Cli) -> None:
@@ -55,7 +64,7 @@ def set_up_logs(cli: Cli) -> None:
         if isinstance(handler, (LibraryLog, OurLines)):
             root.removeHandler(handler)
             handler.close()
-    root.addHandler(LibraryLog(library_log(cli), may_create_folder=False))
+    root.addHandler(LibraryLog(library_log(cli)))
     _route_warnings()
     ours = logging.getLogger("txstream")
     for handler in [*ours.handlers]:
@@ -79,13 +88,6 @@ def _route_warnings() -> None:
             to_library_log(message, category, *where, **options)
 
     warnings.showwarning = show
-
-
-def allow_log_folder() -> None:
-    """From here on the command may make the data directory."""
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, LibraryLog):
-            handler.may_create_folder = True
 
 
 def library_log(cli: Cli) -> Path:

@@ -17,7 +17,7 @@ from txstream.api.errors import TopologyError
 from txstream.api.names import validate_topology_id
 from txstream.cli.context import Cli
 from txstream.cli.logs import set_up_logs
-from txstream.settings import DATA_DIR, Settings
+from txstream.settings import DATA_DIR, Settings, using_data_dir
 
 _PANEL = "Settings"
 
@@ -163,7 +163,8 @@ def command(
         def run(**values: Any) -> int | None:
             cli = _make_cli({option: values.pop(option) for option in shared})
             set_up_logs(cli)
-            return function(cli, **values)
+            with using_data_dir(cli.settings.data_dir):
+                return function(cli, **values)
 
         run.__signature__ = _signature(function, shared)  # type: ignore[attr-defined]
         run.__annotations__ = {}

@@ -21,7 +21,7 @@ import typer
 from txstream.api.errors import TxstreamError, UsageError
 from txstream.cli.context import Cli, print_error
 from txstream.cli.factory import load_topology, shipped_module, user_code_prints_to_stderr
-from txstream.cli.logs import allow_log_folder, library_log
+from txstream.cli.logs import library_log
 from txstream.cli.options import check_id, command
 from txstream.cli.parameters import split_pairs
 from txstream.cli.progress import Show, shown_progress
@@ -116,7 +116,7 @@ def run(
     from txstream.embedded.java import find_java
 
     find_java()
-    allow_log_folder()
+    settings.make_data_dir()
     log_file = spark_log(cli.log_dir, topology.id)
     with shipped_module(target) as modules:
         settings = replace(

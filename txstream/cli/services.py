@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from txstream.cli.context import Cli
-from txstream.cli.logs import allow_log_folder
 from txstream.cli.options import command
 
 
@@ -39,7 +38,6 @@ def up(
     """Start an embedded ZooKeeper and Kafka on this machine. `txstream down` stops them."""
     from txstream import embedded
 
-    allow_log_folder()
     services = embedded.up(
         cli.settings.data_dir,
         brokers=brokers,

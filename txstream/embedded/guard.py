@@ -83,6 +83,7 @@ def main(arguments: list[str]) -> int:
     command = arguments[arguments.index("--") + 1 :]
     lock_fd = int(lock_text)
     guarded = mode == "guarded"
+    server = None
     try:
         log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         server = subprocess.Popen(
@@ -94,13 +95,16 @@ def main(arguments: list[str]) -> int:
             pass_fds=(lock_fd,) if lock_fd >= 0 else (),
             preexec_fn=_die_with_guard if guarded and sys.platform == "linux" else None,
         )
+        if lock_fd >= 0:
+            os.ftruncate(lock_fd, 0)
+            os.pwrite(lock_fd, f"{server.pid}\n".encode(), 0)
+            os.close(lock_fd)
     except OSError as problem:
+        if server is not None:  # the disk is full; nobody would know of this server
+            _signal_group(server.pid, signal.SIGKILL)
+            server.wait()
         os.write(1, f"error {problem}\n".encode())
         return 1
-    if lock_fd >= 0:
-        os.ftruncate(lock_fd, 0)
-        os.pwrite(lock_fd, f"{server.pid}\n".encode(), 0)
-        os.close(lock_fd)
     os.write(1, f"pid {server.pid}\n".encode())
     os.close(1)
     if guarded:

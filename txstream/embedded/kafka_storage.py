@@ -18,6 +18,7 @@ from pathlib import Path
 from txstream.api.errors import CorruptStateError, ServiceUnavailableError
 from txstream.embedded.files import java_properties, write_atomically
 from txstream.embedded.process import ServerProcess, wait_until
+from txstream.settings import is_disk_full
 
 _FORMAT_SECONDS = 60
 
@@ -73,7 +74,10 @@ def format_storage(
         arguments = ["format", "--cluster-id", cluster_id, "--config", str(config)]
         formatting.start(command("kafka.tools.StorageTool", *arguments))
         finished = wait_until(lambda: not formatting.alive(), _FORMAT_SECONDS)
-    if not finished or not is_formatted(unfinished):
+    identity = unfinished / "meta.properties"
+    complete = finished and is_formatted(unfinished) and _property(identity, "cluster.id") == cluster_id
+    # On a full disk any of its files may have been cut short; Kafka would never start on such a node.
+    if not complete or is_disk_full(unfinished):
         how = "" if finished else f" within {_FORMAT_SECONDS} s"
         raise ServiceUnavailableError(f"Kafka could not format {home}{how}; {formatting.last_words()}")
     if home.exists():

@@ -27,6 +27,7 @@ import psutil
 
 from txstream.api.errors import ServiceUnavailableError
 from txstream.embedded.files import try_lock
+from txstream.settings import is_disk_full
 
 GRACE_SECONDS = 10.0
 # Servers whose owner died are given less time than those that are stopped: their data stand a crash, and
@@ -175,7 +176,7 @@ class ServerProcess:
             self._reap_guard()
             raise ServiceUnavailableError(
                 f"{self.name} could not be started ({detail or 'its guard ended at once'}); "
-                f"the command was {' '.join(command[:1])}"
+                f"the command was {' '.join(command[:1])}, the log is {self.log_path}"
             )
         self.identity = ProcessIdentity.of(int(detail)) or ProcessIdentity(int(detail), 0.0)
         if self._detached:
@@ -235,7 +236,8 @@ class ServerProcess:
         """Names the log file and the line of it that most likely tells why."""
         line = meaningful_line(self.log_since_start())
         said = f"its last words were: {line}" if line else "it wrote nothing"
-        return f"{said} (log: {self.log_path})"
+        full = "; its disk is full" if is_disk_full(self.log_path.parent) else ""
+        return f"{said} (log: {self.log_path}){full}"
 
     def _prepare_log(self) -> None:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)

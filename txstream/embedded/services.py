@@ -26,6 +26,7 @@ from txstream.embedded.ports import HOST, is_free
 from txstream.embedded.process import ProcessIdentity, ServerProcess, stop_all
 from txstream.embedded.service_state import STATE_FILE, ServerRecord, ServicesState, read_state, write_state
 from txstream.embedded.zookeeper import EmbeddedZooKeeper
+from txstream.settings import using_data_dir
 
 log = logging.getLogger(__name__)
 
@@ -111,10 +112,13 @@ def up(
     if brokers < 1:
         raise UsageError(f"brokers must be 1 or more, not {brokers}")
     say = _speaker(console)
-    with locked(
-        data_dir / _LOCK_FILE,
-        waiting_for="starting or stopping these services",
-        timeout_seconds=_LOCK_WAIT_SECONDS,
+    with (
+        using_data_dir(data_dir),
+        locked(
+            data_dir / _LOCK_FILE,
+            waiting_for="starting or stopping these services",
+            timeout_seconds=_LOCK_WAIT_SECONDS,
+        ),
     ):
         before = read_state(data_dir)
         alive = before.alive() if before else None

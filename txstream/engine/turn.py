@@ -228,7 +228,7 @@ class Turn:
             return database
 
         if settings.uses_default_database:
-            settings.data_dir.mkdir(parents=True, exist_ok=True)
+            settings.make_data_dir()
         targets = state_targets(
             self.topology,
             settings.database_url(),
