@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.bolts import word_count
 from support.inmemory import MemoryLog
-from support.loops import Run, World, failing_once, wait, words
+from support.loops import DEADLINE_SECONDS, Run, World, failing_once, wait, words
 
 from txstream.api.errors import (
     BatchFailedError,
@@ -20,6 +20,7 @@ from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.engine.commit import Committer, StateTarget
 from txstream.engine.loop import RunAbortedError
 from txstream.state import AnswerLostError, TableSpec
+from txstream.testing import ManualClock
 from txstream.transaction import TransactionAttempt
 from txstream.zookeeper import LostAnswerError
 
@@ -44,9 +45,14 @@ def test_waiting_for_a_partition_of_a_stored_plan_is_visible_and_no_attempt_of_i
     with pytest.raises(RunAbortedError, match="killed after"):
         first.complete()
     log.hidden.add("b")
-    run = Run(world, max_batch_records=100, options={"message_timeout_seconds": 0.2, "max_attempts": 1})
-    waited = threading.Event()
-    run.loop._events.after(0.3, waited.set)
+    run = Run(world, max_batch_records=100, options={"message_timeout_seconds": 30.0, "max_attempts": 1})
+    events, clock = run.loop._events, ManualClock()
+    events.clock = clock
+
+    def let_pass(seconds: float) -> None:
+        clock.advance(seconds)
+        events.wake()
+
     shown: list[str | None] = []
     unreadable = run.spout.unreadable
 
@@ -56,11 +62,15 @@ def test_waiting_for_a_partition_of_a_stored_plan_is_visible_and_no_attempt_of_i
 
     run.spout.unreadable = watched  # type: ignore[method-assign]
     run.start()
-    wait(waited, "more time passing than an attempt may take")
+    for _ in range(3):
+        let_pass(30)  # as much as an attempt may take
+        with events.changed:
+            assert events.changed.wait_for(lambda: events.is_quiet(0), DEADLINE_SECONDS)
     assert run.runner.attempts == [], "started without the partition"
     assert shown[-1] is not None
     assert shown[-1].startswith("partition b since ")
     log.hidden.clear()
+    let_pass(1)
     run.finish()
     assert world.table.totals() == words(log)
     assert run.loop.waiting_for is None
