@@ -1,15 +1,13 @@
-"""The README's program and commands, taken from the README itself."""
+"""The README's quick start, taken from the README itself; test_guides.py has its other commands."""
 
 from __future__ import annotations
 
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
-from support.runs import Launcher
 from support.tables import read_counts
 
 from tracked_wheel import copy_tracked
@@ -20,12 +18,6 @@ README = Path(__file__).parents[2] / "README.md"
 def code_blocks(language: str) -> list[str]:
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", README.read_text(encoding="utf-8"), re.M | re.S)
     return [code for found, code in blocks if found == language]
-
-
-def commands() -> list[list[str]]:
-    """Every `txstream` command line of the README, without its comment."""
-    lines = [line for block in code_blocks("") for line in block.splitlines()]
-    return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith("txstream ")]
 
 
 def quick_start() -> str:
@@ -71,11 +63,3 @@ def test_the_quick_start_typed_from_an_empty_folder(tmp_path: Path) -> None:
     assert re.search(r"^ the +2 ", done.stdout, re.M), done.stdout
     assert re.search(r"^ +1 .*\blines/[01]", done.stdout, re.M), done.stdout
     assert (folder / ".venv" / "bin" / "txstream").exists()
-
-
-def test_every_command_it_names_exists(launcher: Launcher) -> None:
-    table = set(re.findall(r"`txstream ([a-z]+)", README.read_text(encoding="utf-8")))
-    known = launcher.run("--help").stdout
-    assert {"demo", "run", "up", "status"} <= table
-    for command in table | {command[0] for command in commands()}:
-        assert re.search(rf"^\s+{command}\s", known, re.M), f"there is no command {command}"
