@@ -140,7 +140,7 @@ class Bench:
             self._committers[path] = Committer(built, "benchmark", targets, wait_for=lambda _, check: check())
         self._database = targets[0].database
         self._database.ensure_framework_tables()
-        self._database.join(name, "benchmark", targets[0].tables, semantics=built.semantics, first_run=True)
+        self._database.of(name, "benchmark", built.semantics, targets[0].tables).join(first_run=True)
         plan = compile_topology(
             built,
             SpoutContext(name, "words", {}, fetch_timeout_seconds=10.0, connect_timeout_seconds=10.0),

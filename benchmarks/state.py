@@ -118,7 +118,7 @@ def measure(
         state = open_database(url)
         stack.callback(state.close)
         state.ensure_framework_tables()
-        state.join(name, "benchmark", [spec], semantics=semantics, first_run=True)
+        state.of(name, "benchmark", semantics, [spec]).join(first_run=True)
         connection, ways = bare_ways(url, name, opaque=semantics is Semantics.OPAQUE)
         stack.callback(connection.close)
         profile = cProfile.Profile()
@@ -169,7 +169,7 @@ def commit_of(topology: str, deltas: pa.Table, txid: int) -> Commit:
 
 
 def commit_to(state: StateBackend, topology: str, spec: TableSpec, commit: Commit) -> None:
-    state.commit(topology, "benchmark", [spec], commit, semantics=spec.semantics)
+    state.of(topology, "benchmark", spec.semantics, [spec]).commit(commit)
 
 
 class Batches:

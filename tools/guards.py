@@ -40,9 +40,8 @@ PROGRESS = "tests/integration/test_zookeeper_contract.py"
 KAFKA_READ = "tests/integration/test_kafka_spout_read.py"
 KAFKA_PLAN = "tests/integration/test_kafka_spout_plan.py"
 
-_DATABASE = "txstream/state/sql/database.py"
+_PROTOCOL = "txstream/state/protocol.py"
 _FENCE = "txstream/state/sql/fence.py"
-_WORK = "txstream/state/sql/work.py"
 _WRITER = "txstream/state/sql/writer.py"
 _RECOVERY = "txstream/engine/recovery.py"
 _COMMIT = "txstream/engine/commit.py"
@@ -53,8 +52,9 @@ _POSTGRESQL = "txstream/state/sql/postgresql.py"
 _MYSQL = "txstream/state/sql/mysql.py"
 _SQLITE = "txstream/state/sql/sqlite.py"
 
-_RAISE = "            self._raise(connection, topology, uuid, attempt)\n"
+_RAISE = "            here.raise_fence(attempt.attempt, may_be_equal=False)\n"
 _RAISE_IN_COMMIT = "    " + _RAISE
+_HOLD = "            if self.life.is_fenced:\n                here.hold_fence(attempt.attempt)\n"
 
 VALUE_RULES = (
     Guard(
@@ -149,16 +149,16 @@ START = (
         "5.2.2",
         "every fence of every database is raised",
         _RECOVERY,
-        "database.raise_fence(topology, uuid, attempt_id(epoch, 0))",
-        "databases[0].raise_fence(topology, uuid, attempt_id(epoch, 0))",
+        "partial(database.raise_fence, attempt_id(epoch, 0))",
+        "partial(databases[0].raise_fence, attempt_id(epoch, 0))",
         f"{RECOVERY}::test_every_fence_is_raised_before_anything_is_read_that_the_decision_depends_on",
     ),
     Guard(
         "5.2.2",
         "a leader that waits for a locked fence looks whether it was succeeded",
         _RECOVERY,
-        "                locked(error)\n                store.verify()\n",
-        "                locked(error)\n",
+        "        locked(error)\n        store.verify()\n",
+        "        locked(error)\n",
         f"{RECOVERY}::test_a_leader_that_was_succeeded_does_not_wait_for_a_fence_any_longer",
     ),
     Guard(
@@ -371,7 +371,7 @@ COMMIT = (
     Guard(
         "5.3",
         "driver path: the fence is raised",
-        _DATABASE,
+        _PROTOCOL,
         _RAISE_IN_COMMIT,
         "",
         f"{SQLITE}::test_zombie_attempt_is_refused_and_writes_nothing",
@@ -379,8 +379,8 @@ COMMIT = (
     Guard(
         "5.3",
         "driver path: an earlier attempt is undone",
-        _DATABASE,
-        "if ledger.has(connection, topology, attempt.txid):",
+        _PROTOCOL,
+        "if here.has_batch(attempt.txid):",
         "if False:",
         f"{SQLITE}::test_phantom_keys",
     ),
@@ -395,22 +395,22 @@ COMMIT = (
     Guard(
         "5.3",
         "driver path: one transaction and one ledger row for all tables",
-        _DATABASE,
-        "            self._tables.write(connection, attempt, work, answered)\n"
-        "            self._commit_ledger(connection, topology, uuid, commit, semantics, rows_of(work))\n",
-        "            for part in work[:-1]:\n"
-        "                self._tables.write(connection, attempt, [part], answered)\n"
-        "                self._commit_ledger(connection, topology, uuid, commit, semantics, 1)\n"
-        "                connection.exec_driver_sql('COMMIT')\n"
-        "                connection.exec_driver_sql('BEGIN IMMEDIATE')\n"
-        "            self._tables.write(connection, attempt, work[-1:], answered)\n"
-        "            self._commit_ledger(connection, topology, uuid, commit, semantics, rows_of(work))\n",
+        _PROTOCOL,
+        "            rows = _write(here, attempt, writes)\n"
+        "            here.write_batch(self._row(commit, COMMITTED, rows))\n",
+        "            for part in writes[:-1]:\n"
+        "                _write(here, attempt, [part])\n"
+        "                here.write_batch(self._row(commit, COMMITTED, 1))\n"
+        "                here._connection.exec_driver_sql('COMMIT')\n"
+        "                here._connection.exec_driver_sql('BEGIN IMMEDIATE')\n"
+        "            rows = _write(here, attempt, writes[-1:])\n"
+        "            here.write_batch(self._row(commit, COMMITTED, rows))\n",
         f"{SQLITE}::test_what_one_table_refuses_no_table_has",
     ),
     Guard(
         "5.3",
         "begin: the fence is raised",
-        _DATABASE,
+        _PROTOCOL,
         _RAISE + "            # Asked before",
         "            # Asked before",
         f"{EXECUTORS}::test_a_superseded_attempt_neither_begins_nor_ends",
@@ -418,15 +418,15 @@ COMMIT = (
     Guard(
         "5.3",
         "begin: the ledger says `committing`, also over `committed`",
-        _DATABASE,
-        "            self._ledger.write_committing(connection, topology, uuid, commit, semantics)\n",
+        _PROTOCOL,
+        "            here.write_batch(self._row(commit, COMMITTING, 0))\n",
         "",
         f"{EXECUTORS}::test_begin_says_committing_over_what_an_earlier_attempt_committed",
     ),
     Guard(
         "5.3",
         "begin: an earlier attempt is undone",
-        _DATABASE,
+        _PROTOCOL,
         "if written_before:",
         "if False:",
         f"{EXECUTORS}::test_phantom_keys_of_tasks",
@@ -434,11 +434,9 @@ COMMIT = (
     Guard(
         "5.3",
         "a task demands that the fence is its attempt's",
-        _DATABASE,
-        "            self._hold(connection, topology, uuid, attempt, semantics)\n"
-        "            self._tables.write(connection, attempt, work, answered)\n"
-        "        return",
-        "            self._tables.write(connection, attempt, work, answered)\n        return",
+        _PROTOCOL,
+        _HOLD + "            return",
+        "            return",
         f"{EXECUTORS}::test_a_task_of_a_superseded_attempt_writes_nothing",
     ),
     Guard(
@@ -452,20 +450,17 @@ COMMIT = (
     Guard(
         "5.3",
         "the end demands the fence too",
-        _DATABASE,
-        "            self._hold(connection, topology, uuid, attempt, semantics)\n"
-        "            self._tables.write(connection, attempt, work, answered)\n"
-        "            self._commit_ledger",
-        "            self._tables.write(connection, attempt, work, answered)\n"
-        "            self._commit_ledger",
+        _PROTOCOL,
+        _HOLD + "            rows",
+        "            rows",
         f"{EXECUTORS}::test_a_superseded_attempt_neither_begins_nor_ends",
     ),
     Guard(
         "5.3",
         "every table is restored, with deltas or without",
-        _WORK,
-        "if spec.semantics is Semantics.OPAQUE:\n                with self._undoing",
-        "if spec.state.table == 'first':\n                with self._undoing",
+        _PROTOCOL,
+        "if spec.semantics is Semantics.OPAQUE:",
+        "if spec.state.table == 'first':",
         f"{EXECUTORS}::test_every_table_is_undone_with_deltas_or_without",
     ),
     Guard(
@@ -504,8 +499,7 @@ COMMIT = (
         "5.3",
         "no task writes before its attempt has begun",
         _COMMIT,
-        "            if at not in begun:\n"
-        "                self._begin(self._targets[at], attempt, metas, batch, reached)\n",
+        "            if at not in begun:\n                self._begin(at, attempt, metas, batch, reached)\n",
         "            pass\n",
         "tests/unit/test_commit_paths.py::test_the_path_is_chosen_by_batch_and_told_by_the_ledger",
     ),
@@ -523,8 +517,8 @@ COMMIT = (
         "5.3",
         "every database is ended",
         _COMMIT,
-        "for at, target in enumerate(self._targets):\n            if at:",
-        "for at, target in list(enumerate(self._targets))[:1]:\n            if at:",
+        "for at, states in enumerate(self._states):\n            if at:",
+        "for at, states in list(enumerate(self._states))[:1]:\n            if at:",
         "tests/unit/test_commit_paths.py::test_a_driver_that_dies_anywhere_leaves_two_databases_exact",
     ),
     Guard(
@@ -556,7 +550,7 @@ COMMIT = (
         "5.3",
         "a lost answer is settled by the ledger",
         _COMMIT,
-        "committed = lost and database.outcome(self._topology, attempt)",
+        "committed = lost and states.outcome(attempt)",
         "committed = lost",
         "tests/unit/test_loop_outages.py::"
         "test_a_lost_answer_that_turns_out_to_be_no_commit_fails_the_attempt",
@@ -565,14 +559,14 @@ COMMIT = (
         "5.3",
         "a lost answer may have been a commit",
         _COMMIT,
-        "committed = lost and database.outcome(self._topology, attempt)",
+        "committed = lost and states.outcome(attempt)",
         "committed = False",
         "tests/unit/test_loop_outages.py::test_a_lost_answer_that_turns_out_to_be_a_commit_is_an_ack",
     ),
     Guard(
         "5.3",
         "the outcome is `committed`, by this attempt",
-        "txstream/state/backend.py",
+        _PROTOCOL,
         "row.status == COMMITTED and row.attempt == attempt.attempt",
         "row.attempt == attempt.attempt",
         f"{EXECUTORS}::test_a_batch_that_has_begun_is_not_committed",
@@ -657,9 +651,9 @@ LOCKS = (
     Guard(
         "5.4",
         "no plain read before the fence",
-        _DATABASE,
+        _PROTOCOL,
         _RAISE_IN_COMMIT,
-        "                ledger.has(connection, topology, attempt.txid)\n" + _RAISE_IN_COMMIT,
+        "                here.has_batch(attempt.txid)\n" + _RAISE_IN_COMMIT,
         f"{SQLITE_LOCKS}::test_the_fence_is_the_first_statement_of_every_transaction",
     ),
     Guard(
@@ -767,9 +761,9 @@ ORDER = (
     Guard(
         "5.4",
         "tables are written in one order",
-        _WORK,
-        "for writer, deltas in sorted(work, key=_table_name)]",
-        "for writer, deltas in work]",
+        _PROTOCOL,
+        "for spec, deltas in sorted(writes, key=_name)]",
+        "for spec, deltas in writes]",
         f"{POSTGRESQL_LOCKS}::test_copies_of_a_share_of_several_tables_do_not_deadlock",
     ),
     Guard(
@@ -796,8 +790,8 @@ HOLES = (
     Guard(
         "hole 1",
         "phantom keys: restore on the driver path",
-        _DATABASE,
-        "if ledger.has(connection, topology, attempt.txid):",
+        _PROTOCOL,
+        "if here.has_batch(attempt.txid):",
         "if False:",
         f"{SQLITE}::test_phantom_keys",
     ),
@@ -848,7 +842,7 @@ HOLES = (
         "hole 3",
         "state tables remember whose they are",
         "txstream/state/fence_rules.py",
-        "    if found.uuid != uuid:\n",
+        "    if found.uuid != life.uuid:\n",
         "    if False:\n",
         f"{SQLITE}::test_fence_of_another_life",
     ),

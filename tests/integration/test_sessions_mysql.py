@@ -152,7 +152,7 @@ class TestSessions(StateFixtures):
             with rig.database.sessions.writing("a test") as (connection, _):
                 rig.database.sessions.dialect.lock_definitions(connection)
                 with pytest.raises(FenceLockedError, match="creating txstream's tables in database 'db"):
-                    other.join("words", "u", [], semantics=Semantics.OPAQUE, first_run=True)
+                    other.of("words", "u", Semantics.OPAQUE).join(first_run=True)
 
     def test_a_statement_may_take_longer_than_connecting(self, url: str) -> None:
         database = open_sql_database(url, connect_timeout_seconds=0.5)

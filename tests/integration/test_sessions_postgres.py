@@ -49,9 +49,9 @@ class TestCut(StateFixtures):
         rig.commit(1, {"a": 1})
         cut(postgres, rig.url)
         with pytest.raises(ServiceUnavailableError, match=r"raising the fence.* terminating") as told:
-            rig.database.raise_fence("words", rig.uuid, attempt_id(2, 0), lock_timeout_seconds=5)
+            rig.states.raise_fence(attempt_id(2, 0), lock_timeout_seconds=5)
         assert not isinstance(told.value, AnswerLostError)
-        rig.database.raise_fence("words", rig.uuid, attempt_id(2, 0), lock_timeout_seconds=5)
+        rig.states.raise_fence(attempt_id(2, 0), lock_timeout_seconds=5)
         assert rig.fence() == attempt_id(2, 0)
 
     def test_before_a_reading(self, rig: Rig, postgres: PostgresServer) -> None:

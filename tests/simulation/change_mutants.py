@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -18,7 +18,7 @@ from txstream.engine import assembly
 from txstream.engine.assembly import Takeover
 from txstream.engine.state_cache import StateCache
 from txstream.semantics import Semantics
-from txstream.state import BatchRecord, TableSpec
+from txstream.state import BatchRecord, TopologyLife
 from txstream.state.store import layout
 from txstream.state.store.layout import Transaction
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
@@ -54,7 +54,7 @@ class TheIdentityIsNotStored(ChangeMutations):
 
 
 class _BeginsWithoutALedger(Store):
-    def begin_ledger(self, topology: str, uuid: str, attempt: AttemptId, last: BatchRecord) -> None:
+    def begin_ledger(self, life: TopologyLife, attempt: AttemptId, last: BatchRecord) -> None:
         return
 
 
@@ -67,19 +67,11 @@ class JoinsWithoutItsFirstTxid(ChangeMutations):
 class _Changing(Store):
     """Its tables are changed once more after a migration."""
 
-    def migrate(
-        self,
-        topology: str,
-        uuid: str,
-        tables: Sequence[TableSpec],
-        attempt: AttemptId,
-        *,
-        unfinished: Txid | None = None,
-    ) -> list[str]:
-        done = super().migrate(topology, uuid, tables, attempt, unfinished=unfinished)
-        with self.transaction(exclusive=["definitions", layout.lock_of(topology)]) as here:
-            self._hold(here, topology, uuid, attempt)
-            for spec in tables:
+    def migrate(self, life: TopologyLife, attempt: AttemptId, *, unfinished: Txid | None = None) -> list[str]:
+        done = super().migrate(life, attempt, unfinished=unfinished)
+        with self.transaction(exclusive=["definitions", layout.lock_of(life.topology)]) as here:
+            self._hold(here, life, attempt)
+            for spec in life.tables:
                 if len(spec.state.value_names) == 2:
                     self.change(here, layout.rows_space(spec.state.table), done=bool(done))
         return done
@@ -115,16 +107,8 @@ class TheValueBeforeHasNoDefault(ChangeMutations):
 
 
 class _GrowsAnyTime(Store):
-    def migrate(
-        self,
-        topology: str,
-        uuid: str,
-        tables: Sequence[TableSpec],
-        attempt: AttemptId,
-        *,
-        unfinished: Txid | None = None,
-    ) -> list[str]:
-        return super().migrate(topology, uuid, tables, attempt)
+    def migrate(self, life: TopologyLife, attempt: AttemptId, *, unfinished: Txid | None = None) -> list[str]:
+        return super().migrate(life, attempt)
 
 
 class GrowsWhileCommittedInPart(ChangeMutations):

@@ -96,7 +96,7 @@ class _Share:
     def write(self, attempt: TransactionAttempt, deltas: Any) -> None:
         write = self.write_of
         tables = [(table.spec, table.deltas) for table in write.tables]
-        self.store.write(write.topology, write.uuid, attempt, tables, semantics=write.semantics)
+        self.store.of(write.life.topology, write.life.uuid, write.life.semantics).write(attempt, tables)
 
 
 @dataclass
@@ -129,7 +129,7 @@ class _BoltTask:
         for key, (n, total) in deltas.items():
             state.update(key, _plus(n, total) if len(spec.state.value_names) > 1 else _plus_one(n))
         writes = [(spec, state.deltas())]
-        self.store.write("t", driver.uuid, attempt, writes, semantics=driver.world.semantics)
+        self.store.of("t", driver.uuid, driver.world.semantics).write(attempt, writes)
         if cache is not None:
             cache.leave(attempt, state.cacheable())
             driver.caches[place] = cache

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from support.inmemory import Range
@@ -38,7 +38,7 @@ from txstream.engine.runner import BatchResult
 from txstream.engine.stores import StorePlace
 from txstream.metas import BatchMetas
 from txstream.semantics import Semantics
-from txstream.state import AnswerLostError, BatchRecord, Commit, FenceRow, TableSpec
+from txstream.state import AnswerLostError, BatchRecord, Commit, FenceRow, TableSpec, TopologyLife
 from txstream.transaction import AttemptId, AttemptSequence, Epoch, TransactionAttempt
 from txstream.zookeeper import LostAnswerError, MemoryProgress
 
@@ -55,40 +55,45 @@ class UnexplainedError(AssertionError):
 
 
 class DatabaseView:
-    """A database as one driver sees it: every call may crash, be interrupted, lose its answer."""
+    """A database, and the topology bound to it, as one driver sees it: every call may crash, be
+    interrupted, lose its answer."""
 
     def __init__(self, database: Database, driver: Driver) -> None:
         self.database = database
         self.url_for_people = database.name
         self.on_executors = database.on_executors
+        self.life = TopologyLife("t", UUID, driver.world.semantics)
         self._driver = driver
         self._world = driver.world
 
-    def read_fence(self, topology: str) -> FenceRow | None:
+    @property
+    def store(self) -> DatabaseView:
+        return self
+
+    def of(self, topology: str, uuid: str, semantics: Semantics, tables: Sequence[TableSpec]) -> DatabaseView:
+        return self
+
+    def read_fence(self) -> FenceRow | None:
         self._driver.pass_point(f"read the fence of {self.database.name}")
         return FenceRow("t", UUID, self.database.fence)
 
-    def raise_fence(self, topology: str, uuid: str, attempt: AttemptId) -> None:
+    def raise_fence(self, attempt: AttemptId) -> None:
         self._driver.pass_point(f"raise the fence of {self.database.name}")
         self._world.mutations.raise_fence(self.database, attempt)
         self._driver.pass_point(f"raised the fence of {self.database.name}")
 
-    def last_batch(self, topology: str) -> BatchRecord | None:
+    def last_batch(self) -> BatchRecord | None:
         self._driver.pass_point(f"read the ledger of {self.database.name}")
         return self.database.last_batch()
 
-    def commit(
-        self, topology: str, uuid: str, tables: Any, commit: Commit, *, semantics: Semantics, reached: Any
-    ) -> None:
+    def commit(self, commit: Commit, *, reached: Any) -> None:
         what = f"{commit.attempt}: {dict(commit.deltas['words'])}"
         late = functools.partial(self.database.commit, commit)
         with self._call(f"commit {commit.attempt} to", what, late):
             self.database.commit(commit)
             self._world.note(f"{self.database.name} has committed {what}")
 
-    def begin_commit(
-        self, topology: str, uuid: str, tables: Any, commit: Commit, *, semantics: Semantics, reached: Any
-    ) -> None:
+    def begin_commit(self, commit: Commit, *, reached: Any) -> None:
         database, what = self.database, f"the beginning of {commit.attempt}"
         late = functools.partial(database.begin_commit_at_once, commit)
         try:
@@ -102,17 +107,7 @@ class DatabaseView:
         except AnswerLostError:
             self._world.mutations.begin_answer_lost()
 
-    def end_commit(
-        self,
-        topology: str,
-        uuid: str,
-        tables: Any,
-        commit: Commit,
-        *,
-        semantics: Semantics,
-        keys: int,
-        reached: Any,
-    ) -> None:
+    def end_commit(self, commit: Commit, *, keys: int, reached: Any) -> None:
         if self._world.mutations.skips_the_end(self.database):
             return
         what = f"the end of {commit.attempt}"
@@ -141,7 +136,7 @@ class DatabaseView:
         if self._world.happens("database away"):
             raise ServiceUnavailableError(f"{self.database.name} is away")
 
-    def outcome(self, topology: str, attempt: TransactionAttempt) -> bool:
+    def outcome(self, attempt: TransactionAttempt) -> bool:
         self._driver.pass_point(f"ask {self.database.name} for {attempt}")
         return self._world.mutations.outcome(self.database, attempt)
 
@@ -252,7 +247,7 @@ class Driver(Actor):
     def _start(self) -> None:
         world = self.world
         world.note(f"{self} starts")
-        epoch = world.mutations.take_over("t", UUID, self.store, self._views)
+        epoch = world.mutations.take_over(self.store, self._views)
         resume: Resume = world.mutations.recover("t", world.semantics, self.store, self._views, world.codec)
         progress = resume.progress
         world.note(f"{self} has epoch {epoch}, current {progress.current}, replays {set(resume.replays)}")

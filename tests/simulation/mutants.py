@@ -65,9 +65,9 @@ class _ReadBefore:
     def __init__(self, view: Any) -> None:
         self._view = view
         self.url_for_people = view.url_for_people
-        self._last: BatchRecord | None = view.last_batch("t")
+        self._last: BatchRecord | None = view.last_batch()
 
-    def last_batch(self, topology: str) -> BatchRecord | None:
+    def last_batch(self) -> BatchRecord | None:
         return self._last
 
 
@@ -77,9 +77,9 @@ class LedgersReadBeforeFencesAreRaised(Mutations):
     def __init__(self) -> None:
         self._read: dict[int, list[_ReadBefore]] = {}
 
-    def take_over(self, topology: str, uuid: str, store: ProgressStore, databases: Sequence[Any]) -> Epoch:
+    def take_over(self, store: ProgressStore, databases: Sequence[Any]) -> Epoch:
         self._read[id(store)] = [_ReadBefore(view) for view in databases]
-        return super().take_over(topology, uuid, store, databases)
+        return super().take_over(store, databases)
 
     def recover(
         self,
@@ -91,7 +91,7 @@ class LedgersReadBeforeFencesAreRaised(Mutations):
     ) -> Resume:
         progress = store.load()
         read = self._read[id(store)]
-        ledgers = {database.url_for_people: database.last_batch(topology) for database in read}
+        ledgers = {database.url_for_people: database.last_batch() for database in read}
         decision = decide(topology, semantics, progress, ledgers, codec)
         if isinstance(decision, AdvanceFirst):
             metas = None if semantics is Semantics.TRANSACTIONAL else decision.metas
@@ -197,7 +197,7 @@ class AnyAttemptsAreOneCommit(Mutations):
     ) -> Resume:
         resume = super().recover(topology, semantics, store, databases, codec)
         current = resume.progress.current
-        rows = [database.last_batch(topology) for database in databases]
+        rows = [database.last_batch() for database in databases]
         if resume.replays and all(row is not None and row.txid == current for row in rows):
             row = rows[0]
             stored = semantics is Semantics.TRANSACTIONAL
@@ -219,7 +219,7 @@ class PartCommittedIsTakenForDone(Mutations):
     ) -> Resume:
         progress = store.load()
         for database in databases:
-            row = database.last_batch(topology)
+            row = database.last_batch()
             if row is not None and row.txid == progress.current:
                 stored = semantics is Semantics.TRANSACTIONAL
                 metas = None if stored else codec.decode(row.metas, "a ledger")
@@ -340,8 +340,8 @@ class _SaysCommitted:
         self._view = view
         self.url_for_people = view.url_for_people
 
-    def last_batch(self, topology: str) -> BatchRecord | None:
-        row: BatchRecord | None = self._view.last_batch(topology)
+    def last_batch(self) -> BatchRecord | None:
+        row: BatchRecord | None = self._view.last_batch()
         return None if row is None else replace(row, status="committed")
 
 

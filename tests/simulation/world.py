@@ -78,8 +78,8 @@ class Mutations:
     tree: type[Tree] = Tree
     coordinator: type[Coordinator[Range]] = Coordinator
 
-    def take_over(self, topology: str, uuid: str, store: ProgressStore, databases: Sequence[Any]) -> Epoch:
-        return take_over(topology, uuid, store, databases)
+    def take_over(self, store: ProgressStore, databases: Sequence[Any]) -> Epoch:
+        return take_over(store, databases)
 
     def recover(
         self,

@@ -333,7 +333,7 @@ def _crash(rig: Rig, txid: int, deltas: pa.Table) -> TransactionAttempt:
 
 def _zombie(rig: Rig, txid: int, deltas: pa.Table) -> TransactionAttempt:
     under = rig.next(txid)
-    rig.database.raise_fence(rig.topology, rig.uuid, rig.next(txid).attempt)
+    rig.states.raise_fence(rig.next(txid).attempt)
     try:
         rig.commit(txid, deltas, under=under)
     except StaleAttemptError:

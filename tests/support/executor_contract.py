@@ -61,9 +61,9 @@ class ExecutorContract(StateFixtures):
             last = rig.last()
             assert (last.txid, last.attempt, last.status) == (1, under.attempt, "committing")
             assert last.committed_at is None
-            assert not rig.database.outcome(rig.topology, under)
+            assert not rig.states.outcome(under)
         rig.end(under)
-        assert rig.database.outcome(rig.topology, under)
+        assert rig.states.outcome(under)
 
     @pytest.mark.parametrize("semantics", FENCED)
     def test_shares_in_any_order_and_written_again_count_once(
@@ -108,7 +108,7 @@ class ExecutorContract(StateFixtures):
     ) -> None:
         rig = Rig(database, url, word_table(semantics=semantics)).join()
         zombie = rig.begin(1)
-        rig.database.raise_fence(rig.topology, rig.uuid, attempt(1, 0, epoch=2).attempt)
+        rig.states.raise_fence(attempt(1, 0, epoch=2).attempt)
         with pytest.raises(StaleAttemptError, match="another driver has taken over"):
             rig.write(zombie, {"a": 1})
         with pytest.raises(StaleAttemptError, match="another driver has taken over"):
@@ -196,7 +196,7 @@ class ExecutorContract(StateFixtures):
         rig.commit(1, {"a": 1})
         earlier = rig.commit(2, {"a": 5})
         under = rig.begin(2)
-        assert not rig.database.outcome(rig.topology, earlier)
+        assert not rig.states.outcome(earlier)
         last = rig.last()
         assert (last.attempt, last.status, last.committed_at) == (under.attempt, "committing", None)
         assert rig.values() == {"a": 1}
@@ -208,7 +208,7 @@ class ExecutorContract(StateFixtures):
         first, second = word_table("first"), word_table("second", reducers={"n": Count()})
         rig = Rig(database, url, first).join()
         other = Rig(database, url, second)
-        database.join(rig.topology, rig.uuid, [first, second], semantics=OPAQUE, first_run=True)
+        database.of(rig.topology, rig.uuid, OPAQUE, [first, second]).join(first_run=True)
 
         def whole(txid: int, **deltas: Mapping[str, int]) -> Commit:
             commit = rig.whole(rig.next(txid))
@@ -217,13 +217,13 @@ class ExecutorContract(StateFixtures):
                 commit.attempt, commit.metas, tables, commit.tuples, commit.planned_at, commit.processed_at
             )
 
-        where = (rig.topology, rig.uuid, [first, second])
-        database.commit(*where, whole(1, first={"a": 1}, second={"a": 1}), semantics=OPAQUE)
-        database.commit(*where, whole(2, first={"b": 1}, second={"a": 1}), semantics=OPAQUE)
+        states = database.of(rig.topology, rig.uuid, OPAQUE, [first, second])
+        states.commit(whole(1, first={"a": 1}, second={"a": 1}))
+        states.commit(whole(2, first={"b": 1}, second={"a": 1}))
         if path == "begin":
-            database.begin_commit(*where, whole(2), semantics=OPAQUE)
+            states.begin_commit(whole(2))
         else:
-            database.commit(*where, whole(2), semantics=OPAQUE)
+            states.commit(whole(2))
         assert rig.values() == {"a": 1}
         assert other.values() == {"a": 1}
 
@@ -245,21 +245,20 @@ class ExecutorContract(StateFixtures):
         rig.commit(1, {"a": 1})
         fence = rig.fence()
         under = rig.next(2)
-        where = (rig.topology, rig.uuid, [rig.spec], rig.whole(under, {"b": 1}))
+        whole = rig.whole(under, {"b": 1})
         with pytest.raises(CrashError):
-            database.begin_commit(*where, semantics=semantics, reached=crash)
+            rig.states.begin_commit(whole, reached=crash)
         assert (rig.fence(), rig.last().txid) == (fence, 1)
-        database.begin_commit(*where, semantics=semantics)
+        rig.states.begin_commit(whole)
         with pytest.raises(CrashError):
-            database.end_commit(*where, semantics=semantics, reached=crash)
+            rig.states.end_commit(whole, reached=crash)
         assert rig.last().status == "committing"
         assert rig.values() == {"a": 1}
 
     def test_the_end_writes_what_no_task_has(self, rig: Rig) -> None:
         under = rig.begin(1)
         rig.write(under, {"a": 1})
-        where = (rig.topology, rig.uuid, [rig.spec], rig.whole(under, {"b": 2}))
-        rig.database.end_commit(*where, semantics=OPAQUE, keys=1)
+        rig.states.end_commit(rig.whole(under, {"b": 2}), keys=1)
         assert rig.values() == {"a": 1, "b": 2}
         assert rig.last().keys == 2
 
@@ -283,6 +282,4 @@ class ExecutorContract(StateFixtures):
 
 
 def begin_again(rig: Rig, under: TransactionAttempt) -> None:
-    rig.database.begin_commit(
-        rig.topology, rig.uuid, [rig.spec], rig.whole(under), semantics=rig.spec.semantics
-    )
+    rig.states.begin_commit(rig.whole(under))

@@ -144,21 +144,21 @@ class HoldsBeforeItWrites(BatchBolt, Committer):
 
 def note_writes(file: Path) -> None:
     """Have this process note what comes of every write."""
-    from txstream.state.sql.database import StateDatabase
+    from txstream.state import TopologyStates
 
-    write = StateDatabase.write
+    write = TopologyStates.write
 
-    def noted(self: StateDatabase, topology: str, uuid: str, attempt: Any, *rest: Any, **options: Any) -> int:
+    def noted(self: TopologyStates, attempt: Any, writes: Any) -> int:
         came = "written"
         try:
-            return write(self, topology, uuid, attempt, *rest, **options)
+            return write(self, attempt, writes)
         except Exception as error:
             came = type(error).__name__
             raise
         finally:
             note(file, attempt.attempt, os.getpid(), came)
 
-    StateDatabase.write = noted  # type: ignore[method-assign]
+    TopologyStates.write = noted  # type: ignore[method-assign]
 
 
 def freeze_an_executor(spark: SparkSession, folder: Path, url: str) -> dict[str, Any]:

@@ -37,16 +37,14 @@ def grown(semantics: Semantics = OPAQUE, **options: Any) -> TableSpec:
 def next_leader(rig: Rig, spec: TableSpec) -> Rig:
     """A driver with another declaration, up to where every fence is raised."""
     leader = replace(rig, spec=spec, epoch=rig.epoch + 1).join(first_run=False)
-    rig.database.raise_fence(rig.topology, rig.uuid, attempt_id(leader.epoch, 0))
+    rig.states.raise_fence(attempt_id(leader.epoch, 0))
     return leader
 
 
 def migrate(leader: Rig, unfinished: int | None = None) -> list[str]:
     fence = attempt_id(leader.epoch, 0)
     txid = None if unfinished is None else Txid(unfinished)
-    done: list[str] = leader.database.migrate(
-        leader.topology, leader.uuid, [leader.spec], fence, unfinished=txid
-    )
+    done: list[str] = leader.states.migrate(fence, unfinished=txid)
     return done
 
 
@@ -179,7 +177,7 @@ class GrowthContract(StateFixtures):
     def test_a_leader_that_has_been_succeeded_changes_nothing(self, rig: Rig) -> None:
         rig.commit(1, {"a": 1})
         leader = next_leader(rig, grown())
-        rig.database.raise_fence(rig.topology, rig.uuid, attempt_id(9, 0))
+        rig.states.raise_fence(attempt_id(9, 0))
         with pytest.raises(StaleAttemptError):
             migrate(leader)
         assert by_word(rig) == {"a": {"n": 1, "prev_n": None, "txid": 1}}

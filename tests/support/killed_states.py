@@ -129,7 +129,7 @@ def main(master: str, folder: Path) -> None:
     (target,) = state_targets(topology, f"sqlite:///{folder / 'state.db'}", open_database)
     database, tables = target.database, target.tables
     database.ensure_framework_tables()
-    database.join("bank", UUID, tables, semantics=topology.semantics, first_run=True)
+    database.of("bank", UUID, topology.semantics, tables).join(first_run=True)
     context = create_context(
         master=master,
         conf={
@@ -151,13 +151,11 @@ def main(master: str, folder: Path) -> None:
         mine = attempt(txid, sequence)
         processed = runner.run(mine, BatchMetas(metas))
         document = Commit(mine, {}, {}, processed.records, now, now)
-        database.begin_commit("bank", UUID, tables, document, semantics=topology.semantics)
+        database.of("bank", UUID, topology.semantics, tables).begin_commit(document)
         finished = runner.commit(mine, processed, before)
         runner.release(processed)
         if ends:
-            database.end_commit(
-                "bank", UUID, tables, document, semantics=topology.semantics, keys=finished.written
-            )
+            database.of("bank", UUID, topology.semantics, tables).end_commit(document, keys=finished.written)
             before = mine
 
     found = []

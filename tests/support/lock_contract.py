@@ -22,7 +22,7 @@ from txstream.api.errors import ServiceUnavailableError, StaleAttemptError
 from txstream.embedded.process import wait_until
 from txstream.semantics import Semantics
 from txstream.state import FenceLockedError, StateBackend, open_sql_database
-from txstream.state.sql.work import TableWriters
+from txstream.state.sql.transaction import SqlTransaction
 
 OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL
 PATIENCE_SECONDS = 30
@@ -34,15 +34,15 @@ class Held:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.inside = threading.Semaphore(0)
         self.go_on = threading.Event()
-        write = TableWriters.write
+        write = SqlTransaction.write
 
-        def wait_and_write(tables: TableWriters, *arguments: Any) -> None:
+        def wait_and_write(here: SqlTransaction, *arguments: Any) -> None:
             if threading.current_thread().name.startswith("task"):
                 self.inside.release()
                 assert self.go_on.wait(PATIENCE_SECONDS)
-            write(tables, *arguments)
+            write(here, *arguments)
 
-        monkeypatch.setattr(TableWriters, "write", wait_and_write)
+        monkeypatch.setattr(SqlTransaction, "write", wait_and_write)
 
     def wait_for(self, tasks: int) -> None:
         for _ in range(tasks):
@@ -94,7 +94,7 @@ class LockContract(StateFixtures):
         under = rig.begin(2)
         rig.write(under, {"a": 1})
         rig.end(under)
-        rig.database.raise_fence(rig.topology, rig.uuid, attempt(1, 0, epoch=2).attempt)
+        rig.states.raise_fence(attempt(1, 0, epoch=2).attempt)
         assert transactions.pop() == []
         first = [statements[len(self.begin)] for statements in transactions]
         assert [tuple(statements[: len(self.begin)]) for statements in transactions] == [self.begin] * 6
@@ -114,7 +114,7 @@ class LockContract(StateFixtures):
             held.wait_for(1)
             leader = attempt(2, 0, epoch=2).attempt
             with pytest.raises(FenceLockedError):
-                driver.database.raise_fence(rig.topology, rig.uuid, leader, lock_timeout_seconds=0.1)
+                driver.states.raise_fence(leader, lock_timeout_seconds=0.1)
             held.go_on.set()
             assert share.result(PATIENCE_SECONDS) == 2
             driver.commit(2, None)
@@ -184,16 +184,13 @@ class ServerLockContract(LockContract):
         specs = [word_table(name) for name in ("first", "second")]
         first, second = (Rig(database, url, spec) for spec in specs)
         first.join()
-        database.join(first.topology, first.uuid, specs, semantics=OPAQUE, first_run=True)
+        database.of(first.topology, first.uuid, OPAQUE, specs).join(first_run=True)
         keys = [f"key{number:04}" for number in range(2000)]
         writes = [(rig.spec, rig.table_of(dict.fromkeys(keys, 1))) for rig in (first, second)]
         for txid in range(1, 5):
             under = first.begin(txid)
             with tasks(2) as pool:
-                copies = [
-                    pool.submit(database.write, first.topology, first.uuid, under, order, semantics=OPAQUE)
-                    for order in (writes, writes[::-1])
-                ]
+                copies = [pool.submit(first.states.write, under, order) for order in (writes, writes[::-1])]
                 assert [copy.result(PATIENCE_SECONDS) for copy in copies] == [4000, 4000]
             first.end(under)
         assert set(first.values().values()) == set(second.values().values()) == {4}

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from support.state_contract import StateFixtures
 from support.states import Rig, word_table
 from txstream.api.errors import StateTableError, StateValueError
+from txstream.semantics import Semantics
 from txstream.state import StateDatabase
 
 WITH_QUOTES = [
@@ -64,7 +65,7 @@ def use(database: StateDatabase, url: str, spec: Any) -> None:
     for _ in range(2):
         rig.commit(2, deltas)
     again = Rig(database, url, spec, epoch=2).join(first_run=False)
-    assert database.migrate(again.topology, again.uuid, [spec], again.fence()) == []
+    assert database.of(again.topology, again.uuid, Semantics.OPAQUE, [spec]).migrate(again.fence()) == []
     (found,) = rig.values().values()
     assert found == (2 if values == 1 else (2,) * values)
     assert len(database.top(spec.state.table, topology="words")) == 1

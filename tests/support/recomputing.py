@@ -148,7 +148,7 @@ def kill_while_they_write(runner: SparkRunner, url: str) -> dict[str, Any]:
     (target,) = state_targets(topology, url, open_database)
     database = target.database
     database.ensure_framework_tables()
-    database.join("paths", "uuid", target.tables, semantics=topology.semantics, first_run=True)
+    database.of("paths", "uuid", topology.semantics, target.tables).join(first_run=True)
     committer = Committer(topology, "uuid", [target], wait_for=lambda _, check: check())
     words = [f"w{number}" for number in range(300)]
     deltas = {"counts": pa.table({"word": words, "n": pa.array([1] * len(words), pa.int64())})}

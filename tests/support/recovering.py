@@ -25,7 +25,7 @@ from txstream.inspect.records import FsckReport, Recovery
 from txstream.metas import MetaCodec
 from txstream.settings import Settings
 from txstream.spouts.memory import MemorySpout
-from txstream.state import StateDatabase
+from txstream.state import StateDatabase, TopologyLife
 from txstream.testing import CrashError, TopologyTest
 from txstream.zookeeper import MemoryProgress, MemoryTree
 
@@ -109,14 +109,14 @@ class Site:
     def crash_between_databases(self, txid: int) -> None:
         """The driver dies when the first database has committed `txid` and the second one has not."""
         second = self.test._control.driver.targets[1].database
-        usual = second.commit
+        usual = second.begin
 
-        def commit(*arguments: Any, **options: Any) -> None:
-            if arguments[3].attempt.txid == txid:
+        def begin(life: TopologyLife, doing: str, **options: Any) -> Any:
+            if doing.startswith(f"txid {txid} "):
                 raise CrashError("the test killed the driver between two databases")
-            usual(*arguments, **options)
+            return usual(life, doing, **options)
 
-        second.commit = commit  # type: ignore[method-assign]
+        second.begin = begin  # type: ignore[method-assign]
         with pytest.raises(CrashError):
             self.test.commit(txid)
 

@@ -136,15 +136,15 @@ class ServerLocks(ServerFixtures):
                 FenceLockedError,
                 match=r"raising the fence of topology 'words' waited for a lock",
             ):
-                rig.database.raise_fence("words", rig.uuid, attempt_id(2, 0), lock_timeout_seconds=0.2)
+                rig.states.raise_fence(attempt_id(2, 0), lock_timeout_seconds=0.2)
             assert time.monotonic() - started < 5
             other.rollback()
         engine.dispose()
         assert rig.fence() == 0
-        rig.database.raise_fence("words", rig.uuid, attempt_id(2, 0))
+        rig.states.raise_fence(attempt_id(2, 0))
 
     def test_the_usual_lock_timeout_comes_back(self, rig: Rig) -> None:
-        rig.database.raise_fence("words", rig.uuid, attempt_id(2, 0), lock_timeout_seconds=0.2)
+        rig.states.raise_fence(attempt_id(2, 0), lock_timeout_seconds=0.2)
         query, usual = self.lock_timeout
         with rig.database.sessions.engine.connect() as connection:
             assert str(connection.exec_driver_sql(query).scalar_one()) == usual
@@ -164,7 +164,7 @@ class ServerLocks(ServerFixtures):
             commit = pool.submit(frozen.commit, 1, {"a": 1}, reached=freeze)
             try:
                 assert inside.wait(PATIENCE_SECONDS)
-                rig.database.raise_fence("words", rig.uuid, attempt_id(2, 0))
+                rig.states.raise_fence(attempt_id(2, 0))
                 assert rig.fence() == attempt_id(2, 0)
             finally:
                 wake.set()
@@ -181,7 +181,7 @@ class ServerLocks(ServerFixtures):
         lost = rig.next(1)
         with pytest.raises(AnswerLostError):
             rig.commit(1, {"a": 1}, under=lost, reached=lambda _: self.end_session(rig.url))
-        assert rig.database.outcome("words", lost) is False
+        assert rig.states.outcome(lost) is False
 
 
 class ServerOutages(ServerFixtures):
@@ -216,7 +216,9 @@ class ServerOutages(ServerFixtures):
             assert leader.last_batch("words") == rig.last()
             server.stop()
             with pytest.raises(ServiceUnavailableError):  # the driver's own error is nobody's to expect
-                leader.raise_fence("words", rig.uuid, attempt_id(2, 0), lock_timeout_seconds=5)
+                leader.of("words", rig.uuid, Semantics.OPAQUE).raise_fence(
+                    attempt_id(2, 0), lock_timeout_seconds=5
+                )
         with pytest.raises(ServiceUnavailableError) as told:
             rig.commit(2, {"a": 1})
         assert not isinstance(told.value, AnswerLostError)  # COMMIT was never sent
@@ -224,7 +226,7 @@ class ServerOutages(ServerFixtures):
             rig.database.check()
         server.start()
         rig.database.check()
-        assert rig.database.outcome("words", rig.next(2)) is False
+        assert rig.states.outcome(rig.next(2)) is False
         rig.commit(2, {"a": 1})
         assert rig.values() == {"a": 2}
 
@@ -235,7 +237,7 @@ class ServerOutages(ServerFixtures):
             rig.commit(2, {"a": 1, "b": 1}, under=lost, reached=lambda _: server.stop())
         server.start()
         rig.database.check()
-        assert rig.database.outcome("words", lost) is False
+        assert rig.states.outcome(lost) is False
         assert rig.values() == {"a": 1}
         rig.commit(2, {"a": 1})
         assert rig.values() == {"a": 2}
@@ -251,7 +253,7 @@ class ServerOutages(ServerFixtures):
                 behind.commit(2, {"a": 1}, under=lost)
             assert proxy.lost.wait(10)
             through.check()
-            assert through.outcome("words", lost) is True
+            assert behind.states.outcome(lost) is True
             assert rig.values() == {"a": 2}
             with pytest.raises(StaleAttemptError, match="already been used"):
                 behind.commit(2, {"a": 1}, under=lost)

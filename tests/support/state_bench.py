@@ -77,7 +77,7 @@ class Bench:
         self.committed: TransactionAttempt | None = None
         self._sequence = itertools.count(1)
         self.database.ensure_framework_tables()
-        self.database.join("bank", UUID, self.tables, semantics=semantics, first_run=True)
+        self.database.of("bank", UUID, semantics, self.tables).join(first_run=True)
 
     def close(self) -> None:
         for process in self.processes:
@@ -89,11 +89,11 @@ class Bench:
     def begin(self, txid: int) -> TransactionAttempt:
         """A new attempt, begun in the database."""
         attempt = TransactionAttempt(Txid(txid), attempt_id(1, next(self._sequence)))
-        self.database.begin_commit("bank", UUID, self.tables, _commit(attempt), semantics=self.semantics)
+        self.database.of("bank", UUID, self.semantics, self.tables).begin_commit(_commit(attempt))
         return attempt
 
     def end(self, attempt: TransactionAttempt) -> None:
-        self.database.end_commit("bank", UUID, self.tables, _commit(attempt), semantics=self.semantics)
+        self.database.of("bank", UUID, self.semantics, self.tables).end_commit(_commit(attempt))
         self.committed = attempt
 
     def commit(self, txid: int, batch: Batch, places: Sequence[int] = (0, 0)) -> TransactionAttempt:

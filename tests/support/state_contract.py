@@ -145,7 +145,7 @@ class CommitContract(StateFixtures):
         """Hole 2: an attempt of an older epoch wakes up."""
         rig = Rig(database, url, word_table(semantics=semantics)).join()
         zombie = rig.next(1)
-        rig.database.raise_fence(rig.topology, rig.uuid, attempt_id(2, 0))
+        rig.states.raise_fence(attempt_id(2, 0))
         with pytest.raises(StaleAttemptError, match=r"at attempt 2\.0, newer than 1\.1.*nothing was written"):
             rig.commit(1, {"a": 1}, under=zombie)
         assert rig.rows() == []
@@ -173,7 +173,7 @@ class CommitContract(StateFixtures):
         with pytest.raises(CorruptStateError, match=r"no row for topology 'words'.*txstream delete words"):
             rig.commit(2, {"a": 1})
         with pytest.raises(CorruptStateError, match="no row for topology 'words'"):
-            database.raise_fence("words", rig.uuid, attempt_id(2, 0))
+            database.of("words", rig.uuid, OPAQUE).raise_fence(attempt_id(2, 0))
         assert rig.values() == {"a": 1}
         assert rig.last().txid == 1
 
@@ -184,7 +184,7 @@ class CommitContract(StateFixtures):
         with pytest.raises(ProgressMismatchError, match=r"uuid-2.*uuid-1"):
             stranger.commit(1, {"a": 1})
         with pytest.raises(ProgressMismatchError, match=r"uuid-2.*uuid-1"):
-            database.raise_fence("words", "uuid-2", attempt_id(2, 0))
+            database.of("words", "uuid-2", OPAQUE).raise_fence(attempt_id(2, 0))
         assert (rig.rows(), rig.fence(), database.last_batch("words")) == ([], 0, None)
 
     @pytest.mark.parametrize("semantics", [*FENCED, NON_TRANSACTIONAL])
@@ -205,13 +205,13 @@ class CommitContract(StateFixtures):
 
     def test_outcome(self, rig: Rig) -> None:
         lost = rig.next(1)
-        assert rig.database.outcome(rig.topology, lost) is False
+        assert rig.states.outcome(lost) is False
         rig.commit(1, {"a": 1}, under=lost)
-        assert rig.database.outcome(rig.topology, lost) is True
-        assert rig.database.outcome(rig.topology, attempt(1, 99)) is False
+        assert rig.states.outcome(lost) is True
+        assert rig.states.outcome(attempt(1, 99)) is False
         again = rig.commit(1, {"a": 1})
-        assert rig.database.outcome(rig.topology, lost) is False
-        assert rig.database.outcome(rig.topology, again) is True
+        assert rig.states.outcome(lost) is False
+        assert rig.states.outcome(again) is True
 
     def test_a_regression_ends_the_whole_transaction(self, database: StateBackend, url: str) -> None:
         rig = Rig(database, url).join()
@@ -236,14 +236,14 @@ class CommitContract(StateFixtures):
         first, second = word_table("first"), word_table("second", TRANSACTIONAL)
         third = word_table("third")
         tables = [first, second, third]
-        database.join("words", "u", tables, semantics=TRANSACTIONAL, first_run=True)
+        database.of("words", "u", TRANSACTIONAL, tables).join(first_run=True)
         rig = Rig(database, url, first, uuid="u")
 
         def commit(txid: int, **deltas: dict[str, int]) -> None:
             document = {name: rig.table_of(delta) for name, delta in deltas.items()}
             document["in_another_database"] = rig.table_of({"x": 1})
             whole = Commit(rig.next(txid), {}, document, 1, PLANNED, PROCESSED)
-            database.commit("words", "u", tables, whole, semantics=TRANSACTIONAL)
+            database.of("words", "u", TRANSACTIONAL, tables).commit(whole)
 
         commit(1, first={"a": 1}, second={"a": 1}, third={"a": 1})
         commit(1, first={"a": 2}, second={"a": 1})
@@ -257,13 +257,13 @@ class CommitContract(StateFixtures):
         """The last one, in the order in which tables are written: neither rows nor ledger of the others."""
         database.ensure_framework_tables()
         tables = [word_table("first"), word_table("second")]
-        database.join("words", "u", tables, semantics=OPAQUE, first_run=True)
+        database.of("words", "u", OPAQUE, tables).join(first_run=True)
         rig = Rig(database, url, tables[0], uuid="u")
 
         def commit(txid: int, **deltas: dict[str, int]) -> None:
             document = {name: rig.table_of(delta) for name, delta in deltas.items()}
             whole = Commit(rig.next(txid), {}, document, 1, PLANNED, PROCESSED)
-            database.commit("words", "u", tables, whole, semantics=OPAQUE)
+            database.of("words", "u", OPAQUE, tables).commit(whole)
 
         commit(2, second={"a": 1})
         with pytest.raises(TxidRegressionError):
@@ -326,14 +326,14 @@ class LedgerContract(StateFixtures):
 
     def test_raising_the_fence(self, rig: Rig) -> None:
         for _ in range(2):  # a leader whose answer was lost asks again
-            rig.database.raise_fence("words", rig.uuid, attempt_id(3, 0))
+            rig.states.raise_fence(attempt_id(3, 0))
             assert rig.database.read_fence("words") == FenceRow("words", "uuid-1", attempt_id(3, 0))
         with pytest.raises(StaleAttemptError, match=r"3\.0.*2\.0"):
-            rig.database.raise_fence("words", rig.uuid, attempt_id(2, 0))
+            rig.states.raise_fence(attempt_id(2, 0))
         rig.epoch = 3
         rig.commit(1, {"a": 1})
         with pytest.raises(StaleAttemptError):
-            rig.database.raise_fence("words", rig.uuid, attempt_id(3, 0))
+            rig.states.raise_fence(attempt_id(3, 0))
 
     def test_attempts_may_be_as_large_as_63_bits(self, rig: Rig) -> None:
         rig.epoch, rig.sequence = 2**31 - 1, 2**32 - 2

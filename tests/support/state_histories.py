@@ -147,7 +147,7 @@ def _crash(rig: Rig, txid: int, deltas: Deltas) -> None:
 
 def _come_back(rig: Rig, txid: int, deltas: Deltas) -> None:
     zombie = rig.next(txid)
-    rig.database.raise_fence(rig.topology, rig.uuid, rig.next(txid).attempt)
+    rig.states.raise_fence(rig.next(txid).attempt)
     try:
         rig.commit(txid, deltas, under=zombie)
     except StaleAttemptError:

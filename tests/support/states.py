@@ -13,7 +13,8 @@ from support.tables import read_rows
 from txstream.api.reducers import Reducer, Sum
 from txstream.api.state import SqlState
 from txstream.semantics import Semantics
-from txstream.state import BatchRecord, Commit, FenceRow, TableSpec
+from txstream.state import BatchRecord, Commit, FenceRow, TableSpec, TopologyStates
+from txstream.state.protocol import nobody
 from txstream.transaction import AttemptId, TransactionAttempt, Txid, attempt_id
 
 PLANNED = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -49,11 +50,15 @@ class Rig:
     epoch: int = 1
     sequence: int = 0
 
+    @property
+    def states(self) -> TopologyStates:
+        """The topology, bound to its database."""
+        states: TopologyStates = self.database.of(self.topology, self.uuid, self.spec.semantics, [self.spec])
+        return states
+
     def join(self, *, first_run: bool = True) -> Rig:
         self.database.ensure_framework_tables()
-        self.database.join(
-            self.topology, self.uuid, [self.spec], semantics=self.spec.semantics, first_run=first_run
-        )
+        self.states.join(first_run=first_run)
         return self
 
     def next(self, txid: int) -> TransactionAttempt:
@@ -79,19 +84,12 @@ class Rig:
         deltas: Mapping[Any, Any] | pa.Table | None,
         *,
         under: TransactionAttempt | None = None,
-        reached: Callable[[str], object] = lambda point: None,
+        reached: Callable[[str], None] = nobody,
         metas: Mapping[str, Any] | None = None,
         error: str | None = None,
     ) -> TransactionAttempt:
         under = self.next(txid) if under is None else under
-        self.database.commit(
-            self.topology,
-            self.uuid,
-            [self.spec],
-            self.whole(under, deltas, metas=metas, error=error),
-            semantics=self.spec.semantics,
-            reached=reached,
-        )
+        self.states.commit(self.whole(under, deltas, metas=metas, error=error), reached=reached)
         return under
 
     def whole(
@@ -119,24 +117,18 @@ class Rig:
     def begin(self, txid: int) -> TransactionAttempt:
         """Begin a commit from executors."""
         under = self.next(txid)
-        self.database.begin_commit(
-            self.topology, self.uuid, [self.spec], self.whole(under), semantics=self.spec.semantics
-        )
+        self.states.begin_commit(self.whole(under))
         return under
 
     def write(self, under: TransactionAttempt, deltas: Mapping[Any, Any] | pa.Table) -> int:
         """One task's share of it."""
         writes = [(self.spec, self.table_of(deltas))]
-        written: int = self.database.write(
-            self.topology, self.uuid, under, writes, semantics=self.spec.semantics
-        )
+        written: int = self.states.write(under, writes)
         return written
 
     def end(self, under: TransactionAttempt, keys: int = 0) -> None:
         """End it."""
-        self.database.end_commit(
-            self.topology, self.uuid, [self.spec], self.whole(under), semantics=self.spec.semantics, keys=keys
-        )
+        self.states.end_commit(self.whole(under), keys=keys)
 
     def rows(self) -> list[tuple[Any, ...]]:
         """The table's rows in column order, sorted by key."""
@@ -168,4 +160,4 @@ def name_databases(rig: Rig, urls: list[str]) -> None:
     fence = rig.database.read_fence(rig.topology)
     assert fence is not None
     identity = {"identity": {}, "databases": urls}
-    rig.database.keep_identity(rig.topology, rig.uuid, fence.attempt, identity, semantics=rig.spec.semantics)
+    rig.states.keep_identity(fence.attempt, identity)

@@ -47,7 +47,7 @@ from txstream.bolts.sql import SqlStateBolt
 from txstream.engine.points import Point
 from txstream.engine.recording import CallKind
 from txstream.spouts.memory import MemorySpout
-from txstream.state import StateDatabase, open_database, place_of
+from txstream.state import TopologyStates, open_database, place_of
 from txstream.testing import AttemptState, NotReachedError, TopologyTest
 
 BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
@@ -267,14 +267,14 @@ def assert_set(event: threading.Event) -> None:
 def test_past_its_bolts_a_commit_waits_for_its_database_as_long_as_it_takes(
     source: MemorySpout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit = StateDatabase.commit
+    commit = TopologyStates.commit
     with TopologyTest(committing(source, max_spout_pending=1)) as test:
 
-        def slow(self: StateDatabase, *arguments: Any, **options: Any) -> None:
+        def slow(self: TopologyStates, *arguments: Any, **options: Any) -> None:
             test.clock.advance(1000)
             commit(self, *arguments, **options)
 
-        monkeypatch.setattr(StateDatabase, "commit", slow)
+        monkeypatch.setattr(TopologyStates, "commit", slow)
         test.run()
         assert [states(test, txid) for txid in (1, 2, 3)] == 3 * [[COMMITTED]]
         check_tables(test, BATCHES)
@@ -365,19 +365,17 @@ def test_two_states_with_one_table_name_in_two_databases_get_their_own_deltas(
 ) -> None:
     """The second database refuses txid 2 once, when the first has it already."""
     urls = [f"sqlite:///{tmp_path / name}.db" for name in ("first", "second")]
-    commit = StateDatabase.commit
+    commit = TopologyStates.commit
     refused: list[Any] = []
 
-    def refusing(
-        self: StateDatabase, topology: str, uuid: str, tables: Any, batch: Any, **options: Any
-    ) -> None:
+    def refusing(self: TopologyStates, batch: Any, **options: Any) -> None:
         if batch.attempt.txid == 2 and "second" in self.url_for_people and not refused:
             refused.append(batch.attempt)
             assert stored(urls[0], "counts") == Counter(WORDS[:4])
             raise BatchFailedError("the disk is full")
-        commit(self, topology, uuid, tables, batch, **options)
+        commit(self, batch, **options)
 
-    monkeypatch.setattr(StateDatabase, "commit", refusing)
+    monkeypatch.setattr(TopologyStates, "commit", refusing)
     with TopologyTest(two_databases(source, spout, None, urls[1]), database=urls[0]) as test:
         test.run()
         assert refused == [test.attempts(2)[0].id]

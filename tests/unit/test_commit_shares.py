@@ -43,8 +43,9 @@ from txstream.engine import targets
 from txstream.engine.points import Point
 from txstream.engine.shares import Message, rows_written
 from txstream.engine.stores import StorePlace
+from txstream.semantics import Semantics
 from txstream.spouts.memory import MemorySpout
-from txstream.state import StateBackend, StateDatabase, open_database, register_backend
+from txstream.state import StateBackend, StateDatabase, TopologyStates, open_database, register_backend
 from txstream.testing import AttemptState, TopologyTest
 from txstream.transaction import AttemptId
 
@@ -135,7 +136,9 @@ def test_a_share_that_is_fenced_by_a_newer_leader_ends_the_run(source: MemorySpo
         with closing(open_database(test.database_url)) as database:
             fence = database.read_fence("paths")
             assert fence is not None
-            database.raise_fence("paths", fence.uuid, AttemptId(fence.attempt + (1 << 40)))
+            database.of("paths", fence.uuid, Semantics.OPAQUE).raise_fence(
+                AttemptId(fence.attempt + (1 << 40))
+            )
         return write(message)
 
     with TopologyTest(counting(source, commit="executors")) as test:
@@ -177,15 +180,15 @@ def test_a_database_that_a_task_cannot_reach_fails_the_attempt_and_is_waited_for
 ) -> None:
     """Of 'auto' the next try is the driver's own, lest it go on for ever."""
     failures = 2 if path == "executors" else 1
-    write, fails = StateDatabase.write, failures * [True]
+    write, fails = TopologyStates.write, failures * [True]
 
-    def away(self: StateDatabase, *given: Any, **options: Any) -> int:
+    def away(self: TopologyStates, *given: Any, **options: Any) -> int:
         if fails:
             fails.pop()
             raise ServiceUnavailableError("connection refused")
         return write(self, *given, **options)
 
-    monkeypatch.setattr(StateDatabase, "write", away)
+    monkeypatch.setattr(TopologyStates, "write", away)
     with (
         caplog.at_level(logging.WARNING, "txstream"),
         TopologyTest(counting(source, spout, slots=1, **PATHS[path])) as test,

@@ -189,7 +189,9 @@ def test_what_operators_are_shown_cannot_be_read(make_site: Any, path: str) -> N
 
 def test_an_epoch_behind_the_fences(make_site: Any) -> None:
     site = make_site(databases=1)
-    site.databases[0].raise_fence("words", site.databases[0].read_fence("words").uuid, attempt_id(9, 0))
+    site.databases[0].of("words", site.databases[0].read_fence("words").uuid, Semantics.OPAQUE).raise_fence(
+        attempt_id(9, 0)
+    )
     finding = only(site.fsck(), "epoch-behind", WARNING)
     assert "epoch 9" in finding.what
     site.test.restart()

@@ -68,10 +68,8 @@ def begin(rig: Rig, txid: int, deltas: dict[Any, Any]) -> None:
     """A commit from executors that gets as far as its tasks' writes."""
     under = rig.next(txid)
     commit = Commit(under, {"partitions": {}}, {}, 7, PLANNED, PROCESSED)
-    arguments = (rig.topology, rig.uuid)
-    semantics = rig.spec.semantics
-    rig.database.begin_commit(*arguments, [rig.spec], commit, semantics=semantics)
-    rig.database.write(*arguments, under, [(rig.spec, rig.table_of(deltas))], semantics=semantics)
+    rig.states.begin_commit(commit)
+    rig.write(under, deltas)
 
 
 def keyed(rows: inspect.StateRows) -> dict[str, tuple[Any, Any, Any]]:
@@ -487,7 +485,7 @@ def test_a_batch_in_full(make_rig: Any, capsys: pytest.CaptureFixture[str]) -> N
     commit = Commit(
         under, metas, {"word_count": rig.table_of({"a": 1})}, 7, PLANNED, PROCESSED, details=details
     )
-    rig.database.commit("words", rig.uuid, [rig.spec], commit, semantics=OPAQUE)
+    rig.states.commit(commit)
     found = inspect.batch("words", 1, settings_of(rig))
     assert [(one.partition, one.start, one.end, one.records) for one in found.ranges] == [
         ("lines/0", 3, 7, 4),

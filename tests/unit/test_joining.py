@@ -21,7 +21,7 @@ from txstream.engine.points import Point
 from txstream.metas import MetaCodec
 from txstream.semantics import Semantics
 from txstream.spouts.memory import MemoryRange, MemorySpout
-from txstream.state import BatchRecord, StateDatabase, open_database
+from txstream.state import BatchRecord, StateDatabase, TopologyStates, open_database
 from txstream.testing import CrashError, TopologyTest
 from txstream.transaction import AttemptId, Epoch, Txid, attempt_id
 from txstream.zookeeper import Identity, MemoryProgress, MemoryTree
@@ -176,9 +176,9 @@ def test_a_ledger_of_another_attempt_does_not_go_on_from_there(source: MemorySpo
         ):
             database.ensure_framework_tables()
             uuid = first.topologies()[0].uuid
-            database.join("words", uuid, [], semantics=Semantics.OPAQUE, first_run=True)
+            database.of("words", uuid, Semantics.OPAQUE).join(first_run=True)
             left = BatchRecord(**{**EXAMPLE, "txid": Txid(1), "uuid": uuid, "attempt": attempt_id(1, 99)})
-            database.begin_ledger("words", uuid, AttemptId(0), left)
+            database.of("words", uuid, Semantics.OPAQUE).begin_ledger(AttemptId(0), left)
         test.crash()
         test.restart(storing(source, OpaqueSpout, counts(), totals(url=other)))
         test.run()
@@ -247,7 +247,7 @@ class Steps:
         for owner, name in [
             (StateDatabase, "ensure_framework_tables"),
             (StateDatabase, "join"),
-            (StateDatabase, "raise_fence"),
+            (TopologyStates, "raise_fence"),
             (StateDatabase, "migrate"),
             (StateDatabase, "begin_ledger"),
             (MemoryProgress, "claim_epoch"),
@@ -314,13 +314,15 @@ def test_a_crash_at_each_step_of_a_joining(
 def test_a_leader_that_has_been_succeeded_writes_no_baseline(tmp_path: Path) -> None:
     database = open_database(f"sqlite:///{tmp_path / 'state.db'}")
     database.ensure_framework_tables()
-    database.join("words", "u", [], semantics=Semantics.OPAQUE, first_run=True)
-    database.raise_fence("words", "u", attempt_id(3, 0))
+    database.of("words", "u", Semantics.OPAQUE).join(first_run=True)
+    database.of("words", "u", Semantics.OPAQUE).raise_fence(attempt_id(3, 0))
     last = BatchRecord(**{**EXAMPLE, "attempt": attempt_id(1, 1)})
-    database.begin_ledger("words", "u", attempt_id(3, 0), last)
+    database.of("words", "u", Semantics.OPAQUE).begin_ledger(attempt_id(3, 0), last)
     assert database.batches("words") == [last]
     with pytest.raises(StaleAttemptError):
-        database.begin_ledger("words", "u", attempt_id(2, 0), replace(last, txid=Txid(9)))
+        database.of("words", "u", Semantics.OPAQUE).begin_ledger(
+            attempt_id(2, 0), replace(last, txid=Txid(9))
+        )
     assert database.batches("words") == [last]
     database.close()
 

@@ -30,7 +30,7 @@ from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
 from txstream.engine.points import Point
 from txstream.spouts.memory import MemorySpout
-from txstream.state import StateDatabase, open_database
+from txstream.state import StateDatabase, TopologyStates, open_database
 from txstream.testing import AttemptState, TopologyTest
 
 RECORDS = {"p0": movements(9), "p1": movements(9, start=20)}
@@ -122,9 +122,9 @@ def test_a_task_that_has_written_is_undone_when_another_fails(source: MemorySpou
 
 def refuse_writes(monkeypatch: pytest.MonkeyPatch, *errors: Exception) -> list[Exception]:
     """The database fails what tasks write, before it has begun or when it has done it."""
-    left, write = list(errors), StateDatabase.write
+    left, write = list(errors), TopologyStates.write
 
-    def failing(self: StateDatabase, *arguments: Any, **options: Any) -> int:
+    def failing(self: TopologyStates, *arguments: Any, **options: Any) -> int:
         error = left.pop(0) if left else None
         if isinstance(error, ServiceUnavailableError) and "before" in str(error):
             raise error
@@ -133,7 +133,7 @@ def refuse_writes(monkeypatch: pytest.MonkeyPatch, *errors: Exception) -> list[E
             raise error
         return rows
 
-    monkeypatch.setattr(StateDatabase, "write", failing)
+    monkeypatch.setattr(TopologyStates, "write", failing)
     return left
 
 
@@ -251,14 +251,14 @@ def test_a_second_write_that_fails_undoes_the_first(
     source: MemorySpout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     urls = [f"sqlite:///{tmp_path / name}.db" for name in ("first", "second")]
-    write, left = StateDatabase.write, [ServiceUnavailableError("the disk is full")]
+    write, left = TopologyStates.write, [ServiceUnavailableError("the disk is full")]
 
-    def failing(self: StateDatabase, *arguments: Any, **options: Any) -> int:
+    def failing(self: TopologyStates, *arguments: Any, **options: Any) -> int:
         if left and "second" in self.url_for_people:
             raise left.pop()
         return write(self, *arguments, **options)
 
-    monkeypatch.setattr(StateDatabase, "write", failing)
+    monkeypatch.setattr(TopologyStates, "write", failing)
     with TopologyTest(bank(source, TwoPlaces(*urls)), database=urls[0]) as test:
         test.run()
         assert not left

@@ -27,6 +27,7 @@ from txstream.inspect.holdings import Own, own_of
 from txstream.inspect.rebuilding import identity_from, recover_in
 from txstream.inspect.records import Severity
 from txstream.inspect.stores import with_states_of
+from txstream.semantics import Semantics
 from txstream.settings import Settings
 from txstream.state import Commit, StateDatabase, TableSpec
 from txstream.testing import CrashError
@@ -66,7 +67,7 @@ def test_a_pruned_ledger_is_enough(make_site: Any, spout: Any) -> None:
     again = TransactionAttempt(last.txid, attempt_id(5, 1))
     commit = Commit(again, last.metas, {}, last.tuples, last.planned_at, last.processed_at)
     tables = [TableSpec(bolt.state, semantics, bolt.reducers)]
-    database.begin_commit("words", last.uuid, tables, commit, semantics=site.topology.semantics)
+    database.of("words", last.uuid, site.topology.semantics, tables).begin_commit(commit)
     site.lose_zookeeper()
     recovery = site.recover()
     assert (recovery.current_txid, recovery.again) == (3, True)
@@ -357,7 +358,9 @@ def test_the_epoch_is_above_every_fence_and_zookeepers(make_site: Any) -> None:
     site.test.commit(3)
     site.test.crash()
     site.lose_zookeeper()
-    site.databases[1].raise_fence("words", site.databases[1].read_fence("words").uuid, attempt_id(77, 0))
+    site.databases[1].of("words", site.databases[1].read_fence("words").uuid, Semantics.OPAQUE).raise_fence(
+        attempt_id(77, 0)
+    )
     recovery = site.recover()
     assert recovery.epoch == 78
     assert {epoch_of(db.read_fence("words").attempt) for db in site.databases} == {78}
@@ -370,7 +373,9 @@ def test_an_epoch_that_cannot_be_read_is_claimed_above_every_fence(make_site: An
     site.test.commit(3)
     site.test.crash()
     site.tree.write(f"{site.base}/epoch", b"not JSON")
-    site.databases[1].raise_fence("words", site.databases[1].read_fence("words").uuid, attempt_id(77, 0))
+    site.databases[1].of("words", site.databases[1].read_fence("words").uuid, Semantics.OPAQUE).raise_fence(
+        attempt_id(77, 0)
+    )
     with pytest.raises(CrashError):
         recover_in("words", lambda codec: crashing_after_mend(site, codec), site.databases)
     assert site.store().read_epoch() < 77, "that alone lets nobody lead"
@@ -408,7 +413,9 @@ def test_a_driver_that_slept_through_it_writes_nothing(make_site: Any, lost: str
         store.advance(committed_by, attempt_id(1, 99), site.store().load().batches[Txid(2)].metas)
     assert site.copy_zookeeper() == before
     with pytest.raises(StaleAttemptError):
-        site.databases[0].raise_fence("words", site.databases[0].read_fence("words").uuid, attempt_id(1, 99))
+        site.databases[0].of(
+            "words", site.databases[0].read_fence("words").uuid, Semantics.OPAQUE
+        ).raise_fence(attempt_id(1, 99))
     site.finish()
 
 

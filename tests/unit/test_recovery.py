@@ -194,15 +194,15 @@ class Database:
     on_last_batch: Any = None
     raised_to: list[AttemptId] = field(default_factory=list)
 
-    def read_fence(self, topology: str) -> FenceRow | None:
+    def read_fence(self) -> FenceRow | None:
         self.steps.append(f"read fence of {self.url_for_people}")
-        return None if self.fence is None else FenceRow(topology, "u", self.fence)
+        return None if self.fence is None else FenceRow("t", "u", self.fence)
 
-    def raise_fence(self, topology: str, uuid: str, attempt: AttemptId) -> None:
+    def raise_fence(self, attempt: AttemptId) -> None:
         self.steps.append(f"raise fence of {self.url_for_people}")
         self.raised_to.append(attempt)
 
-    def last_batch(self, topology: str) -> BatchRecord | None:
+    def last_batch(self) -> BatchRecord | None:
         self.steps.append(f"read ledger of {self.url_for_people}")
         if self.on_last_batch is not None:
             self.on_last_batch()
@@ -243,7 +243,7 @@ def set_up(*last: BatchRecord | None) -> tuple[Store, list[Database], list[str]]
 
 def test_every_fence_is_raised_before_anything_is_read_that_the_decision_depends_on() -> None:
     store, databases, steps = set_up(None, None)
-    epoch = take_over("t", "u", store, databases)
+    epoch = take_over(store, databases)
     recover("t", OPAQUE, store, databases, CODEC)
     assert steps == [
         "read fence of db1",
@@ -272,21 +272,21 @@ def test_a_leader_that_was_succeeded_does_not_wait_for_a_fence_any_longer() -> N
 
     database.raise_fence = raise_fence  # type: ignore[assignment]
     with pytest.raises(FencedError, match="has a newer leader"):
-        take_over("t", "u", store, [database], locked=succeeded)
+        take_over(store, [database], locked=succeeded)
 
 
 def test_the_epoch_is_above_zookeepers_and_every_fences() -> None:
     store, databases, _ = set_up(None, None)
-    assert take_over("t", "u", store, databases) == 1
+    assert take_over(store, databases) == 1
     databases[1].fence = attempt_id(7, 3)
-    assert take_over("t", "u", store, databases) == 8
+    assert take_over(store, databases) == 8
     databases[0].fence = attempt_id(2, 0)
-    assert take_over("t", "u", store, databases) == 9
+    assert take_over(store, databases) == 9
 
 
 def test_a_committed_batch_is_advanced_and_nothing_runs_again() -> None:
     store, databases, steps = set_up(row(1, NEW, metas(0, 10)))
-    take_over("t", "u", store, databases)
+    take_over(store, databases)
     resume = recover("t", OPAQUE, store, databases, CODEC)
     assert "advance 1" in steps
     assert (resume.progress.current, resume.progress.committed_by, resume.replays) == (2, NEW, frozenset())
@@ -295,7 +295,7 @@ def test_a_committed_batch_is_advanced_and_nothing_runs_again() -> None:
 
 def test_an_adopted_plan_is_stored_before_it_is_decided_on_again() -> None:
     store, databases, steps = set_up(row(1, NEW, metas(0, 10)), None)
-    take_over("t", "u", store, databases)
+    take_over(store, databases)
     resume = recover("t", TRANSACTIONAL, store, databases, CODEC)
     assert "persist 1" in steps
     assert resume.replays == {1}
@@ -305,7 +305,7 @@ def test_an_adopted_plan_is_stored_before_it_is_decided_on_again() -> None:
 
 def test_an_adopted_plan_that_is_committed_everywhere_is_stored_and_advanced() -> None:
     store, databases, steps = set_up(row(1, NEW, metas(0, 10)), row(1, NEW, metas(0, 10)))
-    take_over("t", "u", store, databases)
+    take_over(store, databases)
     resume = recover("t", TRANSACTIONAL, store, databases, CODEC)
     assert steps.index("persist 1") < steps.index("advance 1")
     assert (resume.progress.current, resume.replays) == (2, frozenset())
@@ -313,7 +313,7 @@ def test_an_adopted_plan_that_is_committed_everywhere_is_stored_and_advanced() -
 
 def test_a_non_transactional_topology_asks_no_ledger() -> None:
     store, databases, steps = set_up(row(9, NEW, metas(0, 10)))
-    take_over("t", "u", store, databases)
+    take_over(store, databases)
     steps.clear()
     assert recover("t", Semantics.NON_TRANSACTIONAL, store, databases, CODEC).progress.current == 1
     assert steps == ["read progress"]
@@ -321,7 +321,7 @@ def test_a_non_transactional_topology_asks_no_ledger() -> None:
 
 def test_a_mismatch_seen_by_a_leader_that_was_succeeded_is_the_end_of_its_turn() -> None:
     store, databases, steps = set_up(None)
-    take_over("t", "u", store, databases)
+    take_over(store, databases)
 
     def succeeded() -> None:
         """Between our reading of progress and of the ledger, another leader commits two batches."""
@@ -336,7 +336,7 @@ def test_a_mismatch_seen_by_a_leader_that_was_succeeded_is_the_end_of_its_turn()
 
 def test_a_mismatch_seen_by_the_leader_itself_is_told() -> None:
     store, databases, _ = set_up(row(5, NEW, metas(0, 10)))
-    take_over("t", "u", store, databases)
+    take_over(store, databases)
     with pytest.raises(ProgressMismatchError, match="the ledger of db1 says txid 5"):
         recover("t", OPAQUE, store, databases, CODEC)
 

@@ -31,7 +31,7 @@ from txstream.engine.assembly import Takeover, take_up
 from txstream.engine.targets import state_targets
 from txstream.metas import BatchMetas, MetaCodec
 from txstream.semantics import Semantics
-from txstream.state import Commit, StateBackend, TableSpec, fence_rules, open_database
+from txstream.state import Commit, StateBackend, TableSpec, TopologyStates, fence_rules, open_database
 from txstream.state.store.memory import forget
 from txstream.transaction import Epoch, TransactionAttempt, Txid, attempt_id
 from txstream.zookeeper import MemoryProgress, MemoryTree
@@ -156,6 +156,10 @@ class Refusing:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
+    def of(self, *life: Any) -> TopologyStates:
+        bound: Any = self
+        return TopologyStates(bound, self._store.of(*life).life)
+
     def join(self, *arguments: Any, **options: Any) -> None:
         self._meanwhile()
         raise ServiceUnavailableError("the database is away")
@@ -190,7 +194,7 @@ def test_joining_does_not_replace_what_a_leader_keeps(place: Place) -> None:
     store = place.open()
     before = store.read_fence("words")
     uuid = taken.identity.uuid
-    store.join("words", uuid, (), semantics=Semantics.OPAQUE, first_run=False, identity={"n": 1})
+    store.of("words", uuid, Semantics.OPAQUE).join(first_run=False, identity={"n": 1})
     assert store.read_fence("words") == before
 
 
@@ -200,14 +204,14 @@ def test_an_identity_is_kept_under_the_fence_alone(place: Place) -> None:
     place.start(code(NARROW))
     before = store.read_fence("words")
     with pytest.raises(StaleAttemptError):
-        store.keep_identity("words", uuid, attempt_id(1, 0), {"n": 1}, semantics=Semantics.OPAQUE)
+        store.of("words", uuid, Semantics.OPAQUE).keep_identity(attempt_id(1, 0), {"n": 1})
     assert store.read_fence("words") == before
-    store.keep_identity("words", uuid, attempt_id(2, 0), {"n": 2}, semantics=Semantics.OPAQUE)
+    store.of("words", uuid, Semantics.OPAQUE).keep_identity(attempt_id(2, 0), {"n": 2})
     after = store.read_fence("words")
     assert after is not None
     assert after.identity == {"n": 2}
     with pytest.raises(ProgressMismatchError):
-        store.keep_identity("words", "another", attempt_id(2, 0), {"n": 3}, semantics=Semantics.OPAQUE)
+        store.of("words", "another", Semantics.OPAQUE).keep_identity(attempt_id(2, 0), {"n": 3})
 
 
 def test_a_first_run_that_fails_leaves_what_another_driver_has_taken_up(place: Place) -> None:
@@ -261,7 +265,7 @@ def test_a_leader_knows_what_was_committed_in_part(place: Place) -> None:
     """What was begun is replayed, though the source may have nothing of it any more."""
     taken = place.start(code(NARROW))
     begun = Commit(TransactionAttempt(Txid(1), attempt_id(1, 1)), {"partitions": {}}, {}, 0, NOW, NOW)
-    place.open().begin_commit("words", taken.identity.uuid, (), begun, semantics=Semantics.OPAQUE)
+    place.open().of("words", taken.identity.uuid, Semantics.OPAQUE).begin_commit(begun)
     (plan,) = place.start(code(NARROW)).coordinator.sync()
     assert isinstance(plan, Plan)
     assert plan.replay

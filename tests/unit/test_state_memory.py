@@ -67,12 +67,12 @@ class TestStore(StateFixtures):
         writer.start()
         assert inside.wait(20)
         with pytest.raises(FenceLockedError, match=r"held the lock 'topology/words' for 0\.05 s"):
-            rig.database.raise_fence("words", rig.uuid, attempt_id(2, 0), lock_timeout_seconds=0.05)
+            rig.states.raise_fence(attempt_id(2, 0), lock_timeout_seconds=0.05)
         assert rig.rows() == []  # a reader does not wait
         other = Rig(rig.database, rig.url, word_table("theirs"), topology="other").join()
         other.commit(1, {"b": 1})  # nor does another topology
         go_on.set()
-        rig.database.raise_fence("words", rig.uuid, attempt_id(2, 0))
+        rig.states.raise_fence(attempt_id(2, 0))
         assert rig.values() == {"a": 1}
         writer.join(20)
 

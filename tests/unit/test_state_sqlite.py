@@ -24,6 +24,7 @@ from txstream.api.errors import (
     StateTableError,
     UsageError,
 )
+from txstream.semantics import Semantics
 from txstream.state import AnswerLostError, BatchRecord, FenceLockedError, StateDatabase, open_database
 from txstream.state.sql import sqlite_statements
 from txstream.transaction import attempt_id
@@ -80,10 +81,10 @@ class TestFile(StateFixtures):
         waiting = open_database(url, connect_timeout_seconds=0.2)
         with frozen_writer(url) as pid:
             with pytest.raises(FenceLockedError, match=rf"database is locked; held by process {pid} \(stopp"):
-                waiting.raise_fence("words", rig.uuid, attempt_id(2, 0))
+                waiting.of("words", rig.uuid, Semantics.OPAQUE).raise_fence(attempt_id(2, 0))
             with pytest.raises(FenceLockedError, match="waited for a lock"):
-                rig.database.raise_fence("words", rig.uuid, attempt_id(2, 0), lock_timeout_seconds=0.05)
-        waiting.raise_fence("words", rig.uuid, attempt_id(2, 0))
+                rig.states.raise_fence(attempt_id(2, 0), lock_timeout_seconds=0.05)
+        waiting.of("words", rig.uuid, Semantics.OPAQUE).raise_fence(attempt_id(2, 0))
         waiting.close()
 
     def test_a_driver_killed_inside_its_commit_leaves_nothing(self, rig: Rig, url: str) -> None:

@@ -50,13 +50,13 @@ def take_up(
     and `recover` do.
     """
     claim = claim_identity(topology, store, targets, locked=locked)
-    databases = [target.database for target in targets]
-    epoch = take_over(topology.id, claim.identity.uuid, store, databases, locked=locked)
+    states = [target.of(topology, claim.identity.uuid) for target in targets]
+    epoch = take_over(store, states, locked=locked)
     claim = confirm(topology, claim, store)
-    newcomers = newcomers_of(topology, claim, store, targets)
-    settled = [database for database in databases if database not in newcomers]
+    newcomers = newcomers_of(topology, claim, store, states)
+    settled = [one for one in states if one not in newcomers]
     resume = recover(topology.id, topology.semantics, store, settled, codec)
-    identity = settle_changes(topology, claim, store, targets, newcomers, epoch, resume, codec, locked=locked)
+    identity = settle_changes(topology, claim, store, states, newcomers, epoch, resume, codec, locked=locked)
     slots = Slots(topology)
     slots.restore(store.read_scale())
     coordinator: Coordinator[Any] = Coordinator(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,8 +19,9 @@ from typing import Any
 from txstream.api.errors import CorruptStateError, IdentityMismatchError, ProgressMismatchError, TxstreamError
 from txstream.api.topology import Topology
 from txstream.engine.commit import StateTarget
+from txstream.engine.recovery import patiently
 from txstream.metas import to_json
-from txstream.state import FenceLockedError, StateBackend, TableSpec
+from txstream.state import FenceLockedError, StateBackend, TopologyStates
 from txstream.transaction import FIRST_TXID, AttemptId
 from txstream.zookeeper import Identity, ProgressStore
 
@@ -86,7 +87,7 @@ def claim_identity(
     _refuse_other(topology.id, identity, mine)
     claim = Claim(identity, mine.tables)
     first_run = store.load().current == FIRST_TXID
-    kept = kept_of(identity, targets)
+    kept = kept_of(identity, [target.database for target in targets])
     joined: list[StateBackend] = []
     try:
         for target in targets:
@@ -96,11 +97,11 @@ def claim_identity(
             first = None if fence is not None and fence.identity else kept
             known = tuple(spec for spec in target.tables if spec.state.table not in claim.joining)
             new = tuple(spec for spec in target.tables if spec.state.table in claim.joining)
-            enter = partial(_join, topology, database, uuid=identity.uuid, kept=first, locked=locked)
-            if known or not new:
-                enter(known, first_run=first_run)
-            if new:
-                enter(new, first_run=True)
+            for tables, first_of_these in ((known, first_run), (new, True)):
+                if tables or (tables is known and not new):
+                    states = database.of(topology.id, identity.uuid, topology.semantics, tables)
+                    join = partial(states.join, first_run=first_of_these, identity=first)
+                    patiently(join, locked)
             joined.append(database)
     except TxstreamError:
         if identity.uuid == mine.uuid:
@@ -110,52 +111,23 @@ def claim_identity(
     return claim
 
 
-def kept_of(identity: Identity, targets: Sequence[StateTarget]) -> dict[str, Any]:
+def kept_of(identity: Identity, databases: Iterable[StateBackend | TopologyStates]) -> dict[str, Any]:
     """What is kept beside each fence. Each database knows the others: whoever is shown one of them can find
     them all."""
     return {
         "identity": identity.to_document(),
-        "databases": sorted(target.database.url_for_people for target in targets),
+        "databases": sorted(database.url_for_people for database in databases),
     }
 
 
-def keep_identity(
-    topology: Topology, identity: Identity, targets: Sequence[StateTarget], attempt: AttemptId
-) -> None:
+def keep_identity(identity: Identity, states: Sequence[TopologyStates], attempt: AttemptId) -> None:
     """Have every database keep the identity that this leader runs under, where it keeps another one."""
-    kept = kept_of(identity, targets)
+    kept = kept_of(identity, states)
     document = json.loads(to_json(kept))
-    for target in targets:
-        fence = target.database.read_fence(topology.id)
+    for one in states:
+        fence = one.read_fence()
         if fence is None or fence.identity != document:
-            target.database.keep_identity(
-                topology.id, identity.uuid, attempt, kept, semantics=topology.semantics
-            )
-
-
-def _join(
-    topology: Topology,
-    database: StateBackend,
-    tables: Sequence[TableSpec],
-    *,
-    uuid: str,
-    kept: Mapping[str, Any] | None,
-    first_run: bool,
-    locked: Callable[[FenceLockedError], None],
-) -> None:
-    """Have a database join with these tables of this topology."""
-    while True:
-        try:
-            return database.join(
-                topology.id,
-                uuid,
-                tables,
-                semantics=topology.semantics,
-                first_run=first_run,
-                identity=kept,
-            )
-        except FenceLockedError as error:
-            locked(error)
+            one.keep_identity(attempt, kept)
 
 
 def confirm(topology: Topology, claim: Claim, store: ProgressStore) -> Claim:

@@ -17,7 +17,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -31,8 +31,7 @@ from txstream.engine.points import Point
 from txstream.engine.runner import BatchResult
 from txstream.engine.shares import StateWrite, TableDeltas
 from txstream.engine.targets import StateTarget, state_targets
-from txstream.semantics import Semantics
-from txstream.state import AnswerLostError, Commit, StateBackend
+from txstream.state import AnswerLostError, Commit, TopologyStates
 from txstream.transaction import TransactionAttempt, Txid
 
 __all__ = ["Committer", "ProcessedBatch", "StateTarget", "state_targets"]
@@ -75,13 +74,11 @@ class Committer:
         *,
         wait_for: Callable[[str, Callable[[], None]], None],
     ) -> None:
-        self._topology = topology.id
-        self._semantics: Semantics = topology.semantics
         self._map_states = topology.map_states
         self._commit = topology.commit
         self._driver_commit_rows = topology.driver_commit_rows
-        self._uuid = uuid
         self._targets = targets
+        self._states = [target.of(topology, uuid) for target in targets]
         self._wait_for = wait_for
         self._bolts: dict[str, StateCommitter] = {
             component.id: component.instance
@@ -120,7 +117,7 @@ class Committer:
         `commit` must be told. Raises as `commit`."""
         found = frozenset(at for at, target in enumerate(self._targets) if target.written_by_bolts)
         for at in sorted(found):
-            self._begin(self._targets[at], attempt, metas, batch, reached)
+            self._begin(at, attempt, metas, batch, reached)
         return found
 
     def commit(
@@ -149,19 +146,19 @@ class Committer:
             shared = [at for at, tables in enumerate(own) if self._is_for_executors(attempt, at, tables)]
         for at in shared:
             if at not in begun:
-                self._begin(self._targets[at], attempt, metas, batch, reached)
+                self._begin(at, attempt, metas, batch, reached)
         keys = self._rows_of_bolts(written or {})
         if write is not None and shared:
             reached(Point.BEFORE_WRITE)
             keys.update(self._write_shares(attempt, {at: own[at] for at in shared}, batch, write))
             reached(Point.AFTER_WRITE)
-        for at, target in enumerate(self._targets):
+        for at, states in enumerate(self._states):
             if at:
                 reached(Point.BETWEEN_COMMITS)
             mine = [] if at in shared else own[at]
             path = EXECUTORS if at in shared or at in begun else DRIVER
             commit = _commit(attempt, metas, batch, path, mine)
-            self._finish(target, commit, reached, keys=keys[at], path=path)
+            self._finish(states, commit, reached, keys=keys[at], path=path)
 
     # --- which path ---------------------------------------------------------------------------------
 
@@ -182,26 +179,18 @@ class Committer:
 
     def _begin(
         self,
-        target: StateTarget,
+        at: int,
         attempt: TransactionAttempt,
         metas: Mapping[str, Any],
         batch: ProcessedBatch,
         reached: Callable[[str], None],
     ) -> None:
         started = time.perf_counter()
-        database = target.database
         try:
-            database.begin_commit(
-                self._topology,
-                self._uuid,
-                target.tables,
-                _commit(attempt, metas, batch, EXECUTORS, ()),
-                semantics=self._semantics,
-                reached=reached,
-            )
+            self._states[at].begin_commit(_commit(attempt, metas, batch, EXECUTORS, ()), reached=reached)
         except ServiceUnavailableError as error:
             # Begun or not, this attempt cannot begin again.
-            self._outcome(database, attempt, lost=False)
+            self._outcome(self._states[at], attempt, lost=False)
             raise BatchFailedError(f"{attempt} was not committed: {error}") from error
         _add(batch.timings, "begin", started)
         reached(Point.AFTER_BEGIN)
@@ -219,7 +208,7 @@ class Committer:
         for at, tables in work.items():
             place = self._targets[at].place
             if place is not None:
-                writes.append(StateWrite(place, self._topology, self._uuid, attempt, self._semantics, tables))
+                writes.append(StateWrite(place, replace(self._states[at].life, tables=()), attempt, tables))
         try:
             rows = write(attempt, writes)
         except FencedError:
@@ -233,7 +222,7 @@ class Committer:
                 raise BatchFailedError(f"{attempt} was not committed: {error}") from error
             if isinstance(error, ServiceUnavailableError):
                 for at in work:
-                    self._outcome(self._targets[at].database, attempt, lost=False)
+                    self._outcome(self._states[at], attempt, lost=False)
                 raise ServiceUnavailableError(
                     f"{attempt} was not committed: {error}; the driver reaches that database: if executors "
                     f"cannot, open the way for them or build with commit='driver'"
@@ -244,7 +233,7 @@ class Committer:
 
     def _finish(
         self,
-        target: StateTarget,
+        states: TopologyStates,
         commit: Commit,
         reached: Callable[[str], None],
         *,
@@ -252,15 +241,14 @@ class Committer:
         path: str,
     ) -> None:
         """The last transaction of this attempt in one database."""
-        database, attempt = target.database, commit.attempt
-        where = (self._topology, self._uuid, target.tables, commit)
+        attempt = commit.attempt
         try:
             if path == DRIVER:
-                database.commit(*where, semantics=self._semantics, reached=reached)
+                states.commit(commit, reached=reached)
             else:
-                database.end_commit(*where, semantics=self._semantics, keys=keys, reached=reached)
+                states.end_commit(commit, keys=keys, reached=reached)
         except ServiceUnavailableError as error:
-            if not self._outcome(database, attempt, lost=isinstance(error, AnswerLostError)):
+            if not self._outcome(states, attempt, lost=isinstance(error, AnswerLostError)):
                 raise BatchFailedError(f"{attempt} was not committed: {error}") from error
 
     def _rows_of_bolts(self, written: Mapping[tuple[str, str], int]) -> Counter[int]:
@@ -272,17 +260,17 @@ class Committer:
                     rows[at] += written.get((use.component, use.name), 0)
         return rows
 
-    def _outcome(self, database: StateBackend, attempt: TransactionAttempt, *, lost: bool) -> bool:
+    def _outcome(self, states: TopologyStates, attempt: TransactionAttempt, *, lost: bool) -> bool:
         """Has the database committed this attempt? Lost may mean committed: only the ledger knows, and only
         once the database answers."""
         committed = False
 
         def ask() -> None:
             nonlocal committed
-            database.check()
-            committed = lost and database.outcome(self._topology, attempt)
+            states.store.check()
+            committed = lost and states.outcome(attempt)
 
-        self._wait_for(f"database {database.url_for_people}", ask)
+        self._wait_for(f"database {states.url_for_people}", ask)
         return committed
 
 

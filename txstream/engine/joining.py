@@ -14,28 +14,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from txstream.api.errors import CorruptStateError
 from txstream.api.topology import Topology
 from txstream.engine.claim import Claim, keep_identity
-from txstream.engine.commit import StateTarget
-from txstream.engine.recovery import Resume
+from txstream.engine.recovery import Resume, patiently
 from txstream.metas import MetaCodec
 from txstream.semantics import Semantics
-from txstream.state import BatchRecord, FenceLockedError, StateBackend
+from txstream.state import BatchRecord, FenceLockedError, TopologyStates
 from txstream.state.records import COMMITTED
 from txstream.transaction import FIRST_TXID, Epoch, Txid, attempt_id
 from txstream.zookeeper import Identity, ProgressStore
-
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
 
 def newcomers_of(
-    topology: Topology, claim: Claim, store: ProgressStore, targets: Sequence[StateTarget]
-) -> list[StateBackend]:
+    topology: Topology, claim: Claim, store: ProgressStore, states: Sequence[TopologyStates]
+) -> list[TopologyStates]:
     """The databases that hold nothing but states that are joining, and no ledger that goes on from there: it
     is empty, or was left by a joining that was broken off and given up. Called after every fence was raised.
     """
@@ -43,17 +40,17 @@ def newcomers_of(
     if topology.semantics is Semantics.NON_TRANSACTIONAL or progress.current == FIRST_TXID:
         return []
     found = []
-    for target in targets:
-        names = {spec.state.table for spec in target.tables}
+    for one in states:
+        names = {spec.state.table for spec in one.life.tables}
         if not names or not names <= claim.joining:
             continue
-        last = target.database.last_batch(topology.id)
+        last = one.last_batch()
         goes_on = last is not None and (
             last.txid >= progress.current
             or (last.txid == progress.current - 1 and last.attempt == progress.committed_by)
         )
         if not goes_on:
-            found.append(target.database)
+            found.append(one)
     return found
 
 
@@ -61,8 +58,8 @@ def settle_changes(
     topology: Topology,
     claim: Claim,
     store: ProgressStore,
-    targets: Sequence[StateTarget],
-    newcomers: Sequence[StateBackend],
+    states: Sequence[TopologyStates],
+    newcomers: Sequence[TopologyStates],
     epoch: Epoch,
     resume: Resume,
     codec: MetaCodec[Any],
@@ -73,36 +70,27 @@ def settle_changes(
 
     Raises StateTableError for a change that must wait until a txid that is committed in part is done.
     """
-    uuid, fence = claim.identity.uuid, attempt_id(epoch, 0)
+    fence = attempt_id(epoch, 0)
     unfinished = min(resume.replays, default=None)
-    for target in targets:
-        migrate = partial(target.database.migrate, topology.id, uuid, target.tables, fence)
-        for sentence in _patiently(partial(migrate, unfinished=unfinished), locked):
+    for one in states:
+        for sentence in patiently(partial(one.migrate, fence, unfinished=unfinished), locked):
             log.info("topology %s: %s", topology.id, sentence)
     if newcomers:
-        last = _last_batch(topology, uuid, targets, resume, codec)
-        for database in newcomers:
-            _patiently(partial(database.begin_ledger, topology.id, uuid, fence, last), locked)
+        last = _last_batch(topology, claim.identity.uuid, states, resume, codec)
+        for newcomer in newcomers:
+            patiently(partial(newcomer.begin_ledger, fence, last), locked)
     identity = claim.joined if claim.joining else claim.identity
     if claim.joining:
         store.replace_identity(identity)
     # Before the first batch: who rebuilds ZooKeeper from here must know of every state that counts.
-    _patiently(partial(keep_identity, topology, identity, targets, fence), locked)
+    patiently(partial(keep_identity, identity, states, fence), locked)
     for name in sorted(claim.joining):
         log.info("topology %s: state %s counts from txid %d on", topology.id, name, resume.progress.current)
     return identity
 
 
-def _patiently(step: Callable[[], T], locked: Callable[[FenceLockedError], None]) -> T:
-    while True:
-        try:
-            return step()
-        except FenceLockedError as error:
-            locked(error)
-
-
 def _last_batch(
-    topology: Topology, uuid: str, targets: Sequence[StateTarget], resume: Resume, codec: MetaCodec[Any]
+    topology: Topology, uuid: str, states: Sequence[TopologyStates], resume: Resume, codec: MetaCodec[Any]
 ) -> BatchRecord:
     """The ledger's row of the txid before the current one: what ZooKeeper knows of it, and for people what
     another database knows."""
@@ -113,8 +101,8 @@ def _last_batch(
         raise CorruptStateError(
             f"topology {topology.id!r}: ZooKeeper does not say which attempt committed txid {txid}"
         )
-    for target in targets:
-        found = target.database.batch(topology.id, txid)
+    for one in states:
+        found = one.batch(txid)
         if found is not None and found.attempt == attempt:
             return replace(found, metas=metas, keys=0)
     now = datetime.now(UTC)

@@ -9,26 +9,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from txstream.api.errors import ProgressMismatchError
 from txstream.metas import BatchMetas, MetaCodec
 from txstream.semantics import Semantics
-from txstream.state import BatchRecord, FenceLockedError
+from txstream.state import BatchRecord, FenceLockedError, FenceRow
 from txstream.transaction import AttemptId, Epoch, Txid, attempt_id, epoch_of
 from txstream.zookeeper import Progress, ProgressStore
 
+T = TypeVar("T")
 
-class FencedDatabase(Protocol):
-    """What recovery needs of a database."""
 
-    url_for_people: str
+class FencedStates(Protocol):
+    """What recovery needs of a topology's part of a database: `TopologyStates`."""
 
-    def read_fence(self, topology: str) -> Any: ...
+    @property
+    def url_for_people(self) -> str: ...
 
-    def raise_fence(self, topology: str, uuid: str, attempt: AttemptId) -> None: ...
+    def read_fence(self) -> FenceRow | None: ...
 
-    def last_batch(self, topology: str) -> BatchRecord | None: ...
+    def raise_fence(self, attempt: AttemptId) -> None: ...
+
+    def last_batch(self) -> BatchRecord | None: ...
 
 
 @dataclass(frozen=True)
@@ -64,10 +68,8 @@ def _give_up(error: FenceLockedError) -> None:
 
 
 def take_over(
-    topology: str,
-    uuid: str,
     store: ProgressStore,
-    databases: Sequence[FencedDatabase],
+    databases: Sequence[FencedStates],
     *,
     locked: Callable[[FenceLockedError], None] = _give_up,
 ) -> Epoch:
@@ -78,26 +80,34 @@ def take_over(
     """
     highest = Epoch(0)
     for database in databases:
-        fence = database.read_fence(topology)
+        fence = database.read_fence()
         if fence is not None:
             highest = max(highest, epoch_of(fence.attempt))
     epoch = store.claim_epoch(highest)
+
+    def still_mine(error: FenceLockedError) -> None:
+        locked(error)
+        store.verify()
+
     for database in databases:
-        while True:
-            try:
-                database.raise_fence(topology, uuid, attempt_id(epoch, 0))
-                break
-            except FenceLockedError as error:
-                locked(error)
-                store.verify()
+        patiently(partial(database.raise_fence, attempt_id(epoch, 0)), still_mine)
     return epoch
+
+
+def patiently(step: Callable[[], T], locked: Callable[[FenceLockedError], None]) -> T:
+    """What `step` answers once nobody holds the fence any more; `locked` is called before a further try."""
+    while True:
+        try:
+            return step()
+        except FenceLockedError as error:
+            locked(error)
 
 
 def recover(
     topology: str,
     semantics: Semantics,
     store: ProgressStore,
-    databases: Sequence[FencedDatabase],
+    databases: Sequence[FencedStates],
     codec: MetaCodec[Any],
 ) -> Resume:
     """Read progress and ledgers, settle what a crash left between them. Call it after `take_over`.
@@ -108,7 +118,7 @@ def recover(
         progress = store.load()
         if semantics is Semantics.NON_TRANSACTIONAL:
             return Resume(progress)
-        ledgers = {database.url_for_people: database.last_batch(topology) for database in databases}
+        ledgers = {database.url_for_people: database.last_batch() for database in databases}
         try:
             decision = decide(topology, semantics, progress, ledgers, codec)
         except ProgressMismatchError:

@@ -22,11 +22,10 @@ from txstream.engine.failures import Failure, describe
 from txstream.engine.process import WorkerProcess
 from txstream.engine.stores import StorePlace
 from txstream.engine.wire import pack, unpack
-from txstream.semantics import Semantics
 from txstream.transaction import TransactionAttempt
 
 if TYPE_CHECKING:
-    from txstream.state import TableSpec
+    from txstream.state import TableSpec, TopologyLife
 
 _LARGEST_SHARE_BYTES = 900_000
 """Spark warns of tasks above 1,000 KiB. More shares than slots cost little: each is worth its transaction."""
@@ -49,10 +48,8 @@ class StateWrite:
     """What tasks write into one database in one attempt, after the driver has begun its commit there."""
 
     place: StorePlace
-    topology: str
-    uuid: str
+    life: TopologyLife
     attempt: TransactionAttempt
-    semantics: Semantics
     tables: Sequence[TableDeltas]
 
     @property
@@ -77,19 +74,15 @@ def cut(write: StateWrite, slots: Mapping[str, int]) -> list[StateWrite]:
             start, end = (deltas.num_rows * at // pieces for at in (piece, piece + 1))
             if end > start:
                 part.append(TableDeltas(table.component, table.spec, deltas.slice(start, end - start)))
-    return [
-        StateWrite(write.place, write.topology, write.uuid, write.attempt, write.semantics, part)
-        for part in parts
-        if part
-    ]
+    return [StateWrite(write.place, write.life, write.attempt, part) for part in parts if part]
 
 
 def to_message(share: StateWrite) -> Message:
     """A share as bytes. Its head names the database's URL: it belongs into a task, not into a log."""
     components = " or ".join(dict.fromkeys(table.component for table in share.tables))
     # By itself: an executor without a database library cannot unpickle it, but must be able to say so.
-    specs = _pickle([table.spec for table in share.tables])
-    head = (share.place, share.topology, share.uuid, share.attempt, share.semantics, components, specs)
+    bound = _pickle((share.life, [table.spec for table in share.tables]))
+    head = (share.place, share.life.topology, share.attempt, components, bound)
     body = pack({}, {str(at): table.deltas for at, table in enumerate(share.tables)})
     return _pickle(head), body
 
@@ -98,12 +91,13 @@ def write_share(message: Message, process: WorkerProcess) -> bytes:
     """On an executor: write one share. What fails comes back as an answer, like a bolt's failure."""
     started = time.perf_counter()
     head, body = message
-    place, topology, uuid, attempt, semantics, components, specs = pickle.loads(head)  # noqa: S301 - the driver's
+    place, topology, attempt, components, bound = pickle.loads(head)  # noqa: S301 - the driver's
     try:
         store = process.stores.get(place, topology)
         _, tables = unpack(body)
-        writes = [(spec, tables[str(at)]) for at, spec in enumerate(pickle.loads(specs))]  # noqa: S301
-        rows = store.write(topology, uuid, attempt, writes, semantics=semantics)
+        life, specs = pickle.loads(bound)  # noqa: S301 - the driver's
+        writes = [(spec, tables[str(at)]) for at, spec in enumerate(specs)]
+        rows = store.of(life.topology, life.uuid, life.semantics).write(attempt, writes)
     except Exception as error:  # noqa: BLE001 - reported to the driver, which raises it again
         if isinstance(error, ServiceUnavailableError):
             error = ServiceUnavailableError(f"host {socket.gethostname()}: {error}")

@@ -16,7 +16,7 @@ from txstream.api.reducers import Put
 from txstream.api.topology import StateUse, Topology
 from txstream.engine.shares import TableDeltas
 from txstream.engine.stores import StorePlace
-from txstream.state import StateBackend, TableSpec, place_of
+from txstream.state import StateBackend, TableSpec, TopologyStates, place_of
 
 DEFAULT_CONNECT_TIMEOUT_SECONDS = 10.0
 
@@ -44,6 +44,10 @@ class StateTarget:
             for spec, component in zip(self.tables, self.components, strict=True)
             if spec.state.table not in self.written_by_bolts
         ]
+
+    def of(self, topology: Topology, uuid: str) -> TopologyStates:
+        """What a life of the topology does in this database."""
+        return self.database.of(topology.id, uuid, topology.semantics, self.tables)
 
     def has(self, use: StateUse) -> bool:
         """Is this state of a bolt in this database?"""

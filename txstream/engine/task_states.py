@@ -59,7 +59,8 @@ class TaskStates:
     def flush(self) -> dict[str, int]:
         """Write what the bolt has written, and close its states; the number of rows by state.
 
-        Raises StaleAttemptError when the attempt is not the current one, and what `StateBackend.write` does.
+        Raises StaleAttemptError when the attempt is not the current one, and what `TopologyStates.write`
+        does.
         """
         written: dict[str, int] = {}
         shares: dict[StorePlace, _Share] = {}
@@ -73,9 +74,8 @@ class TaskStates:
         for place, (binding, writes) in shares.items():
             with self._naming_the_host():
                 store = self._process.stores.get(place, binding.topology)
-                store.write(
-                    binding.topology, binding.uuid, self._attempt, writes, semantics=binding.semantics
-                )
+                states = store.of(binding.topology, binding.uuid, binding.semantics)
+                states.write(self._attempt, writes)
         for name, cache in self._caches.items():
             cache.leave(self._attempt, self.states[name].cacheable())
             self._process.state_caches[self._spec.id, name, self._task] = cache

@@ -109,7 +109,8 @@ def recover_in(
             _join_again(topology_id, identity, one, own)
             changes.append(f"made the fence of {one.database.url_for_people} again")
     store.mend_epoch()
-    epoch = take_over(topology_id, identity.uuid, store, databases)
+    states = [database.of(topology_id, identity.uuid, identity.semantics) for database in databases]
+    epoch = take_over(store, states)
     # From here on no older driver can change what is read; until here one may have let a state join.
     own = own_of(topology_id, databases)
     identity = identity_from(topology_id, own, open_store, topology)
@@ -254,14 +255,8 @@ def _join_again(topology_id: str, identity: Identity, lost: Own, own: Sequence[O
     """A fence that was deleted, at attempt 0; it is raised above all others next."""
     listed = next((databases_of(one.fence) for one in own if one.fence and databases_of(one.fence)), [])
     urls = {place_of(url): url for url in [*listed, *(one.database.url_for_people for one in own)]}
-    lost.database.join(
-        topology_id,
-        identity.uuid,
-        [],
-        semantics=identity.semantics,
-        first_run=True,
-        identity={"identity": identity.to_document(), "databases": sorted(urls.values())},
-    )
+    kept = {"identity": identity.to_document(), "databases": sorted(urls.values())}
+    lost.database.of(topology_id, identity.uuid, identity.semantics).join(first_run=True, identity=kept)
 
 
 def _sentence(expected: Rebuilt) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from txstream.state.backend import StateBackend
+from txstream.state.protocol import StateTransaction, TopologyStates
 from txstream.state.records import (
     AnswerLostError,
     BatchRecord,
@@ -10,6 +11,7 @@ from txstream.state.records import (
     FenceLockedError,
     FenceRow,
     TableSpec,
+    TopologyLife,
 )
 from txstream.state.registry import open_database, open_sql_database, place_of, register_backend
 from txstream.state.sql.database import StateDatabase
@@ -26,8 +28,11 @@ __all__ = [
     "MemoryBackend",
     "StateBackend",
     "StateDatabase",
+    "StateTransaction",
     "StoreBackend",
     "TableSpec",
+    "TopologyLife",
+    "TopologyStates",
     "Transaction",
     "open_database",
     "open_sql_database",

@@ -1,23 +1,18 @@
 """`StateBackend`: what the engine asks of a store of states, be it a SQL database or one of your own.
 
-A commit takes one of two paths. *Driver path*: `commit`, one atomic step that does everything. *Executor
-path*: `begin_commit` on the driver, then `write` from any number of tasks, then `end_commit` on the driver.
+A store brings transactions (`begin`), tables and reading. How a batch is committed with them is in
+`protocol`, for every store alike; `of` gives it, bound to one life of a topology.
 
-Invariants that every backend keeps:
-- The fence of a topology only grows. `commit` and `begin_commit` raise it to their attempt, before anything
-  else; `write` and `end_commit` demand that it is equal to theirs, and no raise gets past them while they
-  run. So when a raise has returned, nothing of an older attempt can be written any more.
-- The ledger says `committed` exactly when the state holds the whole batch. It says `committing` before the
-  first `write` can happen.
-- An opaque batch that an earlier attempt may have written is undone before the first delta of a new one.
-- What fails leaves nothing behind, but for an AnswerLostError, whose outcome `outcome` tells.
+Invariant: what fails leaves nothing behind, but for an AnswerLostError, whose outcome
+`TopologyStates.outcome` tells.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, ClassVar
 
@@ -25,19 +20,10 @@ import pyarrow as pa
 
 from txstream.api.errors import StateTableError, UsageError
 from txstream.semantics import Semantics
+from txstream.state.protocol import StateTransaction, TopologyStates
 from txstream.state.reading import StateReading
-from txstream.state.records import COMMITTED, BatchRecord, Commit, FenceRow, TableSpec
-from txstream.transaction import AttemptId, TransactionAttempt, Txid
-
-INSIDE_COMMIT = "inside-commit"
-"""Point inside `commit` and `end_commit`: everything is written, nothing committed."""
-
-INSIDE_BEGIN = "inside-begin"
-"""Point inside `begin_commit`: everything is written, nothing committed."""
-
-
-def nobody(_point: str) -> None:
-    """Nobody wants to know how far a commit has come."""
+from txstream.state.records import BatchRecord, FenceRow, TableSpec, TopologyLife
+from txstream.transaction import AttemptId, Txid
 
 
 class StateBackend(ABC):
@@ -69,17 +55,8 @@ class StateBackend(ABC):
         made by another version and must be upgraded by a command."""
 
     @abstractmethod
-    def join(
-        self,
-        topology: str,
-        uuid: str,
-        tables: Sequence[TableSpec],
-        *,
-        semantics: Semantics,
-        first_run: bool,
-        identity: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Make sure that fence and state tables are there and are this topology's; all or nothing.
+    def join(self, life: TopologyLife, *, first_run: bool, identity: Mapping[str, Any] | None = None) -> None:
+        """Make sure that fence and state tables are there and are this life's; all or nothing.
 
         On the first run what is missing is created; later, what is missing was lost, and is refused. The
         fence is created for every semantics: it also registers the topology here. `identity` is what
@@ -88,15 +65,7 @@ class StateBackend(ABC):
         ProgressMismatchError, IdentityMismatchError, StateTableError or CorruptStateError.
         """
 
-    def migrate(
-        self,
-        topology: str,
-        uuid: str,
-        tables: Sequence[TableSpec],
-        attempt: AttemptId,
-        *,
-        unfinished: Txid | None = None,
-    ) -> list[str]:
+    def migrate(self, life: TopologyLife, attempt: AttemptId, *, unfinished: Txid | None = None) -> list[str]:
         """Bring tables whose declaration grew since they were joined last to what is declared now; what was
         done, a sentence each. `join` accepts such a change and does nothing about it.
 
@@ -107,7 +76,7 @@ class StateBackend(ABC):
         """
         return []
 
-    def begin_ledger(self, topology: str, uuid: str, attempt: AttemptId, last: BatchRecord) -> None:
+    def begin_ledger(self, life: TopologyLife, attempt: AttemptId, last: BatchRecord) -> None:
         """A store that joins a topology which has committed batches elsewhere: its ledger holds `last`, the
         last of them, and nothing else.
 
@@ -115,43 +84,58 @@ class StateBackend(ABC):
         committed here; it may be called again after a crash. Optional: the default raises StateTableError.
         """
         raise StateTableError(
-            f"{self.url_for_people} cannot join topology {topology!r}, which has committed batches: "
+            f"{self.url_for_people} cannot join topology {life.topology!r}, which has committed batches: "
             f"{type(self).__name__} does not implement begin_ledger; run it under another id (--id)"
         )
 
-    def keep_identity(
-        self,
-        topology: str,
-        uuid: str,
-        attempt: AttemptId,
-        identity: Mapping[str, Any],
-        *,
-        semantics: Semantics,
-    ) -> None:
+    def keep_identity(self, life: TopologyLife, attempt: AttemptId, identity: Mapping[str, Any]) -> None:
         """Keep `identity` beside the fence from now on, in place of what `join` has left there.
 
         Called by each leader after every fence was raised to `attempt`, which is demanded, and before its
         first commit; it may be called again. Optional: the default has `join` do it, which demands nothing,
-        so that a driver of before that wakes up may put its own in place of a newer one.
+        so that an older driver that wakes up may put its own in place of a newer one.
         """
-        self.join(topology, uuid, (), semantics=semantics, first_run=False, identity=identity)
+        self.join(replace(life, tables=()), first_run=False, identity=identity)
+
+    # --- the commit ---------------------------------------------------------------------------------
+
+    bound: ClassVar[type[TopologyStates]] = TopologyStates
+
+    def of(
+        self, topology: str, uuid: str, semantics: Semantics, tables: Sequence[TableSpec] = ()
+    ) -> TopologyStates:
+        """What one life of a topology does here; `tables` are those of its tables that are in this store."""
+        return self.bound(self, TopologyLife(topology, uuid, semantics, tuple(tables)))
+
+    @abstractmethod
+    def begin(
+        self,
+        life: TopologyLife,
+        doing: str,
+        *,
+        alone: bool = True,
+        lock_timeout_seconds: float | None = None,
+    ) -> AbstractContextManager[StateTransaction]:
+        """One transaction, committed at the end of the `with` block and undone when that raises.
+
+        `doing` is for messages. Only tasks of one attempt, which write different keys, may write side by side
+        with others of this life (`alone=False`). Raises FenceLockedError when a lock is not granted within
+        `lock_timeout_seconds`, ServiceUnavailableError, or AnswerLostError when only the ledger knows whether
+        it was committed.
+        """
+
+    @abstractmethod
+    def prepare(self, spec: TableSpec, deltas: pa.Table) -> pa.Table:
+        """Deltas checked and in the order to write them in, before any transaction begins.
+
+        Raises StateValueError or StateTableError for what this store cannot keep.
+        """
 
     # --- the fence ----------------------------------------------------------------------------------
 
     @abstractmethod
     def read_fence(self, topology: str) -> FenceRow | None:
         """The fence of a topology; None when it has not been run here."""
-
-    @abstractmethod
-    def raise_fence(
-        self, topology: str, uuid: str, attempt: AttemptId, *, lock_timeout_seconds: float | None = None
-    ) -> None:
-        """A new leader shuts its predecessors out. Repeating it is harmless.
-
-        Waits for open transactions of predecessors; raises FenceLockedError when they do not end in time.
-        Raises StaleAttemptError, CorruptStateError or ProgressMismatchError when it is not this leader's to
-        raise.
-        """
 
     @abstractmethod
     def topologies(self) -> list[FenceRow]:
@@ -191,87 +175,6 @@ class StateBackend(ABC):
         minutes. What it raises is logged. Optional: the default keeps everything.
         """
         return 0
-
-    def outcome(self, topology: str, attempt: TransactionAttempt) -> bool:
-        """After an AnswerLostError: has this very attempt committed its batch?
-
-        False may become true while the lost transaction is still running on the server; a new attempt
-        waits for it at the fence and undoes it, so that does no harm.
-        """
-        row = self.batch(topology, attempt.txid)
-        return row is not None and row.status == COMMITTED and row.attempt == attempt.attempt
-
-    # --- the commit ---------------------------------------------------------------------------------
-
-    @abstractmethod
-    def commit(
-        self,
-        topology: str,
-        uuid: str,
-        tables: Sequence[TableSpec],
-        commit: Commit,
-        *,
-        semantics: Semantics,
-        reached: Callable[[str], None] = nobody,
-    ) -> None:
-        """Driver path. One atomic step: raise the fence, undo an earlier attempt of this txid, merge the
-        deltas, write the ledger row `committed`.
-
-        Raises StaleAttemptError (fenced), CorruptStateError (the fence is gone), TxidRegressionError,
-        StateValueError or StateTableError, all with nothing written; ServiceUnavailableError with nothing
-        written; AnswerLostError when only the ledger knows.
-        """
-
-    @abstractmethod
-    def begin_commit(
-        self,
-        topology: str,
-        uuid: str,
-        tables: Sequence[TableSpec],
-        commit: Commit,
-        *,
-        semantics: Semantics,
-        reached: Callable[[str], None] = nobody,
-    ) -> None:
-        """Executor path, first step, on the driver: raise the fence, then write the ledger row `committing`
-        (over any other of this txid), then undo an earlier attempt in all `tables`. Deltas are not looked at.
-
-        Raises as `commit`; after an AnswerLostError the attempt is given up.
-        """
-
-    @abstractmethod
-    def write(
-        self,
-        topology: str,
-        uuid: str,
-        attempt: TransactionAttempt,
-        writes: Sequence[tuple[TableSpec, pa.Table]],
-        *,
-        semantics: Semantics,
-    ) -> int:
-        """Executor path, one task's share: demand that the fence is this attempt's, then merge the deltas of
-        each table, in one transaction; the number of rows written.
-
-        No key is in the share of two tasks. The same share may be written twice under one attempt, also side
-        by side: by the value rules the second changes nothing. Raises as `commit`.
-        """
-
-    @abstractmethod
-    def end_commit(
-        self,
-        topology: str,
-        uuid: str,
-        tables: Sequence[TableSpec],
-        commit: Commit,
-        *,
-        semantics: Semantics,
-        keys: int = 0,
-        reached: Callable[[str], None] = nobody,
-    ) -> None:
-        """Executor path, last step, on the driver, after every task has written: demand that the fence is
-        this attempt's, merge the deltas of `commit` (those that no task has written), write the ledger row
-        `committed`. `keys` rows were written by tasks. Raises as `commit`.
-        """
 
     # --- reading ------------------------------------------------------------------------------------
 

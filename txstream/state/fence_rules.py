@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from txstream.api.errors import CorruptStateError, ProgressMismatchError, StaleAttemptError
-from txstream.state.records import FenceRow
+from txstream.state.records import FenceRow, TopologyLife
 from txstream.transaction import AttemptId, epoch_of, sequence_of
 
 
-def own_fence(found: FenceRow | None, database: str, topology: str, uuid: str) -> FenceRow:
-    """The fence, as it was found, of this life of a topology that has joined. Raises CorruptStateError when
+def own_fence(found: FenceRow | None, database: str, life: TopologyLife) -> FenceRow:
+    """The fence, as it was found, of a life that has joined. Raises CorruptStateError when
     there is none, ProgressMismatchError when it is another life's."""
+    topology = life.topology
     if found is None:
         raise CorruptStateError(
             f"database {database}: txstream_fence has no row for topology {topology!r}, which has been run "
@@ -17,8 +18,8 @@ def own_fence(found: FenceRow | None, database: str, topology: str, uuid: str) -
             f"says what is wrong; `txstream recover {topology} --from-ledger` makes a fence again that was "
             f"deleted; or start afresh with `txstream delete {topology} --drop-state`"
         )
-    if found.uuid != uuid:
-        raise other_life(found, uuid, database)
+    if found.uuid != life.uuid:
+        raise other_life(found, life.uuid, database)
     return found
 
 

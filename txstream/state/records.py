@@ -23,7 +23,7 @@ COMMITTED: BatchStatus = "committed"
 class AnswerLostError(ServiceUnavailableError):
     """The connection broke while COMMIT was under way: the batch may be committed or not.
 
-    Wait until the database answers, then ask `StateDatabase.outcome`.
+    Wait until the database answers, then ask `TopologyStates.outcome`.
     """
 
 
@@ -47,6 +47,20 @@ class TableSpec:
     state: SqlState
     semantics: Semantics
     reducers: Mapping[str, Reducer]
+
+
+@dataclass(frozen=True)
+class TopologyLife:
+    """One life of a topology, from its first run until it is deleted, and its tables in one store."""
+
+    topology: str
+    uuid: str
+    semantics: Semantics
+    tables: tuple[TableSpec, ...] = ()
+
+    @property
+    def is_fenced(self) -> bool:
+        return self.semantics is not Semantics.NON_TRANSACTIONAL
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from txstream.api.errors import StateValueError, TxidRegressionError
 from txstream.semantics import Semantics
-from txstream.state.backend import INSIDE_BEGIN, INSIDE_COMMIT
+from txstream.state.protocol import INSIDE_BEGIN, INSIDE_COMMIT
 from txstream.state.records import COMMITTED
 from txstream.testing.state_life import table, to_table
 from txstream.testing.state_trial import FENCED, StateTrial, promise

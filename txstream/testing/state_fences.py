@@ -10,7 +10,7 @@ from typing import Any
 from txstream.api.errors import CorruptStateError, StaleAttemptError
 from txstream.semantics import Semantics
 from txstream.state import FenceLockedError
-from txstream.state.backend import INSIDE_BEGIN, INSIDE_COMMIT
+from txstream.state.protocol import INSIDE_BEGIN, INSIDE_COMMIT
 from txstream.testing.state_life import Life
 from txstream.testing.state_trial import FENCED, StateTrial, promise
 from txstream.transaction import AttemptId, TransactionAttempt, attempt_id

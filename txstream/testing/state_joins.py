@@ -248,8 +248,7 @@ def identity_is_kept(trial: StateTrial) -> None:
         leader = life.raise_fence(life.epoch + 1)
         life.epoch += 1
         trial.require("the identity afterwards", identity, life.fence().identity)
-        keep = partial(life.store.keep_identity, life.topology, life.uuid, leader, second)
-        trial.ask("an identity is kept", keep, semantics=life.semantics)
+        trial.ask("an identity is kept", life.states().keep_identity, leader, second)
 
 
 # --- leaving -----------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from txstream.semantics import Semantics
-from txstream.state import BatchRecord
+from txstream.state import BatchRecord, TopologyStates
 from txstream.state.records import COMMITTED, COMMITTING
 from txstream.testing.state_life import PLANNED, PROCESSED
 from txstream.testing.state_trial import FENCED, StateTrial, promise
@@ -106,8 +106,8 @@ def outcome_is_of_one_attempt(trial: StateTrial) -> None:
     for semantics in FENCED:
         life = trial.life(semantics)
 
-        def outcome(attempt: TransactionAttempt, life=life) -> bool:  # type: ignore[no-untyped-def]
-            return trial.ask("an outcome is asked", life.store.outcome, life.topology, attempt)  # type: ignore[no-any-return]
+        def outcome(attempt: TransactionAttempt, states: TopologyStates = life.states()) -> bool:  # noqa: B008
+            return trial.ask("an outcome is asked", states.outcome, attempt)
 
         lost = life.next(1)
         trial.require("the outcome before", False, outcome(lost))

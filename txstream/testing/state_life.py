@@ -14,7 +14,8 @@ import pyarrow as pa
 from txstream.api.reducers import Reducer, Sum
 from txstream.api.state import SqlState
 from txstream.semantics import Semantics
-from txstream.state import BatchRecord, Commit, FenceRow, StateBackend, TableSpec
+from txstream.state import BatchRecord, Commit, FenceRow, StateBackend, TableSpec, TopologyStates
+from txstream.state.protocol import nobody
 from txstream.transaction import AttemptId, TransactionAttempt, Txid, attempt_id
 
 if TYPE_CHECKING:
@@ -81,50 +82,33 @@ class Life:
 
     # --- calls, unguarded: for `refused`, `outcome` and `beside` ------------------------------------------
 
+    def states(self, tables: Sequence[TableSpec] = ()) -> TopologyStates:
+        """The life, bound to its store; by default with its one table."""
+        return self.store.of(self.topology, self.uuid, self.semantics, tables or [self.spec])
+
     def joining(self, *, first_run: bool = True, tables: Sequence[TableSpec] = (), **options: Any) -> None:
-        self.store.join(
-            self.topology,
-            self.uuid,
-            tables or [self.spec],
-            semantics=self.semantics,
-            first_run=first_run,
-            **options,
-        )
+        self.states(tables).join(first_run=first_run, **options)
 
     def committing(self, attempt: TransactionAttempt, deltas: Deltas | None, **options: Any) -> None:
-        reached = options.pop("reached", _nobody)
-        tables = options.pop("tables", [self.spec])
-        commit = self.whole(attempt, deltas, **options)
-        self.store.commit(self.topology, self.uuid, tables, commit, semantics=self.semantics, reached=reached)
+        reached = options.pop("reached", nobody)
+        states = self.states(options.pop("tables", ()))
+        states.commit(self.whole(attempt, deltas, **options), reached=reached)
 
     def beginning(self, attempt: TransactionAttempt, deltas: Deltas | None = None, **options: Any) -> None:
-        reached = options.pop("reached", _nobody)
-        commit = self.whole(attempt, deltas, **options)
-        self.store.begin_commit(
-            self.topology, self.uuid, [self.spec], commit, semantics=self.semantics, reached=reached
-        )
+        reached = options.pop("reached", nobody)
+        self.states().begin_commit(self.whole(attempt, deltas, **options), reached=reached)
 
     def writing(self, attempt: TransactionAttempt, deltas: Deltas) -> int:
-        writes = [(self.spec, self.table_of(deltas))]
-        return self.store.write(self.topology, self.uuid, attempt, writes, semantics=self.semantics)
+        return self.states().write(attempt, [(self.spec, self.table_of(deltas))])
 
     def ending(
         self, attempt: TransactionAttempt, deltas: Deltas | None = None, *, keys: int = 0, **options: Any
     ) -> None:
-        reached = options.pop("reached", _nobody)
-        commit = self.whole(attempt, deltas, **options)
-        self.store.end_commit(
-            self.topology,
-            self.uuid,
-            [self.spec],
-            commit,
-            semantics=self.semantics,
-            keys=keys,
-            reached=reached,
-        )
+        reached = options.pop("reached", nobody)
+        self.states().end_commit(self.whole(attempt, deltas, **options), keys=keys, reached=reached)
 
     def raising(self, attempt: AttemptId, **options: Any) -> None:
-        self.store.raise_fence(self.topology, self.uuid, attempt, **options)
+        self.states().raise_fence(attempt, **options)
 
     # --- calls that must be answered ----------------------------------------------------------------------
 
@@ -244,7 +228,3 @@ def by_key(spec: TableSpec, rows: pa.Table) -> dict[Any, Any]:
 
 def _tuple(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
-
-
-def _nobody(_point: str) -> None:
-    return

@@ -70,7 +70,7 @@ def a_ledger_may_begin_late(trial: StateTrial) -> None:
     last = replace(elsewhere.batch(3), topology=life.topology)
     life.epoch = 2
     fence = life.raise_fence(2)
-    begin = partial(life.store.begin_ledger, life.topology, life.uuid)
+    begin = life.states().begin_ledger
     found = trial.outcome("a ledger begins late", partial(begin, fence, last))
     if isinstance(found, StateTableError):
         raise NotApplicableError("the store takes no topology that has run elsewhere (begin_ledger refuses)")
@@ -117,7 +117,7 @@ def _grown(trial: StateTrial, semantics: Semantics) -> Life:
 def a_grown_table_is_migrated(trial: StateTrial) -> None:
     for semantics in Semantics:
         life = _grown(trial, semantics)
-        migrate = partial(life.store.migrate, life.topology, life.uuid, [life.spec])
+        migrate = life.states().migrate
         if semantics is not Semantics.NON_TRANSACTIONAL:
             trial.refused("an older leader migrates", StaleAttemptError, partial(migrate, attempt_id(1, 99)))
         fence = life.fence().attempt

@@ -3,94 +3,113 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from support.wrong_states.registry import breaks
 from txstream.api.errors import StateValueError
 from txstream.semantics import Semantics
-from txstream.state import BatchRecord, Commit, MemoryBackend, TableSpec, Transaction
-from txstream.state.backend import nobody
+from txstream.state import (
+    BatchRecord,
+    Commit,
+    MemoryBackend,
+    StateTransaction,
+    TableSpec,
+    TopologyLife,
+    TopologyStates,
+    Transaction,
+)
+from txstream.state.protocol import Writes, nobody
 from txstream.state.records import COMMITTED, COMMITTING
 from txstream.state.store import layout
 from txstream.state.store.merging import Key, RowRules, RowValues, Values
-from txstream.state.values import prepare
-from txstream.transaction import TransactionAttempt, Txid
+from txstream.transaction import AttemptId, TransactionAttempt, Txid
+
+Reached = Callable[[str], None]
+
+
+def own_writes(states: TopologyStates, commit: Commit) -> Writes:
+    tables = [spec for spec in states.life.tables if spec.state.table in commit.deltas]
+    return [(spec, commit.deltas[spec.state.table]) for spec in tables]
 
 
 @breaks("commit-is-atomic")
-class ToldAfterwards(MemoryBackend):
-    def commit(self, *arguments: Any, reached: Any = nobody, **options: Any) -> None:
-        super().commit(*arguments, **options)
+class ToldAfterwards(TopologyStates):
+    def commit(self, commit: Commit, *, reached: Reached = nobody) -> None:
+        super().commit(commit)
         reached("inside-commit")
 
 
 @breaks("commit-is-atomic")
-class NeverTold(MemoryBackend):
-    def commit(self, *arguments: Any, reached: Any = nobody, **options: Any) -> None:
-        super().commit(*arguments, **options)
+class NeverTold(TopologyStates):
+    def commit(self, commit: Commit, *, reached: Reached = nobody) -> None:
+        super().commit(commit)
 
 
 @breaks("commit-is-atomic")
 class FenceFirst(MemoryBackend):
     """The fence is raised by a transaction of its own."""
 
-    def commit(self, topology: str, uuid: str, tables: Any, commit: Commit, **options: Any) -> None:
-        if options["semantics"] is not Semantics.NON_TRANSACTIONAL:
-            with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
-                super()._raise(here, topology, uuid, commit.attempt.attempt, may_be_equal=False)
-        super().commit(topology, uuid, tables, commit, **options)
+    def _raise(
+        self, here: Transaction, life: TopologyLife, attempt: AttemptId, *, may_be_equal: bool
+    ) -> None:
+        super()._raise(here, life, attempt, may_be_equal=True)
 
-    def _raise(self, *arguments: Any, may_be_equal: bool) -> None:
-        super()._raise(*arguments, may_be_equal=True)
+    class Bound(TopologyStates):
+        def commit(self, commit: Commit, *, reached: Reached = nobody) -> None:
+            if self.life.is_fenced:
+                with self.store.begin(self.life, "its fence") as here:
+                    here.raise_fence(commit.attempt.attempt, may_be_equal=False)
+            super().commit(commit, reached=reached)
 
-
-@breaks("a-refused-value-leaves-nothing")
-class SkipsBadTables(MemoryBackend):
-    def _prepare(self, tables: Sequence[TableSpec], commit: Commit) -> Any:
-        good = []
-        for spec in tables:
-            if spec.state.table in commit.deltas:
-                try:
-                    good.append((spec, prepare(spec, commit.deltas[spec.state.table], self)))
-                except StateValueError:
-                    continue
-        return good
+    bound = Bound
 
 
 @breaks("a-refused-value-leaves-nothing")
-class OneTableAtATime(MemoryBackend):
-    def commit(self, topology: str, uuid: str, tables: Any, commit: Commit, **options: Any) -> None:
-        for spec in tables:
+class SkipsBadTables(TopologyStates):
+    def commit(self, commit: Commit, *, reached: Reached = nobody) -> None:
+        good = {}
+        for spec in self.life.tables:
+            with contextlib.suppress(KeyError, StateValueError):
+                self.store.prepare(spec, commit.deltas[spec.state.table])
+                good[spec.state.table] = commit.deltas[spec.state.table]
+        super().commit(replace(commit, deltas=good), reached=reached)
+
+
+@breaks("a-refused-value-leaves-nothing")
+class OneTableAtATime(TopologyStates):
+    def commit(self, commit: Commit, *, reached: Reached = nobody) -> None:
+        for spec in self.life.tables:
             if spec.state.table in commit.deltas:
-                deltas = prepare(spec, commit.deltas[spec.state.table], self)
-                with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
-                    self._write(here, commit.attempt, [(spec, deltas)])
-        super().commit(topology, uuid, tables, replace(commit, deltas={}), **options)
+                deltas = self.store.prepare(spec, commit.deltas[spec.state.table])
+                with self.store.begin(self.life, "a table") as here:
+                    here.write(commit.attempt, spec, deltas)
+        super().commit(replace(commit, deltas={}), reached=reached)
 
 
 @breaks("beginning-is-atomic")
-class BeginningToldAfterwards(MemoryBackend):
-    def begin_commit(self, *arguments: Any, reached: Any = nobody, **options: Any) -> None:
-        super().begin_commit(*arguments, **options)
+class BeginningToldAfterwards(TopologyStates):
+    def begin_commit(self, commit: Commit, *, reached: Reached = nobody) -> None:
+        super().begin_commit(commit)
         reached("inside-begin")
 
 
 @breaks("beginning-is-atomic")
-class BeginningToldTwice(MemoryBackend):
-    def begin_commit(self, *arguments: Any, reached: Any = nobody, **options: Any) -> None:
-        super().begin_commit(*arguments, reached=reached, **options)
+class BeginningToldTwice(TopologyStates):
+    def begin_commit(self, commit: Commit, *, reached: Reached = nobody) -> None:
+        super().begin_commit(commit, reached=reached)
         reached("inside-begin")
 
 
 @breaks("end-is-atomic")
-class WritesBeforeItEnds(MemoryBackend):
-    def end_commit(self, topology: str, uuid: str, tables: Any, commit: Commit, **options: Any) -> None:
-        writes = [(s, commit.deltas[s.state.table]) for s in tables if s.state.table in commit.deltas]
-        written = self.write(topology, uuid, commit.attempt, writes, semantics=options["semantics"])
-        options["keys"] = options.get("keys", 0) + written
-        super().end_commit(topology, uuid, tables, replace(commit, deltas={}), **options)
+class WritesBeforeItEnds(TopologyStates):
+    def end_commit(self, commit: Commit, *, keys: int = 0, reached: Reached = nobody) -> None:
+        writes = [
+            (s, commit.deltas[s.state.table]) for s in self.life.tables if s.state.table in commit.deltas
+        ]
+        keys += self.write(commit.attempt, writes)
+        super().end_commit(replace(commit, deltas={}), keys=keys, reached=reached)
 
 
 def with_rules(kind: type[RowRules]) -> type[MemoryBackend]:
@@ -132,7 +151,7 @@ breaks("regression-is-refused")(with_rules(Skipping))
 
 @breaks("phantom-keys-are-undone", "beginning-undoes")
 class NoRestore(MemoryBackend):
-    def _restore(self, here: Transaction, txid: Txid, tables: Sequence[TableSpec]) -> None:
+    def _restore(self, here: Transaction, txid: Txid, spec: TableSpec) -> None:
         return
 
 
@@ -159,29 +178,39 @@ breaks("phantom-keys-are-undone")(with_rules(KeepsCreated))
 
 
 @breaks("beginning-undoes")
-class RestoresTheFirstTable(MemoryBackend):
-    def _restore(self, here: Transaction, txid: Txid, tables: Sequence[TableSpec]) -> None:
-        super()._restore(here, txid, [] if len(tables) == 1 else tables[:1])
+class RestoresTheFirstTable(TopologyStates):
+    def _restore(self, here: StateTransaction, attempt: TransactionAttempt) -> None:
+        if len(self.life.tables) > 1:
+            here.restore(attempt, self.life.tables[0])
 
 
 @breaks("beginning-undoes")
-class WritesAtTheBeginning(MemoryBackend):
-    def begin_commit(self, topology: str, uuid: str, tables: Any, commit: Commit, **options: Any) -> None:
-        super().begin_commit(topology, uuid, tables, commit, **options)
-        with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
-            self._write(here, commit.attempt, self._prepare(tables, commit))
+class WritesAtTheBeginning(TopologyStates):
+    def begin_commit(self, commit: Commit, *, reached: Reached = nobody) -> None:
+        super().begin_commit(commit, reached=reached)
+        writes = [
+            (s, commit.deltas[s.state.table]) for s in self.life.tables if s.state.table in commit.deltas
+        ]
+        self.write(commit.attempt, writes)
 
 
 @breaks("transactional-replay-is-skipped")
 class UndoesTransactional(MemoryBackend):
-    def _restore(self, here: Transaction, txid: Txid, tables: Sequence[TableSpec]) -> None:
-        super()._restore(here, txid, tables)
-        for spec in tables:
-            if spec.semantics is Semantics.TRANSACTIONAL:
-                rows = layout.rows_space(spec.state.table)
-                for key, stored in list(here.scan(rows)):
-                    if stored[2] == txid:
-                        here.put(rows, key, None)
+    class Bound(TopologyStates):
+        def _restore(self, here: StateTransaction, attempt: TransactionAttempt) -> None:
+            for spec in self.life.tables:
+                here.restore(attempt, spec)
+
+    bound = Bound
+
+    def _restore(self, here: Transaction, txid: Txid, spec: TableSpec) -> None:
+        if spec.semantics is not Semantics.TRANSACTIONAL:
+            super()._restore(here, txid, spec)
+            return
+        rows = layout.rows_space(spec.state.table)
+        for key, stored in list(here.scan(rows)):
+            if stored[2] == txid:
+                here.put(rows, key, None)
 
 
 class AlwaysAdding(RowRules):
@@ -198,18 +227,6 @@ class AlwaysAdding(RowRules):
 breaks("a-share-counts-once", "transactional-rules", "transactional-replay-is-skipped")(
     with_rules(AlwaysAdding)
 )
-
-
-@breaks("a-share-counts-once")
-class CountsChanges(MemoryBackend):
-    def _write(self, here: Transaction, attempt: TransactionAttempt, work: Any) -> int:
-        before = {s.state.table: dict(here.scan(layout.rows_space(s.state.table))) for s, _ in work}
-        super()._write(here, attempt, work)
-        return sum(
-            before[s.state.table].get(key) != row
-            for s, _ in work
-            for key, row in here.scan(layout.rows_space(s.state.table))
-        )
 
 
 @breaks("ledger-keeps-everything")
@@ -237,24 +254,18 @@ class NoDetails(MemoryBackend):
 
 @breaks("ledger-says-committing", "outcome-is-of-one-attempt")
 class SilentBeginning(MemoryBackend):
-    def _write_ledger(
-        self,
-        here: Transaction,
-        topology: str,
-        uuid: str,
-        commit: Commit,
-        semantics: Any,
-        status: Any,
-        keys: int,
-    ) -> None:
-        if status == COMMITTED:
-            super()._write_ledger(here, topology, uuid, commit, semantics, status, keys)
+    @contextlib.contextmanager
+    def begin(self, *arguments: Any, **options: Any) -> Iterator[StateTransaction]:
+        with super().begin(*arguments, **options) as here:
+            write = here.write_batch
+            here.write_batch = lambda row: write(row) if row.status == COMMITTED else None  # type: ignore[method-assign]
+            yield here
 
 
 @breaks("ledger-says-committing")
-class CountsItsOwnOnly(MemoryBackend):
-    def end_commit(self, *arguments: Any, keys: int = 0, **options: Any) -> None:
-        super().end_commit(*arguments, keys=0, **options)
+class CountsItsOwnOnly(TopologyStates):
+    def end_commit(self, commit: Commit, *, keys: int = 0, reached: Reached = nobody) -> None:
+        super().end_commit(commit, reached=reached)
 
 
 @breaks("ledger-is-in-order")
@@ -272,20 +283,21 @@ class FirstOnes(MemoryBackend):
 
 
 @breaks("outcome-is-of-one-attempt")
-class AnyAttemptCounts(MemoryBackend):
-    def outcome(self, topology: str, attempt: TransactionAttempt) -> bool:
-        row = self.batch(topology, attempt.txid)
+class AnyAttemptCounts(TopologyStates):
+    def outcome(self, attempt: TransactionAttempt) -> bool:
+        row = self.batch(attempt.txid)
         return row is not None and row.status == COMMITTED
 
 
 @breaks("outcome-is-of-one-attempt")
-class BegunIsDone(MemoryBackend):
-    def outcome(self, topology: str, attempt: TransactionAttempt) -> bool:
-        row = self.batch(topology, attempt.txid)
+class BegunIsDone(TopologyStates):
+    def outcome(self, attempt: TransactionAttempt) -> bool:
+        row = self.batch(attempt.txid)
         return row is not None and row.status in (COMMITTING, COMMITTED) and row.attempt == attempt.attempt
 
 
 @breaks("non-transactional-has-no-fence")
-class FencesEverything(MemoryBackend):
-    def commit(self, *arguments: Any, semantics: Semantics, **options: Any) -> None:
-        super().commit(*arguments, semantics=Semantics.OPAQUE, **options)
+class FencesEverything(TopologyStates):
+    def commit(self, commit: Commit, *, reached: Reached = nobody) -> None:
+        fenced = replace(self.life, semantics=Semantics.OPAQUE)
+        TopologyStates(self.store, fenced).commit(commit, reached=reached)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from support.wrong_states.registry import breaks
 from txstream.semantics import Semantics
-from txstream.state import FenceRow, MemoryBackend, Transaction
+from txstream.state import Commit, FenceRow, MemoryBackend, TopologyLife, TopologyStates, Transaction
+from txstream.state.protocol import Writes
 from txstream.state.store import layout
-from txstream.state.values import prepare
-from txstream.transaction import AttemptId
+from txstream.transaction import AttemptId, TransactionAttempt
 
 
 def put(here: Transaction, topology: str, uuid: str, attempt: AttemptId) -> None:
@@ -23,9 +24,11 @@ def put(here: Transaction, topology: str, uuid: str, attempt: AttemptId) -> None
 
 @breaks("fence-only-grows")
 class Sinking(MemoryBackend):
-    def raise_fence(self, topology: str, uuid: str, attempt: AttemptId, **options: Any) -> None:
-        with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
-            put(here, topology, self._own_fence(here, topology, uuid).uuid, attempt)
+    def _raise(self, here: Transaction, life: TopologyLife, attempt: AttemptId, **options: Any) -> None:
+        if options["may_be_equal"]:
+            put(here, life.topology, self._own_fence(here, life).uuid, attempt)
+        else:
+            super()._raise(here, life, attempt, **options)
 
 
 @breaks("fence-only-grows")
@@ -49,18 +52,18 @@ class ThirtyTwoBits(MemoryBackend):
 class ChecksOnly(MemoryBackend):
     """Looks whether the attempt may commit, and leaves the fence where it is."""
 
-    def _raise(self, here: Transaction, topology: str, uuid: str, attempt: AttemptId, **options: Any) -> None:
-        row = self._own_fence(here, topology, uuid)
-        super()._raise(here, topology, uuid, attempt, **options)
+    def _raise(self, here: Transaction, life: TopologyLife, attempt: AttemptId, **options: Any) -> None:
+        row = self._own_fence(here, life)
+        super()._raise(here, life, attempt, **options)
         if not options["may_be_equal"]:
-            put(here, topology, uuid, row.attempt)
+            put(here, life.topology, life.uuid, row.attempt)
 
 
 @breaks("stale-commit-is-refused")
 class TakesAnyAttempt(MemoryBackend):
-    def _raise(self, here: Transaction, topology: str, uuid: str, attempt: AttemptId, **options: Any) -> None:
-        if self._own_fence(here, topology, uuid).attempt < attempt or options["may_be_equal"]:
-            super()._raise(here, topology, uuid, attempt, **options)
+    def _raise(self, here: Transaction, life: TopologyLife, attempt: AttemptId, **options: Any) -> None:
+        if self._own_fence(here, life).attempt < attempt or options["may_be_equal"]:
+            super()._raise(here, life, attempt, **options)
 
 
 @breaks("an-attempt-commits-once")
@@ -70,27 +73,28 @@ class AsOftenAsYouLike(MemoryBackend):
 
 
 @breaks("stale-write-is-refused")
-class WritesUnfenced(MemoryBackend):
-    def write(self, topology: str, uuid: str, attempt: Any, writes: Any, *, semantics: Semantics) -> int:
-        work = [(spec, prepare(spec, deltas, self)) for spec, deltas in writes]
-        with self.transaction(shared=[layout.lock_of(topology)]) as here:
-            return self._write(here, attempt, work)
+class WritesUnfenced(TopologyStates):
+    def write(self, attempt: TransactionAttempt, writes: Writes) -> int:
+        with self.store.begin(self.life, "a share", alone=False) as here:
+            for spec, deltas in writes:
+                here.write(attempt, spec, self.store.prepare(spec, deltas))
+        return sum(deltas.num_rows for _, deltas in writes)
 
 
 @breaks("stale-end-is-refused")
-class EndsUnfenced(MemoryBackend):
-    def end_commit(self, topology: str, uuid: str, tables: Any, commit: Any, **options: Any) -> None:
-        options["semantics"] = Semantics.NON_TRANSACTIONAL
-        super().end_commit(topology, uuid, tables, commit, **options)
+class EndsUnfenced(TopologyStates):
+    def end_commit(self, commit: Commit, **options: Any) -> None:
+        unfenced = replace(self.life, semantics=Semantics.NON_TRANSACTIONAL)
+        TopologyStates(self.store, unfenced).end_commit(commit, **options)
 
 
 @breaks("a-write-needs-a-beginning")
 class AtLeast(MemoryBackend):
     """A fence that is lower will do."""
 
-    def _hold(self, here: Transaction, topology: str, uuid: str, attempt: AttemptId) -> None:
-        if self._own_fence(here, topology, uuid).attempt > attempt:
-            super()._hold(here, topology, uuid, attempt)
+    def _hold(self, here: Transaction, life: TopologyLife, attempt: AttemptId) -> None:
+        if self._own_fence(here, life).attempt > attempt:
+            super()._hold(here, life, attempt)
 
 
 @breaks("raise-waits-for-commit", "raise-waits-for-beginning")
@@ -112,12 +116,12 @@ class RaisesAtOnce(MemoryBackend):
 
 
 @breaks("raise-waits-for-commit", "raise-waits-for-beginning", "raise-waits-for-end")
-class NeverSaysThatItWaits(MemoryBackend):
+class NeverSaysThatItWaits(TopologyStates):
     """Gives up with the wrong error."""
 
-    def raise_fence(self, *arguments: Any, **options: Any) -> None:
+    def raise_fence(self, attempt: AttemptId, **options: Any) -> None:
         try:
-            super().raise_fence(*arguments, **options)
+            super().raise_fence(attempt, **options)
         except Exception as error:
             if options.get("lock_timeout_seconds") is not None and "has held the lock" in str(error):
                 raise TimeoutError("locked") from error
@@ -128,20 +132,25 @@ class NeverSaysThatItWaits(MemoryBackend):
 class EndLooksOnly(MemoryBackend):
     """The fence is read, not held."""
 
-    def _sharing(self, topology: str, semantics: Semantics) -> Any:
-        return self.transaction(shared=["nothing"])
+    def transaction(self, *, shared: Sequence[str] = (), **options: Any) -> Any:
+        return super().transaction(shared=["nothing"] if shared else [], **options)
 
 
 @breaks("raise-waits-for-writes")
 class LooksAndThenWrites(MemoryBackend):
-    def write(self, topology: str, uuid: str, attempt: Any, writes: Any, *, semantics: Semantics) -> int:
-        work = [(spec, prepare(spec, deltas, self)) for spec, deltas in writes]
-        with self.transaction() as here:
-            if semantics is not Semantics.NON_TRANSACTIONAL:
-                self._hold(here, topology, uuid, attempt.attempt)
-        threading.Event().wait(0.005)  # wide enough to be met
-        with self.transaction(shared=["nothing"]) as here:
-            return self._write(here, attempt, work)
+    class Bound(TopologyStates):
+        def write(self, attempt: TransactionAttempt, writes: Writes) -> int:
+            assert isinstance(self.store, MemoryBackend)
+            with self.store.transaction() as here:
+                if self.life.is_fenced:
+                    self.store._hold(here, self.life, attempt.attempt)
+            threading.Event().wait(0.005)  # wide enough to be met
+            with self.store.transaction(shared=["nothing"]) as here:
+                for spec, deltas in writes:
+                    self.store._write(here, attempt, spec, self.store.prepare(spec, deltas))
+            return sum(deltas.num_rows for _, deltas in writes)
+
+    bound = Bound
 
 
 class Snapshot(MemoryBackend):
@@ -191,7 +200,7 @@ breaks("topologies-do-not-disturb", "disjoint-shares-all-count")(Snapshot)
 
 
 @breaks("topologies-do-not-disturb")
-class OneAtATime(MemoryBackend):
+class OneAtATime(TopologyStates):
     """Another topology's commit fails while this one's is open."""
 
     def commit(self, *arguments: Any, **options: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from support.wrong_states.registry import breaks
 from txstream.api.errors import TxstreamError
 from txstream.semantics import Semantics
-from txstream.state import BatchRecord, FenceRow, MemoryBackend, Transaction
+from txstream.state import BatchRecord, FenceRow, MemoryBackend, TableSpec, TopologyLife, Transaction
 from txstream.state.declarations import Owner
 from txstream.state.store import layout
 from txstream.state.store.memory import _Store
@@ -61,11 +61,11 @@ class Nameless(MemoryBackend):
 
 @breaks("join-creates")
 class FencelessBaseline(MemoryBackend):
-    def join(self, topology: str, uuid: str, tables: Any, *, semantics: Semantics, **options: Any) -> None:
-        super().join(topology, uuid, tables, semantics=semantics, **options)
-        if semantics is Semantics.NON_TRANSACTIONAL:
+    def join(self, life: TopologyLife, **options: Any) -> None:
+        super().join(life, **options)
+        if life.semantics is Semantics.NON_TRANSACTIONAL:
             with self.transaction(exclusive=["definitions"]) as here:
-                here.put("fence", (topology,), None)
+                here.put("fence", (life.topology,), None)
 
 
 @breaks("join-creates")
@@ -76,17 +76,17 @@ class NewestFirst(MemoryBackend):
 
 @breaks("join-again-keeps")
 class FenceAnew(MemoryBackend):
-    def join(self, topology: str, uuid: str, *arguments: Any, **options: Any) -> None:
-        super().join(topology, uuid, *arguments, **options)
-        with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
-            row = self._own_fence(here, topology, uuid)
+    def join(self, life: TopologyLife, **options: Any) -> None:
+        super().join(life, **options)
+        with self.transaction(exclusive=[layout.lock_of(life.topology)]) as here:
+            row = self._own_fence(here, life)
             layout.put_fence(here, replace(row, attempt=AttemptId(0)))
 
 
 @breaks("later-run-finds-what-was-lost")
 class AlwaysFirst(MemoryBackend):
-    def join(self, *arguments: Any, first_run: bool, **options: Any) -> None:
-        super().join(*arguments, first_run=True, **options)
+    def join(self, life: TopologyLife, *, first_run: bool, **options: Any) -> None:
+        super().join(life, first_run=True, **options)
 
 
 @breaks("later-run-finds-what-was-lost")
@@ -97,75 +97,71 @@ class TablesAnew(MemoryBackend):
 
 @breaks("one-id-is-one-life")
 class AnyLifeJoins(MemoryBackend):
-    def join(self, topology: str, uuid: str, *arguments: Any, **options: Any) -> None:
-        found = self.read_fence(topology)
-        super().join(topology, uuid if found is None else found.uuid, *arguments, **options)
+    def join(self, life: TopologyLife, **options: Any) -> None:
+        found = self.read_fence(life.topology)
+        super().join(life if found is None else replace(life, uuid=found.uuid), **options)
 
 
 @breaks("one-id-is-one-life")
 class AnyLifeWrites(MemoryBackend):
-    def _hold(self, here: Transaction, topology: str, uuid: str, attempt: AttemptId) -> None:
-        found = here.get("fence", (topology,))
-        super()._hold(here, topology, uuid if found is None else layout.read_fence(found).uuid, attempt)
+    def _hold(self, here: Transaction, life: TopologyLife, attempt: AttemptId) -> None:
+        found = here.get("fence", (life.topology,))
+        mine = life if found is None else replace(life, uuid=layout.read_fence(found).uuid)
+        super()._hold(here, mine, attempt)
 
 
 @breaks("tables-have-one-owner", "join-is-all-or-nothing")
 class SharedTables(MemoryBackend):
-    def _join_table(
-        self, here: Transaction, topology: str, uuid: str, *arguments: Any, **options: Any
-    ) -> None:
-        name = arguments[0].state.table
-        owner = layout.read_owner(here, name)
+    def _join_table(self, here: Transaction, life: TopologyLife, spec: TableSpec, **options: Any) -> None:
+        owner = layout.read_owner(here, spec.state.table)
         if owner is not None:
-            layout.put_owner(here, replace(owner, topology=topology, uuid=uuid))
-        super()._join_table(here, topology, uuid, *arguments, **options)
+            layout.put_owner(here, replace(owner, topology=life.topology, uuid=life.uuid))
+        super()._join_table(here, life, spec, **options)
 
 
 @breaks("tables-have-one-owner")
 class Inherited(MemoryBackend):
     """A table is its topology's, in whatever life."""
 
-    def _join_table(
-        self, here: Transaction, topology: str, uuid: str, *arguments: Any, **options: Any
-    ) -> None:
-        owner = layout.read_owner(here, arguments[0].state.table)
-        life = uuid if owner is None or owner.topology != topology else owner.uuid
-        super()._join_table(here, topology, life, *arguments, **options)
+    def _join_table(self, here: Transaction, life: TopologyLife, spec: TableSpec, **options: Any) -> None:
+        owner = layout.read_owner(here, spec.state.table)
+        if owner is not None and owner.topology == life.topology:
+            life = replace(life, uuid=owner.uuid)
+        super()._join_table(here, life, spec, **options)
 
 
 @breaks("join-is-all-or-nothing")
 class OneTableAfterAnother(MemoryBackend):
-    def join(self, topology: str, uuid: str, tables: Any, **options: Any) -> None:
-        super().join(topology, uuid, [], **options)
-        for spec in tables:
-            super().join(topology, uuid, [spec], **options)
+    def join(self, life: TopologyLife, **options: Any) -> None:
+        super().join(replace(life, tables=()), **options)
+        for spec in life.tables:
+            super().join(replace(life, tables=(spec,)), **options)
 
 
 @breaks("other-declaration-is-refused")
 class AnyDeclaration(MemoryBackend):
-    def _join_table(self, here: Transaction, *arguments: Any, **options: Any) -> None:
-        topology, uuid, spec = arguments
+    def _join_table(self, here: Transaction, life: TopologyLife, spec: TableSpec, **options: Any) -> None:
         owner = layout.read_owner(here, spec.state.table)
         if owner is not None:
             declared = spec.state.declaration(spec.semantics)
             layout.put_owner(here, Owner(owner.table, owner.topology, owner.uuid, declared))
-        super()._join_table(here, topology, uuid, spec, **options)
+        super()._join_table(here, life, spec, **options)
 
 
 @breaks("identity-is-kept")
 class IdentityOfTheLastJoin(MemoryBackend):
-    def join(self, topology: str, uuid: str, *arguments: Any, identity: Any = None, **options: Any) -> None:
-        super().join(topology, uuid, *arguments, identity=identity, **options)
+    def join(self, life: TopologyLife, *, identity: Any = None, **options: Any) -> None:
+        super().join(life, identity=identity, **options)
         if identity is None:
-            with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
-                layout.put_fence(here, replace(self._own_fence(here, topology, uuid), identity=None))
+            with self.transaction(exclusive=[layout.lock_of(life.topology)]) as here:
+                layout.put_fence(here, replace(self._own_fence(here, life), identity=None))
 
 
 @breaks("identity-is-kept")
 class IdentityOverwritten(MemoryBackend):
-    def _raise(self, here: Transaction, topology: str, uuid: str, attempt: AttemptId, **options: Any) -> None:
-        super()._raise(here, topology, uuid, attempt, **options)
-        layout.put_fence(here, FenceRow(topology, uuid, attempt))
+    def _raise(self, here: Transaction, life: TopologyLife, attempt: AttemptId, **options: Any) -> None:
+        super()._raise(here, life, attempt, **options)
+        layout.put_fence(here, FenceRow(life.topology, life.uuid, attempt))
 
 
 @breaks("delete-forgets-one-topology")
@@ -210,22 +206,22 @@ class DeletesWhatAnotherDriverLeads(MemoryBackend):
 
 @breaks("lost-fence-stops-writing")
 class MakesFences(MemoryBackend):
-    def _own_fence(self, here: Transaction, topology: str, uuid: str) -> FenceRow:
-        if here.get("fence", (topology,)) is None:
-            return FenceRow(topology, uuid, AttemptId(0))
-        return super()._own_fence(here, topology, uuid)
+    def _own_fence(self, here: Transaction, life: TopologyLife) -> FenceRow:
+        if here.get("fence", (life.topology,)) is None:
+            return FenceRow(life.topology, life.uuid, AttemptId(0))
+        return super()._own_fence(here, life)
 
 
 @breaks("lost-fence-stops-writing")
 class WritesWithoutFence(MemoryBackend):
-    def _hold(self, here: Transaction, topology: str, uuid: str, attempt: AttemptId) -> None:
-        if here.get("fence", (topology,)) is not None:
-            super()._hold(here, topology, uuid, attempt)
+    def _hold(self, here: Transaction, life: TopologyLife, attempt: AttemptId) -> None:
+        if here.get("fence", (life.topology,)) is not None:
+            super()._hold(here, life, attempt)
 
 
 @breaks("lost-fence-stops-writing")
 class AnotherError(MemoryBackend):
-    def _own_fence(self, here: Transaction, topology: str, uuid: str) -> FenceRow:
-        if here.get("fence", (topology,)) is None:
+    def _own_fence(self, here: Transaction, life: TopologyLife) -> FenceRow:
+        if here.get("fence", (life.topology,)) is None:
             raise TxstreamError("no fence")
-        return super()._own_fence(here, topology, uuid)
+        return super()._own_fence(here, life)

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from support.wrong_states.registry import breaks
-from txstream.state import BatchRecord, MemoryBackend
+from txstream.state import BatchRecord, MemoryBackend, TopologyLife
 from txstream.state.reading import StateReading
 from txstream.state.store import layout
 from txstream.transaction import AttemptId, Txid
@@ -48,27 +48,27 @@ class PrunesOthers(MemoryBackend):
 class AddsToTheLedger(MemoryBackend):
     """The row of an older leader is written all the same."""
 
-    def begin_ledger(self, topology: str, uuid: str, attempt: AttemptId, last: BatchRecord) -> None:
-        with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
-            here.put(layout.ledger_space(topology), (last.txid,), layout.record_value(last))
+    def begin_ledger(self, life: TopologyLife, attempt: AttemptId, last: BatchRecord) -> None:
+        with self.transaction(exclusive=[layout.lock_of(life.topology)]) as here:
+            here.put(layout.ledger_space(life.topology), (last.txid,), layout.record_value(last))
 
 
 @breaks("a-ledger-may-begin-late")
 class BeginsEmpty(MemoryBackend):
-    def begin_ledger(self, topology: str, uuid: str, attempt: AttemptId, last: BatchRecord) -> None:
-        super().begin_ledger(topology, uuid, attempt, last)
-        with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
-            here.put(layout.ledger_space(topology), (last.txid,), None)
+    def begin_ledger(self, life: TopologyLife, attempt: AttemptId, last: BatchRecord) -> None:
+        super().begin_ledger(life, attempt, last)
+        with self.transaction(exclusive=[layout.lock_of(life.topology)]) as here:
+            here.put(layout.ledger_space(life.topology), (last.txid,), None)
 
 
 @breaks("a-grown-table-is-migrated")
 class PrevEverywhere(MemoryBackend):
     """Rows that their batch created look as if they had been there before."""
 
-    def migrate(self, topology: str, uuid: str, tables: Any, attempt: AttemptId, **options: Any) -> list[str]:
-        done = super().migrate(topology, uuid, tables, attempt, **options)
-        with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
-            for spec in tables:
+    def migrate(self, life: TopologyLife, attempt: AttemptId, **options: Any) -> list[str]:
+        done = super().migrate(life, attempt, **options)
+        with self.transaction(exclusive=[layout.lock_of(life.topology)]) as here:
+            for spec in life.tables:
                 rows = layout.rows_space(spec.state.table)
                 for key, (values, prev, txid) in list(here.scan(rows)):
                     here.put(rows, key, (values, prev or values, txid))
@@ -77,9 +77,9 @@ class PrevEverywhere(MemoryBackend):
 
 @breaks("a-grown-table-is-migrated")
 class MigratesUnfenced(MemoryBackend):
-    def _hold(self, here: Any, topology: str, uuid: str, attempt: AttemptId) -> None:
+    def _hold(self, here: Any, life: TopologyLife, attempt: AttemptId) -> None:
         if attempt % 2**32 != 99:
-            super()._hold(here, topology, uuid, attempt)
+            super()._hold(here, life, attempt)
 
 
 @breaks("a-grown-table-is-migrated")

@@ -5,18 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from txstream.state import MemoryBackend
+from txstream.state import MemoryBackend, TopologyStates
 
 WRONG: dict[str, list[type[MemoryBackend]]] = {}
-Kind = TypeVar("Kind", bound=type[MemoryBackend])
+Kind = TypeVar("Kind", bound=type[MemoryBackend] | type[TopologyStates])
+
+
+def bound_to(kind: type[TopologyStates]) -> type[MemoryBackend]:
+    """A store whose topologies are bound like this."""
+
+    class Store(MemoryBackend):
+        bound = kind
+
+    Store.__name__ = Store.__qualname__ = kind.__name__
+    return Store
 
 
 def breaks(*promises: str) -> Callable[[Kind], Kind]:
-    """Enters a store among the wrong ones."""
+    """Enters a store, or what it binds topologies to, among the wrong ones."""
 
     def enter(kind: Kind) -> Kind:
+        store = bound_to(kind) if issubclass(kind, TopologyStates) else kind
         for promise in promises:
-            WRONG.setdefault(promise, []).append(kind)
+            WRONG.setdefault(promise, []).append(store)
         return kind
 
     return enter

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, ClassVar
 
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 from support.wrong_states.commits import with_rules
 from support.wrong_states.registry import breaks
 from txstream.semantics import Semantics
-from txstream.state import MemoryBackend, TableSpec, Transaction
+from txstream.state import MemoryBackend, TableSpec, TopologyLife, TopologyStates, Transaction
 from txstream.state.declarations import Owner
 from txstream.state.store import layout
 from txstream.state.store.merging import Key, RowRules, RowValues, Values
@@ -95,11 +96,11 @@ breaks("nulls-change-nothing")(with_rules(NullsAreFine))
 
 
 @breaks("keys-come-once-and-whole")
-class FirstOfTwo(MemoryBackend):
+class FirstOfTwo(TopologyStates):
     """One of two deltas of a key is lost without a word."""
 
-    def commit(self, topology: str, uuid: str, tables: Any, commit: Any, **options: Any) -> None:
-        for spec in tables:
+    def commit(self, commit: Any, **options: Any) -> None:
+        for spec in self.life.tables:
             name = spec.state.table
             if name in commit.deltas:
                 rows = {
@@ -108,7 +109,7 @@ class FirstOfTwo(MemoryBackend):
                 }
                 schema = commit.deltas[name].schema
                 commit.deltas[name] = pa.Table.from_pylist(list(rows.values()), schema=schema)
-        super().commit(topology, uuid, tables, commit, **options)
+        super().commit(commit, **options)
 
 
 class Wrapping(RowRules):
@@ -128,11 +129,10 @@ breaks("overflow-is-refused")(with_rules(Wrapping))
 
 @breaks("overflow-is-refused")
 class NoRestoreBeforeSums(MemoryBackend):
-    def _restore(self, here: Transaction, txid: Txid, tables: Sequence[TableSpec]) -> None:
-        for spec in tables:
-            rows = layout.rows_space(spec.state.table)
-            for key, stored in list(here.scan(rows)):
-                here.put(rows, key, (stored[0], stored[1], stored[2] - 1))
+    def _restore(self, here: Transaction, txid: Txid, spec: TableSpec) -> None:
+        rows = layout.rows_space(spec.state.table)
+        for key, stored in list(here.scan(rows)):
+            here.put(rows, key, (stored[0], stored[1], stored[2] - 1))
 
 
 class Folding(MemoryBackend):
@@ -168,11 +168,11 @@ class Milliseconds(Folding):
 
 
 @breaks("values-come-back")
-class Collating(MemoryBackend):
+class Collating(TopologyStates):
     """Takes keys for one that differ in case."""
 
-    def commit(self, topology: str, uuid: str, tables: Any, commit: Any, **options: Any) -> None:
-        for spec in tables:
+    def commit(self, commit: Any, **options: Any) -> None:
+        for spec in self.life.tables:
             name = spec.state.table
             deltas: pa.Table | None = commit.deltas.get(name)
             if (
@@ -183,7 +183,7 @@ class Collating(MemoryBackend):
                 folded = deltas.set_column(0, deltas.schema.field(0), pc.utf8_lower(deltas["k"]))
                 rows: Mapping[str, Any] = {row["k"]: row for row in folded.to_pylist()}
                 commit.deltas[name] = pa.Table.from_pylist(list(rows.values()), schema=deltas.schema)
-        super().commit(topology, uuid, tables, commit, **options)
+        super().commit(commit, **options)
 
 
 class _OtherKeys:
@@ -234,12 +234,12 @@ class ShortKeys(OtherKeys):
 
 @breaks("types-that-cannot-be-are-refused")
 class TakesAnyType(MemoryBackend):
-    def join(self, topology: str, uuid: str, tables: Any, **options: Any) -> None:
-        super().join(topology, uuid, [], **options)
+    def join(self, life: TopologyLife, **options: Any) -> None:
+        super().join(replace(life, tables=()), **options)
         with self.transaction(exclusive=["definitions"]) as here:
-            for spec in tables:
+            for spec in life.tables:
                 declared = spec.state.declaration(spec.semantics)
-                layout.put_owner(here, Owner(spec.state.table, topology, uuid, declared))
+                layout.put_owner(here, Owner(spec.state.table, life.topology, life.uuid, declared))
 
 
 @breaks("read-finds-what-is-there")
@@ -284,12 +284,12 @@ class ReadersWait(MemoryBackend):
 
 
 @breaks("reading-does-not-wait")
-class DirtyReads(MemoryBackend):
+class DirtyReads(TopologyStates):
     """Readers see what is not committed."""
 
-    def commit(self, topology: str, uuid: str, tables: Any, commit: Any, **options: Any) -> None:
+    def commit(self, commit: Any, **options: Any) -> None:
         reached = options.pop("reached")
-        super().commit(topology, uuid, tables, commit, **options)
+        super().commit(commit, **options)
         reached("inside-commit")
 
 

@@ -1,36 +1,29 @@
 """`StateDatabase`: a SQL database as a `StateBackend`.
 
-Invariants. A commit from the driver is one transaction, in the order that the protocol was checked in:
-fence, restore, upserts, ledger, COMMIT; a commit from executors is one to begin it (fence, ledger, restore),
-one for each task (fence, upserts) and one to end it (fence, upserts, ledger). The fence is always the first
-statement, and nothing is read before it.
-
 Thread-safe: every call has a transaction of its own (`sessions`).
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from typing import Any, TypeVar
 
 import pyarrow as pa
 from sqlalchemy import Connection, delete, select
 from sqlalchemy.exc import DBAPIError
 
-from txstream.api.errors import CorruptStateError, StateTableError
-from txstream.semantics import Semantics
-from txstream.state.backend import INSIDE_BEGIN, INSIDE_COMMIT, StateBackend, nobody
-from txstream.state.records import BatchRecord, Commit, FenceRow, TableSpec
+from txstream.api.errors import CorruptStateError, StateTableError, StateValueError
+from txstream.state.backend import StateBackend
+from txstream.state.records import BatchRecord, FenceRow, TableSpec, TopologyLife
 from txstream.state.sql import fence, ledger, revisions, tables as state_tables
 from txstream.state.sql.framework import batch as batch_table, fence as fence_table
-from txstream.state.sql.ledger import LedgerWriter
 from txstream.state.sql.reading import SqlStateReading
 from txstream.state.sql.sessions import Sessions
+from txstream.state.sql.transaction import PreparedStatements, SqlTransaction
 from txstream.state.sql.urls import dialect_of
-from txstream.state.sql.work import TableWriters, rows_of
-from txstream.transaction import AttemptId, TransactionAttempt, Txid
+from txstream.transaction import AttemptId, Txid
 
 T = TypeVar("T")
 
@@ -49,8 +42,7 @@ class StateDatabase(StateBackend):
         self._dialect = dialect_of(url, connect_timeout_seconds, message_timeout_seconds)
         self.sessions = Sessions(self._dialect)
         self.url_for_people = self.sessions.url_for_people
-        self._ledger = LedgerWriter(self._dialect)
-        self._tables = TableWriters(self.sessions)
+        self._statements = PreparedStatements(self.sessions)
 
     # --- at start -----------------------------------------------------------------------------------
 
@@ -84,90 +76,74 @@ class StateDatabase(StateBackend):
         with self.sessions.reading("its revision") as connection:
             return revisions.upgrade_sql(connection, self.url_for_people)
 
-    def join(
-        self,
-        topology: str,
-        uuid: str,
-        tables: Sequence[TableSpec],
-        *,
-        semantics: Semantics,
-        first_run: bool,
-        identity: Mapping[str, Any] | None = None,
-    ) -> None:
-        with self.sessions.writing(f"topology {topology!r} joining") as (connection, _):
+    def join(self, life: TopologyLife, *, first_run: bool, identity: Mapping[str, Any] | None = None) -> None:
+        with self.sessions.writing(f"topology {life.topology!r} joining") as (connection, _):
             self._dialect.lock_definitions(connection)
-            fence.join(
-                connection, self.url_for_people, topology, uuid, first_run=first_run, identity=identity
-            )
+            fence.join(connection, self.url_for_people, life, first_run=first_run, identity=identity)
             for check_only in (True, False):
-                for spec in tables:
+                for spec in life.tables:
                     state_tables.join_table(
-                        connection,
-                        self._dialect,
-                        topology,
-                        uuid,
-                        spec,
-                        first_run=first_run,
-                        check_only=check_only,
+                        connection, self._dialect, life, spec, first_run=first_run, check_only=check_only
                     )
 
-    def migrate(
-        self,
-        topology: str,
-        uuid: str,
-        tables: Sequence[TableSpec],
-        attempt: AttemptId,
-        *,
-        unfinished: Txid | None = None,
-    ) -> list[str]:
-        with self.sessions.reading(f"the tables of topology {topology!r}") as connection:
+    def migrate(self, life: TopologyLife, attempt: AttemptId, *, unfinished: Txid | None = None) -> list[str]:
+        with self.sessions.reading(f"the tables of topology {life.topology!r}") as connection:
             due = [
                 spec
-                for spec in tables
+                for spec in life.tables
                 if state_tables.changes_due(connection, self._dialect, spec, unfinished)
             ]
         if not due:
             return []
         done: list[str] = []
-        doing = f"changing tables of topology {topology!r}"
+        doing = f"changing tables of topology {life.topology!r}"
         with self.sessions.writing(doing, patient=True) as (connection, _):
-            fence.require(connection, self._dialect, self.url_for_people, topology, uuid, attempt)
+            fence.require(connection, self.sessions, life, attempt)
             self._dialect.lock_definitions(connection)
             for spec in due:
                 changes = state_tables.migrate_table(connection, self._dialect, spec, unfinished)
                 done += [f"{spec.state.table}: {change}" for change in changes]
         return done
 
-    def begin_ledger(self, topology: str, uuid: str, attempt: AttemptId, last: BatchRecord) -> None:
-        with self.sessions.writing(f"topology {topology!r} joining") as (connection, _):
-            fence.require(connection, self._dialect, self.url_for_people, topology, uuid, attempt)
-            self._ledger.begin(connection, last)
+    def begin_ledger(self, life: TopologyLife, attempt: AttemptId, last: BatchRecord) -> None:
+        with self.sessions.writing(f"topology {life.topology!r} joining") as (connection, _):
+            fence.require(connection, self.sessions, life, attempt)
+            self._statements.ledger.begin(connection, last)
 
-    def keep_identity(
+    def keep_identity(self, life: TopologyLife, attempt: AttemptId, identity: Mapping[str, Any]) -> None:
+        with self.sessions.writing(f"keeping the identity of topology {life.topology!r}") as (connection, _):
+            fence.keep(connection, self.url_for_people, life, attempt, identity)
+
+    # --- the commit ---------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def begin(
         self,
-        topology: str,
-        uuid: str,
-        attempt: AttemptId,
-        identity: Mapping[str, Any],
+        life: TopologyLife,
+        doing: str,
         *,
-        semantics: Semantics,
-    ) -> None:
-        with self.sessions.writing(f"keeping the identity of topology {topology!r}") as (connection, _):
-            fence.keep(connection, self.url_for_people, topology, uuid, attempt, identity)
+        alone: bool = True,
+        lock_timeout_seconds: float | None = None,
+    ) -> Iterator[SqlTransaction]:
+        """As every backend; a value that the database refuses is named. The database ends a frozen writer
+        before this gives up; SQLite cannot: its message names the process."""
+        here: SqlTransaction | None = None
+        try:
+            with self.sessions.writing(doing, lock_timeout_seconds=lock_timeout_seconds) as begun:
+                here = SqlTransaction(life, self._statements, *begun)
+                yield here
+        except StateValueError as refused:
+            if here is None or not isinstance(refused.__cause__, DBAPIError):
+                raise
+            raise here.explained(refused) from refused.__cause__
+
+    def prepare(self, spec: TableSpec, deltas: pa.Table) -> pa.Table:
+        return self._statements.of(spec).prepare(deltas)
 
     # --- the fence ----------------------------------------------------------------------------------
 
     def read_fence(self, topology: str) -> FenceRow | None:
         return self._read("the fence", lambda connection: fence.read(connection, topology), None)
-
-    def raise_fence(
-        self, topology: str, uuid: str, attempt: AttemptId, *, lock_timeout_seconds: float | None = None
-    ) -> None:
-        """As every backend. A frozen writer is ended by the database before this gives up; SQLite cannot do
-        that: its message names the process."""
-        doing = f"raising the fence of topology {topology!r}"
-        with self.sessions.writing(doing, lock_timeout_seconds=lock_timeout_seconds) as (connection, _):
-            fence.raise_to(connection, self.url_for_people, topology, uuid, attempt, may_be_equal=True)
 
     def topologies(self) -> list[FenceRow]:
         return self._read("its topologies", fence.read_all, [])
@@ -194,117 +170,11 @@ class StateDatabase(StateBackend):
         with self.sessions.writing("pruning its ledger") as (connection, _):
             return ledger.prune(connection, topology, last)
 
-    # --- the commit ---------------------------------------------------------------------------------
-
-    def commit(
-        self,
-        topology: str,
-        uuid: str,
-        tables: Sequence[TableSpec],
-        commit: Commit,
-        *,
-        semantics: Semantics,
-        reached: Callable[[str], None] = nobody,
-    ) -> None:
-        attempt = commit.attempt
-        work = self._tables.prepare(tables, commit.deltas)
-        with self._tables.transaction(attempt, work) as (connection, answered):
-            if semantics is not Semantics.NON_TRANSACTIONAL:
-                self._raise(connection, topology, uuid, attempt)
-                if ledger.has(connection, topology, attempt.txid):
-                    self._tables.restore(connection, attempt, tables, answered)
-            self._tables.write(connection, attempt, work, answered)
-            self._commit_ledger(connection, topology, uuid, commit, semantics, rows_of(work))
-            answered()
-            reached(INSIDE_COMMIT)
-
-    def begin_commit(
-        self,
-        topology: str,
-        uuid: str,
-        tables: Sequence[TableSpec],
-        commit: Commit,
-        *,
-        semantics: Semantics,
-        reached: Callable[[str], None] = nobody,
-    ) -> None:
-        if semantics is Semantics.NON_TRANSACTIONAL:
-            return
-        attempt = commit.attempt
-        with self.sessions.writing(f"the beginning of {attempt}") as (connection, answered):
-            self._raise(connection, topology, uuid, attempt)
-            # Asked before the row is written over: without one nobody has written this txid.
-            written_before = ledger.has(connection, topology, attempt.txid)
-            self._ledger.write_committing(connection, topology, uuid, commit, semantics)
-            if written_before:
-                self._tables.restore(connection, attempt, tables, answered)
-            reached(INSIDE_BEGIN)
-
-    def write(
-        self,
-        topology: str,
-        uuid: str,
-        attempt: TransactionAttempt,
-        writes: Sequence[tuple[TableSpec, pa.Table]],
-        *,
-        semantics: Semantics,
-    ) -> int:
-        work = self._tables.prepare_shares(writes)
-        with self._tables.transaction(attempt, work) as (connection, answered):
-            self._hold(connection, topology, uuid, attempt, semantics)
-            self._tables.write(connection, attempt, work, answered)
-        return rows_of(work)
-
-    def end_commit(
-        self,
-        topology: str,
-        uuid: str,
-        tables: Sequence[TableSpec],
-        commit: Commit,
-        *,
-        semantics: Semantics,
-        keys: int = 0,
-        reached: Callable[[str], None] = nobody,
-    ) -> None:
-        attempt = commit.attempt
-        work = self._tables.prepare(tables, commit.deltas)
-        with self._tables.transaction(attempt, work) as (connection, answered):
-            self._hold(connection, topology, uuid, attempt, semantics)
-            self._tables.write(connection, attempt, work, answered)
-            self._commit_ledger(connection, topology, uuid, commit, semantics, keys + rows_of(work))
-            answered()
-            reached(INSIDE_COMMIT)
-
-    def _raise(self, connection: Connection, topology: str, uuid: str, attempt: TransactionAttempt) -> None:
-        fence.raise_to(connection, self.url_for_people, topology, uuid, attempt.attempt, may_be_equal=False)
-
-    def _hold(
-        self,
-        connection: Connection,
-        topology: str,
-        uuid: str,
-        attempt: TransactionAttempt,
-        semantics: Semantics,
-    ) -> None:
-        if semantics is not Semantics.NON_TRANSACTIONAL:
-            fence.require(connection, self._dialect, self.url_for_people, topology, uuid, attempt.attempt)
-
-    def _commit_ledger(
-        self,
-        connection: Connection,
-        topology: str,
-        uuid: str,
-        commit: Commit,
-        semantics: Semantics,
-        keys: int,
-    ) -> None:
-        self._ledger.write_committed(connection, topology, uuid, commit, semantics, keys, datetime.now(UTC))
-
     # --- reading ------------------------------------------------------------------------------------
 
     def read(self, spec: TableSpec, keys: pa.Table, *, before: Txid) -> pa.Table:
         with self.sessions.reading(f"table {spec.state.table!r}") as connection:
-            return self._tables.of(spec).read(connection, keys, before)
+            return self._statements.of(spec).read(connection, keys, before)
 
     @contextlib.contextmanager
     def read_state(self, topology: str) -> Iterator[SqlStateReading]:
@@ -353,7 +223,7 @@ class StateDatabase(StateBackend):
             owned = state_tables.owned_by(connection, topology)
             mine = [owner for owner in owned if uuid in (None, owner.uuid)]
             dropped = state_tables.drop_tables(connection, mine)
-        self._tables.forget()
+        self._statements.forget()
         return dropped
 
     def close(self) -> None:

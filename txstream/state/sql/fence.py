@@ -16,9 +16,9 @@ from sqlalchemy import Connection, Row, bindparam, select, update
 from txstream.api.errors import CorruptStateError
 from txstream.metas import to_json
 from txstream.state import fence_rules as rules
-from txstream.state.records import FenceRow
-from txstream.state.sql.dialect import StateDialect
+from txstream.state.records import FenceRow, TopologyLife
 from txstream.state.sql.framework import fence
+from txstream.state.sql.sessions import Sessions
 from txstream.transaction import AttemptId
 
 # Made once: making it anew takes as long as executing it.
@@ -34,13 +34,7 @@ _RAISE = (
 
 
 def raise_to(
-    connection: Connection,
-    database: str,
-    topology: str,
-    uuid: str,
-    attempt: AttemptId,
-    *,
-    may_be_equal: bool,
+    connection: Connection, database: str, life: TopologyLife, attempt: AttemptId, *, may_be_equal: bool
 ) -> None:
     """Raise the fence to `attempt`; with `may_be_equal` also when it is there already, because a leader
     whose answer was lost asks again.
@@ -48,56 +42,44 @@ def raise_to(
     Raises StaleAttemptError when it is not lower, CorruptStateError when there is none, and
     ProgressMismatchError when it is another life's.
     """
-    mine = {"id": topology, "life": uuid, "mine": attempt}
+    mine = {"id": life.topology, "life": life.uuid, "mine": attempt}
     if connection.execute(_RAISE, mine).rowcount == 1:
         return
-    found = rules.own_fence(read(connection, topology), database, topology, uuid)
-    if rules.must_rise(found, topology, attempt, may_be_equal=may_be_equal):
+    found = rules.own_fence(read(connection, life.topology), database, life)
+    if rules.must_rise(found, life.topology, attempt, may_be_equal=may_be_equal):
         raise CorruptStateError(
-            f"database {database}: the fence of topology {topology!r} is at attempt "
+            f"database {database}: the fence of topology {life.topology!r} is at attempt "
             f"{rules.shown_attempt(found.attempt)} and was not raised to {rules.shown_attempt(attempt)}; is "
             f"there a trigger or a rule on txstream_fence?"
         )
 
 
-def require(
-    connection: Connection,
-    dialect: StateDialect,
-    database: str,
-    topology: str,
-    uuid: str,
-    attempt: AttemptId,
-) -> None:
+def require(connection: Connection, sessions: Sessions, life: TopologyLife, attempt: AttemptId) -> None:
     """Demand that the fence is at `attempt`, and keep it there until the transaction ends: tasks of one
     attempt hold it together, and nobody can raise it meanwhile.
 
     Raises StaleAttemptError when it is not, CorruptStateError and ProgressMismatchError as `raise_to`.
     """
-    if dialect.hold_fence(connection, topology, uuid, attempt):
+    if sessions.dialect.hold_fence(connection, life.topology, life.uuid, attempt):
         return
-    found = rules.own_fence(read(connection, topology), database, topology, uuid)
-    rules.must_be_equal(found, database, topology, attempt)
+    found = rules.own_fence(read(connection, life.topology), sessions.url_for_people, life)
+    rules.must_be_equal(found, sessions.url_for_people, life.topology, attempt)
     # Equal by now, but not held.
-    raise rules.superseded(topology, attempt, found)
+    raise rules.superseded(life.topology, attempt, found)
 
 
 def keep(
-    connection: Connection,
-    database: str,
-    topology: str,
-    uuid: str,
-    attempt: AttemptId,
-    identity: Mapping[str, Any],
+    connection: Connection, database: str, life: TopologyLife, attempt: AttemptId, identity: Mapping[str, Any]
 ) -> None:
     """Keep an identity beside the fence, which must be at `attempt`. One statement, so that no other leader
     comes in between.
 
     Raises StaleAttemptError when it is not, CorruptStateError and ProgressMismatchError as `raise_to`.
     """
-    mine = fence.c.topology == topology, fence.c.uuid == uuid, fence.c.attempt == attempt
+    mine = fence.c.topology == life.topology, fence.c.uuid == life.uuid, fence.c.attempt == attempt
     if connection.execute(update(fence).where(*mine).values(identity=to_json(identity))).rowcount == 0:
-        found = rules.own_fence(read(connection, topology), database, topology, uuid)
-        rules.must_be_equal(found, database, topology, attempt)
+        found = rules.own_fence(read(connection, life.topology), database, life)
+        rules.must_be_equal(found, database, life.topology, attempt)
 
 
 def keep_below(connection: Connection, topology: str, attempt: AttemptId) -> None:
@@ -126,13 +108,13 @@ def read_all(connection: Connection) -> list[FenceRow]:
 def join(
     connection: Connection,
     database: str,
-    topology: str,
-    uuid: str,
+    life: TopologyLife,
     *,
     first_run: bool,
     identity: Mapping[str, Any] | None,
 ) -> None:
     """Create the fence of a topology that runs for the first time; check it otherwise. Keep its identity."""
+    topology, uuid = life.topology, life.uuid
     found = read(connection, topology)
     kept = None if identity is None else to_json(identity)
     if found is not None:

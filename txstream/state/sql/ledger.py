@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Row, Select, bindparam, delete, exists, func,
 from txstream.api.errors import CorruptStateError
 from txstream.metas import to_json
 from txstream.semantics import Semantics
-from txstream.state.records import COMMITTED, COMMITTING, BatchRecord, BatchStatus, Commit
+from txstream.state.records import COMMITTED, COMMITTING, BatchRecord
 from txstream.state.sql.dialect import StateDialect
 from txstream.state.sql.framework import batch
 from txstream.transaction import AttemptId, Txid
@@ -34,63 +34,17 @@ class LedgerWriter:
     def __init__(self, dialect: StateDialect) -> None:
         self._upsert = dialect.overwrite(batch)
 
-    def write_committing(
-        self, connection: Connection, topology: str, uuid: str, commit: Commit, semantics: Semantics
-    ) -> None:
-        """Say that this attempt may write from now on."""
-        self._write(connection, topology, uuid, commit, semantics, COMMITTING, 0, None)
-
-    def write_committed(
-        self,
-        connection: Connection,
-        topology: str,
-        uuid: str,
-        commit: Commit,
-        semantics: Semantics,
-        keys: int,
-        now: datetime,
-    ) -> None:
-        """Say that this attempt committed its batch, with `keys` rows written."""
-        self._write(connection, topology, uuid, commit, semantics, COMMITTED, keys, now)
-
     def begin(self, connection: Connection, last: BatchRecord) -> None:
         """Let the ledger of a topology begin with `last`, in place of whatever is there."""
         connection.execute(delete(batch).where(batch.c.topology == last.topology))
-        row = {column.name: getattr(last, column.name) for column in batch.columns}
-        row |= {"semantics": str(last.semantics), "metas": to_json(last.metas)}
-        row["details"] = to_json(last.details) if last.details else None
-        connection.execute(self._upsert, row)
+        self.write(connection, last)
 
-    def _write(
-        self,
-        connection: Connection,
-        topology: str,
-        uuid: str,
-        commit: Commit,
-        semantics: Semantics,
-        status: BatchStatus,
-        keys: int,
-        committed_at: datetime | None,
-    ) -> None:
-        connection.execute(
-            self._upsert,
-            {
-                "topology": topology,
-                "uuid": uuid,
-                "txid": commit.attempt.txid,
-                "attempt": commit.attempt.attempt,
-                "semantics": str(semantics),
-                "status": status,
-                "metas": to_json(commit.metas),
-                "tuples": commit.tuples,
-                "keys": keys,
-                "planned_at": commit.planned_at,
-                "processed_at": commit.processed_at,
-                "committed_at": committed_at,
-                "error": _storable(commit.error),
-                "details": to_json(commit.details) if commit.details else None,
-            },
-        )
+    def write(self, connection: Connection, written: BatchRecord) -> None:
+        """Write a row over whatever another attempt of its txid has left."""
+        row = {column.name: getattr(written, column.name) for column in batch.columns}
+        row |= {"semantics": str(written.semantics), "metas": to_json(written.metas)}
+        row["details"] = to_json(written.details) if written.details else None
+        connection.execute(self._upsert, row)
 
 
 def read_one(connection: Connection, topology: str, txid: int) -> BatchRecord | None:
@@ -187,10 +141,3 @@ def _object(where: str, name: str, text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise CorruptStateError(f"{where}: its {name} must be a JSON object, found {text!r:.200}")
     return found
-
-
-def _storable(message: str | None) -> str | None:
-    """An error's text may quote anything; databases keep neither NUL nor half a surrogate pair."""
-    if message is None:
-        return None
-    return message.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")

@@ -41,7 +41,7 @@ from txstream.semantics import Semantics
 from txstream.state import declarations
 from txstream.state.changes import added_values, committed_in_part, refused_changes
 from txstream.state.declarations import Owner
-from txstream.state.records import TableSpec
+from txstream.state.records import TableSpec, TopologyLife
 from txstream.state.sql.dialect import StateDialect
 from txstream.state.sql.framework import owned_table
 from txstream.state.sql.growth import grow_table
@@ -105,8 +105,7 @@ def _quoted(name: str) -> quoted_name:
 def join_table(
     connection: Connection,
     dialect: StateDialect,
-    topology: str,
-    uuid: str,
+    life: TopologyLife,
     spec: TableSpec,
     *,
     first_run: bool,
@@ -117,13 +116,13 @@ def join_table(
 
     Raises IdentityMismatchError, StateTableError, ProgressMismatchError; each names what would help.
     """
-    name = spec.state.table
+    topology, name = life.topology, spec.state.table
     declarations.check_length(spec.state)
     table = build_table(spec.state, spec.semantics, dialect)
     owner = read_owner(connection, name)
     exists = inspect(connection).has_table(name)
     if owner is not None:
-        declarations.refuse_other_owner(owner, topology, uuid)
+        declarations.refuse_other_owner(owner, topology, life.uuid)
         if not exists and owner.declaration.get(_CREATING):
             if check_only:
                 return
@@ -152,7 +151,7 @@ def join_table(
         owned_table.insert().values(
             table_name=name,
             topology=topology,
-            uuid=uuid,
+            uuid=life.uuid,
             declaration=to_json({**declaration, _CREATING: True}),
             created_at=datetime.now(UTC),
         )

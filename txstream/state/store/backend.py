@@ -1,6 +1,6 @@
 """`StoreBackend`: a `StateBackend` over any store that has transactions, in terms of `get`, `put` and `scan`.
 
-The protocol is here, once: fence, ledger, value rules, ownership of tables. A subclass brings transactions.
+Fence, ledger, value rules and ownership of tables are here. A subclass brings transactions.
 
 Invariants. Every method is one transaction. One that writes for a topology holds the topology's lock: whoever
 raises the fence or commits alone, the tasks of one attempt together. The fence is looked at first, and after
@@ -12,9 +12,9 @@ from __future__ import annotations
 import contextlib
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -27,20 +27,12 @@ from txstream.api.errors import (
 )
 from txstream.api.reducers import Reducer
 from txstream.metas import to_json
-from txstream.semantics import Semantics
 from txstream.state import declarations, fence_rules
-from txstream.state.backend import INSIDE_BEGIN, INSIDE_COMMIT, StateBackend, nobody
+from txstream.state.backend import StateBackend
 from txstream.state.declarations import Owner
+from txstream.state.protocol import StateTransaction
 from txstream.state.reading import StateReading
-from txstream.state.records import (
-    COMMITTED,
-    COMMITTING,
-    BatchRecord,
-    BatchStatus,
-    Commit,
-    FenceRow,
-    TableSpec,
-)
+from txstream.state.records import BatchRecord, FenceRow, TableSpec, TopologyLife
 from txstream.state.store import layout, upkeep
 from txstream.state.store.layout import Transaction
 from txstream.state.store.merging import RowRules, can_keep, keys_of, rows_of, to_table
@@ -110,17 +102,9 @@ class StoreBackend(StateBackend):
                 f"writes {FORMAT}; run the txstream that wrote it, or use another store"
             )
 
-    def join(
-        self,
-        topology: str,
-        uuid: str,
-        tables: Sequence[TableSpec],
-        *,
-        semantics: Semantics,
-        first_run: bool,
-        identity: Mapping[str, Any] | None = None,
-    ) -> None:
-        for spec in tables:
+    def join(self, life: TopologyLife, *, first_run: bool, identity: Mapping[str, Any] | None = None) -> None:
+        topology, uuid = life.topology, life.uuid
+        for spec in life.tables:
             declarations.check_table(spec, self.label, can_keep)
         kept = None if identity is None else json.loads(to_json(identity))
         with self.transaction(exclusive=[_DEFINITIONS, layout.lock_of(topology)]) as here:
@@ -128,57 +112,39 @@ class StoreBackend(StateBackend):
             if fence is None and not first_run:
                 raise fence_rules.unknown_here(topology, self.url_for_people)
             row = FenceRow(topology, uuid, AttemptId(0)) if fence is None else layout.read_fence(fence)
-            fence_rules.own_fence(row, self.url_for_people, topology, uuid)
+            fence_rules.own_fence(row, self.url_for_people, life)
             if fence is None or (kept is not None and fence_rules.joining_keeps(row)):
                 kept = row.identity if kept is None else kept
                 layout.put_fence(here, FenceRow(topology, uuid, row.attempt, kept))
-            for spec in tables:
-                self._join_table(here, topology, uuid, spec, first_run=first_run)
+            for spec in life.tables:
+                self._join_table(here, life, spec, first_run=first_run)
 
-    def _join_table(
-        self, here: Transaction, topology: str, uuid: str, spec: TableSpec, *, first_run: bool
-    ) -> None:
+    def _join_table(self, here: Transaction, life: TopologyLife, spec: TableSpec, *, first_run: bool) -> None:
         name, declared = spec.state.table, spec.state.declaration(spec.semantics)
         owner = layout.read_owner(here, name)
         if owner is not None:
-            declarations.refuse_other_owner(owner, topology, uuid)
+            declarations.refuse_other_owner(owner, life.topology, life.uuid)
             declarations.refuse_other_declaration(owner, spec)
             return
         if not first_run:
-            raise declarations.not_here(topology, name)
-        layout.put_owner(here, Owner(name, topology, uuid, declared))
+            raise declarations.not_here(life.topology, name)
+        layout.put_owner(here, Owner(name, life.topology, life.uuid, declared))
 
-    def migrate(
-        self,
-        topology: str,
-        uuid: str,
-        tables: Sequence[TableSpec],
-        attempt: AttemptId,
-        *,
-        unfinished: Txid | None = None,
-    ) -> list[str]:
-        with self.transaction(exclusive=[_DEFINITIONS, layout.lock_of(topology)]) as here:
-            self._hold(here, topology, uuid, attempt)
-            return upkeep.grow_tables(here, tables, unfinished)
+    def migrate(self, life: TopologyLife, attempt: AttemptId, *, unfinished: Txid | None = None) -> list[str]:
+        with self.transaction(exclusive=[_DEFINITIONS, layout.lock_of(life.topology)]) as here:
+            self._hold(here, life, attempt)
+            return upkeep.grow_tables(here, life.tables, unfinished)
 
-    def begin_ledger(self, topology: str, uuid: str, attempt: AttemptId, last: BatchRecord) -> None:
-        with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
-            self._hold(here, topology, uuid, attempt)
-            upkeep.begin_ledger(here, topology, last)
+    def begin_ledger(self, life: TopologyLife, attempt: AttemptId, last: BatchRecord) -> None:
+        with self.transaction(exclusive=[layout.lock_of(life.topology)]) as here:
+            self._hold(here, life, attempt)
+            upkeep.begin_ledger(here, life.topology, last)
 
-    def keep_identity(
-        self,
-        topology: str,
-        uuid: str,
-        attempt: AttemptId,
-        identity: Mapping[str, Any],
-        *,
-        semantics: Semantics,
-    ) -> None:
+    def keep_identity(self, life: TopologyLife, attempt: AttemptId, identity: Mapping[str, Any]) -> None:
         kept = json.loads(to_json(identity))
-        with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
-            self._hold(here, topology, uuid, attempt)
-            layout.put_fence(here, FenceRow(topology, uuid, attempt, kept))
+        with self.transaction(exclusive=[layout.lock_of(life.topology)]) as here:
+            self._hold(here, life, attempt)
+            layout.put_fence(here, FenceRow(life.topology, life.uuid, attempt, kept))
 
     # --- the fence ----------------------------------------------------------------------------------
 
@@ -187,34 +153,26 @@ class StoreBackend(StateBackend):
             found = here.get("fence", (topology,))
         return None if found is None else layout.read_fence(found)
 
-    def raise_fence(
-        self, topology: str, uuid: str, attempt: AttemptId, *, lock_timeout_seconds: float | None = None
-    ) -> None:
-        with self.transaction(
-            exclusive=[layout.lock_of(topology)], timeout_seconds=lock_timeout_seconds
-        ) as here:
-            self._raise(here, topology, uuid, attempt, may_be_equal=True)
-
     def topologies(self) -> list[FenceRow]:
         with self.transaction() as here:
             found = [layout.read_fence(value) for _, value in here.scan("fence")]
         return sorted(found, key=lambda row: row.topology)
 
     def _raise(
-        self, here: Transaction, topology: str, uuid: str, attempt: AttemptId, *, may_be_equal: bool
+        self, here: Transaction, life: TopologyLife, attempt: AttemptId, *, may_be_equal: bool
     ) -> None:
-        row = self._own_fence(here, topology, uuid)
-        if fence_rules.must_rise(row, topology, attempt, may_be_equal=may_be_equal):
-            layout.put_fence(here, FenceRow(topology, uuid, attempt, row.identity))
+        row = self._own_fence(here, life)
+        if fence_rules.must_rise(row, life.topology, attempt, may_be_equal=may_be_equal):
+            layout.put_fence(here, FenceRow(life.topology, life.uuid, attempt, row.identity))
 
-    def _hold(self, here: Transaction, topology: str, uuid: str, attempt: AttemptId) -> None:
-        row = self._own_fence(here, topology, uuid)
-        fence_rules.must_be_equal(row, self.url_for_people, topology, attempt)
+    def _hold(self, here: Transaction, life: TopologyLife, attempt: AttemptId) -> None:
+        row = self._own_fence(here, life)
+        fence_rules.must_be_equal(row, self.url_for_people, life.topology, attempt)
 
-    def _own_fence(self, here: Transaction, topology: str, uuid: str) -> FenceRow:
-        found = here.get("fence", (topology,))
+    def _own_fence(self, here: Transaction, life: TopologyLife) -> FenceRow:
+        found = here.get("fence", (life.topology,))
         row = None if found is None else layout.read_fence(found)
-        return fence_rules.own_fence(row, self.url_for_people, topology, uuid)
+        return fence_rules.own_fence(row, self.url_for_people, life)
 
     # --- the ledger ---------------------------------------------------------------------------------
 
@@ -230,35 +188,6 @@ class StoreBackend(StateBackend):
             found = found[-limit:] if limit else []
         return [layout.read_record(value) for _, value in found]
 
-    def _write_ledger(
-        self,
-        here: Transaction,
-        topology: str,
-        uuid: str,
-        commit: Commit,
-        semantics: Semantics,
-        status: BatchStatus,
-        keys: int,
-    ) -> None:
-        attempt = commit.attempt
-        row = BatchRecord(
-            topology=topology,
-            uuid=uuid,
-            txid=attempt.txid,
-            attempt=attempt.attempt,
-            semantics=semantics,
-            status=status,
-            metas=dict(commit.metas),
-            tuples=commit.tuples,
-            keys=keys,
-            planned_at=commit.planned_at,
-            processed_at=commit.processed_at,
-            committed_at=datetime.now(UTC) if status == COMMITTED else None,
-            error=layout.storable(commit.error),
-            details=commit.details,
-        )
-        here.put(layout.ledger_space(topology), (attempt.txid,), layout.record_value(row))
-
     def prune(
         self, topology: str, *, committed_before: datetime | None, newest: int | None, rows: int
     ) -> int:
@@ -267,115 +196,37 @@ class StoreBackend(StateBackend):
 
     # --- the commit ---------------------------------------------------------------------------------
 
-    def commit(
+    @contextlib.contextmanager
+    def begin(
         self,
-        topology: str,
-        uuid: str,
-        tables: Sequence[TableSpec],
-        commit: Commit,
+        life: TopologyLife,
+        doing: str,
         *,
-        semantics: Semantics,
-        reached: Callable[[str], None] = nobody,
-    ) -> None:
-        attempt, work = commit.attempt, self._prepare(tables, commit)
-        with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
-            if semantics is not Semantics.NON_TRANSACTIONAL:
-                self._raise(here, topology, uuid, attempt.attempt, may_be_equal=False)
-                if here.get(layout.ledger_space(topology), (attempt.txid,)) is not None:
-                    self._restore(here, attempt.txid, tables)
-            keys = self._write(here, attempt, work)
-            self._write_ledger(here, topology, uuid, commit, semantics, COMMITTED, keys)
-            reached(INSIDE_COMMIT)
+        alone: bool = True,
+        lock_timeout_seconds: float | None = None,
+    ) -> Iterator[StateTransaction]:
+        lock = [layout.lock_of(life.topology)]
+        exclusive, shared = (lock, []) if alone else ([], lock)
+        with self.transaction(
+            exclusive=exclusive, shared=shared, timeout_seconds=lock_timeout_seconds
+        ) as here:
+            yield _Adapter(self, life, here)
 
-    def begin_commit(
-        self,
-        topology: str,
-        uuid: str,
-        tables: Sequence[TableSpec],
-        commit: Commit,
-        *,
-        semantics: Semantics,
-        reached: Callable[[str], None] = nobody,
-    ) -> None:
-        if semantics is Semantics.NON_TRANSACTIONAL:
-            return
-        attempt = commit.attempt
-        with self.transaction(exclusive=[layout.lock_of(topology)]) as here:
-            self._raise(here, topology, uuid, attempt.attempt, may_be_equal=False)
-            # Asked before the row is written over: without one nobody has written this txid.
-            written_before = here.get(layout.ledger_space(topology), (attempt.txid,)) is not None
-            self._write_ledger(here, topology, uuid, commit, semantics, COMMITTING, 0)
-            if written_before:
-                self._restore(here, attempt.txid, tables)
-            reached(INSIDE_BEGIN)
+    def prepare(self, spec: TableSpec, deltas: pa.Table) -> pa.Table:
+        return prepare(spec, deltas, self)
 
-    def write(
-        self,
-        topology: str,
-        uuid: str,
-        attempt: TransactionAttempt,
-        writes: Sequence[tuple[TableSpec, pa.Table]],
-        *,
-        semantics: Semantics,
-    ) -> int:
-        work = [(spec, prepare(spec, deltas, self)) for spec, deltas in writes]
-        with self._sharing(topology, semantics) as here:
-            if semantics is not Semantics.NON_TRANSACTIONAL:
-                self._hold(here, topology, uuid, attempt.attempt)
-            return self._write(here, attempt, work)
-
-    def end_commit(
-        self,
-        topology: str,
-        uuid: str,
-        tables: Sequence[TableSpec],
-        commit: Commit,
-        *,
-        semantics: Semantics,
-        keys: int = 0,
-        reached: Callable[[str], None] = nobody,
-    ) -> None:
-        attempt, work = commit.attempt, self._prepare(tables, commit)
-        with self._sharing(topology, semantics) as here:
-            if semantics is not Semantics.NON_TRANSACTIONAL:
-                self._hold(here, topology, uuid, attempt.attempt)
-            keys += self._write(here, attempt, work)
-            self._write_ledger(here, topology, uuid, commit, semantics, COMMITTED, keys)
-            reached(INSIDE_COMMIT)
-
-    def _sharing(self, topology: str, semantics: Semantics) -> AbstractContextManager[Transaction]:
-        """Tasks of one attempt write side by side. Without a txid to tell them apart, two writes of one row
-        must come one after the other."""
-        if semantics is Semantics.NON_TRANSACTIONAL:
-            return self.transaction(exclusive=[layout.lock_of(topology)])
-        return self.transaction(shared=[layout.lock_of(topology)])
-
-    def _prepare(self, tables: Sequence[TableSpec], commit: Commit) -> list[tuple[TableSpec, pa.Table]]:
-        return [
-            (spec, prepare(spec, commit.deltas[spec.state.table], self))
-            for spec in tables
-            if spec.state.table in commit.deltas
-        ]
-
-    def _restore(self, here: Transaction, txid: Txid, tables: Sequence[TableSpec]) -> None:
-        """Undo an earlier attempt of this txid in every opaque table, with deltas or without."""
-        for spec in tables:
-            if spec.semantics is Semantics.OPAQUE:
-                rules, rows = self._rules(spec), self._rows(here, spec)
-                for key, stored in list(here.scan(rows)):
-                    if stored[2] == txid:
-                        here.put(rows, key, rules.restored(stored, txid))
+    def _restore(self, here: Transaction, txid: Txid, spec: TableSpec) -> None:
+        rules, rows = self._rules(spec), self._rows(here, spec)
+        for key, stored in list(here.scan(rows)):
+            if stored[2] == txid:
+                here.put(rows, key, rules.restored(stored, txid))
 
     def _write(
-        self, here: Transaction, attempt: TransactionAttempt, work: Sequence[tuple[TableSpec, pa.Table]]
-    ) -> int:
-        written = 0
-        for spec, deltas in work:
-            rules, rows = self._rules(spec), self._rows(here, spec)
-            for key, delta in rows_of(spec, deltas):
-                here.put(rows, key, rules.written(here.get(rows, key), delta, attempt, key))
-            written += deltas.num_rows
-        return written
+        self, here: Transaction, attempt: TransactionAttempt, spec: TableSpec, deltas: pa.Table
+    ) -> None:
+        rules, rows = self._rules(spec), self._rows(here, spec)
+        for key, delta in rows_of(spec, deltas):
+            here.put(rows, key, rules.written(here.get(rows, key), delta, attempt, key))
 
     def _rules(self, spec: TableSpec) -> RowRules:
         return RowRules(spec)
@@ -458,3 +309,30 @@ class StoreBackend(StateBackend):
 
     def close(self) -> None:
         return
+
+
+class _Adapter(StateTransaction):
+    """A transaction of get and put, as the commit protocol uses it."""
+
+    def __init__(self, store: StoreBackend, life: TopologyLife, here: Transaction) -> None:
+        self._store = store
+        self._life = life
+        self._here = here
+
+    def raise_fence(self, attempt: AttemptId, *, may_be_equal: bool) -> None:
+        self._store._raise(self._here, self._life, attempt, may_be_equal=may_be_equal)
+
+    def hold_fence(self, attempt: AttemptId) -> None:
+        self._store._hold(self._here, self._life, attempt)
+
+    def has_batch(self, txid: Txid) -> bool:
+        return self._here.get(layout.ledger_space(self._life.topology), (txid,)) is not None
+
+    def write_batch(self, row: BatchRecord) -> None:
+        self._here.put(layout.ledger_space(row.topology), (row.txid,), layout.record_value(row))
+
+    def restore(self, attempt: TransactionAttempt, spec: TableSpec) -> None:
+        self._store._restore(self._here, attempt.txid, spec)
+
+    def write(self, attempt: TransactionAttempt, spec: TableSpec, deltas: pa.Table) -> None:
+        self._store._write(self._here, attempt, spec, deltas)

@@ -42,13 +42,6 @@ class Transaction(Protocol):
         """All keys of a space and their values, in any order. The space may be changed meanwhile."""
 
 
-def storable(message: str | None) -> str | None:
-    """An error's text may quote anything; no store keeps NUL or half a surrogate pair everywhere."""
-    if message is None:
-        return None
-    return message.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")
-
-
 def lock_of(topology: str) -> str:
     return f"topology/{topology}"
 

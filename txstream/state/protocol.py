@@ -1,0 +1,272 @@
+"""The commit protocol over any store: fence, ledger, restore and deltas, in the one order that is right.
+
+A batch is committed on one of two paths. *Driver path*: `commit`, one transaction that does everything.
+*Executor path*: `begin_commit` on the driver, then `write` from any number of tasks, then `end_commit` on the
+driver, a transaction each. A store is an adapter: it brings `StateTransaction`, and nothing of the order.
+
+Invariants:
+- The fence of a topology only grows, and every transaction touches it first. `commit` and `begin_commit`
+  raise it to their attempt; `write` and `end_commit` demand that it equals theirs and hold it to their end.
+  So when a raise has returned, nothing of an older attempt can be written any more.
+- The ledger says `committed` exactly when the tables hold the whole batch, because the last deltas and that
+  row are one transaction. It says `committing` before the first `write` can happen.
+- An opaque batch that an earlier attempt may have written is undone in every table, with deltas or without,
+  before the first delta of a new attempt. Only an attempt that left a row in the ledger can have written.
+- Tables are taken in the order of their names, so that no two transactions deadlock.
+- Non-transactional topologies have no fence to raise, nothing to undo and nothing to begin; their ledger is a
+  record for people.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from txstream.semantics import Semantics
+from txstream.state.records import (
+    COMMITTED,
+    COMMITTING,
+    BatchRecord,
+    BatchStatus,
+    Commit,
+    FenceRow,
+    TableSpec,
+    TopologyLife,
+)
+from txstream.transaction import AttemptId, TransactionAttempt, Txid
+
+if TYPE_CHECKING:
+    from txstream.state.backend import StateBackend
+
+INSIDE_COMMIT = "inside-commit"
+"""Point inside `commit` and `end_commit`: everything is written, nothing committed."""
+
+INSIDE_BEGIN = "inside-begin"
+"""Point inside `begin_commit`: everything is written, nothing committed."""
+
+Writes = Sequence[tuple[TableSpec, pa.Table]]
+"""Deltas by table."""
+
+
+def nobody(_point: str) -> None:
+    """Nobody wants to know how far a commit has come."""
+
+
+class StateTransaction(ABC):
+    """What one transaction of a store can do for one life of a topology. Nothing of it is to be seen before
+    it is committed, and nothing of it is left when it is not."""
+
+    @abstractmethod
+    def raise_fence(self, attempt: AttemptId, *, may_be_equal: bool) -> None:
+        """Raise the fence to `attempt` and hold it alone until the end; with `may_be_equal` also when it is
+        there already, because a leader whose answer was lost asks again.
+
+        Waits for the transactions that hold it. Raises StaleAttemptError when it is not lower,
+        CorruptStateError when there is none, ProgressMismatchError when it is another life's.
+        """
+
+    @abstractmethod
+    def hold_fence(self, attempt: AttemptId) -> None:
+        """Demand that the fence is at `attempt`, and keep it there until the end; several tasks may hold it.
+
+        Raises StaleAttemptError when it is above, CorruptStateError when it is below; else as `raise_fence`.
+        """
+
+    @abstractmethod
+    def has_batch(self, txid: Txid) -> bool:
+        """Has the ledger a row of this txid, of whatever attempt and status?"""
+
+    @abstractmethod
+    def write_batch(self, row: BatchRecord) -> None:
+        """Write a row of the ledger, over any other of its txid."""
+
+    @abstractmethod
+    def restore(self, attempt: TransactionAttempt, spec: TableSpec) -> None:
+        """Undo what an earlier attempt of this txid wrote into an opaque table: every row that carries the
+        txid gets value = prev, and goes when that txid created it."""
+
+    @abstractmethod
+    def write(self, attempt: TransactionAttempt, spec: TableSpec, deltas: pa.Table) -> None:
+        """Merge prepared deltas into a table by the value rules of `txstream.semantics`.
+
+        Raises TxidRegressionError for a row that is newer, StateValueError for a value that does not fit.
+        """
+
+
+class TopologyStates:
+    """One life of a topology in one store: what its drivers and tasks do there. Thread-safe.
+
+    Every method raises ServiceUnavailableError, with nothing written, while the store cannot be reached;
+    StaleAttemptError when the fence is above the attempt; CorruptStateError when there is no fence. What
+    writes also raises AnswerLostError when it is not known whether it was committed: `outcome` tells.
+    """
+
+    def __init__(self, store: StateBackend, life: TopologyLife) -> None:
+        self.store = store
+        self.life = life
+
+    # --- at start -----------------------------------------------------------------------------------
+
+    def join(self, *, first_run: bool, identity: Mapping[str, Any] | None = None) -> None:
+        """See `StateBackend.join`."""
+        self.store.join(self.life, first_run=first_run, identity=identity)
+
+    def migrate(self, attempt: AttemptId, *, unfinished: Txid | None = None) -> list[str]:
+        """See `StateBackend.migrate`."""
+        return self.store.migrate(self.life, attempt, unfinished=unfinished)
+
+    def begin_ledger(self, attempt: AttemptId, last: BatchRecord) -> None:
+        """See `StateBackend.begin_ledger`."""
+        self.store.begin_ledger(self.life, attempt, last)
+
+    def keep_identity(self, attempt: AttemptId, identity: Mapping[str, Any]) -> None:
+        """See `StateBackend.keep_identity`."""
+        self.store.keep_identity(self.life, attempt, identity)
+
+    def raise_fence(self, attempt: AttemptId, *, lock_timeout_seconds: float | None = None) -> None:
+        """A new leader shuts its predecessors out. Repeating it is harmless.
+
+        Waits for open transactions of predecessors; raises FenceLockedError when they do not end in time.
+        """
+        doing = f"raising the fence of topology {self.life.topology!r}"
+        with self.store.begin(self.life, doing, lock_timeout_seconds=lock_timeout_seconds) as here:
+            here.raise_fence(attempt, may_be_equal=True)
+
+    # --- the commit ---------------------------------------------------------------------------------
+
+    def commit(self, commit: Commit, *, reached: Callable[[str], None] = nobody) -> None:
+        """Driver path: raise the fence, undo an earlier attempt, merge the deltas, say `committed`.
+
+        Raises TxidRegressionError, StateValueError or StateTableError with nothing written.
+        """
+        attempt, writes = commit.attempt, self._own(commit)
+        with self.store.begin(self.life, str(attempt)) as here:
+            if self.life.is_fenced:
+                here.raise_fence(attempt.attempt, may_be_equal=False)
+                if here.has_batch(attempt.txid):
+                    self._restore(here, attempt)
+            rows = _write(here, attempt, writes)
+            here.write_batch(self._row(commit, COMMITTED, rows))
+            reached(INSIDE_COMMIT)
+
+    def begin_commit(self, commit: Commit, *, reached: Callable[[str], None] = nobody) -> None:
+        """Executor path, first step, on the driver: raise the fence, say `committing` over whatever the
+        ledger has of this txid, undo an earlier attempt. Deltas are not looked at.
+
+        After an AnswerLostError the attempt is given up: it cannot begin again.
+        """
+        if not self.life.is_fenced:
+            return
+        attempt = commit.attempt
+        with self.store.begin(self.life, f"the beginning of {attempt}") as here:
+            here.raise_fence(attempt.attempt, may_be_equal=False)
+            # Asked before the row is written over: without one nobody has written this txid.
+            written_before = here.has_batch(attempt.txid)
+            here.write_batch(self._row(commit, COMMITTING, 0))
+            if written_before:
+                self._restore(here, attempt)
+            reached(INSIDE_BEGIN)
+
+    def write(self, attempt: TransactionAttempt, writes: Writes) -> int:
+        """Executor path, one task's share: the number of rows written.
+
+        No key is in the share of two tasks. The same share may be written twice under one attempt, also side
+        by side: by the value rules the second changes nothing. Raises as `commit`.
+        """
+        prepared = self._prepared(writes)
+        with self.store.begin(self.life, str(attempt), alone=not self.life.is_fenced) as here:
+            if self.life.is_fenced:
+                here.hold_fence(attempt.attempt)
+            return _write(here, attempt, prepared)
+
+    def end_commit(self, commit: Commit, *, keys: int = 0, reached: Callable[[str], None] = nobody) -> None:
+        """Executor path, last step, on the driver, after every task has written: merge the deltas of `commit`
+        (those that no task has written), say `committed`. Tasks have written `keys` rows. Raises as `commit`.
+        """
+        attempt, writes = commit.attempt, self._own(commit)
+        with self.store.begin(self.life, str(attempt), alone=not self.life.is_fenced) as here:
+            if self.life.is_fenced:
+                here.hold_fence(attempt.attempt)
+            rows = _write(here, attempt, writes)
+            here.write_batch(self._row(commit, COMMITTED, keys + rows))
+            reached(INSIDE_COMMIT)
+
+    def outcome(self, attempt: TransactionAttempt) -> bool:
+        """After an AnswerLostError: has this very attempt committed its batch?
+
+        False may become true while the lost transaction is still running on the server; a new attempt waits
+        for it at the fence and undoes it, so that does no harm.
+        """
+        row = self.batch(attempt.txid)
+        return row is not None and row.status == COMMITTED and row.attempt == attempt.attempt
+
+    # --- what is there ------------------------------------------------------------------------------
+
+    @property
+    def url_for_people(self) -> str:
+        """Where it is, without a password."""
+        return self.store.url_for_people
+
+    def read_fence(self) -> FenceRow | None:
+        """The topology's fence, of whatever life; None when it has not been run here."""
+        return self.store.read_fence(self.life.topology)
+
+    def batch(self, txid: int) -> BatchRecord | None:
+        """The ledger's row of one txid."""
+        return self.store.batch(self.life.topology, txid)
+
+    def last_batch(self) -> BatchRecord | None:
+        """The ledger's row with the greatest txid."""
+        return self.store.last_batch(self.life.topology)
+
+    # --- parts --------------------------------------------------------------------------------------
+
+    def _own(self, commit: Commit) -> Writes:
+        """The deltas for tables of this store, checked; `commit` may have those of other stores too."""
+        deltas = commit.deltas
+        return self._prepared((t, deltas[t.state.table]) for t in self.life.tables if t.state.table in deltas)
+
+    def _prepared(self, writes: Iterable[tuple[TableSpec, pa.Table]]) -> Writes:
+        return [(spec, self.store.prepare(spec, deltas)) for spec, deltas in sorted(writes, key=_name)]
+
+    def _row(self, commit: Commit, status: BatchStatus, keys: int) -> BatchRecord:
+        return BatchRecord(
+            topology=self.life.topology,
+            uuid=self.life.uuid,
+            txid=commit.attempt.txid,
+            attempt=commit.attempt.attempt,
+            semantics=self.life.semantics,
+            status=status,
+            metas=dict(commit.metas),
+            tuples=commit.tuples,
+            keys=keys,
+            planned_at=commit.planned_at,
+            processed_at=commit.processed_at,
+            committed_at=datetime.now(UTC) if status == COMMITTED else None,
+            error=None if commit.error is None else _storable(commit.error),
+            details=commit.details,
+        )
+
+    def _restore(self, here: StateTransaction, attempt: TransactionAttempt) -> None:
+        for spec in sorted(self.life.tables, key=lambda spec: spec.state.table):
+            if spec.semantics is Semantics.OPAQUE:
+                here.restore(attempt, spec)
+
+
+def _write(here: StateTransaction, attempt: TransactionAttempt, writes: Writes) -> int:
+    for spec, deltas in writes:
+        here.write(attempt, spec, deltas)
+    return sum(deltas.num_rows for _, deltas in writes)
+
+
+def _storable(message: str) -> str:
+    """An error's text may quote anything; no store keeps NUL or half a surrogate pair everywhere."""
+    return message.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _name(write: tuple[TableSpec, pa.Table]) -> str:
+    return write[0].state.table

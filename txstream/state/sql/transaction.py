@@ -1,0 +1,119 @@
+"""One transaction of a SQL database, as the commit protocol uses it.
+
+Invariant: nothing is read before the fence was raised or is held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+import pyarrow as pa
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from txstream.api.errors import ServiceUnavailableError, StateValueError, TxstreamError
+from txstream.state.protocol import StateTransaction
+from txstream.state.records import BatchRecord, TableSpec, TopologyLife
+from txstream.state.sql import fence, ledger
+from txstream.state.sql.dialect import Touch
+from txstream.state.sql.failures import Kind
+from txstream.state.sql.ledger import LedgerWriter
+from txstream.state.sql.sessions import Sessions
+from txstream.state.sql.writer import TableWriter
+from txstream.transaction import AttemptId, TransactionAttempt, Txid
+
+
+class PreparedStatements:
+    """The statements of a database, for its ledger and for each state table, made when needed first."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self.sessions = sessions
+        self.ledger = LedgerWriter(sessions.dialect)
+        self._writers: dict[str, TableWriter] = {}
+
+    def of(self, spec: TableSpec) -> TableWriter:
+        """The writer of a table as it is declared now."""
+        known = self._writers.get(spec.state.table)
+        if known is None or known.spec != spec:
+            known = self._writers[spec.state.table] = TableWriter(spec, self.sessions.dialect)
+        return known
+
+    def forget(self) -> None:
+        """Tables may be declared otherwise from now on."""
+        self._writers.clear()
+
+
+class SqlTransaction(StateTransaction):
+    """`answered` is told whenever the server has answered, which a deadline waits for."""
+
+    def __init__(
+        self, life: TopologyLife, statements: PreparedStatements, connection: Connection, answered: Touch
+    ) -> None:
+        self._life = life
+        self._statements = statements
+        self._sessions = statements.sessions
+        self._connection = connection
+        self._answered = answered
+        self._written: list[tuple[TransactionAttempt, TableWriter, pa.Table]] = []
+
+    def raise_fence(self, attempt: AttemptId, *, may_be_equal: bool) -> None:
+        url = self._sessions.url_for_people
+        fence.raise_to(self._connection, url, self._life, attempt, may_be_equal=may_be_equal)
+
+    def hold_fence(self, attempt: AttemptId) -> None:
+        fence.require(self._connection, self._sessions, self._life, attempt)
+
+    def has_batch(self, txid: Txid) -> bool:
+        # A statement of its own, after the fence's: joined to it, it would see the ledger as it was before
+        # the fence's lock was granted, and miss the row of the transaction that was waited for.
+        return ledger.has(self._connection, self._life.topology, txid)
+
+    def write_batch(self, row: BatchRecord) -> None:
+        self._statements.ledger.write(self._connection, row)
+        self._answered()
+
+    def restore(self, attempt: TransactionAttempt, spec: TableSpec) -> None:
+        """Raises ServiceUnavailableError for a table that cannot be read in the time that a statement has."""
+        with self._undoing(attempt, spec):
+            self._statements.of(spec).restore(self._connection, attempt.txid)
+        self._answered()
+
+    def write(self, attempt: TransactionAttempt, spec: TableSpec, deltas: pa.Table) -> None:
+        writer = self._statements.of(spec)
+        self._written.append((attempt, writer, deltas))
+        writer.write(self._connection, attempt, deltas, self._answered)
+
+    @contextlib.contextmanager
+    def _undoing(self, attempt: TransactionAttempt, spec: TableSpec) -> Iterator[None]:
+        """Say what helps where reading a table takes longer than a statement may; else it would be tried for
+        ever without a word of it."""
+        dialect = self._sessions.dialect
+        began = time.monotonic()
+        try:
+            yield
+        except DBAPIError as error:
+            seconds = time.monotonic() - began
+            failure = dialect.classify(error)
+            if failure.kind is not Kind.UNREACHABLE or seconds < dialect.message_timeout_seconds:
+                raise
+            raise ServiceUnavailableError(
+                f"database {self._sessions.url_for_people}: undoing an earlier attempt of {attempt} in table "
+                f"{spec.state.table!r} was broken off after {seconds:.0f} s: {failure.message}; if the table "
+                f"is that large, declare it with index_txid=True, or raise message_timeout_seconds (now "
+                f"{dialect.message_timeout_seconds:g}), and start again"
+            ) from error
+
+    def explained(self, refused: StateValueError) -> TxstreamError:
+        """Of a value that the database has refused, after the transaction: which sum it is that does not fit;
+        the database's own words when it is something else."""
+        with (
+            contextlib.suppress(ServiceUnavailableError),
+            self._sessions.reading("the refused value") as connection,
+        ):
+            for attempt, writer, deltas in self._written:
+                found = writer.explain(connection, attempt, deltas, refused)
+                if found is not None:
+                    return found
+        return refused
