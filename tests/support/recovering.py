@@ -27,6 +27,7 @@ from txstream.settings import Settings
 from txstream.spouts.memory import MemorySpout
 from txstream.state import StateDatabase, TopologyLife
 from txstream.testing import CrashError, TopologyTest
+from txstream.transaction import AttemptId
 from txstream.zookeeper import MemoryProgress, MemoryTree
 
 LINES = ["a b", "b", "c", "a", "d d", "a", "b c", "e", "a e", "c"]
@@ -105,6 +106,12 @@ class Site:
         self.test.run()
         for number, url in enumerate(self.urls):
             assert read_counts(url, f"words_{number}") == TRUTH
+
+    def raise_fence(self, number: int, attempt: AttemptId) -> None:
+        database = self.databases[number]
+        fence = database.read_fence("words")
+        assert fence is not None
+        database.of("words", fence.uuid, self.topology.semantics).raise_fence(attempt)
 
     def crash_between_databases(self, txid: int) -> None:
         """The driver dies when the first database has committed `txid` and the second one has not."""

@@ -27,7 +27,6 @@ from txstream.inspect.holdings import Own, own_of
 from txstream.inspect.rebuilding import identity_from, recover_in
 from txstream.inspect.records import Severity
 from txstream.inspect.stores import with_states_of
-from txstream.semantics import Semantics
 from txstream.settings import Settings
 from txstream.state import Commit, StateDatabase, TableSpec
 from txstream.testing import CrashError
@@ -358,9 +357,7 @@ def test_the_epoch_is_above_every_fence_and_zookeepers(make_site: Any) -> None:
     site.test.commit(3)
     site.test.crash()
     site.lose_zookeeper()
-    site.databases[1].of("words", site.databases[1].read_fence("words").uuid, Semantics.OPAQUE).raise_fence(
-        attempt_id(77, 0)
-    )
+    site.raise_fence(1, attempt_id(77, 0))
     recovery = site.recover()
     assert recovery.epoch == 78
     assert {epoch_of(db.read_fence("words").attempt) for db in site.databases} == {78}
@@ -373,9 +370,7 @@ def test_an_epoch_that_cannot_be_read_is_claimed_above_every_fence(make_site: An
     site.test.commit(3)
     site.test.crash()
     site.tree.write(f"{site.base}/epoch", b"not JSON")
-    site.databases[1].of("words", site.databases[1].read_fence("words").uuid, Semantics.OPAQUE).raise_fence(
-        attempt_id(77, 0)
-    )
+    site.raise_fence(1, attempt_id(77, 0))
     with pytest.raises(CrashError):
         recover_in("words", lambda codec: crashing_after_mend(site, codec), site.databases)
     assert site.store().read_epoch() < 77, "that alone lets nobody lead"
@@ -413,9 +408,7 @@ def test_a_driver_that_slept_through_it_writes_nothing(make_site: Any, lost: str
         store.advance(committed_by, attempt_id(1, 99), site.store().load().batches[Txid(2)].metas)
     assert site.copy_zookeeper() == before
     with pytest.raises(StaleAttemptError):
-        site.databases[0].of(
-            "words", site.databases[0].read_fence("words").uuid, Semantics.OPAQUE
-        ).raise_fence(attempt_id(1, 99))
+        site.raise_fence(0, attempt_id(1, 99))
     site.finish()
 
 
