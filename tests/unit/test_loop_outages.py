@@ -161,9 +161,14 @@ class Database:
         self.table: dict[int, dict[str, int]] = {}
         self.apply_failed = False
 
-    def commit(
-        self, topology: str, uuid: str, tables: Any, commit: Any, *, semantics: Any, reached: Any
-    ) -> None:
+    @property
+    def store(self) -> Database:
+        return self
+
+    def of(self, *life: Any) -> Database:
+        return self
+
+    def commit(self, commit: Any, *, reached: Any) -> None:
         self.commits.append(commit.attempt)
         error = self.fail.pop(len(self.commits), None)
         if error is None or self.apply_failed:
@@ -183,7 +188,7 @@ class Database:
     def check(self) -> None:
         self._ask()
 
-    def outcome(self, topology: str, attempt: TransactionAttempt) -> bool:
+    def outcome(self, attempt: TransactionAttempt) -> bool:
         self._ask()
         return attempt in self.committed
 

@@ -65,7 +65,7 @@ class BoltStates(OpenStores):
 
 
 class _DictStore:
-    """What a task needs of a `StateBackend`."""
+    """What a task needs of a `StateBackend`, and of the topology bound to it."""
 
     def __init__(self, name: str, state: SqlState, rows: Mapping[Any, Any]) -> None:
         self._keys = Cells(state.key_schema, are_keys=True)
@@ -77,20 +77,15 @@ class _DictStore:
         except UnfitCellError as error:
             raise StateValueError(f"the rows of state {name!r} (table {state.table!r}): {error}") from error
 
+    def of(self, topology: str, uuid: str, semantics: Semantics) -> _DictStore:
+        return self
+
     def read(self, spec: TableSpec, keys: pa.Table, *, before: Txid) -> pa.Table:
         found = [key for key in self._keys.read(keys) if key in self.rows]
         columns = [*self._keys.columns(found), *self._values.columns([self.rows[key] for key in found])]
         return pa.Table.from_arrays(columns, schema=self._schema)
 
-    def write(
-        self,
-        topology: str,
-        uuid: str,
-        attempt: TransactionAttempt,
-        writes: Sequence[tuple[TableSpec, pa.Table]],
-        *,
-        semantics: Semantics,
-    ) -> int:
+    def write(self, attempt: TransactionAttempt, writes: Sequence[tuple[TableSpec, pa.Table]]) -> int:
         for _, deltas in writes:
             self.written.update(zip(self._keys.read(deltas), self._values.read(deltas), strict=True))
         self.rows.update(self.written)
