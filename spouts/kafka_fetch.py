@@ -25,7 +25,13 @@ from uuid import UUID
 import kafka.errors as kafka_errors
 from kafka.protocol.consumer import FetchRequest, IsolationLevel
 
-from txstream.api.errors import DataLostError, PartitionUnavailableError, ShortReadError, TxstreamError
+from txstream.api.errors import (
+    DataLostError,
+    DecodeError,
+    PartitionUnavailableError,
+    ShortReadError,
+    TxstreamError,
+)
 from txstream.spouts.kafka import KafkaRange
 from txstream.spouts.kafka_client import KafkaClient
 from txstream.spouts.kafka_protocol import (
@@ -39,7 +45,7 @@ from txstream.spouts.kafka_protocol import (
     partition_error,
     reason_of,
 )
-from txstream.spouts.kafka_records import CorruptBatchError, RecordColumns, decode_records
+from txstream.spouts.kafka_records import CorruptBatchError, OldFormatError, RecordColumns, decode_records
 
 CHUNK_OFFSETS = 50_000
 _MIN_FETCH_BYTES = 256 * 1024  # a small range, with the rest of the batches that it begins and ends in
@@ -301,6 +307,14 @@ class RangeFetcher:
             except CorruptBatchError as damage:
                 self._damaged(read, damage)
                 return False
+            except OldFormatError as old:
+                raise DecodeError(
+                    f"the records at offset {old.offset} of topic {read.partition.topic!r}, partition "
+                    f"{read.partition.number}, are in message format {old.magic}, which brokers wrote before "
+                    f"Kafka 0.11 and txstream does not read; set the topic's message.format.version (the "
+                    f"broker's log.message.format.version) to 0.11.0 or later, then write its records again "
+                    f"with a current producer"
+                ) from old
             if position > read.position:
                 if position - read.position >= 100:
                     self._bytes_per_offset[read.partition.topic] = size / (position - read.position)

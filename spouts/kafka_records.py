@@ -9,27 +9,27 @@ Invariants:
 - Every batch's checksum is compared before anything in it is believed.
 
 This is the reader's hot path, about a microsecond for each record: the loop in `_read_records` is written out
-on purpose. The format is that of Kafka's documentation, "Record Batch" (magic 2); older ones go through
-kafka-python's own classes.
+on purpose. The format is that of Kafka's documentation, "Record Batch" (magic 2); older ones are refused.
 """
 
 from __future__ import annotations
 
 import gzip
 import struct
+import zlib
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
-from kafka.record.legacy_records import LegacyRecordBatch
 from kafka.record.util import calc_crc32c, decode_varint
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _PREFIX = struct.Struct(">qi")
 _MAGIC_AT = 16
 _CRC_COVERS_FROM = 21
+_OLD_CRC = slice(12, 16)  # formats 0 and 1: it covers the rest from the magic on
 _CODEC_MASK, _LOG_APPEND_TIME, _TRANSACTIONAL, _CONTROL = 0x07, 0x08, 0x10, 0x20
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 
@@ -48,6 +48,15 @@ class CorruptBatchError(Exception):
         super().__init__(reason)
         self.offset = offset
         self.reason = reason
+
+
+class OldFormatError(Exception):
+    """The records at `offset` are in message format 0 or 1, from before Kafka 0.11."""
+
+    def __init__(self, offset: int, magic: int) -> None:
+        super().__init__(offset, magic)
+        self.offset = offset
+        self.magic = magic
 
 
 class RecordColumns:
@@ -102,7 +111,7 @@ def decode_records(
     bytes that took.
 
     A batch that is not there in full (Kafka cuts its answers at a number of bytes) is left for the next
-    fetch. Raises CorruptBatchError, and then leaves `columns` as they were.
+    fetch. Raises CorruptBatchError, and then leaves `columns` as they were, or OldFormatError.
     """
     rows = len(columns)
     try:
@@ -135,10 +144,9 @@ def _decode(
         if len(batch) <= _MAGIC_AT:
             raise CorruptBatchError(base, f"it has only {len(batch)} bytes")
         magic = batch[_MAGIC_AT]
-        if magic < 2:
-            position = max(position, _read_legacy(batch, magic, base, start, end, columns))
-            continue
-        if magic > 2 or len(batch) < _HEADER.size:
+        if magic < 2 and int.from_bytes(batch[_OLD_CRC]) == zlib.crc32(batch[_MAGIC_AT:]):
+            raise OldFormatError(base, magic)
+        if magic != 2 or len(batch) < _HEADER.size:
             raise CorruptBatchError(base, f"its format {magic} with {len(batch)} bytes is unknown")
         (_, _, _, _, crc, attributes, last_delta, first_time, last_time, producer, _, _, count) = (
             _HEADER.unpack_from(batch)
@@ -293,26 +301,6 @@ def _is_abort_marker(batch: memoryview, base: int) -> bool:
         raise CorruptBatchError(base, f"its control record cannot be read: {error}") from error
     key = marker.keys[0]
     return key is not None and len(key) >= 4 and key[2:4] == b"\x00\x00"
-
-
-def _read_legacy(
-    batch: memoryview, magic: int, base: int, start: int, end: int, columns: RecordColumns
-) -> int:
-    """Messages written before Kafka 0.11; answers the offset behind the last."""
-    reader = LegacyRecordBatch(batch, magic)
-    if not reader.validate_crc():
-        raise CorruptBatchError(base, "its checksum does not match")
-    following = start
-    for record in reader:
-        following = max(following, record.offset + 1)
-        if start <= record.offset < end:
-            columns.keys.append(record.key)
-            columns.values.append(record.value)
-            columns.offsets.append(record.offset)
-            columns.timestamps.append(-1 if record.timestamp is None else record.timestamp)
-            columns.timestamp_types.append(-1 if record.timestamp_type is None else record.timestamp_type)
-            columns.size_bytes += len(record.value or b"")
-    return following
 
 
 def _body(batch: memoryview, codec: int, base: int) -> tuple[bytes, int]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, strategies as st
@@ -12,6 +13,10 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.record.legacy_records import LegacyRecordBatchBuilder
 from kafka.record.util import calc_crc32c
 
+from txstream.api.errors import DecodeError
+from txstream.spouts.kafka import KafkaRange
+from txstream.spouts.kafka_fetch import RangeFetcher, RangeRead
+from txstream.spouts.kafka_protocol import Leader, TopicInfo
 from txstream.spouts.kafka_records import CorruptBatchError, RecordColumns, decode_records
 
 Headers = list[tuple[str, bytes | None]]
@@ -221,15 +226,60 @@ def test_a_batch_with_a_right_checksum_and_wrong_contents(
         read(sealed(data), 0, 2)
 
 
-def test_messages_of_the_old_formats() -> None:
-    for magic, codec in ((0, NONE), (1, NONE), (1, GZIP)):
-        builder = LegacyRecordBatchBuilder(magic=magic, compression_type=codec, batch_size=1 << 20)
-        for offset in range(3):
-            builder.append(offset, timestamp=77, key=b"k", value=b"%d" % offset)
-        columns, position = read(bytes(builder.build()), 1, 3)
-        assert rows(columns) == [(1, b"1"), (2, b"2")]
-        assert position == 3
-        assert columns.timestamps == ([-1, -1] if magic == 0 else [77, 77])
+@dataclass
+class OneAnswer:
+    """A client whose broker answers each fetch of words/0 with the same records."""
+
+    records: bytes
+
+    def topics(self, names: set[str], _timeout: float) -> dict[str, TopicInfo]:
+        return {name: TopicInfo(name, "", {0: Leader(1, 0)}) for name in names}
+
+    def drive(self, _until: object, _deadline: float) -> None:
+        """All that was sent is answered."""
+
+    def send(self, _node: int, _request: object, _timeout: float) -> Any:
+        data = SimpleNamespace(
+            partition_index=0, error_code=0, records=self.records, aborted_transactions=None
+        )
+        answer = SimpleNamespace(error_code=0, responses=[SimpleNamespace(topic="words", partitions=[data])])
+        return SimpleNamespace(is_done=True, exception=None, value=answer)
+
+
+def legacy(magic: int, codec: int) -> bytes:
+    builder = LegacyRecordBatchBuilder(magic=magic, compression_type=codec, batch_size=1 << 20)
+    builder.append(0, timestamp=77, key=b"k", value=b"a")
+    data = bytearray(builder.build())
+    struct.pack_into(">q", data, 0, 5)
+    return bytes(data)
+
+
+@pytest.mark.parametrize(("magic", "codec"), [(0, NONE), (1, NONE), (1, GZIP)])
+@pytest.mark.parametrize("skip_lost", [False, True])
+def test_records_from_before_kafka_0_11_are_refused_at_once(magic: int, codec: int, skip_lost: bool) -> None:
+    """They are not lost, so `on_data_loss="skip"` does not pass them by."""
+    fetcher = RangeFetcher(
+        cast(Any, OneAnswer(plain(4, b"a") + legacy(magic, codec))),
+        read_committed=True,
+        fetch_timeout_seconds=5,
+        skip_lost=skip_lost,
+        max_partition_bytes=1 << 20,
+        max_bytes=1 << 20,
+    )
+    told = (
+        rf"offset 5 of topic 'words', partition 0, are in message format {magic}.*"
+        r"set the topic's message\.format\.version \(the broker's log\.message\.format\.version\).*write"
+    )
+    with pytest.raises(DecodeError, match=told):
+        list(fetcher.run([RangeRead("words/0", KafkaRange(4, 9))]))
+
+
+def test_a_damaged_batch_is_not_taken_for_an_old_one() -> None:
+    for magic in (0, 1):
+        data = bytearray(plain(0, b"a"))
+        data[16] = magic
+        with pytest.raises(CorruptBatchError, match=f"its format {magic} "):
+            read(bytes(data), 0, 1)
 
 
 RECORDS = st.lists(
