@@ -235,7 +235,8 @@ CHANGES = (*DEFINITIONS, "INSERT", "UPDATE", "DELETE")
 
 
 def joined(database: StateDatabase) -> Rig:
-    return Rig(database, database.sessions.dialect.url.render_as_string(hide_password=False)).join()
+    url = database.sessions.dialect.url.render_as_string(hide_password=False)
+    return Rig(database, url, word_table(index_txid=True)).join()
 
 
 def crash_before(url: str, step: int, work: Callable[[StateDatabase], object]) -> bool:
@@ -263,7 +264,7 @@ def goes_on(url: str, *, first_run: bool) -> None:
     with contextlib.closing(open_sql_database(url)) as database:
         if not first_run:
             database.upgrade()
-        rig = Rig(database, url, epoch=2).join(first_run=first_run)
+        rig = Rig(database, url, word_table(index_txid=first_run), epoch=2).join(first_run=first_run)
         rig.commit(2, {"a": 1})
         assert rig.values()["a"] == (1 if first_run else 2)
         assert [row.topology for row in database.topologies()] == ["words"]

@@ -88,11 +88,7 @@ class StateDatabase(StateBackend):
 
     def migrate(self, life: TopologyLife, attempt: AttemptId, *, unfinished: Txid | None = None) -> list[str]:
         with self.sessions.reading(f"the tables of topology {life.topology!r}") as connection:
-            due = [
-                spec
-                for spec in life.tables
-                if state_tables.changes_due(connection, self._dialect, spec, unfinished)
-            ]
+            due = [spec for spec in life.tables if state_tables.changes_due(connection, spec, unfinished)]
         if not due:
             return []
         done: list[str] = []

@@ -29,6 +29,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.exc import IdentifierError
+from sqlalchemy.schema import CreateIndex, DropIndex
 from sqlalchemy.sql import quoted_name
 
 from txstream.api.errors import (
@@ -134,7 +135,13 @@ def join_table(
                 f"start afresh with `txstream delete {topology} --drop-state`"
             )
         _refuse_differences(connection, dialect, owner, table, spec)
-        if owner.declaration.get(_CREATING) and not check_only:
+        creating = owner.declaration.get(_CREATING)
+        index = _index_of_difference(connection, dialect, spec)
+        if index is not None and not (creating and spec.state.index_txid):
+            raise _other_index(connection, index, spec)
+        if creating and not check_only:
+            if index is not None:
+                index.create(connection)
             _declare(connection, name, spec)
         return
     if exists:
@@ -175,9 +182,7 @@ def _declare(connection: Connection, name: str, spec: TableSpec) -> None:
     )
 
 
-def changes_due(
-    connection: Connection, dialect: StateDialect, spec: TableSpec, unfinished: Txid | None
-) -> list[str]:
+def changes_due(connection: Connection, spec: TableSpec, unfinished: Txid | None) -> list[str]:
     """What `migrate_table` would do to a table that `join_table` has accepted, a few words each.
 
     Raises StateTableError when it cannot be done while txid `unfinished` is committed in part.
@@ -190,9 +195,7 @@ def changes_due(
     added = added_values(owner.declaration, spec)
     if added and unfinished is not None and spec.semantics is Semantics.TRANSACTIONAL:
         raise committed_in_part(owner.table, added, unfinished)
-    index = _index_change(connection, dialect, build_table(spec.state, spec.semantics, dialect), spec)
-    due = [f"column {name!r} added, with default {spec.state.defaults[name]!r}" for name in added]
-    return due if index is None else [*due, index]
+    return [f"column {name!r} added, with default {spec.state.defaults[name]!r}" for name in added]
 
 
 def migrate_table(
@@ -202,19 +205,12 @@ def migrate_table(
 
     Called in a transaction that holds the fence. Raises StateTableError when it cannot be done, then or ever.
     """
-    due = changes_due(connection, dialect, spec, unfinished)
+    due = changes_due(connection, spec, unfinished)
     owner = read_owner(connection, spec.state.table)
     if not due or owner is None:
         return []
     table = build_table(spec.state, spec.semantics, dialect)
-    if added_values(owner.declaration, spec):
-        grow_table(connection, dialect, table, spec, owner.declaration)
-    if _index_change(connection, dialect, table, spec) is not None:
-        index = _index(dialect, spec)
-        if spec.state.index_txid:
-            index.create(connection)
-        else:
-            index.drop(connection)
+    grow_table(connection, dialect, table, spec, owner.declaration)
     grown = Owner(owner.table, owner.topology, owner.uuid, spec.state.declaration(spec.semantics))
     _refuse_differences(connection, dialect, grown, table, spec)
     return due
@@ -317,19 +313,24 @@ def _column_differences(
     return sorted(differences)
 
 
-def _index_change(connection: Connection, dialect: StateDialect, table: Table, spec: TableSpec) -> str | None:
-    """Is the index on txid to be made or dropped? The name tells it from an index of the user's own."""
+def _index_of_difference(connection: Connection, dialect: StateDialect, spec: TableSpec) -> Index | None:
+    """The index on txid, if it is declared and not there, or there and not declared. The name tells it from
+    an index of the user's own."""
     if spec.semantics is Semantics.NON_TRANSACTIONAL:
         return None
-    preparer = connection.dialect.identifier_preparer
-    found = [index["name"] for index in inspect(connection).get_indexes(table.name)]
-    name = preparer.unformat_identifiers(preparer.format_index(_index(dialect, spec)))[0]
-    there = dialect.stored_name(name) in found
-    if there == spec.state.index_txid:
-        return None
-    return "index on txid made" if spec.state.index_txid else "index on txid dropped"
-
-
-def _index(dialect: StateDialect, spec: TableSpec) -> Index:
     table = build_table(replace(spec.state, index_txid=True), spec.semantics, dialect)
-    return next(iter(table.indexes))
+    (index,) = table.indexes
+    found = [index["name"] for index in inspect(connection).get_indexes(table.name)]
+    preparer = connection.dialect.identifier_preparer
+    name = preparer.unformat_identifiers(preparer.format_index(index))[0]
+    return None if (dialect.stored_name(name) in found) == spec.state.index_txid else index
+
+
+def _other_index(connection: Connection, index: Index, spec: TableSpec) -> StateTableError:
+    wanted = spec.state.index_txid
+    statement = (CreateIndex if wanted else DropIndex)(index).compile(dialect=connection.dialect)
+    return StateTableError(
+        f"state table {spec.state.table!r} is declared with index_txid={wanted} and has "
+        f"{'no' if wanted else 'the'} index {index.name}; declare index_txid={not wanted}, or run this in "
+        f"its database: {statement}"
+    )

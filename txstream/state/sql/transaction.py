@@ -101,8 +101,9 @@ class SqlTransaction(StateTransaction):
             raise ServiceUnavailableError(
                 f"database {self._sessions.url_for_people}: undoing an earlier attempt of {attempt} in table "
                 f"{spec.state.table!r} was broken off after {seconds:.0f} s: {failure.message}; if the table "
-                f"is that large, declare it with index_txid=True, or raise message_timeout_seconds (now "
-                f"{dialect.message_timeout_seconds:g}), and start again"
+                f"is that large, declare it with index_txid=True (the next start says how to make the "
+                f"index), or raise message_timeout_seconds (now {dialect.message_timeout_seconds:g}), and "
+                f"start again"
             ) from error
 
     def explained(self, refused: StateValueError) -> TxstreamError:
