@@ -15,7 +15,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -178,7 +177,7 @@ class MySQLFamilyServer:
                 stderr=output,
                 user=self._user,
                 cwd="/",
-                preexec_fn=_die_with_the_tests if sys.platform == "linux" else None,
+                preexec_fn=_die_with_the_tests,
             )
         deadline = time.monotonic() + _START_SECONDS
         while True:
@@ -297,8 +296,6 @@ def _found(name: str) -> str | None:
 
 
 def _all_stopped(pid: int) -> bool:
-    if sys.platform != "linux":
-        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
     states = []
     for thread in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(FileNotFoundError):  # it has just ended

@@ -282,8 +282,6 @@ def test_a_forked_child_of_the_owner_does_not_keep_the_server_alive(tmp_path: Pa
 
 
 def test_a_server_does_not_outlive_a_killed_guard(tmp_path: Path) -> None:
-    if sys.platform != "linux":
-        pytest.skip("only Linux tells a process that its parent died")
     server = EmbeddedZooKeeper(tmp_path).start()
     assert server.identity is not None
     guard = psutil.Process(server.identity.pid).parent()

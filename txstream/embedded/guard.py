@@ -18,6 +18,7 @@ Answers one line on standard output: `pid N` or `error TEXT`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -42,11 +43,8 @@ def _has_ended(pid: int) -> bool:
 
 
 def _signal_group(pid: int, number: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):  # nobody is left
         os.killpg(pid, number)
-    except (ProcessLookupError, PermissionError):
-        # Nobody is left; macOS answers EPERM when only zombies are.
-        return
 
 
 def _watch(pid: int, owner: int, grace_seconds: float) -> None:
@@ -93,7 +91,7 @@ def main(arguments: list[str]) -> int:
             stderr=log,
             start_new_session=True,
             pass_fds=(lock_fd,) if lock_fd >= 0 else (),
-            preexec_fn=_die_with_guard if guarded and sys.platform == "linux" else None,
+            preexec_fn=_die_with_guard if guarded else None,
         )
         if lock_fd >= 0:
             os.ftruncate(lock_fd, 0)

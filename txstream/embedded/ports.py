@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,10 +63,7 @@ def require_free(port: int, service: str) -> None:
 
 
 def _first_ephemeral_port() -> int:
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, ValueError):
-            return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    return 49_152  # IANA's, which macOS keeps
+    return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
 
 
 def _holder(port: int) -> str:
@@ -76,11 +72,7 @@ def _holder(port: int) -> str:
 
 
 def _listeners(port: int) -> Iterator[str]:
-    try:
-        connections = psutil.net_connections(kind="tcp")
-    except psutil.Error:
-        return  # macOS shows other users' connections to root only
-    for connection in connections:
+    for connection in psutil.net_connections(kind="tcp"):
         if connection.laddr and connection.laddr.port == port and connection.pid:
             with contextlib.suppress(psutil.Error):
                 yield f"process {connection.pid} ({psutil.Process(connection.pid).name()})"
