@@ -7,6 +7,8 @@ ARGS ?=
 
 # The environment is ours: none of these may redirect its packages, or PySpark to another Spark's jars.
 unexport VIRTUAL_ENV PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX SPARK_HOME
+# Each command under test would compile the source again.
+unexport PYTHONDONTWRITEBYTECODE
 export PYTHONNOUSERSITE = 1
 export SPARK_LOCAL_IP ?= 127.0.0.1
 

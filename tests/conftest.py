@@ -41,8 +41,10 @@ hypothesis.settings.load_profile("untimed")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `pytest -n`: who runs what, so that each service is started once."""
+    """With `pytest -n`: who runs what, and the long tests first."""
     from xdist.scheduler import LoadScopeScheduling
+
+    config.option.loadscopereorder = False
 
     class ByServices(LoadScopeScheduling):  # type: ignore[misc]  # it has no type information
         def _split_scope(self, nodeid: str) -> str:
@@ -101,6 +103,13 @@ def mysql() -> Iterator[MySQLServer]:
 @pytest.fixture(scope="session", params=["mariadb", "mysql"])
 def mysql_server(request: pytest.FixtureRequest) -> MySQLFamilyServer:
     """Each of the two, one after the other."""
+    server: MySQLFamilyServer = request.getfixturevalue(request.param)
+    return server
+
+
+@pytest.fixture(scope="session", params=["mariadb", pytest.param("mysql", marks=pytest.mark.soak)])
+def contract_server(request: pytest.FixtureRequest) -> MySQLFamilyServer:
+    """MariaDB, and in a soak MySQL: for contracts in which the two do not differ."""
     server: MySQLFamilyServer = request.getfixturevalue(request.param)
     return server
 

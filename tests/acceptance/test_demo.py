@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 import psutil
+import pytest
 import sqlalchemy as sa
 from support.runs import RunningCommand
 
@@ -88,6 +89,7 @@ def test_ctrl_c_leaves_no_process_and_the_next_demo_is_exact(tmp_path: Path) -> 
     assert tables == [lines[-2].split()[-1]], "this demo's table stays, the older one's is gone"
 
 
+@pytest.mark.soak
 def test_a_non_transactional_demo_counts_the_committed_batch_twice(tmp_path: Path) -> None:
     ended = start_demo(tmp_path, "--semantics", "non-transactional").wait(300)
     assert ended.status == 1, ended.stderr

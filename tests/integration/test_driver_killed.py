@@ -172,6 +172,7 @@ def test_killed_on_spark_at_a_named_point(killed: Killed) -> None:
     killed.assert_exact(LINES)
 
 
+@pytest.mark.soak
 def test_killed_on_spark_at_a_random_moment(killed: Killed) -> None:
     killed.assert_exact(20_000)
 

@@ -13,8 +13,8 @@ from support.reader_contract import ReaderContract
 
 
 @pytest.fixture
-def url(mysql_server: MySQLFamilyServer, unique: str) -> str:
-    return mysql_server.create_database(unique)
+def url(contract_server: MySQLFamilyServer, unique: str) -> str:
+    return contract_server.create_database(unique)
 
 
 class TestMySQL(ExecutorContract):
@@ -23,6 +23,10 @@ class TestMySQL(ExecutorContract):
 
 class TestMySQLLocks(ServerLockContract):
     share = ("LOCK IN SHARE MODE", "FOR SHARE")  # MariaDB's words, and MySQL's
+
+    @pytest.fixture
+    def url(self, mysql_server: MySQLFamilyServer, unique: str) -> str:
+        return mysql_server.create_database(unique)
 
     def set_default_isolation(self, url: str) -> None:
         """It is what the servers have."""

@@ -19,8 +19,8 @@ names = itertools.count()
 
 
 @pytest.fixture(scope="module")
-def stores(mysql_server: MySQLFamilyServer) -> Iterator[Mapping[str, StateBackend]]:
-    url = with_framework_tables(mysql_server)
+def stores(contract_server: MySQLFamilyServer) -> Iterator[Mapping[str, StateBackend]]:
+    url = with_framework_tables(contract_server)
     with contextlib.closing(open_database(url)) as store:
         yield {url: store}
 

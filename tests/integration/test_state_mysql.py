@@ -34,13 +34,22 @@ from txstream.testing import TopologyTest
 
 
 @pytest.fixture(scope="module")
-def server(mysql_server: MySQLFamilyServer) -> MySQLFamilyServer:
-    return mysql_server
+def server(contract_server: MySQLFamilyServer) -> MySQLFamilyServer:
+    return contract_server
 
 
 @pytest.fixture
 def url(server: MySQLFamilyServer) -> str:
     return new_database(server)
+
+
+class BothServers:
+    """Where the two differ: their SQL, types and errors."""
+
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def server(mysql_server: MySQLFamilyServer) -> MySQLFamilyServer:
+        return mysql_server
 
 
 class TestContract(SqlStateContract):
@@ -87,11 +96,11 @@ class TestNames(NamesContract):
     pass
 
 
-class TestEveryReducer(OneDatabase, ReducerContract):
+class TestEveryReducer(BothServers, OneDatabase, ReducerContract):
     cannot_keep: ClassVar[frozenset[str]] = frozenset({INFINITY})
 
 
-class TestValueRules(StoreValueRules):
+class TestValueRules(BothServers, StoreValueRules):
     pass
 
 
@@ -115,7 +124,7 @@ class Tools:
         assert wait_until(lambda: not ask(url, SESSIONS), 10)
 
 
-class TestLocks(Tools, ServerLocks):
+class TestLocks(BothServers, Tools, ServerLocks):
     pass
 
 

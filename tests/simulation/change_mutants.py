@@ -192,7 +192,7 @@ class ChangeHunt:
 
 
 CHANGE_HUNTS = [
-    ChangeHunt(NobodyLooksAgain, WrongResultError, OPAQUE, RACES, 20),
+    ChangeHunt(NobodyLooksAgain, WrongResultError, OPAQUE, RACES, 46),
     ChangeHunt(TheIdentityIsNotStored, WrongResultError, OPAQUE),
     ChangeHunt(JoinsWithoutItsFirstTxid, ProgressMismatchError, TRANSACTIONAL),
     ChangeHunt(DefaultsAreAddedTwice, WrongResultError, OPAQUE),

@@ -10,9 +10,9 @@ from simulation.world import Mutations, simulate
 MOST_SEEDS = 1500
 
 
-def hole_of(hunt: Hunt, seeds: int) -> tuple[int, Exception] | None:
-    """The first seed whose history shows the hole as the hunt says."""
-    for seed in range(seeds):
+def hole_of(hunt: Hunt, first: int) -> tuple[int, Exception] | None:
+    """The first seed, from the given one on, whose history shows the hole as the hunt says."""
+    for seed in range(first, first + MOST_SEEDS):
         try:
             simulate(seed, hunt.semantics, hunt.databases, hunt.mutant(), hunt.faults)
         except AssertionError as error:
@@ -23,11 +23,20 @@ def hole_of(hunt: Hunt, seeds: int) -> tuple[int, Exception] | None:
 
 @pytest.mark.parametrize("hunt", HUNTS, ids=str)
 def test_a_missing_guard_is_found(hunt: Hunt) -> None:
-    found = hole_of(hunt, MOST_SEEDS)
+    found = hole_of(hunt, hunt.first_seed)
     assert found is not None, f"{hunt.mutant.__doc__}: not found in {MOST_SEEDS} histories"
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("first", range(10_000, 10_000 + 5 * MOST_SEEDS, MOST_SEEDS))
 @pytest.mark.parametrize("hunt", HUNTS, ids=str)
+def test_a_missing_guard_is_found_in_other_histories_too(hunt: Hunt, first: int) -> None:
+    assert hole_of(hunt, first) is not None
+
+
+@pytest.mark.parametrize(
+    "hunt", {(h.semantics, h.databases, *h.faults.items()): h for h in HUNTS}.values(), ids=str
+)
 def test_with_the_guard_the_same_histories_are_exact(hunt: Hunt) -> None:
     """The faults that a hunt makes more likely are not what breaks the results."""
     for seed in range(15):

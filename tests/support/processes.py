@@ -1,20 +1,23 @@
-"""Which tests `make test` runs in one process, so that each service is started once and both processes have
-about as much to do."""
+"""Which tests `make test` runs in one process: servers are shared, and both processes have as much to do."""
 
 from __future__ import annotations
 
-SERVICES = "services"
 MYSQL = "mysql"
+POSTGRES = "postgres"
+SERVICES = "services"
 
 
 def process_of(nodeid: str) -> str:
     """Tests of one answer run in one process, one after the other.
 
-    Tests with real services are in two groups: those whose file ends with `_mysql.py` have MariaDB and MySQL
-    and nothing else; all others have the other services. The rest go by their file. The groups are handed out
-    by their size, so each of two processes begins with one of the two, and what is left fills the gap.
+    Tests in `integration/` are in three groups: those whose file ends with `_mysql.py` have MariaDB and MySQL
+    and nothing else, those of `_postgres.py` have a PostgreSQL of their own; the others share the remaining
+    services. The rest go by their file: each of `acceptance/` starts its own services, unit tests have none.
+    The answers are handed out in the order of the folders, so unit tests fill the gap at the end.
     """
     file = nodeid.partition("::")[0]
-    if not file.startswith(("tests/acceptance/", "tests/integration/")):
+    if not file.startswith("tests/integration/"):
         return file
-    return MYSQL if file.endswith("_mysql.py") else SERVICES
+    if file.endswith("_mysql.py"):
+        return MYSQL
+    return POSTGRES if file.endswith("_postgres.py") else SERVICES

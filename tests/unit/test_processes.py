@@ -1,4 +1,4 @@
-"""Each service is used by the tests of one process alone."""
+"""Services that are shared are used by the tests of one process alone."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
-from support.processes import MYSQL, SERVICES, process_of
+from support.processes import MYSQL, POSTGRES, SERVICES, process_of
 
 TESTS = Path(__file__).resolve().parents[1]
-FAMILY = re.compile(r"(own_)?(mariadb|mysql)(_server)?")
-OTHERS = {"services", "launcher", "postgres", "postgres_url", "own_postgres"}
-OTHERS |= {"own_zookeeper", "own_kafka", "spark", "cluster"}
+FAMILY = re.compile(r"(own_)?(mariadb|mysql)(_server)?|contract_server")
+OWN = {"postgres", "postgres_url", "own_postgres"}
+OTHERS = {"services", "launcher", "own_zookeeper", "own_kafka", "spark", "cluster"}
 
 
 @pytest.mark.parametrize(
@@ -20,8 +20,9 @@ OTHERS |= {"own_zookeeper", "own_kafka", "spark", "cluster"}
     [
         ("tests/unit/test_rows.py::TestRows::test_it[a::b]", "tests/unit/test_rows.py"),
         ("tests/unit/test_mysql.py::test_it", "tests/unit/test_mysql.py"),
-        ("tests/acceptance/test_demo.py::test_it", SERVICES),
-        ("tests/integration/test_state_postgres.py::test_it[_mysql.py]", SERVICES),
+        ("tests/acceptance/test_demo.py::test_it", "tests/acceptance/test_demo.py"),
+        ("tests/integration/test_leadership.py::test_it", SERVICES),
+        ("tests/integration/test_state_postgres.py::test_it[_mysql.py]", POSTGRES),
         ("tests/integration/test_state_mysql.py::test_it", MYSQL),
     ],
 )
@@ -29,16 +30,19 @@ def test_by_the_file(nodeid: str, process: str) -> None:
     assert process_of(nodeid) == process
 
 
-def test_no_module_needs_servers_of_both() -> None:
-    found = dict.fromkeys((SERVICES, MYSQL), 0)
+def test_no_module_needs_servers_of_several() -> None:
+    found = dict.fromkeys((SERVICES, POSTGRES, MYSQL), 0)
     for file in sorted([*TESTS.glob("integration/test_*.py"), *TESTS.glob("acceptance/test_*.py")]):
         used = fixtures(file)
+        family = {name for name in used if FAMILY.fullmatch(name)}
         process = process_of(file.relative_to(TESTS.parent).as_posix())
-        if process == MYSQL:
-            assert not used & OTHERS, file
-        else:
-            assert not [name for name in used if FAMILY.fullmatch(name)], file
-        found[process] += bool(used)
+        allowed = {MYSQL: family, POSTGRES: OWN, SERVICES: OWN | OTHERS}.get(
+            process,
+            {"services"},  # what `txstream up` has started, in tests of commands
+        )
+        assert used & (OWN | OTHERS | family) <= allowed, file
+        if process in found:
+            found[process] += bool(used & allowed)
     assert min(found.values()) > 2
 
 
