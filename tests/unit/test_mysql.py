@@ -240,6 +240,10 @@ def test_options_that_cannot_be_used(query: str, error: type[Exception], expecte
         (pymysql.err.OperationalError(1862, "Your password has expired"), Kind.UNREACHABLE, "expired"),
         (pymysql.err.OperationalError(1194, "is marked as crashed"), Kind.DAMAGED, "crashed"),
         (pymysql.err.ProgrammingError(1064, "You have an error"), Kind.OTHER, "You have an error"),
+        (pymysql.err.IntegrityError(1048, "cannot be null"), Kind.VALUE, "cannot be null"),
+        (pymysql.err.OperationalError(29999, "No disk"), Kind.UNREACHABLE, "No disk (error 29999)"),
+        (pymysql.err.OperationalError(1050, "exists", sqlstate="42S01"), Kind.OTHER, "exists"),
+        (pymysql.err.OperationalError(1226, "resource", sqlstate="42000"), Kind.UNREACHABLE, "resource"),
     ],
 )
 def test_what_errors_mean(error: pymysql.err.Error, kind: Kind, message: str) -> None:
