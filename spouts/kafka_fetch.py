@@ -311,9 +311,9 @@ class RangeFetcher:
                 raise DecodeError(
                     f"the records at offset {old.offset} of topic {read.partition.topic!r}, partition "
                     f"{read.partition.number}, are in message format {old.magic}, which brokers wrote before "
-                    f"Kafka 0.11 and txstream does not read; set the topic's message.format.version (the "
-                    f"broker's log.message.format.version) to 0.11.0 or later, then write its records again "
-                    f"with a current producer"
+                    f"Kafka 0.11 and txstream does not read; write the topic's records again with a current "
+                    f"producer, where the topic's message.format.version (the broker's "
+                    f"log.message.format.version; gone since Kafka 4) is 0.11.0 or later"
                 ) from old
             if position > read.position:
                 if position - read.position >= 100:

@@ -268,7 +268,7 @@ def test_records_from_before_kafka_0_11_are_refused_at_once(magic: int, codec: i
     )
     told = (
         rf"offset 5 of topic 'words', partition 0, are in message format {magic}.*"
-        r"set the topic's message\.format\.version \(the broker's log\.message\.format\.version\).*write"
+        r"write .* again .* message\.format\.version \(the broker's log\.message\.format\.version;"
     )
     with pytest.raises(DecodeError, match=told):
         list(fetcher.run([RangeRead("words/0", KafkaRange(4, 9))]))
