@@ -34,11 +34,11 @@ from txstream.api.spouts import OpaqueSpout, SpoutContext
 from txstream.api.state import SqlState
 from txstream.api.topology import CommitChoice, Topology
 from txstream.bolts.sql import SqlStateBolt
-from txstream.engine.commit import Committer, ProcessedBatch, state_targets
-from txstream.engine.plan import compile_topology
-from txstream.engine.runner import NOTHING
-from txstream.engine.session import create_context
-from txstream.engine.spark_runner import SparkRunner
+from txstream.engine.batch.plan import compile_topology
+from txstream.engine.batch.runner import NOTHING
+from txstream.engine.commit.committer import Committer, ProcessedBatch, state_targets
+from txstream.engine.spark.runner import SparkRunner
+from txstream.engine.spark.session import create_context
 from txstream.spouts.memory import MemorySpout
 from txstream.state import open_database
 from txstream.transaction import TransactionAttempt, Txid, attempt_id

@@ -32,7 +32,7 @@ from rich.table import Table
 import txstream
 from txstream.embedded import embedded
 from txstream.engine.report import BatchTiming
-from txstream.engine.session import create_session
+from txstream.engine.spark.session import create_session
 from txstream.examples import word_count
 
 PARTITIONS = 4

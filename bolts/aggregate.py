@@ -10,7 +10,7 @@ from txstream.api.bolts import MergeableBolt, OutputFieldsDeclarer
 from txstream.api.errors import TopologyError
 from txstream.api.reducers import Count, Reducer
 from txstream.api.tuples import Chunk, Tuple
-from txstream.bolts.folding import Fold, bound, check_reducers
+from txstream.folding import Fold, bound, check_reducers
 
 
 class ReduceBolt(MergeableBolt):

@@ -13,7 +13,7 @@ from txstream.api.reducers import Count, Custom, Reducer, Sum
 from txstream.api.schema import format_type
 from txstream.api.state import SqlState
 from txstream.api.tuples import Chunk, Tuple
-from txstream.bolts.folding import Fold, bound, check_reducers
+from txstream.folding import bound, check_reducers, new_fold
 
 _BIGINT_DIGITS = 19
 
@@ -116,9 +116,3 @@ def _holds(column: pa.DataType, result: pa.DataType) -> bool:
     if pa.types.is_decimal(result):
         return bool(pa.types.is_decimal(column) and column.scale >= result.scale)
     return bool(pa.types.is_floating(result) and pa.types.is_floating(column))
-
-
-def new_fold(bolt: StateCommitter) -> Fold:
-    """The fold of a state's deltas: on the executors over tuples, on the driver over their results."""
-    schema = pa.schema([*bolt.state.key_schema, *bolt.state.value_schema])
-    return Fold(bolt.state.key_names, bolt.reducers, schema, f"table {bolt.state.table!r}")

@@ -34,7 +34,7 @@ from txstream.api.errors import (
     ServiceUnavailableError,
     UsageError,
 )
-from txstream.testing.failures import Marker, from_document, to_document
+from txstream.spouts.markers import Marker, from_document, to_document
 
 _HEADER = struct.Struct(">QQQB")
 _ROWS, _MARKER = 1, 2

@@ -43,8 +43,8 @@ KAFKA_PLAN = "tests/integration/test_kafka_spout_plan.py"
 _PROTOCOL = "txstream/state/protocol.py"
 _FENCE = "txstream/state/sql/fence.py"
 _WRITER = "txstream/state/sql/writer.py"
-_RECOVERY = "txstream/engine/recovery.py"
-_COMMIT = "txstream/engine/commit.py"
+_RECOVERY = "txstream/engine/start/recovery.py"
+_COMMIT = "txstream/engine/commit/committer.py"
 _COORDINATOR = "txstream/coordinator.py"
 _PROGRESS = "txstream/zookeeper/progress.py"
 _FENCED = "txstream/zookeeper/fenced.py"
@@ -188,7 +188,7 @@ START = (
     Guard(
         "5.2",
         "a run that was succeeded ends, also when it has nothing to write",
-        "txstream/engine/turn.py",
+        "txstream/engine/driver/driver.py",
         "                loop.abort(error)\n                return\n",
         "                return\n",
         "tests/unit/test_loop_ends.py::test_a_run_that_was_succeeded_ends_though_it_has_nothing_to_write",
@@ -196,7 +196,7 @@ START = (
     Guard(
         "5.2",
         "only a first run makes fences and tables",
-        "txstream/engine/claim.py",
+        "txstream/engine/start/identity.py",
         "first_run = store.load().current == FIRST_TXID",
         "first_run = True",
         f"{STARTS}::test_what_a_later_run_misses_is_told_and_not_made_anew",
@@ -204,7 +204,7 @@ START = (
     Guard(
         "5.2",
         "a database that joins goes on from C-1 only where its ledger has the attempt that ZooKeeper has",
-        "txstream/engine/joining.py",
+        "txstream/engine/start/joining.py",
         "(last.txid == progress.current - 1 and last.attempt == progress.committed_by)",
         "last.txid == progress.current - 1",
         "tests/unit/test_joining.py::test_a_ledger_of_another_attempt_does_not_go_on_from_there",
@@ -228,7 +228,7 @@ START = (
     Guard(
         "5.2.5",
         "the coordinator knows what was committed in part",
-        "txstream/engine/assembly.py",
+        "txstream/engine/start/takeover.py",
         "        replays=resume.replays,\n",
         "",
         f"{STARTS}::test_a_leader_knows_what_was_committed_in_part[memory]",
@@ -236,7 +236,7 @@ START = (
     Guard(
         "5.2",
         "what has joined since the start began is seen before anything is decided",
-        "txstream/engine/assembly.py",
+        "txstream/engine/start/takeover.py",
         "    claim = confirm(topology, claim, store)\n",
         "",
         "tests/unit/test_start_races.py"
@@ -254,7 +254,7 @@ START = (
     Guard(
         "5.2",
         "what a rebuild of ZooKeeper finds is not changed by a driver of before",
-        "txstream/engine/claim.py",
+        "txstream/engine/start/identity.py",
         "            first = None if fence is not None and fence.identity else kept\n",
         "            first = kept\n",
         "tests/unit/test_start_races.py"
@@ -271,7 +271,7 @@ START = (
     Guard(
         "5.2",
         "a first run that is refused takes back nothing that another driver leads",
-        "txstream/engine/claim.py",
+        "txstream/engine/start/identity.py",
         ", uuid=identity.uuid, attempt=AttemptId(0))",
         ", uuid=identity.uuid)",
         "tests/unit/test_start_races.py"
@@ -506,7 +506,7 @@ COMMIT = (
     Guard(
         "5.3",
         "the end comes when every share is written, not before",
-        "txstream/engine/shares.py",
+        "txstream/engine/commit/shares.py",
         '        if "failure" in document:\n            raise',
         '        if "failure" in document:\n            rows.append(0)\n            continue\n'
         '        if "failure" in document:\n            raise',
@@ -524,7 +524,7 @@ COMMIT = (
     Guard(
         "5.3",
         "one thread commits, also beside an attempt that was given up",
-        "txstream/engine/committing.py",
+        "txstream/engine/commit/phase.py",
         'ThreadPoolExecutor(1, "txstream-commit")',
         'ThreadPoolExecutor(2, "txstream-commit")',
         "tests/unit/test_loop.py::test_one_thread_commits_whatever_was_given_up",
@@ -814,7 +814,7 @@ HOLES = (
     Guard(
         "hole 3",
         "ZooKeeper lost: a database that knows the topology is not joined anew",
-        "txstream/engine/claim.py",
+        "txstream/engine/start/identity.py",
         "            stored = _refuse_orphan(topology.id, store, target.database)\n",
         "            pass\n",
         "tests/unit/test_recover.py",

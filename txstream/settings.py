@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from txstream.api.errors import UsageError
-from txstream.keep import Keep
+from txstream.retention import Keep
 
 DATA_DIR = ".txstream"
 SETTINGS_FILE = "txstream.toml"

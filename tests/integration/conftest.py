@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 from support.runs import SPARK_STARTS_SOONER
 
-from txstream.engine.executor import WORK_PROPERTY
-from txstream.engine.session import create_session
+from txstream.engine.spark.executor import WORK_PROPERTY
+from txstream.engine.spark.session import create_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,7 +15,7 @@ from support.texts import count_words, create_topic, fill_topic, make_lines, pro
 
 import txstream
 from txstream.embedded import EmbeddedKafka, EmbeddedZooKeeper, Services
-from txstream.engine.points import Point
+from txstream.engine.fault_points import Point
 from txstream.examples import word_count
 from txstream.testing import InProcessRunner
 from txstream.transaction import Txid

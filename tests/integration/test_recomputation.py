@@ -39,9 +39,9 @@ from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
 from txstream.embedded import SparkStandalone
 from txstream.embedded.process import wait_until
-from txstream.engine.messages import Element
-from txstream.engine.plan import ExecutionPlan
-from txstream.engine.spark_runner import SparkRunner
+from txstream.engine.batch.messages import Element
+from txstream.engine.batch.plan import ExecutionPlan
+from txstream.engine.spark.runner import SparkRunner
 from txstream.testing import InProcessRunner
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ import pytest
 from support.source_runs import SourceRun, Store, counting
 
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
-from txstream.engine.session import create_context
-from txstream.engine.spark_runner import SparkRunner
+from txstream.engine.spark.runner import SparkRunner
+from txstream.engine.spark.session import create_context
 from txstream.examples import batch_spout
 from txstream.spouts.files import FileSpout
+from txstream.spouts.markers import Crash, Fail
 from txstream.spouts.memory import MemorySpout
 from txstream.spouts.rate import RateSpout
-from txstream.testing.failures import Crash, Fail
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

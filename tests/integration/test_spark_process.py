@@ -170,7 +170,7 @@ import os
 import sys
 
 from beside import Upper
-import txstream.engine.session
+import txstream.engine.spark.session
 from pyspark.sql import SparkSession
 from txstream import *
 
@@ -193,7 +193,7 @@ def told(*arguments, **options):
 
 name, closed, no_master = sys.argv[1:]
 told(topology(f"{name}1"), settings=Settings(master=f"spark://{closed}"))
-txstream.engine.session.MASTER_SECONDS = 1
+txstream.engine.spark.session.MASTER_SECONDS = 1
 told(topology(f"{name}1"), settings=Settings(master=f"spark://{no_master}"))
 told(topology(f"{name}1"), settings=Settings(spark_conf={"spark.txstream.test": "1"}))
 told(topology(f"{name}2"))

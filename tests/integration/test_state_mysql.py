@@ -27,7 +27,7 @@ from support.upgrade_contract import UpgradeContract
 from support.value_rules import StoreValueRules
 
 from txstream.embedded.process import wait_until
-from txstream.engine.points import Point
+from txstream.engine.fault_points import Point
 from txstream.state import open_sql_database
 from txstream.state.sql.sessions import Sessions
 from txstream.testing import TopologyTest

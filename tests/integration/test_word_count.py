@@ -16,8 +16,8 @@ from support.texts import fill_topic, make_lines
 import txstream
 from txstream.embedded import Services
 from txstream.embedded.process import wait_until
-from txstream.engine import operators
-from txstream.engine.session import RECIPE
+from txstream.engine.driver import operators
+from txstream.engine.spark.session import RECIPE
 from txstream.examples import global_count, word_count
 from txstream.testing import InProcessRunner
 from txstream.zookeeper import ZooKeeper

@@ -14,9 +14,9 @@ from simulation.releases import DEFAULT
 from simulation.stores import Store
 from simulation.world import WrongResultError
 from txstream.api.errors import ProgressMismatchError
-from txstream.engine import assembly
-from txstream.engine.assembly import Takeover
-from txstream.engine.state_cache import StateCache
+from txstream.engine.commit.state_cache import StateCache
+from txstream.engine.start import takeover as assembly
+from txstream.engine.start.takeover import Takeover
 from txstream.semantics import Semantics
 from txstream.state import BatchRecord, TopologyLife
 from txstream.state.store import layout

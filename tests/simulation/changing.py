@@ -27,17 +27,17 @@ from txstream.api.errors import (
     StateTableError,
 )
 from txstream.api.topology import Topology
-from txstream.engine.assembly import Takeover, take_up
-from txstream.engine.commit import Committer, StateTarget
-from txstream.engine.map_state import Ownership, TaskMapState
-from txstream.engine.pruning import LedgerPruner
-from txstream.engine.shares import StateWrite, cut
-from txstream.engine.state_cache import StateCache
-from txstream.engine.targets import state_targets
+from txstream.engine.commit.committer import Committer, StateTarget
+from txstream.engine.commit.databases import state_targets
+from txstream.engine.commit.map_state import Ownership, TaskMapState
+from txstream.engine.commit.shares import StateWrite, cut
+from txstream.engine.commit.state_cache import StateCache
+from txstream.engine.driver.retention import LedgerPruner
+from txstream.engine.start.takeover import Takeover, take_up
+from txstream.inspect.databases import databases_of
 from txstream.inspect.rebuilding import recover_in
-from txstream.inspect.stores import databases_of
-from txstream.keep import Keep
 from txstream.metas import MetaCodec
+from txstream.retention import Keep
 from txstream.state import FenceLockedError, TableSpec
 from txstream.transaction import FIRST_TXID, TransactionAttempt, Txid
 from txstream.zookeeper import ProgressStore

@@ -32,10 +32,10 @@ from txstream.coordinator import (
     Persist,
     Plan,
 )
-from txstream.engine.commit import Committer, ProcessedBatch, StateTarget
-from txstream.engine.recovery import Resume
-from txstream.engine.runner import BatchResult
-from txstream.engine.stores import StorePlace
+from txstream.engine.batch.runner import BatchResult
+from txstream.engine.commit.committer import Committer, ProcessedBatch, StateTarget
+from txstream.engine.commit.open_databases import StorePlace
+from txstream.engine.start.recovery import Resume
 from txstream.metas import BatchMetas
 from txstream.semantics import Semantics
 from txstream.state import AnswerLostError, BatchRecord, Commit, FenceRow, TableSpec, TopologyLife

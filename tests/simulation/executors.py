@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from simulation.model import Database, Deltas
 from txstream.api.errors import BatchFailedError, ServiceUnavailableError, StaleAttemptError
-from txstream.engine.shares import StateWrite
+from txstream.engine.commit.shares import StateWrite
 from txstream.state import AnswerLostError
 from txstream.transaction import TransactionAttempt
 

@@ -18,7 +18,7 @@ from txstream.api.errors import (
     TxidRegressionError,
 )
 from txstream.coordinator import Command, Coordinator, EmitCommit, Phase
-from txstream.engine.recovery import AdvanceFirst, Resume, decide
+from txstream.engine.start.recovery import AdvanceFirst, Resume, decide
 from txstream.metas import BatchMetas, MetaCodec
 from txstream.semantics import Semantics
 from txstream.state import BatchRecord

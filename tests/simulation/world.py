@@ -24,7 +24,7 @@ from txstream.api.errors import StaleAttemptError
 from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, TransactionalSpout
 from txstream.api.topology import CommitChoice, Topology
 from txstream.coordinator import Coordinator
-from txstream.engine.recovery import Resume, recover, take_over
+from txstream.engine.start.recovery import Resume, recover, take_over
 from txstream.metas import BatchMetas, MetaCodec
 from txstream.semantics import Semantics
 from txstream.state import AnswerLostError

@@ -17,7 +17,7 @@ from support.upgrade_contract import COUNTS, ROWS, SPOUTS, counts, storing
 from txstream.api.errors import ServiceUnavailableError
 from txstream.api.spouts import OpaqueSpout
 from txstream.spouts.memory import MemorySpout
-from txstream.state import StateDatabase, open_database
+from txstream.state import open_database
 from txstream.testing import TopologyTest
 
 PATHS = pytest.mark.parametrize("path", ["driver", "executors"])
@@ -98,19 +98,19 @@ class Cut:
 
     def watch(self, monkeypatch: pytest.MonkeyPatch) -> Cut:
         for name in ("commit", "end_commit"):
-            monkeypatch.setattr(StateDatabase, name, self._cut(getattr(StateDatabase, name)))
+            monkeypatch.setattr(TopologyStates, name, self._cut(getattr(TopologyStates, name)))
         return self
 
     def _cut(self, write: Callable[..., Any]) -> Callable[..., Any]:
-        def cut(database: StateDatabase, *arguments: Any, **options: Any) -> Any:
+        def cut(states: TopologyStates, commit: Commit, **options: Any) -> Any:
             reached = options.pop("reached")
 
             def inside(point: str) -> None:
                 reached(point)
-                if self.left and arguments[3].attempt.txid == 2:
+                if self.left and commit.attempt.txid == 2:
                     self.left -= 1
                     self.administrator.end_sessions()
 
-            return write(database, *arguments, **options, reached=inside)
+            return write(states, commit, **options, reached=inside)
 
         return cut

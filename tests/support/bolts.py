@@ -18,9 +18,10 @@ from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
 from txstream.bolts.aggregate import CountBolt
-from txstream.bolts.sql import SqlStateBolt, new_fold
-from txstream.engine.plan import ExecutionPlan, compile_topology
-from txstream.engine.runner import BatchResult
+from txstream.bolts.sql import SqlStateBolt
+from txstream.engine.batch.plan import ExecutionPlan, compile_topology
+from txstream.engine.batch.runner import BatchResult
+from txstream.folding import new_fold
 from txstream.metas import BatchMetas
 from txstream.testing import InProcessRunner
 

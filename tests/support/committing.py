@@ -20,8 +20,8 @@ from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
 from txstream.bolts.sql import SqlStateBolt
-from txstream.engine.plan import ExecutionPlan
-from txstream.engine.runner import BatchResult
+from txstream.engine.batch.plan import ExecutionPlan
+from txstream.engine.batch.runner import BatchResult
 from txstream.examples.storm_counts import CountByWord
 from txstream.metas import BatchMetas
 from txstream.spouts.memory import MemorySpout

@@ -27,7 +27,8 @@ from txstream.api.errors import StaleAttemptError, StateValueError
 from txstream.api.reducers import Count, Last, Max, Min, Reducer, Sum, custom
 from txstream.api.state import SqlState
 from txstream.api.tuples import Chunk
-from txstream.bolts.sql import SqlStateBolt, new_fold
+from txstream.bolts.sql import SqlStateBolt
+from txstream.folding import new_fold
 from txstream.semantics import Semantics
 from txstream.state import StateBackend, TableSpec
 from txstream.transaction import TransactionAttempt, Txid

@@ -29,11 +29,11 @@ from txstream.api.spouts import OpaqueSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
-from txstream.engine.bindings import map_bindings
-from txstream.engine.plan import compile_topology
-from txstream.engine.session import create_context
-from txstream.engine.spark_runner import SparkRunner
-from txstream.engine.targets import state_targets
+from txstream.engine.batch.plan import compile_topology
+from txstream.engine.commit.bindings import map_bindings
+from txstream.engine.commit.databases import state_targets
+from txstream.engine.spark.runner import SparkRunner
+from txstream.engine.spark.session import create_context
 from txstream.metas import BatchMetas
 from txstream.state import Commit, open_database
 from txstream.transaction import TransactionAttempt

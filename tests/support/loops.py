@@ -18,11 +18,11 @@ from support.inmemory import MemoryLog, Range
 from txstream.api.spouts import OpaqueSpout, SourceSpout
 from txstream.api.topology import Topology
 from txstream.coordinator import Coordinator
-from txstream.engine.commit import Committer, ProcessedBatch
-from txstream.engine.loop import EventLoop, LoopOptions
-from txstream.engine.operators import Slots
-from txstream.engine.points import Point, PointListener, nobody_listens
-from txstream.engine.runner import BatchResult
+from txstream.engine.batch.runner import BatchResult
+from txstream.engine.commit.committer import Committer, ProcessedBatch
+from txstream.engine.driver.loop import EventLoop, LoopOptions
+from txstream.engine.driver.operators import Slots
+from txstream.engine.fault_points import Point, PointListener, nobody_listens
 from txstream.metas import BatchMetas, MetaCodec
 from txstream.testing import InProcessRunner
 from txstream.transaction import AttemptSequence, Epoch, TransactionAttempt, Txid

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from txstream.api.errors import TxstreamError
-from txstream.state import StateDatabase
+from txstream.state import TopologyStates
 
 WRITES = ("commit", "begin_commit", "write", "end_commit")
 
@@ -30,11 +30,11 @@ class Mending:
 
     def watch(self, monkeypatch: pytest.MonkeyPatch) -> Mending:
         for name in WRITES:
-            monkeypatch.setattr(StateDatabase, name, self._watched(getattr(StateDatabase, name)))
+            monkeypatch.setattr(TopologyStates, name, self._watched(getattr(TopologyStates, name)))
         return self
 
     def _watched(self, write: Callable[..., Any]) -> Callable[..., Any]:
-        def watched(database: StateDatabase, *arguments: Any, **options: Any) -> Any:
+        def watched(database: TopologyStates, *arguments: Any, **options: Any) -> Any:
             found = next(a for a in arguments if hasattr(a, "attempt"))
             txid = found.txid if hasattr(found, "txid") else found.attempt.txid
             if txid == self.txid and not self.failing and not self.errors:

@@ -32,8 +32,8 @@ from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
 from txstream.bolts.sql import SqlStateBolt
-from txstream.engine.plan import ExecutionPlan, compile_topology
-from txstream.engine.runner import BatchResult
+from txstream.engine.batch.plan import ExecutionPlan, compile_topology
+from txstream.engine.batch.runner import BatchResult
 from txstream.metas import BatchMetas
 from txstream.transaction import TransactionAttempt
 

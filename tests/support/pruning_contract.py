@@ -11,9 +11,9 @@ import sqlalchemy as sa
 from support.state_contract import StateFixtures
 from support.states import Rig, word_table
 from support.tables import is_sql, store_at
-from txstream.engine import pruning
-from txstream.engine.pruning import LedgerPruner
-from txstream.keep import Keep
+from txstream.engine.driver import retention as pruning
+from txstream.engine.driver.retention import LedgerPruner
+from txstream.retention import Keep
 from txstream.semantics import Semantics
 from txstream.state import StateDatabase
 from txstream.state.sql import framework

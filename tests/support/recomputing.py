@@ -51,10 +51,10 @@ from txstream.api.spouts import OpaqueSpout
 from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
 from txstream.embedded.process import wait_until
-from txstream.engine.commit import Committer, ProcessedBatch, state_targets
-from txstream.engine.runner import NOTHING, BatchResult
-from txstream.engine.session import create_context
-from txstream.engine.spark_runner import SparkRunner
+from txstream.engine.batch.runner import NOTHING, BatchResult
+from txstream.engine.commit.committer import Committer, ProcessedBatch, state_targets
+from txstream.engine.spark.runner import SparkRunner
+from txstream.engine.spark.session import create_context
 from txstream.state import open_database
 
 BATCH = ranges(a=170, b=60, c=1)

@@ -16,8 +16,8 @@ import pytest
 
 from support.zookeeper_backends import Backend, Fault, Hook, commit, leader_of
 from txstream.api.errors import CorruptStateError, FencedError, ServiceUnavailableError, UsageError
-from txstream.assignment import Assignment, TaskPlace
 from txstream.failing import FailingBatch
+from txstream.placement import Assignment, TaskPlace
 from txstream.transaction import Txid, attempt_id
 from txstream.zookeeper import LostAnswerError, ProgressStore, Scale
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import settings, strategies as st
 
 from txstream.api.groupings import Grouping, GroupingKind
-from txstream.engine.routing import Router, open_router
+from txstream.engine.batch.routing import Router, open_router
 
 KEYED = (GroupingKind.FIELDS, GroupingKind.PARTIAL_KEY)
 UNTIMED = settings(deadline=None)  # a busy machine is no fault

@@ -22,10 +22,10 @@ from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
 from txstream.coordinator import Coordinator
-from txstream.engine.commit import Committer, ProcessedBatch
-from txstream.engine.loop import EventLoop, LoopOptions
-from txstream.engine.plan import ExecutionPlan
-from txstream.engine.runner import BatchRunner
+from txstream.engine.batch.plan import ExecutionPlan
+from txstream.engine.batch.runner import BatchRunner
+from txstream.engine.commit.committer import Committer, ProcessedBatch
+from txstream.engine.driver.loop import EventLoop, LoopOptions
 from txstream.metas import MetaCodec
 from txstream.testing import InProcessRunner
 from txstream.transaction import AttemptSequence, Epoch, TransactionAttempt, Txid

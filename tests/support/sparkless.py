@@ -11,7 +11,8 @@ from functools import partial
 from typing import NoReturn
 
 from txstream.cli.main import main
-from txstream.engine import run, session
+from txstream.engine import run
+from txstream.engine.spark import session
 from txstream.testing import InProcessRunner
 
 

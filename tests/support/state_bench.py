@@ -19,12 +19,12 @@ from txstream.api.groupings import task_of
 from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, TransactionalSpout
 from txstream.api.state import SqlState
 from txstream.api.tuples import Tuple
-from txstream.engine.bindings import map_bindings
-from txstream.engine.map_state import TaskMapState
-from txstream.engine.plan import compile_topology
-from txstream.engine.process import WorkerProcess
-from txstream.engine.targets import state_targets
-from txstream.engine.task_states import TaskStates
+from txstream.engine.batch.plan import compile_topology
+from txstream.engine.batch.worker_process import WorkerProcess
+from txstream.engine.commit.bindings import map_bindings
+from txstream.engine.commit.databases import state_targets
+from txstream.engine.commit.map_state import TaskMapState
+from txstream.engine.commit.state_tasks import TaskStates
 from txstream.semantics import Semantics
 from txstream.state import Commit, open_database
 from txstream.transaction import TransactionAttempt, Txid, attempt_id

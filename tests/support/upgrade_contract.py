@@ -21,7 +21,7 @@ from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
-from txstream.engine.points import Point
+from txstream.engine.fault_points import Point
 from txstream.spouts.memory import MemorySpout
 from txstream.state import StateDatabase
 from txstream.state.sql.sessions import Sessions

@@ -19,7 +19,7 @@ from txstream.api.errors import BatchFailedError, BoltError, TopologyError, Usag
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.tuples import Chunk, Tuple
 from txstream.bolts.aggregate import CountBolt
-from txstream.engine.retries import Verdict, judge
+from txstream.engine.driver.retries import Verdict, judge
 from txstream.metas import BatchMetas
 from txstream.spouts.memory import MemorySpout
 from txstream.testing import InProcessRunner, TopologyTest, run_bolt

@@ -15,10 +15,10 @@ import pytest
 
 from txstream.api.errors import UsageError
 from txstream.cli.context import Cli
+from txstream.cli.databases import existing_database, is_dead, open_zookeeper
 from txstream.cli.inspection import batch_document, plain_value, shown_attempt, shown_ranges
 from txstream.cli.state import _print_diff, _print_rows
-from txstream.cli.stored import PlainCodec, positions
-from txstream.cli.stores import existing_database, is_dead, open_zookeeper
+from txstream.inspect.plain import PlainCodec, positions
 from txstream.inspect.records import RowChange, StateRow, TableDiff
 from txstream.metas import BatchMetas
 from txstream.semantics import Semantics

@@ -12,7 +12,7 @@ from support.memory_zookeeper import MemoryZooKeeper
 from txstream.api.errors import UsageError
 from txstream.cli import scale as scale_module
 from txstream.cli.main import main
-from txstream.engine.scaling import check_scale
+from txstream.engine.driver.scaling import check_scale
 from txstream.zookeeper import MemoryProgress
 
 COMPONENTS = {"lines": (2, 2), "count": (2, 4)}

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from support.memory_zookeeper import MemoryZooKeeper
 
-from txstream.assignment import Assignment, TaskPlace
 from txstream.cli import status as status_module, tasks as tasks_module
 from txstream.cli.main import main
 from txstream.inspect.records import TopologySummary
+from txstream.placement import Assignment, TaskPlace
 from txstream.semantics import Semantics
 from txstream.transaction import Txid, attempt_id
 

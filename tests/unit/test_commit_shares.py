@@ -39,10 +39,10 @@ from txstream.api.reducers import Sum
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.api.state import SqlState
 from txstream.bolts.sql import SqlStateBolt
-from txstream.engine import targets
-from txstream.engine.points import Point
-from txstream.engine.shares import Message, rows_written
-from txstream.engine.stores import StorePlace
+from txstream.engine.commit import databases as targets
+from txstream.engine.commit.open_databases import StorePlace
+from txstream.engine.commit.shares import Message, rows_written
+from txstream.engine.fault_points import Point
 from txstream.semantics import Semantics
 from txstream.spouts.memory import MemorySpout
 from txstream.state import StateBackend, StateDatabase, TopologyStates, open_database, register_backend

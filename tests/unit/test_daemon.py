@@ -22,8 +22,8 @@ WORKER = """
 import os, select, signal, sys
 import pyspark.daemon
 from pyspark.taskcontext import TaskContext
-from txstream.engine import daemon
-from txstream.engine import process
+from txstream.engine.spark import daemon
+from txstream.engine.batch import worker_process as process
 
 woken, wake = os.pipe()
 os.set_blocking(wake, False)

@@ -16,10 +16,10 @@ from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.errors import TopologyError, TupleError
 from txstream.api.spouts import OpaqueSpout
 from txstream.bolts.sql import SqlStateBolt
-from txstream.engine.dataframes import check_dataframes, route_blocks
-from txstream.engine.messages import ANSWER, Answer, Message
-from txstream.engine.plan import ExecutionPlan
-from txstream.engine.wire import WorkOrder
+from txstream.engine.batch.messages import ANSWER, Answer, Message
+from txstream.engine.batch.plan import ExecutionPlan
+from txstream.engine.batch.wire import WorkOrder
+from txstream.engine.spark.dataframes import check_dataframes, route_blocks
 
 
 class Declares(DataFrameBolt):

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from support.loops import DEADLINE_SECONDS, wait
 
-from txstream.engine.events import EventQueue
+from txstream.engine.driver.events import EventQueue
 from txstream.testing import ManualClock
 
 

@@ -14,8 +14,8 @@ from txstream.api.errors import CorruptStateError, ProgressMismatchError, StateT
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.cli.main import main
 from txstream.inspect.checking import fsck_in
+from txstream.inspect.databases import open_databases
 from txstream.inspect.records import Finding, FsckReport, Severity
-from txstream.inspect.stores import open_databases
 from txstream.settings import Settings
 from txstream.state import StateDatabase
 from txstream.state.sql.failures import Failure, Kind, to_error

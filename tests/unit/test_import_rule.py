@@ -37,6 +37,15 @@ EDGES: Final = tuple(
     )
 )
 FORBIDDEN: Final = CLIENT_LIBRARIES + EDGES
+_SHELL: Final = ("txstream.cli", "txstream.inspect", "txstream.testing", "txstream.examples")
+# What each room may not import, because that stands on it.
+UPPER: Final = {
+    "state": (*_SHELL, "txstream.engine", "txstream.zookeeper", "txstream.spouts", "txstream.bolts"),
+    "zookeeper": (*_SHELL, "txstream.engine", "txstream.state", "txstream.spouts", "txstream.bolts"),
+    "engine": (*_SHELL, "txstream.spouts", "txstream.bolts"),
+    "spouts": _SHELL,
+    "bolts": _SHELL,
+}
 BARE_NAMES: Final = frozenset(INSTALLS_AS) - {"txstream"}
 
 # Runs in the fresh interpreter: notes every forbidden import with the modules that led to it.
@@ -166,6 +175,21 @@ def test_core_names_no_client_library_and_no_edge(imported: dict[str, list[str]]
         for module in imported["ours"]
         for line, name in imported_names(modules[module].read_text(encoding="utf-8"))
         if is_below(name, FORBIDDEN)
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("lower", UPPER)
+def test_nothing_imports_what_stands_above_it(lower: str) -> None:
+    """Also inside functions, but for the names that the type checker alone sees."""
+    folder = ROOT / (lower if lower in BARE_NAMES else f"txstream/{lower}")
+    modules = module_files(folder, f"txstream.{lower}")
+    assert modules
+    wrong = [
+        f"{path}:{line}: {name}"
+        for path in modules.values()
+        for line, name in imported_names(path.read_text(encoding="utf-8"))
+        if is_below(name, UPPER[lower])
     ]
     assert not wrong
 

@@ -17,7 +17,7 @@ from support.states import Rig, word_table
 
 from txstream import inspect
 from txstream.api.errors import UsageError
-from txstream.cli import failing, status, stored
+from txstream.cli import failing, status
 from txstream.cli.main import main
 from txstream.failing import FailingBatch
 from txstream.inspect import ledgers, plain
@@ -194,8 +194,7 @@ def test_a_batch_that_fails_is_shown_before_any_ledger_has_it(
     for module in (failing, status):
         monkeypatch.setattr(module, "open_zookeeper", zookeeper.opened)
     store = zookeeper.run_topology("words")
-    for module in (stored, plain):
-        monkeypatch.setattr(module, "read_progress", lambda *_: (store.read_identity(), store.load()))
+    monkeypatch.setattr(plain, "read_progress", lambda *_: (store.read_identity(), store.load()))
 
     def told(*command: str, status: int = 0) -> str:
         asked = ["--database", rig.url, "--zookeeper", "127.0.0.1:1"]

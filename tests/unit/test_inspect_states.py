@@ -22,8 +22,8 @@ from txstream.api.errors import ServiceUnavailableError, StateTableError, UsageE
 from txstream.api.schema import parse_schema
 from txstream.cli import administration
 from txstream.cli.main import main
+from txstream.inspect.databases import open_databases
 from txstream.inspect.keys import parse_key
-from txstream.inspect.stores import open_databases
 from txstream.semantics import Semantics
 from txstream.settings import Settings
 from txstream.state import Commit, StateDatabase

@@ -12,7 +12,7 @@ from support.bolts import Split
 from support.inmemory import MemoryLog, Range
 from support.loops import DEADLINE_SECONDS, Run, World, failing_once, stop_when, wait, words
 
-import txstream.engine.retries
+import txstream.engine.driver.retries
 from txstream.api.bolts import OutputCollector
 from txstream.api.errors import (
     BatchFailedError,
@@ -21,7 +21,7 @@ from txstream.api.errors import (
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.api.tuples import Tuple
 from txstream.embedded.process import wait_until
-from txstream.engine.points import Point
+from txstream.engine.fault_points import Point
 from txstream.testing.clock import ManualClock
 from txstream.transaction import TransactionAttempt, Txid
 
@@ -320,7 +320,8 @@ def test_one_thread_commits_whatever_was_given_up(log: MemoryLog) -> None:
 def test_only_a_runs_first_attempts_have_the_warm_up_on_top(
     log: MemoryLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(txstream.engine.retries, "BACKOFF_FIRST_SECONDS", 0.0)  # the clock stands still
+    # The clock stands still.
+    monkeypatch.setattr(txstream.engine.driver.retries, "BACKOFF_FIRST_SECONDS", 0.0)
     let_go = threading.Event()
     emitted: queue.Queue[TransactionAttempt] = queue.Queue()
 

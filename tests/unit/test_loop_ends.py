@@ -11,9 +11,9 @@ import pytest
 from support.inmemory import MemoryLog, Range
 from support.loops import Run, World, failing_once, wait, words
 
-import txstream.engine.loop
-import txstream.engine.retries
-import txstream.engine.turn
+import txstream.engine.driver.driver
+import txstream.engine.driver.loop
+import txstream.engine.driver.retries
 from txstream.api.errors import (
     BatchFailedError,
     BatchTimeoutError,
@@ -27,10 +27,10 @@ from txstream.api.errors import (
     StateValueError,
 )
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
-from txstream.engine.loop import RunAbortedError
-from txstream.engine.points import WRITE_POINTS, Point, nobody_listens
-from txstream.engine.retries import BACKOFF_LONGEST_SECONDS, TxidFailures, Verdict, judge
-from txstream.engine.turn import Turn
+from txstream.engine.driver.driver import Turn
+from txstream.engine.driver.loop import RunAbortedError
+from txstream.engine.driver.retries import BACKOFF_LONGEST_SECONDS, TxidFailures, Verdict, judge
+from txstream.engine.fault_points import WRITE_POINTS, Point, nobody_listens
 from txstream.settings import Settings
 from txstream.transaction import Epoch, TransactionAttempt, Txid
 
@@ -44,7 +44,7 @@ BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
 def test_a_run_that_was_succeeded_ends_though_it_has_nothing_to_write(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(txstream.engine.turn, "_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(txstream.engine.driver.driver, "_RETRY_SECONDS", 0.001)
     run = Run(World(MemoryLog({})), until=None).start()
     turn = Turn(run.topology, Settings(), None, None, None, True, nobody_listens, None)
     lost: Any = SimpleNamespace(held=False, acquire=lambda **_: turn.abort())
@@ -61,7 +61,7 @@ def test_a_run_that_was_succeeded_ends_though_it_has_nothing_to_write(
 def test_the_end_of_the_log_is_waited_for_and_that_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(txstream.engine.turn, "_RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(txstream.engine.driver.driver, "_RETRY_SECONDS", 0.001)
     turn = Turn(Run(World(MemoryLog({}))).topology, Settings(), None, None, None, True, nobody_listens, None)
     errors = iter([PartitionUnavailableError("lines/2: it has no leader")] * 3)
 
@@ -366,8 +366,8 @@ def test_what_an_error_means(error: BaseException, verdict: Verdict) -> None:
 
 
 def test_attempts_wait_longer_and_longer_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(txstream.engine.retries, "BACKOFF_FIRST_SECONDS", 0.05)
-    monkeypatch.setattr(txstream.engine.retries, "BACKOFF_LONGEST_SECONDS", BACKOFF_LONGEST_SECONDS)
+    monkeypatch.setattr(txstream.engine.driver.retries, "BACKOFF_FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(txstream.engine.driver.retries, "BACKOFF_LONGEST_SECONDS", BACKOFF_LONGEST_SECONDS)
     failures = TxidFailures()
     delays = [failures.delay_seconds]
     for _ in range(2000):

@@ -17,8 +17,8 @@ from txstream.api.errors import (
     ServiceUnavailableError,
 )
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
-from txstream.engine.commit import Committer, StateTarget
-from txstream.engine.loop import RunAbortedError
+from txstream.engine.commit.committer import Committer, StateTarget
+from txstream.engine.driver.loop import RunAbortedError
 from txstream.state import AnswerLostError, TableSpec
 from txstream.testing import ManualClock
 from txstream.transaction import TransactionAttempt

@@ -32,8 +32,8 @@ from txstream.api.errors import (
 from txstream.api.spouts import OpaqueSpout, Unavailable
 from txstream.metas import MetaCodec
 from txstream.spouts import memory
+from txstream.spouts.markers import Crash, CrashError, Fail
 from txstream.spouts.memory import MemoryEmitter, MemoryRange, MemorySpout
-from txstream.testing.failures import Crash, CrashError, Fail
 
 LINES = ["one", "two", None, "four", "five"]
 

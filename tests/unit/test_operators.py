@@ -12,13 +12,13 @@ from support.bolts import CountByHand
 from support.inmemory import MemoryLog
 from support.loops import DEADLINE_SECONDS, CountingRunner, Run, World, wait, words
 
-import txstream.engine.operators
+import txstream.engine.driver.operators
 from txstream.api.errors import CorruptStateError, FencedError, ServiceUnavailableError
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.api.topology import Topology
-from txstream.assignment import Assignment
 from txstream.embedded.process import wait_until
-from txstream.engine.runner import BatchResult
+from txstream.engine.batch.runner import BatchResult
+from txstream.placement import Assignment
 from txstream.transaction import Epoch, TransactionAttempt
 from txstream.zookeeper import (
     ROOT,
@@ -287,7 +287,7 @@ def test_an_unreadable_request_is_told_and_batches_go_on(caplog: pytest.LogCaptu
 
 
 def test_an_answer_that_could_not_be_stored_is_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(txstream.engine.operators, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(txstream.engine.driver.operators, "_RETRY_SECONDS", 0.01)
     world = empty_world()
     run = driver(world)
     away = iter(range(2))
@@ -334,7 +334,7 @@ def count_writes(run: Run) -> list[str]:
 def test_places_are_stored_now_and_then_and_those_of_the_last_batch_at_the_end(
     log: MemoryLog, monkeypatch: pytest.MonkeyPatch, pause_seconds: float, writes: int
 ) -> None:
-    monkeypatch.setattr(txstream.engine.operators, "_ASSIGNMENT_SECONDS", pause_seconds)
+    monkeypatch.setattr(txstream.engine.driver.operators, "_ASSIGNMENT_SECONDS", pause_seconds)
     run = Run(World(log))
     stored = count_writes(run)
     run.complete()
@@ -349,7 +349,7 @@ def test_places_are_stored_now_and_then_and_those_of_the_last_batch_at_the_end(
 
 def test_the_last_batch_before_a_pause_is_shown_too(monkeypatch: pytest.MonkeyPatch) -> None:
     pause_seconds = 1_000.0
-    monkeypatch.setattr(txstream.engine.operators, "_ASSIGNMENT_SECONDS", pause_seconds)
+    monkeypatch.setattr(txstream.engine.driver.operators, "_ASSIGNMENT_SECONDS", pause_seconds)
     world = empty_world()
     run = driver(world)
     events = run.loop._events
@@ -398,8 +398,8 @@ def test_places_that_cannot_be_stored_do_not_disturb_batches(
 def test_a_store_that_hangs_at_the_end_does_not_keep_a_run(
     log: MemoryLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(txstream.engine.operators, "_END_SECONDS", 0.05)
-    monkeypatch.setattr(txstream.engine.operators, "_ASSIGNMENT_SECONDS", 1_000)
+    monkeypatch.setattr(txstream.engine.driver.operators, "_END_SECONDS", 0.05)
+    monkeypatch.setattr(txstream.engine.driver.operators, "_ASSIGNMENT_SECONDS", 1_000)
     run = Run(World(log))
     stored: list[str] = []
 
@@ -421,7 +421,7 @@ def test_a_leader_that_was_succeeded_ends_at_its_next_write(
     log: MemoryLog, monkeypatch: pytest.MonkeyPatch, write: str
 ) -> None:
     """After an advance, or with the last places when all is done."""
-    monkeypatch.setattr(txstream.engine.operators, "_ASSIGNMENT_SECONDS", 1_000)
+    monkeypatch.setattr(txstream.engine.driver.operators, "_ASSIGNMENT_SECONDS", 1_000)
     world = World(log)
     run = Run(world)
     at = {"write_assignment": 1, "end": 3}[write]

@@ -18,9 +18,9 @@ from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.bolts.aggregate import CountBolt, ReduceBolt
 from txstream.bolts.sql import SqlStateBolt
-from txstream.engine.layout import lay_out, max_width
-from txstream.engine.plan import Edge, ExecutionPlan, compile_topology
-from txstream.engine.runner import batch_width, work_order
+from txstream.engine.batch.layout import lay_out, max_width
+from txstream.engine.batch.plan import Edge, ExecutionPlan, compile_topology
+from txstream.engine.batch.sizing import batch_width, work_order
 from txstream.metas import BatchMetas, MetaCodec
 
 LOG = MemoryLog({})

@@ -14,9 +14,9 @@ from support.states import Rig
 
 from txstream.api.errors import ServiceUnavailableError, UsageError
 from txstream.cli.main import main
-from txstream.engine import pruning
-from txstream.engine.pruning import LedgerPruner
-from txstream.keep import Keep
+from txstream.engine.driver import retention as pruning
+from txstream.engine.driver.retention import LedgerPruner
+from txstream.retention import Keep
 from txstream.settings import Settings
 
 DEADLINE_SECONDS = 20.0

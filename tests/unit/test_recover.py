@@ -22,11 +22,11 @@ from txstream.api.errors import (
     UsageError,
 )
 from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, SourceSpout, TransactionalSpout
-from txstream.engine.points import Point
+from txstream.engine.fault_points import Point
+from txstream.inspect.databases import with_states_of
 from txstream.inspect.holdings import Own, own_of
 from txstream.inspect.rebuilding import identity_from, recover_in
 from txstream.inspect.records import Severity
-from txstream.inspect.stores import with_states_of
 from txstream.settings import Settings
 from txstream.state import Commit, StateDatabase, TableSpec
 from txstream.testing import CrashError

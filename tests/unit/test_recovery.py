@@ -12,7 +12,15 @@ import pytest
 from support.inmemory import Range
 
 from txstream.api.errors import CorruptStateError, FencedError, ProgressMismatchError
-from txstream.engine.recovery import AdoptPlan, AdvanceFirst, Decision, Resume, decide, recover, take_over
+from txstream.engine.start.recovery import (
+    AdoptPlan,
+    AdvanceFirst,
+    Decision,
+    Resume,
+    decide,
+    recover,
+    take_over,
+)
 from txstream.metas import BatchMetas, MetaCodec
 from txstream.semantics import Semantics
 from txstream.state import BatchRecord, FenceLockedError, FenceRow

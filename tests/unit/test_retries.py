@@ -15,8 +15,8 @@ from txstream.api.errors import (
     TupleError,
     TxstreamError,
 )
-from txstream.engine.failures import describe
-from txstream.engine.retries import (
+from txstream.engine.batch.failures import describe
+from txstream.engine.driver.retries import (
     TxidFailures,
     attempt_seconds,
     count_reason,

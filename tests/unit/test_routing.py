@@ -15,8 +15,8 @@ from support.routes import CUTS, KEYED, TEXTS, UNTIMED, opened, pieces, sent, wo
 
 from txstream.api.errors import ShortBatchError, TupleError
 from txstream.api.groupings import Grouping, GroupingKind
-from txstream.engine import routing
-from txstream.engine.routing import Router, open_local_router, open_router
+from txstream.engine.batch import routing
+from txstream.engine.batch.routing import Router, open_local_router, open_router
 
 EVEN = (GroupingKind.SHUFFLE, GroupingKind.NONE, GroupingKind.LOCAL_OR_SHUFFLE)
 
@@ -190,7 +190,7 @@ PROGRAM = """
 import json, sys
 import pyarrow as pa
 from txstream.api.groupings import Grouping, GroupingKind
-from txstream.engine.routing import open_router
+from txstream.engine.batch.routing import open_router
 
 texts = json.load(sys.stdin)
 answers = {}

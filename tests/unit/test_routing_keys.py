@@ -30,8 +30,8 @@ from support.routes import (
 
 from txstream.api.errors import TupleError
 from txstream.api.groupings import GroupingKind, task_of, tasks_of_partial_key
-from txstream.engine import routing
-from txstream.engine.routing import open_router
+from txstream.engine.batch import routing
+from txstream.engine.batch.routing import open_router
 
 
 def fewer_first(keys: Iterable[Sequence[Any]], tasks: int) -> dict[int, list[int]]:

@@ -14,7 +14,7 @@ from txstream.api.spouts import OpaqueSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
-from txstream.engine.session import worker_settings
+from txstream.engine.spark.session import worker_settings
 
 
 @pytest.mark.parametrize(

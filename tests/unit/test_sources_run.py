@@ -16,9 +16,9 @@ from txstream.api.errors import DataLostError
 from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, TransactionalSpout
 from txstream.examples import batch_spout
 from txstream.spouts.files import FileSpout
+from txstream.spouts.markers import Crash, CrashError, Fail
 from txstream.spouts.memory import MemorySpout
 from txstream.spouts.rate import RateSpout
-from txstream.testing.failures import Crash, CrashError, Fail
 
 pytestmark = pytest.mark.usefixtures("impatient")
 EXACT = pytest.mark.parametrize("semantics", [OpaqueSpout, TransactionalSpout])

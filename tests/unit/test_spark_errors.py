@@ -12,8 +12,8 @@ from txstream.api.errors import (
     TxstreamError,
     UsageError,
 )
-from txstream.engine.failures import describe
-from txstream.engine.spark_errors import spark_error
+from txstream.engine.batch.failures import describe
+from txstream.engine.spark.errors import spark_error
 
 USERS = """
 An exception was thrown from the Python worker:
@@ -87,7 +87,7 @@ def trace_of(raised: TxstreamError) -> str:
     kind = type(raised)
     return (
         "Traceback (most recent call last):\n"
-        '  File "/site-packages/txstream/engine/dataframes.py", line 1, in _blocks_for\n'
+        '  File "/site-packages/txstream/engine/spark/dataframes.py", line 1, in _blocks_for\n'
         f"{kind.__module__}.{kind.__qualname__}: {raised}{notes}\n"
     )
 

@@ -24,10 +24,10 @@ from txstream.api.bolts import OutputCollector
 from txstream.api.errors import BatchFailedError, DataLostError, PartitionUnavailableError
 from txstream.api.spouts import SpoutContext
 from txstream.spouts.files import FileSpout
+from txstream.spouts.markers import Fail
 from txstream.spouts.memory import MemoryRange, MemorySpout
 from txstream.spouts.rate import RateSpout
 from txstream.testing.conformance import Row, Rows, SpoutCheck, SpoutHarness, spout_checks
-from txstream.testing.failures import Fail
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 LOST = {"lost-rows-are-told", "a-lost-place-is-told"}

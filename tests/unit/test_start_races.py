@@ -27,8 +27,8 @@ from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
 from txstream.coordinator import Plan
-from txstream.engine.assembly import Takeover, take_up
-from txstream.engine.targets import state_targets
+from txstream.engine.commit.databases import state_targets
+from txstream.engine.start.takeover import Takeover, take_up
 from txstream.metas import BatchMetas, MetaCodec
 from txstream.semantics import Semantics
 from txstream.state import Commit, StateBackend, TableSpec, TopologyStates, fence_rules, open_database

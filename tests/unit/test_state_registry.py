@@ -15,8 +15,8 @@ import txstream
 from txstream.api.errors import ServiceUnavailableError, TopologyError, UsageError
 from txstream.api.reducers import Sum
 from txstream.bolts.sql import SqlStateBolt
-from txstream.engine import turn as engine_turn
-from txstream.engine.targets import state_targets
+from txstream.engine.commit.databases import state_targets
+from txstream.engine.driver import driver as engine_turn
 from txstream.settings import Settings
 from txstream.spouts.memory import MemorySpout
 from txstream.state import MemoryBackend, StateDatabase, open_database, open_sql_database, place_of, registry

@@ -20,7 +20,7 @@ from txstream.api.state import SqlState
 from txstream.api.topology import Phase
 from txstream.api.tuples import Chunk, Tuple
 from txstream.bolts.sql import SqlStateBolt
-from txstream.engine.recording import Call, CallKind, recorded
+from txstream.engine.batch.recording import Call, CallKind, recorded
 from txstream.metas import BatchMetas
 from txstream.testing.calls import CallFile, CallList
 from txstream.testing.inprocess import InProcessRunner

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support.guide import DOCS, load
 
-from txstream.engine import pruning
-from txstream.keep import Keep
+from txstream.engine.driver import retention as pruning
+from txstream.retention import Keep
 
 GUIDE = DOCS / "upgrades.md"
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 from support.inmemory import attempt
 
-from txstream.engine.wire import WorkOrder, pack, unpack
+from txstream.engine.batch.wire import WorkOrder, pack, unpack
 
 TABLES = st.dictionaries(
     st.text(max_size=5),
@@ -59,7 +59,7 @@ def test_a_work_order_survives_json() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["txstream.engine.worker", "txstream.bolts.sql", "txstream.bolts.aggregate"]
+    "module", ["txstream.engine.batch.worker", "txstream.bolts.sql", "txstream.bolts.aggregate"]
 )
 def test_executors_load_neither_sql_nor_zookeeper(module: str) -> None:
     program = f"import {module}, sys; print(sorted({{n.split('.')[0] for n in sys.modules}}))"

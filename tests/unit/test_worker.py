@@ -23,7 +23,7 @@ from support.bolts import (
 )
 from support.inmemory import MemoryLog, MemorySource, attempt
 
-import txstream.engine.collector
+import txstream.engine.batch.collector
 from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, OutputCollector, OutputFieldsDeclarer
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.errors import (
@@ -36,8 +36,8 @@ from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
 from txstream.bolts.aggregate import CountBolt
 from txstream.bolts.sql import SqlStateBolt
-from txstream.engine.messages import Element
-from txstream.engine.wire import pack, unpack
+from txstream.engine.batch.messages import Element
+from txstream.engine.batch.wire import pack, unpack
 from txstream.metas import BatchMetas
 from txstream.testing import InProcessRunner
 
@@ -223,7 +223,7 @@ def test_a_bolt_gets_only_the_stream_that_it_subscribes_to(
 
 
 def test_many_tuples_of_one_task_are_sent_on_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(txstream.engine.collector, "_FLUSH_ROWS", 2)
+    monkeypatch.setattr(txstream.engine.batch.collector, "_FLUSH_ROWS", 2)
     log = MemoryLog(LINES)
     topology = word_count(log, CountByHand())
     assert merged(topology, run(topology, log, 2)) == count_words(LINES)

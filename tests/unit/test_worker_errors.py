@@ -40,9 +40,9 @@ from txstream.api.spouts import OpaqueSpout
 from txstream.api.tuples import Tuple
 from txstream.bolts.aggregate import CountBolt, ReduceBolt
 from txstream.bolts.sql import SqlStateBolt
-from txstream.engine.recording import recorded
+from txstream.engine.batch.recording import recorded
+from txstream.engine.driver.driver import Turn
 from txstream.engine.run import start
-from txstream.engine.turn import Turn
 from txstream.metas import BatchMetas
 from txstream.testing import InProcessRunner, TopologyTest, run_bolt
 from txstream.testing.calls import CallList

@@ -15,14 +15,14 @@ from txstream.api.errors import (
     UsageError,
 )
 from txstream.cli.context import Cli, ask
+from txstream.cli.databases import UnknownTopologyError, open_zookeeper, warn_of_missing
 from txstream.cli.options import Id, command
-from txstream.cli.stores import UnknownTopologyError, open_zookeeper, warn_of_missing
-from txstream.inspect.stores import databases_of, is_missing_file, open_databases, place_for_people
+from txstream.inspect.databases import databases_of, is_missing_file, open_databases, place_for_people
 from txstream.words import counted
 
 if TYPE_CHECKING:
+    from txstream.inspect.databases import Databases
     from txstream.inspect.records import MissingDatabase
-    from txstream.inspect.stores import Databases
     from txstream.settings import Settings
     from txstream.state import StateDatabase
     from txstream.zookeeper import ZooKeeper
@@ -164,7 +164,7 @@ def _listed(lives: Mapping[str, str], others: Mapping[str, str]) -> str:
 
 def _refuse_live_leader(zookeeper: ZooKeeper, topology_id: str) -> bool:
     """Is there a leader that is known to be dead? Raises LeaderExistsError for one that may live."""
-    from txstream.cli.stores import is_dead
+    from txstream.cli.databases import is_dead
 
     leader = zookeeper.leader(topology_id)
     if leader is None:

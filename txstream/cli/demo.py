@@ -180,7 +180,7 @@ def _services(cli: Cli, given: Settings) -> Iterator[Settings]:
 
 def _remove_older(cli: Cli, settings: Settings) -> None:
     """Older demos' topologies, tables and topics. One that runs now, elsewhere, is left alone."""
-    from txstream.cli.stores import existing_database, is_dead, open_zookeeper
+    from txstream.cli.databases import existing_database, is_dead, open_zookeeper
 
     removed: set[str] = set()
     with open_zookeeper(settings) as zookeeper, existing_database(settings) as database:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from txstream.api.errors import ServiceUnavailableError
 from txstream.cli.context import Cli
+from txstream.cli.databases import open_zookeeper
 from txstream.cli.inspection import shown_attempt, shown_time
-from txstream.cli.stores import open_zookeeper
 from txstream.cli.tables import escaped
 from txstream.engine.report import shown_reasons
 from txstream.transaction import Txid
@@ -68,7 +68,7 @@ def show_failing(cli: Cli, topology_id: str, txid: int) -> bool:
 
 def say_reasons(cli: Cli, topology_id: str, batches: Iterable[Batch]) -> None:
     """Below a list of batches: why attempts of them failed, and the batch that fails now."""
-    from txstream.engine.retries import reason_of
+    from txstream.engine.driver.retries import reason_of
     from txstream.inspect.ledgers import failed_attempts
 
     reasons = Counter(

@@ -10,8 +10,8 @@ import typer
 
 from txstream.api.errors import UsageError
 from txstream.cli.context import Cli
+from txstream.cli.databases import warn_of_missing
 from txstream.cli.options import Id, command
-from txstream.cli.stores import warn_of_missing
 from txstream.cli.tables import escaped
 from txstream.inspect.documents import plain_partitions, plain_value
 from txstream.transaction import epoch_of, sequence_of
@@ -142,7 +142,7 @@ def _shown_status(batch: Batch) -> str:
 def moment_of(text: str) -> datetime:
     """A time as a person types it: an age such as 36h, or ISO 8601, without an offset in the local zone.
     Raises UsageError."""
-    from txstream.keep import seconds_of
+    from txstream.retention import seconds_of
 
     seconds = seconds_of(text)
     try:

@@ -26,9 +26,9 @@ from txstream.cli.options import check_id, command
 from txstream.cli.parameters import split_pairs
 from txstream.cli.progress import Show, shown_progress
 from txstream.engine.report import shown_reasons
-from txstream.engine.spark_log import prune_logs, spark_log
-from txstream.keep import Keep
+from txstream.engine.spark.log import prune_logs, spark_log
 from txstream.packaging import holds_framework
+from txstream.retention import Keep
 from txstream.words import counted
 
 if TYPE_CHECKING:

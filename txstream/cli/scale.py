@@ -9,8 +9,8 @@ import typer
 
 from txstream.api.errors import ServiceUnavailableError, TxstreamError, UsageError
 from txstream.cli.context import Cli
+from txstream.cli.databases import UnknownTopologyError, open_zookeeper
 from txstream.cli.options import Id, command
-from txstream.cli.stores import UnknownTopologyError, open_zookeeper
 from txstream.words import counted
 
 if TYPE_CHECKING:

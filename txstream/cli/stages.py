@@ -20,8 +20,8 @@ from txstream.words import counted
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology
-    from txstream.engine.layout import Stage
-    from txstream.engine.plan import BoltSpec, Input
+    from txstream.engine.batch.layout import Stage
+    from txstream.engine.batch.plan import BoltSpec, Input
 
 _RUN_ID = "describe"
 
@@ -93,8 +93,8 @@ def plan_batch(topology: Topology, width: int | None = None) -> BatchPlan:
 
     Raises UsageError for a width that no batch has, TopologyError for a bolt that cannot be pickled.
     """
-    from txstream.engine.layout import lay_out, max_width
-    from txstream.engine.plan import compile_topology
+    from txstream.engine.batch.layout import lay_out, max_width
+    from txstream.engine.batch.plan import compile_topology
 
     context = SpoutContext(topology.id, topology.components[0].id, {})
     plan = compile_topology(topology, context, _RUN_ID)
@@ -156,7 +156,7 @@ def _edge(specs: dict[str, BoltSpec], homes: dict[str, int], bolt: BoltSpec, giv
 
 def _reason(bolt: BoltSpec, given: Input) -> str:
     """Why tuples stay in place where the grouping alone would not say so."""
-    from txstream.engine.plan import Edge
+    from txstream.engine.batch.plan import Edge
 
     if given.grouping.kind is GroupingKind.LOCAL_OR_SHUFFLE:
         return ""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from txstream.cli.context import Cli
+from txstream.cli.databases import warn_of_missing
 from txstream.cli.options import Id, command
-from txstream.cli.stores import warn_of_missing
 from txstream.cli.tables import quoted
 from txstream.inspect.documents import document, flat_row, plain_value
 from txstream.words import counted

@@ -10,6 +10,11 @@ import typer
 
 from txstream.api.errors import TxstreamError, UsageError
 from txstream.cli.context import Cli
+from txstream.cli.databases import (
+    existing_database,
+    open_zookeeper,
+    warn_of_missing,
+)
 from txstream.cli.failing import failing_document, failing_text
 from txstream.cli.inspection import (
     batch_document,
@@ -20,11 +25,6 @@ from txstream.cli.inspection import (
     topology_document,
 )
 from txstream.cli.options import check_id
-from txstream.cli.stores import (
-    existing_database,
-    open_zookeeper,
-    warn_of_missing,
-)
 from txstream.cli.tables import escaped
 from txstream.cli.tasks import show_tasks
 from txstream.transaction import Txid
@@ -134,9 +134,9 @@ def _check_database(settings: Settings) -> tuple[str, str | None]:
 
 
 def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
-    from txstream.cli.stored import positions, read_progress
+    from txstream.inspect.databases import not_in_zookeeper, open_databases
     from txstream.inspect.overview import failing_of
-    from txstream.inspect.stores import not_in_zookeeper, open_databases
+    from txstream.inspect.plain import positions, read_progress
 
     with (
         open_zookeeper(settings) as zookeeper,

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from txstream.api.errors import CorruptStateError
 from txstream.cli.context import Cli
+from txstream.cli.databases import UnknownTopologyError, open_zookeeper
 from txstream.cli.inspection import shown_attempt, shown_time
-from txstream.cli.stores import UnknownTopologyError, open_zookeeper
 from txstream.transaction import epoch_of
 from txstream.words import counted
 
 if TYPE_CHECKING:
-    from txstream.assignment import Assignment
+    from txstream.placement import Assignment
     from txstream.settings import Settings
 
 

@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from txstream.assignment import Assignment
 from txstream.notebook import html_table
+from txstream.placement import Assignment
 from txstream.transaction import TransactionAttempt, Txid
 from txstream.words import counted
 
 if TYPE_CHECKING:
-    from txstream.engine.runner import BatchResult
+    from txstream.engine.batch.runner import BatchResult
 
 _KEPT_TIMINGS = 100_000
 

@@ -1,4 +1,4 @@
-"""`start` and `run`: from a built topology to a running one. What it does then is in `turn`."""
+"""`start` and `run`: from a built topology to a running one. What it does then is in `driver`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from txstream.api.errors import BoltError, CorruptStateError, UsageError
 from txstream.api.topology import Topology
-from txstream.engine.failures import CrashError
-from txstream.engine.loop import EventLoop, RunAbortedError
-from txstream.engine.points import PointListener, nobody_listens
+from txstream.engine.batch.failures import CrashError
+from txstream.engine.driver.driver import CAUGHT_UP, RunnerFactory, Turn
+from txstream.engine.driver.loop import EventLoop, RunAbortedError
+from txstream.engine.fault_points import PointListener, nobody_listens
 from txstream.engine.report import RunProgress, RunReport, shown_reasons
-from txstream.engine.spark_log import writable_spark_log
-from txstream.engine.turn import CAUGHT_UP, RunnerFactory, Turn
+from txstream.engine.spark.log import writable_spark_log
 from txstream.notebook import html_table
 from txstream.settings import Settings
 from txstream.words import counted

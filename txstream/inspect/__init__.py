@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from txstream.inspect.checking import fsck
+    from txstream.inspect.databases import UnknownTopologyError
     from txstream.inspect.ledgers import UnknownTxidError, batch, batches
     from txstream.inspect.overview import status, topologies
     from txstream.inspect.rebuilding import recover
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
         TopologyStatus,
         TopologySummary,
     )
-    from txstream.inspect.stores import UnknownTopologyError
     from txstream.inspect.tables import diff, get, states, top
 
 _HOMES = {
@@ -60,7 +60,7 @@ _HOMES = {
         "TopologyStatus",
         "TopologySummary",
     ),
-    "txstream.inspect.stores": ("UnknownTopologyError",),
+    "txstream.inspect.databases": ("UnknownTopologyError",),
     "txstream.inspect.tables": ("diff", "get", "states", "top"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

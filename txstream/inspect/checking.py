@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from txstream.api.errors import CorruptStateError
 from txstream.inspect.checks import check_all
-from txstream.inspect.evidence import Evidence, gather
-from txstream.inspect.holdings import kept_identity
-from txstream.inspect.plain import codec_of
-from txstream.inspect.records import Finding, FsckReport, MissingDatabase, Severity
-from txstream.inspect.source_checks import check_source, source_of
-from txstream.inspect.stores import (
+from txstream.inspect.databases import (
     UnknownTopologyError,
     open_databases,
     open_zookeeper,
     with_states_of,
 )
+from txstream.inspect.evidence import Evidence, gather
+from txstream.inspect.holdings import kept_identity
+from txstream.inspect.plain import codec_of
+from txstream.inspect.records import Finding, FsckReport, MissingDatabase, Severity
+from txstream.inspect.source_checks import check_source, source_of
 from txstream.settings import Settings
 from txstream.words import counted
 

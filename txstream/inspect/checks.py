@@ -10,12 +10,12 @@ from itertools import pairwise
 from typing import Any
 
 from txstream.api.errors import CorruptStateError, ProgressMismatchError, SchemaRevisionError, TxstreamError
-from txstream.engine.recovery import AdoptPlan, AdvanceFirst, decide
+from txstream.engine.start.recovery import AdoptPlan, AdvanceFirst, decide
 from txstream.inspect import table_checks
+from txstream.inspect.databases import GRANT_REMEDY, upgrade_remedy
 from txstream.inspect.evidence import DatabaseEvidence, Evidence
 from txstream.inspect.ledgers import range_of
 from txstream.inspect.records import Finding, Severity
-from txstream.inspect.stores import GRANT_REMEDY, upgrade_remedy
 from txstream.metas import MetaCodec
 from txstream.semantics import Semantics
 from txstream.state import BatchRecord

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from txstream.api.errors import UsageError
+from txstream.inspect.databases import topology_databases
 from txstream.inspect.records import (
     Batch,
     BatchDetails,
@@ -15,7 +16,6 @@ from txstream.inspect.records import (
     MissingDatabase,
     PartitionRange,
 )
-from txstream.inspect.stores import topology_databases
 from txstream.settings import Settings
 from txstream.transaction import AttemptId, Txid
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from txstream.api.errors import CorruptStateError
+from txstream.inspect.databases import databases_of, not_in_zookeeper, open_databases, open_zookeeper
 from txstream.inspect.records import MissingDatabase, TopologyStatus, TopologySummary
-from txstream.inspect.stores import databases_of, not_in_zookeeper, open_databases, open_zookeeper
 from txstream.settings import Settings
 from txstream.transaction import Txid
 
 if TYPE_CHECKING:
     from txstream.failing import FailingBatch
-    from txstream.inspect.stores import Databases
+    from txstream.inspect.databases import Databases
     from txstream.state import FenceRow
     from txstream.zookeeper import ZooKeeper
 

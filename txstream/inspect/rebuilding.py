@@ -20,13 +20,9 @@ from txstream.api.errors import (
     ServiceUnavailableError,
     UsageError,
 )
-from txstream.engine.claim import identity_of
-from txstream.engine.recovery import decide, take_over
-from txstream.inspect.derived import Rebuilt, rebuilt_from
-from txstream.inspect.holdings import Own, is_newcomer, own_of
-from txstream.inspect.plain import codec_of
-from txstream.inspect.records import Recovery
-from txstream.inspect.stores import (
+from txstream.engine.start.identity import identity_of
+from txstream.engine.start.recovery import decide, take_over
+from txstream.inspect.databases import (
     databases_of,
     is_dead,
     nowhere,
@@ -34,6 +30,10 @@ from txstream.inspect.stores import (
     open_zookeeper,
     with_states_of,
 )
+from txstream.inspect.derived import Rebuilt, rebuilt_from
+from txstream.inspect.holdings import Own, is_newcomer, own_of
+from txstream.inspect.plain import codec_of
+from txstream.inspect.records import Recovery
 from txstream.inspect.tables import refuse_missing
 from txstream.metas import MetaCodec
 from txstream.semantics import Semantics

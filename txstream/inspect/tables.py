@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from txstream.api.errors import StateTableError, UsageError
 from txstream.api.schema import format_schema
+from txstream.inspect.databases import Databases, topology_databases
 from txstream.inspect.keys import check_key, parse_key
 from txstream.inspect.ledgers import no_such_txid
 from txstream.inspect.records import RowChange, StateRow, StateRows, StateTable, TableDiff
-from txstream.inspect.stores import Databases, topology_databases
 from txstream.semantics import Semantics
 from txstream.settings import Settings
 from txstream.state.reading import StateReading, StoredRow, StoredTable

@@ -12,10 +12,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from txstream.engine.points import Point as Point
-    from txstream.engine.recording import (
+    from txstream.engine.batch.recording import (
         Call as Call,
         CallKind as CallKind,
+    )
+    from txstream.engine.fault_points import Point as Point
+    from txstream.spouts.markers import (
+        Crash as Crash,
+        CrashError as CrashError,
+        Fail as Fail,
+        Marker as Marker,
     )
     from txstream.testing.attempts import (
         Attempt as Attempt,
@@ -37,12 +43,6 @@ if TYPE_CHECKING:
         spout_checks as spout_checks,
     )
     from txstream.testing.control import NotReachedError as NotReachedError
-    from txstream.testing.failures import (
-        Crash as Crash,
-        CrashError as CrashError,
-        Fail as Fail,
-        Marker as Marker,
-    )
     from txstream.testing.inprocess import InProcessRunner as InProcessRunner
     from txstream.testing.state_conformance import (
         StateCheck as StateCheck,
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 
 # The command line imports `txstream.testing.faults` and must not load an engine with it.
 _HOMES = {
-    "txstream.engine.points": ("Point",),
-    "txstream.engine.recording": ("Call", "CallKind"),
+    "txstream.engine.fault_points": ("Point",),
+    "txstream.engine.batch.recording": ("Call", "CallKind"),
     "txstream.testing.attempts": ("Attempt", "AttemptState"),
     "txstream.testing.bolts": ("BoltRun", "run_bolt"),
     "txstream.testing.clock": ("ManualClock",),
@@ -71,7 +71,7 @@ _HOMES = {
         "spout_checks",
     ),
     "txstream.testing.control": ("NotReachedError",),
-    "txstream.testing.failures": ("Crash", "CrashError", "Fail", "Marker"),
+    "txstream.spouts.markers": ("Crash", "CrashError", "Fail", "Marker"),
     "txstream.testing.inprocess": ("InProcessRunner",),
     "txstream.testing.state_conformance": (
         "StateCheck",

@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from txstream.api.errors import UsageError
 from txstream.api.tuples import DEFAULT_STREAM
-from txstream.assignment import TaskPlace
-from txstream.engine.runner import BatchResult
+from txstream.engine.batch.runner import BatchResult
 from txstream.metas import BatchMetas
+from txstream.placement import TaskPlace
 from txstream.transaction import TransactionAttempt, Txid
 
 Row = tuple[Any, ...]

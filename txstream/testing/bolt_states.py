@@ -14,9 +14,9 @@ from txstream.api.bolts import BatchBolt, Bolt
 from txstream.api.errors import StateValueError, TopologyError, UsageError
 from txstream.api.reducers import Put
 from txstream.api.state import SqlState
-from txstream.engine.bindings import StateBinding
-from txstream.engine.cells import Cells, UnfitCellError
-from txstream.engine.stores import OpenStores, StorePlace
+from txstream.engine.batch.cells import Cells, UnfitCellError
+from txstream.engine.commit.bindings import StateBinding
+from txstream.engine.commit.open_databases import OpenStores, StorePlace
 from txstream.semantics import Semantics
 from txstream.transaction import TransactionAttempt, Txid
 

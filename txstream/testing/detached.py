@@ -46,7 +46,9 @@ class _Call(Generic[T]):
         """The user's code that it is in."""
         frame = sys._current_frames().get(self.thread.ident or 0) if self.thread is not None else None
         frames = traceback.extract_stack(frame) if frame is not None else []
-        theirs = [at for at, summary in enumerate(frames) if Path(summary.filename).parent in _OURS]
+        theirs = [
+            at for at, summary in enumerate(frames) if any(map(Path(summary.filename).is_relative_to, _OURS))
+        ]
         inside = frames[theirs[-1] + 1 :] if theirs else []
         if not inside:
             return str(self.attempt)

@@ -17,14 +17,14 @@ from txstream.api.errors import UsageError
 from txstream.api.spouts import SpoutContext
 from txstream.api.topology import Topology
 from txstream.coordinator import Coordinator, EmitBatch
-from txstream.engine.assembly import take_up
-from txstream.engine.bindings import map_bindings
-from txstream.engine.commit import Committer, state_targets
-from txstream.engine.loop import LoopOptions
-from txstream.engine.plan import ExecutionPlan, compile_topology
-from txstream.engine.points import Point, PointListener, nobody_listens
-from txstream.engine.recording import CallSink, recorded
-from txstream.engine.runner import BatchRunner
+from txstream.engine.batch.plan import ExecutionPlan, compile_topology
+from txstream.engine.batch.recording import CallSink, recorded
+from txstream.engine.batch.runner import BatchRunner
+from txstream.engine.commit.bindings import map_bindings
+from txstream.engine.commit.committer import Committer, state_targets
+from txstream.engine.driver.loop import LoopOptions
+from txstream.engine.fault_points import Point, PointListener, nobody_listens
+from txstream.engine.start.takeover import take_up
 from txstream.metas import MetaCodec
 from txstream.settings import Settings
 from txstream.state import FenceLockedError, StateBackend, open_database
@@ -247,7 +247,7 @@ class Driver:
         spark = self._world.spark
         if spark is None:
             return InProcessRunner(plan, width=self._world.width)
-        from txstream.engine.spark_runner import SparkRunner
+        from txstream.engine.spark.runner import SparkRunner
 
         return SparkRunner(spark.sparkContext, plan, spark)
 

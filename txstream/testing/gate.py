@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from txstream.api.errors import BatchFailedError
-from txstream.engine.events import EventQueue
-from txstream.engine.runner import BatchResult, BatchRunner
-from txstream.engine.shares import StateWrite
+from txstream.engine.batch.runner import BatchResult, BatchRunner
+from txstream.engine.commit.shares import StateWrite
+from txstream.engine.driver.events import EventQueue
 from txstream.metas import BatchMetas
+from txstream.spouts.markers import CrashError
 from txstream.testing.attempts import AttemptState, History
-from txstream.testing.failures import CrashError
 from txstream.testing.inprocess import InProcessRunner
 from txstream.transaction import TransactionAttempt
 

@@ -18,14 +18,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from txstream.api.errors import TopologyError
-from txstream.engine.layout import Layout, Stage, lay_out
-from txstream.engine.messages import ANSWER, PYTHON, Element
-from txstream.engine.plan import ExecutionPlan
-from txstream.engine.process import WorkerProcess
-from txstream.engine.runner import NOTHING, BatchResult, collect_result, open_answers, work_order
-from txstream.engine.shares import Message, StateWrite, cut_all, rows_by_write, rows_written, write_share
-from txstream.engine.wire import WorkOrder
-from txstream.engine.worker import run_first_stage, run_later_stage
+from txstream.engine.batch.answers import collect_result, open_answers
+from txstream.engine.batch.layout import Layout, Stage, lay_out
+from txstream.engine.batch.messages import ANSWER, PYTHON, Element
+from txstream.engine.batch.plan import ExecutionPlan
+from txstream.engine.batch.runner import NOTHING, BatchResult
+from txstream.engine.batch.sizing import work_order
+from txstream.engine.batch.wire import WorkOrder
+from txstream.engine.batch.worker import run_first_stage, run_later_stage
+from txstream.engine.batch.worker_process import WorkerProcess
+from txstream.engine.commit.shares import (
+    Message,
+    StateWrite,
+    cut_all,
+    rows_by_write,
+    rows_written,
+    write_share,
+)
 from txstream.metas import BatchMetas
 from txstream.testing.detached import DetachedCalls
 from txstream.transaction import TransactionAttempt

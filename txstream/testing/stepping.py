@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from txstream.coordinator import Advance, Cancel, Command, EmitBatch, EmitCommit, Phase
-from txstream.engine.events import Clock, EventQueue
-from txstream.engine.loop import EventLoop
+from txstream.engine.driver.events import Clock, EventQueue
+from txstream.engine.driver.loop import EventLoop
+from txstream.spouts.markers import CrashError
 from txstream.testing.attempts import AttemptState
-from txstream.testing.failures import CrashError
 from txstream.testing.gate import GatedRunner
 from txstream.transaction import TransactionAttempt, Txid
 

@@ -19,16 +19,16 @@ from txstream.api.errors import BatchFailedError, UsageError
 from txstream.api.topology import Topology
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.coordinator import Phase
-from txstream.engine.points import WRITE_POINTS, Point, nobody_listens
-from txstream.engine.recording import Call
+from txstream.engine.batch.recording import Call
+from txstream.engine.fault_points import WRITE_POINTS, Point, nobody_listens
 from txstream.semantics import Semantics
 from txstream.settings import Settings
+from txstream.spouts.markers import CrashError
 from txstream.testing.attempts import Attempt, History, Row
 from txstream.testing.calls import CallFile, CallList, CallLog
 from txstream.testing.clock import ManualClock
 from txstream.testing.control import Control, NotReachedError
 from txstream.testing.driver import World
-from txstream.testing.failures import CrashError
 from txstream.testing.progress import StoredProgress
 from txstream.transaction import Txid
 from txstream.zookeeper import MemoryTree

@@ -33,9 +33,9 @@ from txstream.zookeeper.fenced import Hook
 from txstream.zookeeper.identity import Identity
 from txstream.zookeeper.kazoo_tree import REFUSALS, KazooTree, Send, back_off
 from txstream.zookeeper.paths import ROOT, Paths
-from txstream.zookeeper.patience import Patience
 from txstream.zookeeper.progress import TreeProgress
 from txstream.zookeeper.tree import LostAnswerError
+from txstream.zookeeper.waiting import Patience
 
 # Without any handler Python prints a library's warnings to standard error; with this one they go where the
 # application's own logging configuration sends them, and nowhere when it has none.

@@ -17,7 +17,6 @@ from kazoo.exceptions import (
 
 from txstream.api.errors import ServiceUnavailableError
 from txstream.zookeeper.kazoo_watch import KazooWatch
-from txstream.zookeeper.patience import Patience
 from txstream.zookeeper.tree import (
     Check,
     Create,
@@ -28,6 +27,7 @@ from txstream.zookeeper.tree import (
     RefusedError,
     SetData,
 )
+from txstream.zookeeper.waiting import Patience
 
 REFUSALS = {
     NodeExistsError: Refusal.NODE_EXISTS,

@@ -15,7 +15,6 @@ from typing import Any
 from txstream.metas import MetaCodec
 from txstream.zookeeper.fenced import Hook
 from txstream.zookeeper.paths import ROOT, Paths
-from txstream.zookeeper.patience import WaitStoppedError
 from txstream.zookeeper.progress import TreeProgress
 from txstream.zookeeper.tree import (
     Check,
@@ -28,6 +27,7 @@ from txstream.zookeeper.tree import (
     RefusedError,
     SetData,
 )
+from txstream.zookeeper.waiting import WaitStoppedError
 
 log = logging.getLogger(__name__)
 

@@ -15,17 +15,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from txstream.api.errors import CoordinatorError, CorruptStateError, ServiceUnavailableError
-from txstream.assignment import Assignment
 from txstream.failing import FailingBatch
 from txstream.metas import BatchMetas, MetaCodec
+from txstream.placement import Assignment
 from txstream.transaction import FIRST_TXID, AttemptId, Epoch, Txid
-from txstream.zookeeper.assignment import encode_assignment, read_assignment
 from txstream.zookeeper.documents import MAX_ATTEMPT, StoredBatch, StoredCurrent
 from txstream.zookeeper.failing import encode_failing, read_failing
 from txstream.zookeeper.fenced import MAX_RACES, FencedTree, Hook
 from txstream.zookeeper.identity import Identity
 from txstream.zookeeper.notes import NoteWriter
 from txstream.zookeeper.paths import Paths
+from txstream.zookeeper.placement import encode_assignment, read_assignment
 from txstream.zookeeper.rebuild import rebuild
 from txstream.zookeeper.requests import LeaderRequests
 from txstream.zookeeper.scale import Scale, ScaleRequest

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from txstream.assignment import Assignment
 from txstream.failing import FailingBatch
 from txstream.metas import BatchMetas
+from txstream.placement import Assignment
 from txstream.transaction import AttemptId, Epoch, Txid
 from txstream.zookeeper.documents import StoredBatch
 from txstream.zookeeper.identity import Identity

@@ -1,0 +1,93 @@
+"""Failures as data: `Fail` and `Crash` stand among the rows of a source and fail the batch that reads them.
+
+    spout = MemorySpout(partitions={"a": ["one", Fail("flaky disk"), "two"]})
+
+A marker takes an offset of its partition and is no row. A source that meets one while it emits a batch asks
+whether it is still due: it is for the first `times` times, counted over all attempts, processes and runs.
+Then it is passed over in silence; with `times=0` it always is, a position without a row.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NoReturn
+
+from txstream.api.errors import BatchFailedError, CorruptStateError, UsageError
+from txstream.engine.batch.failures import CrashError as CrashError
+
+
+class Marker(ABC):
+    """Something among a source's rows that is no row."""
+
+    __slots__ = ()
+
+    times: int
+
+    @abstractmethod
+    def strike(self, where: str, *, in_worker: bool) -> NoReturn:
+        """Do it. `where` names partition and offset; `in_worker` says that this process only emits, and so
+        may die alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fail(Marker):
+    """The emitter raises BatchFailedError here: the batch is replayed."""
+
+    reason: str = "a Fail marker stands here"
+    times: int = 1
+
+    def __post_init__(self) -> None:
+        _check_times(self)
+
+    def strike(self, where: str, *, in_worker: bool) -> NoReturn:
+        raise BatchFailedError(f"{where}: {self.reason}")
+
+
+@dataclass(frozen=True, slots=True)
+class Crash(Marker):
+    """The worker process that emits is killed (SIGKILL) here; without worker processes, CrashError is raised
+    and stands for the death of the driver."""
+
+    times: int = 1
+
+    def __post_init__(self) -> None:
+        _check_times(self)
+
+    def strike(self, where: str, *, in_worker: bool) -> NoReturn:
+        if in_worker:
+            # To this very thread, or it might go on past this point for a moment.
+            signal.pthread_kill(threading.get_ident(), signal.SIGKILL)
+        raise CrashError(f"{where}: a Crash marker stands here")
+
+
+_KINDS: dict[str, type[Fail] | type[Crash]] = {"fail": Fail, "crash": Crash}
+
+
+def to_document(marker: Marker) -> dict[str, Any]:
+    """A marker as JSON values."""
+    for name, kind in _KINDS.items():
+        if type(marker) is kind:
+            return {"kind": name, **asdict(marker)}
+    raise UsageError(f"{marker!r} is no marker that can be stored; it must be a Fail or a Crash")
+
+
+def from_document(document: Mapping[str, Any], where: str) -> Marker:
+    """The inverse of `to_document`. Raises CorruptStateError, naming `where`."""
+    options = dict(document)
+    kind = _KINDS.get(str(options.pop("kind", "")))
+    try:
+        if kind is not None:
+            return kind(**options)
+    except TypeError as error:
+        raise CorruptStateError(f"{where}: {document!r:.200} is no marker: {error}") from error
+    raise CorruptStateError(f"{where}: {document!r:.200} is no marker")
+
+
+def _check_times(marker: Fail | Crash) -> None:
+    times = marker.times
+    if isinstance(times, bool) or not isinstance(times, int) or times < 0:
+        raise UsageError(f"{type(marker).__name__}(times={times!r}): it must be a whole number from 0 on")

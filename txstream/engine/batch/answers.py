@@ -1,0 +1,83 @@
+"""What the Spark tasks of a phase answer, put together into one result.
+
+Invariant: the numbers of tuples sent and received are equal on every edge before a result is given out; those
+that are sent into the commit phase are compared there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+
+from txstream.api.errors import ShortBatchError
+from txstream.engine.batch.messages import Answer, EdgeCount
+from txstream.engine.batch.plan import ExecutionPlan
+from txstream.engine.batch.runner import BatchResult, Emitted
+from txstream.placement import TaskPlace
+from txstream.transaction import TransactionAttempt
+
+
+def open_answers(attempt: TransactionAttempt, messages: Iterable[bytes]) -> list[Answer]:
+    """The Spark tasks' answers. Raises the error of the first that failed."""
+    answers = [Answer.decode(message) for message in messages]
+    for answer in answers:
+        if answer.failure is not None:
+            raise answer.failure.to_error(attempt)
+    return answers
+
+
+def collect_result(
+    plan: ExecutionPlan,
+    attempt: TransactionAttempt,
+    answers: Iterable[Answer],
+    job_seconds: float,
+    width: int,
+    *,
+    crossing: EdgeCount | None = None,
+    kept: Any = None,
+) -> BatchResult:
+    """Put the answers of a phase together; `crossing` is what was sent to the commit phase that it is.
+
+    Raises ShortBatchError when an edge did not deliver what was sent.
+    """
+    deltas: dict[str, list[pa.Table]] = {}
+    emitted: list[Emitted] = []
+    places: list[TaskPlace] = []
+    under_way: EdgeCount = Counter(crossing or {})
+    written: Counter[tuple[str, str]] = Counter()
+    records, read_seconds, process_seconds = 0, 0.0, 0.0
+    for answer in answers:
+        written.update(answer.written)
+        records += answer.records
+        read_seconds += answer.read_seconds
+        process_seconds += answer.process_seconds
+        places += answer.places
+        emitted += [Emitted(*name, table) for name, table in answer.emitted.items()]
+        for component, table in answer.deltas.items():
+            deltas.setdefault(component, []).append(table)
+        under_way.update(answer.sent)
+        under_way.subtract(answer.received)
+    later = {bolt.id for bolt in plan.bolts if bolt.in_commit} if crossing is None else set()
+    for edge, count in under_way.items():
+        if count and edge.component not in later:
+            raise ShortBatchError(
+                f"{attempt}: {edge.component!r} got {abs(count)} tuples {'less' if count > 0 else 'more'} "
+                f"from stream {edge.stream!r} of {edge.source!r} than were sent to it"
+            )
+    return BatchResult(
+        deltas,
+        records,
+        job_seconds,
+        read_seconds,
+        process_seconds,
+        width,
+        sorted(places, key=lambda place: (place.component, place.task)),
+        emitted,
+        +under_way,
+        kept,
+        written.total(),
+        written,
+    )

@@ -1,0 +1,115 @@
+"""How a failure on an executor reaches the driver: as data, with the user's traceback, not as a Spark error.
+
+A Spark task that raises is retried by Spark on its own terms and floods its log. Here a task that fails
+returns a description instead; the driver raises it again as what it was.
+"""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from txstream.api import errors
+from txstream.transaction import TransactionAttempt
+
+# What calls the user's code. Bolts, spouts and examples that ship with txstream are shown like a user's own.
+_FRAMEWORK = Path(__file__).resolve().parents[2]
+_CALLERS = (_FRAMEWORK / "engine", _FRAMEWORK / "api")
+_MAX_TUPLE_CHARACTERS = 500
+
+
+class CrashError(BaseException):
+    """A process died here, as far as a test goes. It alone is no failure of the user's code that raises it;
+    SystemExit is, say, since any library may call `sys.exit`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What went wrong on an executor. `error` is a txstream error's name, or BoltError for anything else;
+    `kind` is the exception's own name, and where it was raised."""
+
+    error: str
+    message: str
+    component: str
+    task: int | None
+    details: str
+    kind: str = ""
+
+    def to_document(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def to_error(self, attempt: TransactionAttempt) -> errors.TxstreamError:
+        """The error to raise on the driver; its note is the user's traceback."""
+        kind = getattr(errors, self.error, None)
+        if not (isinstance(kind, type) and issubclass(kind, errors.TxstreamError)):
+            kind = errors.BoltError
+        raised: errors.TxstreamError = kind(
+            f"{attempt}, component {self.component!r}{self._where()}: {self.message}"
+        )
+        # The others' messages are written by txstream, or say of a partition why it cannot be read.
+        if kind in (errors.BoltError, errors.BatchFailedError, errors.TupleError):
+            raised.without_data = (
+                f"component {self.component!r}: {self.kind}; the run's output has the message"
+            )
+        if self.details:
+            raised.add_note(self.details)
+        return raised
+
+    def _where(self) -> str:
+        return "" if self.task is None else f", task {self.task}"
+
+
+def describe(error: BaseException, component: str, task: int | None, tup: object = None) -> Failure:
+    """An exception as data. The traceback begins in the user's own code."""
+    place = _first_user_frame(error)
+    if isinstance(error, errors.TxstreamError):
+        name, message = _known_name(error), str(error)
+    else:
+        name, message = "BoltError", f"{type(error).__name__}: {error}{place}"
+        if isinstance(error, ModuleNotFoundError):
+            # No other attempt would find it.
+            name = "UsageError"
+            message += (
+                "; a worker lacks it: ship modules of your own with --py-files (Settings.py_files), install "
+                "others where the workers run"
+            )
+    if tup is not None:
+        shown = repr(tup)
+        if len(shown) > _MAX_TUPLE_CHARACTERS:
+            shown = shown[:_MAX_TUPLE_CHARACTERS] + "..."
+        message += f", while processing {shown}"
+    return Failure(name, message, component, task, _user_traceback(error), f"{type(error).__name__}{place}")
+
+
+def _known_name(error: errors.TxstreamError) -> str:
+    """The error's own class, or the nearest base of it that the driver knows: a user's subclass of
+    BatchFailedError must stay a BatchFailedError."""
+    known = (kind for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
+    return str(next(known).__name__)
+
+
+def _user_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """The frames from the first one outside of the engine on; none when the engine alone was running."""
+    frames = list(traceback.extract_tb(error.__traceback__))
+    while frames and any(map(Path(frames[0].filename).is_relative_to, _CALLERS)):
+        del frames[0]
+    return frames
+
+
+def _first_user_frame(error: BaseException) -> str:
+    frames = _user_frames(error)
+    return f" (in {Path(frames[0].filename).name}, line {frames[0].lineno})" if frames else ""
+
+
+def _user_traceback(error: BaseException) -> str:
+    frames = _user_frames(error)
+    if not frames:
+        if isinstance(error, errors.TxstreamError):
+            return ""
+        frames = list(traceback.extract_tb(error.__traceback__))  # a bug of the engine: show it all
+    lines = ["Traceback (on the executor, most recent call last):\n"]
+    lines += traceback.format_list(frames)
+    lines += traceback.format_exception_only(error)
+    return "".join(lines).rstrip()

@@ -1,0 +1,76 @@
+"""How many Spark tasks a batch gets, and which of its partitions each of them reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from txstream.engine.batch.layout import lay_out, max_width
+from txstream.engine.batch.plan import ExecutionPlan
+from txstream.engine.batch.wire import WorkOrder
+from txstream.metas import BatchMetas, MetaCodec
+from txstream.transaction import TransactionAttempt
+
+_ONE_TASK_RECORDS = 4_000
+_TWO_TASK_RECORDS = 40_000
+
+
+def batch_width(records: int | None, partitions: int, max_width: int) -> int:
+    """How many Spark tasks a batch is worth: a task costs more than 1,000 records (measured, 2 cores).
+
+    A large batch is worth all of them even where it is read from one partition, for the bolts behind an
+    exchange.
+    """
+    if partitions == 0:
+        wanted = 1
+    elif records is None:
+        wanted = min(max_width, partitions)
+    elif records <= _ONE_TASK_RECORDS:
+        wanted = 1
+    elif records <= _TWO_TASK_RECORDS:
+        wanted = min(2, partitions)
+    else:
+        wanted = max_width
+    return max(1, min(wanted, max_width))
+
+
+def planned_records(metas: BatchMetas[Any]) -> int | None:
+    """How many records a batch holds, as planned; None where the source's metas do not say."""
+    known = [getattr(meta, "records", None) for meta in metas.partitions.values()]
+    return None if None in known else sum(filter(None, known))
+
+
+def work_order(
+    attempt: TransactionAttempt,
+    metas: BatchMetas[Any],
+    plan: ExecutionPlan,
+    codec: MetaCodec[Any],
+    slots: Mapping[str, int],
+    *,
+    width: int | None = None,
+) -> WorkOrder:
+    """Spread a batch's partitions over the Spark tasks of its first stage, the largest first.
+
+    The batch gets as many Spark tasks as it is worth, or `width`, as far as slots go.
+    """
+    sizes = {partition: getattr(meta, "records", None) for partition, meta in metas.partitions.items()}
+    widest = max_width(plan, slots)
+    width = (
+        batch_width(planned_records(metas), len(sizes), widest)
+        if width is None
+        else max(1, min(width, widest))
+    )
+    layout = lay_out(plan, width, slots)
+    if layout.is_simple and width > len(sizes):
+        width = max(1, len(sizes))  # nothing but reading is spread, and there is nothing to read for more
+        layout = lay_out(plan, width, slots)
+    readers = layout.stages[0].width
+    assignments: list[dict[str, Any]] = [{} for _ in range(readers)]
+    loads = [0] * readers
+    for partition, meta in sorted(
+        metas.partitions.items(), key=lambda item: (-(sizes[item[0]] or 1), item[0])
+    ):
+        lightest = loads.index(min(loads))
+        assignments[lightest][partition] = codec.encode_meta(meta)
+        loads[lightest] += sizes[partition] or 1
+    return WorkOrder(attempt, width, assignments, dict(slots))

@@ -1,0 +1,174 @@
+"""One Spark task of one stage of one batch: emit or receive tuples, push them through the bolts, hand on.
+
+Runs in a worker process on an executor. It imports neither SQL nor ZooKeeper, so that executors need only
+Arrow and what their spout reads with.
+
+Invariant: nothing raises out of here but the end of the process. A failure is an answer like any other, and
+goes to every Spark task below, so that none runs on half of a batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+from txstream.api.errors import BoltError, ShortBatchError
+from txstream.api.tuples import DEFAULT_STREAM
+from txstream.engine.batch.failures import CrashError, describe
+from txstream.engine.batch.layout import Layout, Stage, lay_out
+from txstream.engine.batch.messages import (
+    ANSWER,
+    PYTHON,
+    Answer,
+    Element,
+    Message,
+    address_failure,
+    address_messages,
+    open_messages,
+)
+from txstream.engine.batch.plan import ExecutionPlan
+from txstream.engine.batch.stage import StageRun
+from txstream.engine.batch.tasks import TaskFailedError
+from txstream.engine.batch.wire import WorkOrder
+from txstream.engine.batch.worker_process import WorkerProcess
+from txstream.placement import TaskPlace
+
+
+def run_first_stage(
+    plan: ExecutionPlan, spark_task: int, order: WorkOrder, process: WorkerProcess
+) -> list[Element]:
+    """Read this Spark task's partitions and run the first stage."""
+    layout = lay_out(plan, order.width, order.slots)
+    stage = layout.stages[0]
+
+    def work(started: float) -> list[Element]:
+        run = StageRun(plan, layout, stage, spark_task, order, process)
+        records, waited = _read(plan, spark_task, order, run, process)
+        run.finish()
+        answer = _answer(run, started, waited)
+        answer.records, answer.read_seconds = records, waited
+        answer.places.insert(0, _spout_place(plan, spark_task, process, records, waited))
+        return _elements(run, answer)
+
+    return _reporting(layout, stage, spark_task, plan.spout_id, process, work)
+
+
+def run_later_stage(
+    plan: ExecutionPlan,
+    position: int,
+    spark_task: int,
+    order: WorkOrder,
+    messages: Iterable[bytes],
+    senders: Mapping[str, int],
+    process: WorkerProcess,
+) -> list[Element]:
+    """Take what was sent to this Spark task and run the stage at `position`; `senders` are those to hear."""
+    layout = lay_out(plan, order.width, order.slots)
+    stage = layout.stages[position]
+    who = stage.bolts[0].id if stage.bolts else f"stage {position}"
+
+    def work(started: float) -> list[Element]:
+        run = StageRun(plan, layout, stage, spark_task, order, process)
+        for message in open_messages(messages, senders, repr(who)):
+            if message.failure is not None:
+                raise TaskFailedError(message.failure)
+            _deliver(run, message)
+        run.finish()
+        return _elements(run, _answer(run, started, 0.0))
+
+    return _reporting(layout, stage, spark_task, who, process, work)
+
+
+def _reporting(
+    layout: Layout,
+    stage: Stage,
+    spark_task: int,
+    who: str,
+    process: WorkerProcess,
+    work: Callable[[float], list[Element]],
+) -> list[Element]:
+    try:
+        return work(time.perf_counter())
+    except CrashError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - every failure of user code is reported, none is lost
+        failure = error.failure if isinstance(error, TaskFailedError) else describe(error, who, None)
+        following = layout.following(stage)
+        width = 0 if following is None else following.width
+        return list(address_failure(PYTHON, spark_task, width, failure))
+    finally:
+        process.end_task()
+
+
+def _read(
+    plan: ExecutionPlan, spark_task: int, order: WorkOrder, run: StageRun, process: WorkerProcess
+) -> tuple[int, float]:
+    """Push what the emitter reads; answers how many records, and the seconds waited for them."""
+    assigned = order.assignments[spark_task]
+    if not assigned:
+        return 0, 0.0
+    emitter, codec = process.spout()
+    metas = {
+        partition: codec.decode_meta(meta, f"partition {partition!r} of {order.attempt}")
+        for partition, meta in assigned.items()
+    }
+    rows: Counter[str] = Counter()
+    waited = 0.0
+    batches = iter(emitter.emit_many(order.attempt, metas))
+    while True:
+        started = time.perf_counter()
+        item = next(batches, None)
+        waited += time.perf_counter() - started
+        if item is None:
+            return rows.total(), waited
+        partition, batch = item
+        rows[partition] += batch.num_rows
+        planned = getattr(metas.get(partition), "records", None)
+        if planned is not None and rows[partition] > planned:
+            raise BoltError(
+                f"partition {partition!r} gave {rows[partition]} rows, but its meta says records={planned}: "
+                f"{metas[partition]!r:.200}; a source must not emit more than it has planned"
+            )
+        run.outbox.push(plan.spout_id, DEFAULT_STREAM, spark_task, batch)
+
+
+def _deliver(run: StageRun, message: Message) -> None:
+    computed = {bolt.id for bolt in run.stage.dataframes}
+    for parcel, table in message.parcels.items():
+        if parcel.stage < run.stage.position:
+            raise ShortBatchError(
+                f"tuples of {parcel.source!r} for stage {parcel.stage} came to stage {run.stage.position}"
+            )
+        if parcel.stage > run.stage.position:
+            run.outbox.carry(parcel, table)
+        elif parcel.component not in computed:
+            run.deliver(parcel, table)
+
+
+def _answer(run: StageRun, started: float, waited: float) -> Answer:
+    return Answer(
+        deltas=run.deltas(),
+        emitted=run.outbox.captured(),
+        places=run.places(),
+        sent=run.outbox.sent,
+        received=run.received,
+        written=run.written(),
+        process_seconds=time.perf_counter() - started - waited,
+    )
+
+
+def _elements(run: StageRun, answer: Answer) -> list[Element]:
+    elements: list[Element] = [(ANSWER, answer.encode())]
+    following = run.layout.following(run.stage)
+    if following is not None:
+        elements += address_messages(PYTHON, run.spark_task, following.width, run.outbox.tables())
+    return elements
+
+
+def _spout_place(
+    plan: ExecutionPlan, spark_task: int, process: WorkerProcess, records: int, seconds: float
+) -> TaskPlace:
+    return TaskPlace(
+        plan.spout_id, spark_task, spark_task, process.worker, process.host, round(seconds, 6), records
+    )

@@ -1,0 +1,119 @@
+"""What a worker process keeps between batches: the plan's emitter, what bolts have opened, open stores,
+and rows of states.
+
+Topologies that run side by side in one Spark session share its worker processes; each keeps its own here.
+
+Invariant: one run of a topology at a time. When a process gets the plan of another run of it, what the run
+before had opened is closed first. What other topologies have opened is closed when they have had no task here
+for a minute: nobody tells a worker process that a run has ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from txstream.api.bolts import Bolt, WorkerContext
+from txstream.api.spouts import PartitionEmitter
+from txstream.engine.batch.plan import BoltSpec, ExecutionPlan
+from txstream.engine.commit.open_databases import OpenStores
+from txstream.engine.commit.state_cache import StateCache
+from txstream.metas import MetaCodec
+
+if TYPE_CHECKING:
+    from txstream.engine.batch.collector import Collector
+    from txstream.engine.commit.map_state import TaskMapState
+
+log = logging.getLogger(__name__)
+
+# As long as Spark lets a worker process be idle.
+IDLE_SECONDS = 60.0
+
+
+class WorkerProcess:
+    """A worker process of one run. Serves one Spark task at a time."""
+
+    def __init__(self, plan: ExecutionPlan) -> None:
+        self.plan = plan
+        self.host = socket.gethostname()
+        # Spark keeps one Python daemon per executor, so its number tells executors on a host apart.
+        self.worker = f"{self.host}:{os.getppid()}"
+        self._spout: tuple[PartitionEmitter[Any], MetaCodec[Any]] | None = None
+        self._resources: dict[str, tuple[Bolt, Any]] = {}
+        self.stores = OpenStores()
+        # By component, name of the state, and task.
+        self.state_caches: dict[tuple[str, str, int], StateCache] = {}
+        # Collectors and states of bolts in the present Spark task.
+        self.left_open: list[Collector | TaskMapState] = []
+        self.used_at = 0.0
+
+    def spout(self) -> tuple[PartitionEmitter[Any], MetaCodec[Any]]:
+        """The emitter, opened when first needed, and the codec of its metas."""
+        if self._spout is None:
+            source = self.plan.create_source()
+            self._spout = (source.emitter(self.plan.context), MetaCodec(source.meta_type))
+        return self._spout
+
+    def resource(self, spec: BoltSpec, bolt: Bolt) -> Any:
+        """What the bolt's `prepare_worker` has opened in this process; `bolt` does it if need be."""
+        if type(bolt).prepare_worker is Bolt.prepare_worker:
+            return None
+        if spec.id not in self._resources:
+            plan = self.plan
+            context = WorkerContext(plan.topology_id, spec.id, self.worker, self.host, plan.settings)
+            opener = spec.create()
+            self._resources[spec.id] = (opener, opener.prepare_worker(context))
+        return self._resources[spec.id][1]
+
+    def end_task(self) -> None:
+        """A Spark task ends here, perhaps with a failure: what its bolts got is of no use from now on."""
+        while self.left_open:
+            self.left_open.pop().close()
+
+    def close(self) -> None:
+        """Close everything. What fails to close is logged, so that the rest is closed all the same."""
+        opened, self._resources = self._resources, {}
+        for component, (bolt, resource) in reversed(opened.items()):
+            try:
+                bolt.close_worker(resource)
+            except (Exception, SystemExit):
+                log.warning("close_worker of component %r failed", component, exc_info=True)
+        spout, self._spout = self._spout, None
+        if spout is not None:
+            try:
+                spout[0].close()
+            except (Exception, SystemExit):
+                log.warning("the emitter of %r failed to close", self.plan.spout_id, exc_info=True)
+        self.stores.close()
+
+
+# By topology.
+_processes: dict[str, WorkerProcess] = {}
+
+
+def worker_process(plan: ExecutionPlan, *, clock: Callable[[], float] = time.monotonic) -> WorkerProcess:
+    """This process's `WorkerProcess` for the run of `plan`, for a Spark task that begins now."""
+    now = clock()
+    for topology_id, process in list(_processes.items()):
+        is_over = process.plan.run_id != plan.run_id
+        if topology_id != plan.topology_id:
+            is_over = now - process.used_at >= IDLE_SECONDS
+        if is_over:
+            del _processes[topology_id]
+            process.close()
+    if plan.topology_id not in _processes:
+        _processes[plan.topology_id] = WorkerProcess(plan)
+    process = _processes[plan.topology_id]
+    process.used_at = now
+    return process
+
+
+def close_worker_process() -> None:
+    """Close what is open, when the process ends in good order."""
+    while _processes:
+        _, process = _processes.popitem()
+        process.close()

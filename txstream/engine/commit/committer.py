@@ -1,0 +1,301 @@
+"""The commit phase on the driver: merge the deltas of all tasks, then have every database commit them.
+
+Two paths, chosen per batch and database. *Driver*: one transaction does everything. *Executors*, for many
+rows and where bolts write states themselves: the driver begins the commit, tasks write their shares, the
+driver ends it.
+
+Invariants.
+- When `commit` returns, every database has committed this very attempt. When it raises BatchFailedError or
+  ServiceUnavailableError, some may have and some not; a new attempt undoes and redoes them all.
+- No task writes into a database before this attempt has begun there, and none ends before all tasks have
+  written. An attempt begins at most once in each: the fence refuses it a second time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from txstream.api.bolts import StateCommitter
+from txstream.api.errors import BatchFailedError, FencedError, ServiceUnavailableError, TopologyError
+from txstream.api.topology import Topology
+from txstream.engine.batch.runner import BatchResult
+from txstream.engine.commit.databases import StateTarget, state_targets
+from txstream.engine.commit.shares import StateWrite, TableDeltas
+from txstream.engine.fault_points import Point
+from txstream.folding import new_fold
+from txstream.state import AnswerLostError, Commit, TopologyStates
+from txstream.transaction import TransactionAttempt, Txid
+
+__all__ = ["Committer", "ProcessedBatch", "StateTarget", "state_targets"]
+
+log = logging.getLogger(__name__)
+
+DRIVER_COMMIT_ROWS = 100_000
+"""About where both paths are equally fast on two cores beside PostgreSQL (`benchmarks/commit_paths.py`)."""
+
+DRIVER, EXECUTORS = "driver", "executors"
+
+
+@dataclass(frozen=True)
+class ProcessedBatch:
+    """A batch between the phases. `attempts` are those of its txid that failed, as the ledger keeps them;
+    `timings` are seconds by step, to which every further step adds its own."""
+
+    result: BatchResult
+    planned_at: datetime
+    processed_at: datetime
+    error: str | None
+    attempts: Sequence[Mapping[str, Any]] = ()
+    timings: dict[str, float] = field(default_factory=dict)
+
+
+class ShareWriter(Protocol):
+    """`BatchRunner.write`."""
+
+    def __call__(self, attempt: TransactionAttempt, writes: Sequence[StateWrite]) -> Sequence[int]: ...
+
+
+class Committer:
+    """Commits processed batches. `wait_for` blocks, with backoff, until a check passes or the run ends."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        uuid: str,
+        targets: Sequence[StateTarget],
+        *,
+        wait_for: Callable[[str, Callable[[], None]], None],
+    ) -> None:
+        self._map_states = topology.map_states
+        self._commit = topology.commit
+        self._driver_commit_rows = topology.driver_commit_rows
+        self._targets = targets
+        self._states = [target.of(topology, uuid) for target in targets]
+        self._wait_for = wait_for
+        self._bolts: dict[str, StateCommitter] = {
+            component.id: component.instance
+            for component in topology.bolts
+            if isinstance(component.instance, StateCommitter)
+        }
+        # Of commit="auto": why no batch is written by executors any more, and whose last try failed there.
+        self._executors_cannot: str | None = None
+        self._failed_on_executors: Txid | None = None
+
+    def merge(self, *results: BatchResult) -> dict[str, pa.Table]:
+        """Each state's deltas by component, every key once: of what was processed, and what committed."""
+        merged: dict[str, pa.Table] = {}
+        for component, bolt in self._bolts.items():
+            fold = new_fold(bolt)
+            for result in results:
+                for part in result.deltas.get(component, []):
+                    if part.num_rows:
+                        fold.add_partial(part)
+            merged[component] = fold.finish()
+        return merged
+
+    @property
+    def begins_before_bolts(self) -> bool:
+        """Do bolts of the commit phase write states, so that `begin` must come before they run?"""
+        return any(target.written_by_bolts for target in self._targets)
+
+    def begin(
+        self,
+        attempt: TransactionAttempt,
+        metas: Mapping[str, Any],
+        batch: ProcessedBatch,
+        reached: Callable[[str], None],
+    ) -> frozenset[int]:
+        """Begin the commit of an attempt where bolts will write: the positions of those databases, which
+        `commit` must be told. Raises as `commit`."""
+        found = frozenset(at for at, target in enumerate(self._targets) if target.written_by_bolts)
+        for at in sorted(found):
+            self._begin(at, attempt, metas, batch, reached)
+        return found
+
+    def commit(
+        self,
+        attempt: TransactionAttempt,
+        metas: Mapping[str, Any],
+        batch: ProcessedBatch,
+        deltas: Mapping[str, pa.Table],
+        reached: Callable[[str], None],
+        *,
+        write: ShareWriter | None = None,
+        begun: Collection[int] = (),
+        written: Mapping[tuple[str, str], int] | None = None,
+    ) -> None:
+        """Commit to every database. `write` has tasks write shares; without it the driver writes everything.
+        `begun` is what `begin` answered for this attempt, `written` the rows that bolts wrote since, by
+        component and state.
+
+        Raises BatchFailedError or ServiceUnavailableError when a new attempt is due, FencedError when a newer
+        leader has taken over, BoltError when a task died, another TxstreamError when the data cannot be
+        stored.
+        """
+        own = [target.deltas(deltas) for target in self._targets]
+        shared: list[int] = []
+        if write is not None:
+            shared = [at for at, tables in enumerate(own) if self._is_for_executors(attempt, at, tables)]
+        for at in shared:
+            if at not in begun:
+                self._begin(at, attempt, metas, batch, reached)
+        keys = self._rows_of_bolts(written or {})
+        if write is not None and shared:
+            reached(Point.BEFORE_WRITE)
+            keys.update(self._write_shares(attempt, {at: own[at] for at in shared}, batch, write))
+            reached(Point.AFTER_WRITE)
+        for at, states in enumerate(self._states):
+            if at:
+                reached(Point.BETWEEN_COMMITS)
+            mine = [] if at in shared else own[at]
+            path = EXECUTORS if at in shared or at in begun else DRIVER
+            commit = _commit(attempt, metas, batch, path, mine)
+            self._finish(states, commit, reached, keys=keys[at], path=path)
+
+    # --- which path ---------------------------------------------------------------------------------
+
+    def _is_for_executors(self, attempt: TransactionAttempt, at: int, tables: Sequence[TableDeltas]) -> bool:
+        rows: int = sum(table.deltas.num_rows for table in tables)
+        target = self._targets[at]
+        if rows == 0 or self._commit == DRIVER or target.place is None or not target.database.on_executors:
+            return False
+        if self._commit == EXECUTORS:
+            return True
+        if self._executors_cannot is not None or self._failed_on_executors == attempt.txid:
+            return False
+        if self._driver_commit_rows is not None:
+            return rows > self._driver_commit_rows
+        return rows > DRIVER_COMMIT_ROWS and not target.one_writer
+
+    # --- the steps ----------------------------------------------------------------------------------
+
+    def _begin(
+        self,
+        at: int,
+        attempt: TransactionAttempt,
+        metas: Mapping[str, Any],
+        batch: ProcessedBatch,
+        reached: Callable[[str], None],
+    ) -> None:
+        started = time.perf_counter()
+        try:
+            self._states[at].begin_commit(_commit(attempt, metas, batch, EXECUTORS, ()), reached=reached)
+        except ServiceUnavailableError as error:
+            # Begun or not, this attempt cannot begin again.
+            self._outcome(self._states[at], attempt, lost=False)
+            raise BatchFailedError(f"{attempt} was not committed: {error}") from error
+        _add(batch.timings, "begin", started)
+        reached(Point.AFTER_BEGIN)
+
+    def _write_shares(
+        self,
+        attempt: TransactionAttempt,
+        work: Mapping[int, Sequence[TableDeltas]],
+        batch: ProcessedBatch,
+        write: ShareWriter,
+    ) -> dict[int, int]:
+        """Have executors write the deltas of some databases: the rows written, by database."""
+        started = time.perf_counter()
+        writes = []
+        for at, tables in work.items():
+            place = self._targets[at].place
+            if place is not None:
+                writes.append(StateWrite(place, replace(self._states[at].life, tables=()), attempt, tables))
+        try:
+            rows = write(attempt, writes)
+        except FencedError:
+            raise
+        except Exception as error:
+            self._failed_on_executors = attempt.txid
+            if isinstance(error, TopologyError) and self._commit == "auto":
+                if self._executors_cannot is None:
+                    log.warning("from now on the driver commits large batches too: %s", error)
+                self._executors_cannot = str(error)
+                raise BatchFailedError(f"{attempt} was not committed: {error}") from error
+            if isinstance(error, ServiceUnavailableError):
+                for at in work:
+                    self._outcome(self._states[at], attempt, lost=False)
+                raise ServiceUnavailableError(
+                    f"{attempt} was not committed: {error}; the driver reaches that database: if executors "
+                    f"cannot, open the way for them or build with commit='driver'"
+                ) from error
+            raise
+        _add(batch.timings, "write", started)
+        return dict(zip(work, rows, strict=True))
+
+    def _finish(
+        self,
+        states: TopologyStates,
+        commit: Commit,
+        reached: Callable[[str], None],
+        *,
+        keys: int,
+        path: str,
+    ) -> None:
+        """The last transaction of this attempt in one database."""
+        attempt = commit.attempt
+        try:
+            if path == DRIVER:
+                states.commit(commit, reached=reached)
+            else:
+                states.end_commit(commit, keys=keys, reached=reached)
+        except ServiceUnavailableError as error:
+            if not self._outcome(states, attempt, lost=isinstance(error, AnswerLostError)):
+                raise BatchFailedError(f"{attempt} was not committed: {error}") from error
+
+    def _rows_of_bolts(self, written: Mapping[tuple[str, str], int]) -> Counter[int]:
+        """What bolts wrote, by database; `written` has it by component and state."""
+        rows: Counter[int] = Counter()
+        for use in self._map_states:
+            for at, target in enumerate(self._targets):
+                if target.has(use):
+                    rows[at] += written.get((use.component, use.name), 0)
+        return rows
+
+    def _outcome(self, states: TopologyStates, attempt: TransactionAttempt, *, lost: bool) -> bool:
+        """Has the database committed this attempt? Lost may mean committed: only the ledger knows, and only
+        once the database answers."""
+        committed = False
+
+        def ask() -> None:
+            nonlocal committed
+            states.store.check()
+            committed = lost and states.outcome(attempt)
+
+        self._wait_for(f"database {states.url_for_people}", ask)
+        return committed
+
+
+def _commit(
+    attempt: TransactionAttempt,
+    metas: Mapping[str, Any],
+    batch: ProcessedBatch,
+    path: str,
+    tables: Sequence[TableDeltas],
+) -> Commit:
+    return Commit(
+        attempt=attempt,
+        metas=metas,
+        deltas={table.spec.state.table: table.deltas for table in tables},
+        tuples=batch.result.records,
+        planned_at=batch.planned_at,
+        processed_at=batch.processed_at,
+        error=batch.error,
+        details={
+            "path": path,
+            "timings": {step: round(seconds, 6) for step, seconds in batch.timings.items()},
+            "attempts": list(batch.attempts),
+        },
+    )
+
+
+def _add(timings: dict[str, float], step: str, started: float) -> None:
+    timings[step] = timings.get(step, 0.0) + time.perf_counter() - started

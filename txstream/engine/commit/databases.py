@@ -1,0 +1,155 @@
+"""Which databases a topology's states are in, and what of it each holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError
+
+from txstream.api.bolts import StateCommitter
+from txstream.api.errors import TopologyError
+from txstream.api.reducers import Put
+from txstream.api.topology import StateUse, Topology
+from txstream.engine.commit.open_databases import StorePlace
+from txstream.engine.commit.shares import TableDeltas
+from txstream.state import StateBackend, TableSpec, TopologyStates, place_of
+
+DEFAULT_CONNECT_TIMEOUT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class StateTarget:
+    """One database and the tables of this topology in it; `components` fill them, in the same order.
+
+    `place` is how executors open it. `written_by_bolts` are the tables that bolts of the commit phase write
+    themselves, through a `MapState`: the driver has no deltas of them. `one_writer` says that it lets in one
+    writer at a time, so that tasks are not faster than the driver, however many rows there are.
+    """
+
+    database: StateBackend
+    tables: tuple[TableSpec, ...]
+    components: tuple[str, ...] = ()
+    place: StorePlace | None = None
+    written_by_bolts: frozenset[str] = frozenset()
+    one_writer: bool = False
+
+    def deltas(self, merged: Mapping[str, pa.Table]) -> list[TableDeltas]:
+        """The driver's deltas for this database; `merged` has them by component."""
+        return [
+            TableDeltas(component, spec, merged[component])
+            for spec, component in zip(self.tables, self.components, strict=True)
+            if spec.state.table not in self.written_by_bolts
+        ]
+
+    def of(self, topology: Topology, uuid: str) -> TopologyStates:
+        """What a life of the topology does in this database."""
+        return self.database.of(topology.id, uuid, topology.semantics, self.tables)
+
+    def has(self, use: StateUse) -> bool:
+        """Is this state of a bolt in this database?"""
+        return any(
+            spec.state is use.state and component == use.component
+            for spec, component in zip(self.tables, self.components, strict=True)
+        )
+
+
+@dataclass
+class _Found:
+    tables: list[TableSpec] = field(default_factory=list)
+    components: list[str] = field(default_factory=list)
+    written_by_bolts: set[str] = field(default_factory=set)
+
+
+def state_targets(
+    topology: Topology,
+    default_url: str,
+    open_database: Callable[[str], StateBackend],
+    *,
+    connect_timeout_seconds: float = DEFAULT_CONNECT_TIMEOUT_SECONDS,
+    in_this_process: bool = False,
+) -> list[StateTarget]:
+    """The topology's states by database; a state without a url lives in `default_url`.
+
+    A topology without any state has its fence and ledger in `default_url`. Raises TopologyError when two
+    states fill one table, which `build` cannot tell where one has no url, and when executors are to write
+    into a database that they cannot open. `in_this_process`: bolts run here, and open every database.
+    """
+    found: dict[str, _Found] = {}
+    spelled: dict[str, str] = {}  # the first URL that means a place
+    owners: dict[tuple[str, str], str] = {}
+
+    def add(spec: TableSpec, component: str, owner: str, *, by_bolts: bool) -> None:
+        url = spec.state.url or default_url
+        url = spelled.setdefault(place_of(url), url)
+        other = owners.setdefault((url, spec.state.table.lower()), owner)
+        if other != owner:
+            raise TopologyError(
+                f"components {other} and {owner} both write table {spec.state.table!r} of one database, "
+                f"which they name differently or which is the run's default; give each a table of its own"
+            )
+        here = found.setdefault(url, _Found())
+        here.tables.append(spec)
+        here.components.append(component)
+        if by_bolts:
+            here.written_by_bolts.add(spec.state.table)
+
+    components = [c.id for c in topology.bolts if isinstance(c.instance, StateCommitter)]
+    for (bolt, semantics), component in zip(topology.states, components, strict=True):
+        add(TableSpec(bolt.state, semantics, bolt.reducers), component, repr(component), by_bolts=False)
+    for use in topology.map_states:
+        put = {name: Put() for name in use.state.value_names}
+        owner = f"{use.component!r} (state {use.name!r})"
+        add(TableSpec(use.state, use.semantics, put), use.component, owner, by_bolts=True)
+    if not found:
+        found[default_url] = _Found()
+
+    def target(url: str, here: _Found) -> StateTarget:
+        database = open_database(url)
+        if not database.on_executors:
+            _refuse_executors(topology, database, () if in_this_process else here.written_by_bolts)
+        return StateTarget(
+            database,
+            tuple(here.tables),
+            tuple(here.components),
+            StorePlace(_absolute(url), connect_timeout_seconds, topology.message_timeout_seconds),
+            frozenset(here.written_by_bolts),
+            one_writer=_is_sqlite(url),
+        )
+
+    return [target(url, here) for url, here in found.items()]
+
+
+def _refuse_executors(topology: Topology, database: StateBackend, written_by_bolts: Collection[str]) -> None:
+    """Raise TopologyError when executors are to write into a database that they cannot open."""
+    where = f"{database.url_for_people} cannot be opened by another process"
+    if written_by_bolts:
+        raise TopologyError(
+            f"topology {topology.id!r}: bolts write table {min(written_by_bolts)!r} from executors, but "
+            f"{where}; give that state the URL of another database"
+        )
+    if topology.commit == "executors":
+        raise TopologyError(
+            f"topology {topology.id!r} is built with commit='executors', but {where}; leave commit out, "
+            f"or use another database"
+        )
+
+
+def _absolute(url: str) -> str:
+    """A URL that means the same on this machine from another working directory: SQLite's is a path."""
+    if not _is_sqlite(url):
+        return url
+    parsed = make_url(url)
+    path = str(Path(parsed.database or "").absolute())
+    return parsed.set(database=path).render_as_string(hide_password=False)
+
+
+def _is_sqlite(url: str) -> bool:
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        return False
+    return parsed.get_backend_name() == "sqlite" and bool(parsed.database)

@@ -1,0 +1,134 @@
+"""Shares: a batch's deltas cut into pieces that Spark tasks write, each in a transaction of its own.
+
+Invariant: no key is in two shares of an attempt. So the same share may be written twice, by two tasks at
+once even, and shares in any order: by the value rules a key's second write under one attempt changes nothing.
+"""
+
+from __future__ import annotations
+
+import pickle
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import cloudpickle
+
+from txstream.api.errors import ServiceUnavailableError
+from txstream.engine.batch.failures import Failure, describe
+from txstream.engine.batch.wire import pack, unpack
+from txstream.engine.batch.worker_process import WorkerProcess
+from txstream.engine.commit.open_databases import StorePlace
+from txstream.transaction import TransactionAttempt
+
+if TYPE_CHECKING:
+    from txstream.state import TableSpec, TopologyLife
+
+_LARGEST_SHARE_BYTES = 900_000
+"""Spark warns of tasks above 1,000 KiB. More shares than slots cost little: each is worth its transaction."""
+
+Message = tuple[bytes, bytes]
+"""A share on its way to a task: whose it is and how it is written, pickled; then its deltas as Arrow."""
+
+
+@dataclass(frozen=True)
+class TableDeltas:
+    """The deltas of one state table, every key once. `component` fills it."""
+
+    component: str
+    spec: TableSpec
+    deltas: pa.Table
+
+
+@dataclass(frozen=True)
+class StateWrite:
+    """What tasks write into one database in one attempt, after the driver has begun its commit there."""
+
+    place: StorePlace
+    life: TopologyLife
+    attempt: TransactionAttempt
+    tables: Sequence[TableDeltas]
+
+    @property
+    def rows(self) -> int:
+        return sum(table.deltas.num_rows for table in self.tables)
+
+
+def cut(write: StateWrite, slots: Mapping[str, int]) -> list[StateWrite]:
+    """The shares of a write: as many as the slots of its components allow, more where they would be large.
+
+    Deltas are sorted by key first, so that each share is a range of keys: what one task locks lies together.
+    """
+    sizes = [table.deltas.nbytes for table in write.tables]
+    pieces = max([1, *(slots.get(table.component, 1) for table in write.tables)])
+    pieces = max(pieces, -(-sum(sizes) // _LARGEST_SHARE_BYTES))
+    parts: list[list[TableDeltas]] = [[] for _ in range(pieces)]
+    for table in write.tables:
+        # By place, key columns come first: Arrow takes a name that begins with a dot for a path.
+        keys: list[Any] = [(place, "ascending") for place in range(len(table.spec.state.key_names))]
+        deltas = table.deltas.take(pc.sort_indices(table.deltas, sort_keys=keys))
+        for piece, part in enumerate(parts):
+            start, end = (deltas.num_rows * at // pieces for at in (piece, piece + 1))
+            if end > start:
+                part.append(TableDeltas(table.component, table.spec, deltas.slice(start, end - start)))
+    return [StateWrite(write.place, write.life, write.attempt, part) for part in parts if part]
+
+
+def to_message(share: StateWrite) -> Message:
+    """A share as bytes. Its head names the database's URL: it belongs into a task, not into a log."""
+    components = " or ".join(dict.fromkeys(table.component for table in share.tables))
+    # By itself: an executor without a database library cannot unpickle it, but must be able to say so.
+    bound = _pickle((share.life, [table.spec for table in share.tables]))
+    head = (share.place, share.life.topology, share.attempt, components, bound)
+    body = pack({}, {str(at): table.deltas for at, table in enumerate(share.tables)})
+    return _pickle(head), body
+
+
+def write_share(message: Message, process: WorkerProcess) -> bytes:
+    """On an executor: write one share. What fails comes back as an answer, like a bolt's failure."""
+    started = time.perf_counter()
+    head, body = message
+    place, topology, attempt, components, bound = pickle.loads(head)  # noqa: S301 - the driver's
+    try:
+        store = process.stores.get(place, topology)
+        _, tables = unpack(body)
+        life, specs = pickle.loads(bound)  # noqa: S301 - the driver's
+        writes = [(spec, tables[str(at)]) for at, spec in enumerate(specs)]
+        rows = store.of(life.topology, life.uuid, life.semantics).write(attempt, writes)
+    except Exception as error:  # noqa: BLE001 - reported to the driver, which raises it again
+        if isinstance(error, ServiceUnavailableError):
+            error = ServiceUnavailableError(f"host {socket.gethostname()}: {error}")
+        return pack({"failure": describe(error, components, None).to_document()})
+    return pack({"rows": rows, "seconds": time.perf_counter() - started})
+
+
+def rows_written(attempt: TransactionAttempt, answers: Sequence[bytes]) -> list[int]:
+    """How many rows each share wrote. Raises the error of the first that failed."""
+    rows: list[int] = []
+    for answer in answers:
+        document, _ = unpack(answer)
+        if "failure" in document:
+            raise Failure(**document["failure"]).to_error(attempt)
+        rows.append(document["rows"])
+    return rows
+
+
+def cut_all(writes: Sequence[StateWrite], slots: Mapping[str, int]) -> tuple[list[Message], list[int]]:
+    """All shares as messages, and for each the position of the write that it is of."""
+    shares = [(at, share) for at, write in enumerate(writes) for share in cut(write, slots)]
+    return [to_message(share) for _, share in shares], [at for at, _ in shares]
+
+
+def rows_by_write(writes: Sequence[StateWrite], positions: Sequence[int], rows: Sequence[int]) -> list[int]:
+    """The rows of the shares added up by the write that they are of."""
+    totals = [0] * len(writes)
+    for at, count in zip(positions, rows, strict=True):
+        totals[at] += count
+    return totals
+
+
+def _pickle(value: Any) -> bytes:
+    return bytes(cloudpickle.dumps(value))  # type: ignore[no-untyped-call]  # pyspark's copy

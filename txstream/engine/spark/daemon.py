@@ -1,0 +1,102 @@
+"""Spark's Python daemon, without a full garbage collection after every task, and with an end for bolts.
+
+PySpark's daemon makes each worker run `gc.collect()` when a task ends: 10 to 40 ms, more than a small
+batch costs otherwise. This one collects once per worker and freezes what is alive then. Later garbage is
+left to Python's own generations.
+
+A worker process that ends in good order closes what bolts have opened in it: when Spark closes its socket
+(it was idle for a minute, a task failed, the executor ends), and when the daemon ends before it.
+
+Imported by name on executors (`spark.python.daemon.module`), before shipped files are on the path; it
+imports nothing that starts threads, since it forks.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import sys
+from typing import Any
+
+import pyspark.daemon
+
+# What hangs while it is closed must not keep a process for ever that nobody knows any more.
+CLOSE_SECONDS = 10
+
+_spark_worker = pyspark.daemon.worker
+
+
+class CollectOnce:
+    """Stands in for the module `gc` inside pyspark.daemon."""
+
+    def __init__(self) -> None:
+        self._collected = False
+
+    def collect(self, *args: int) -> int:
+        if self._collected:
+            return 0
+        self._collected = True
+        found = gc.collect(*args)
+        gc.freeze()
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(gc, name)
+
+
+class HangUpGently:
+    """Stands in for the module `signal` inside pyspark.daemon: its workers do not die of SIGHUP at once."""
+
+    def signal(self, number: int, handler: Any) -> Any:
+        if number == signal.SIGHUP and handler is signal.SIG_DFL:
+            handler = hang_up
+        return signal.signal(number, handler)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(signal, name)
+
+
+def worker(sock: socket.socket, authenticated: bool) -> int:
+    """One task, as PySpark's own `worker`, which is called again for the next. Closes what is open when it
+    will not be."""
+    code = 1
+    try:
+        code = _spark_worker(sock, authenticated)
+    except BrokenPipeError:
+        return code  # Spark has closed the socket, which is how a worker ends: no reason for a traceback
+    finally:
+        if code or not os.environ.get("SPARK_REUSE_WORKER"):
+            close_worker_process()
+    return code
+
+
+def hang_up(number: int, _: Any) -> None:
+    """The daemon ends, and says so. In the middle of a task a worker dies of it, as PySpark's does: what is
+    open is in use. Between two tasks it closes first."""
+    context = sys.modules.get("pyspark.taskcontext")
+    if context is not None and context.TaskContext.get() is not None:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+        return
+    close_worker_process()
+    os._exit(0)
+
+
+def close_worker_process() -> None:
+    """Close what bolts have opened in this process, if any of them ran here."""
+    process = sys.modules.get("txstream.engine.batch.worker_process")
+    if process is None:
+        return
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # closing is under way
+    signal.alarm(CLOSE_SECONDS)
+    process.close_worker_process()
+    signal.alarm(0)
+
+
+# The daemon calls these by the names that it imported; there are no settings for them.
+vars(pyspark.daemon).update(gc=CollectOnce(), signal=HangUpGently(), worker=worker)
+
+if __name__ == "__main__":
+    pyspark.daemon.manager()

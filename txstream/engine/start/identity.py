@@ -1,0 +1,186 @@
+"""Whose topology is this: what must hold before a leader claims an epoch.
+
+Invariant: an id stands for one topology in ZooKeeper and in every database. A first run that is refused
+takes back what it made and nothing else, so that the corrected run is not refused for its sake. A state that
+is added later is *joining* until ZooKeeper's identity names it: until then nothing has been committed to it,
+and every start takes its joining up again (`joining`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from txstream.api.errors import CorruptStateError, IdentityMismatchError, ProgressMismatchError, TxstreamError
+from txstream.api.topology import Topology
+from txstream.engine.commit.committer import StateTarget
+from txstream.engine.start.recovery import patiently
+from txstream.metas import to_json
+from txstream.state import FenceLockedError, StateBackend, TopologyStates
+from txstream.transaction import FIRST_TXID, AttemptId
+from txstream.zookeeper import Identity, ProgressStore
+
+
+def identity_of(topology: Topology) -> Identity:
+    """What must stay the same under one topology id, with a new uuid."""
+    source = topology.spout.source
+    return Identity.new(
+        topology.semantics,
+        f"{type(source).__module__}.{type(source).__qualname__}",
+        source.identity(),
+        tuple(
+            sorted(
+                [
+                    *(bolt.state.table for bolt, _ in topology.states),
+                    *(use.state.table for use in topology.map_states),
+                ]
+            )
+        ),
+    )
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Under which identity a topology runs, as ZooKeeper has it, and the state tables of now."""
+
+    identity: Identity
+    tables: tuple[str, ...]
+
+    @property
+    def joining(self) -> frozenset[str]:
+        """The state tables that the identity does not name yet."""
+        return frozenset(self.tables) - frozenset(self.identity.tables)
+
+    @property
+    def joined(self) -> Identity:
+        """The identity once they have joined."""
+        return replace(self.identity, tables=self.tables)
+
+
+def claim_identity(
+    topology: Topology,
+    store: ProgressStore,
+    targets: Sequence[StateTarget],
+    *,
+    locked: Callable[[FenceLockedError], None],
+) -> Claim:
+    """The identity under which this topology runs: the stored one if it is the same topology, else a new one
+    where there was none; fences and tables are there when it returns. States may have been added since.
+
+    `locked` is called while a frozen writer holds a database's lock, before each further try; it raises to
+    end them. Raises IdentityMismatchError, ProgressMismatchError, StateTableError or SchemaRevisionError.
+    """
+    mine = identity_of(topology)
+    stored = store.read_identity()
+    if stored is not None:
+        _refuse_other(topology.id, stored, mine)
+    for target in targets:
+        target.database.ensure_framework_tables()
+        if stored is None:
+            stored = _refuse_orphan(topology.id, store, target.database)
+    identity = store.create_identity(mine) if stored is None else stored
+    _refuse_other(topology.id, identity, mine)
+    claim = Claim(identity, mine.tables)
+    first_run = store.load().current == FIRST_TXID
+    kept = kept_of(identity, [target.database for target in targets])
+    joined: list[StateBackend] = []
+    try:
+        for target in targets:
+            database = target.database
+            # What is kept already is for leaders to replace: this driver may be one of before by now.
+            fence = database.read_fence(topology.id)
+            first = None if fence is not None and fence.identity else kept
+            known = tuple(spec for spec in target.tables if spec.state.table not in claim.joining)
+            new = tuple(spec for spec in target.tables if spec.state.table in claim.joining)
+            for tables, first_of_these in ((known, first_run), (new, True)):
+                if tables or (tables is known and not new):
+                    states = database.of(topology.id, identity.uuid, topology.semantics, tables)
+                    join = partial(states.join, first_run=first_of_these, identity=first)
+                    patiently(join, locked)
+            joined.append(database)
+    except TxstreamError:
+        if identity.uuid == mine.uuid:
+            # MySQL commits each table that it creates: the one that has failed may have left some too.
+            _undo(topology.id, store, identity, [*joined, target.database])
+        raise
+    return claim
+
+
+def kept_of(identity: Identity, databases: Iterable[StateBackend | TopologyStates]) -> dict[str, Any]:
+    """What is kept beside each fence. Each database knows the others: whoever is shown one of them can find
+    them all."""
+    return {
+        "identity": identity.to_document(),
+        "databases": sorted(database.url_for_people for database in databases),
+    }
+
+
+def keep_identity(identity: Identity, states: Sequence[TopologyStates], attempt: AttemptId) -> None:
+    """Have every database keep the identity that this leader runs under, where it keeps another one."""
+    kept = kept_of(identity, states)
+    document = json.loads(to_json(kept))
+    for one in states:
+        fence = one.read_fence()
+        if fence is None or fence.identity != document:
+            one.keep_identity(attempt, kept)
+
+
+def confirm(topology: Topology, claim: Claim, store: ProgressStore) -> Claim:
+    """The claim as it is when nobody else can change it any more: after the epoch was claimed.
+
+    Another driver may have led between `claim_identity` and that, with other code: what has joined under it
+    counts. Raises IdentityMismatchError when this code lacks it, CorruptStateError when all was deleted.
+    """
+    stored = store.read_identity()
+    if stored is None or stored.uuid != claim.identity.uuid:
+        raise CorruptStateError(
+            f"topology {topology.id!r} was deleted, or ZooKeeper lost it, while this driver started"
+        )
+    _refuse_other(topology.id, stored, identity_of(topology))
+    return replace(claim, identity=stored)
+
+
+def _undo(
+    topology_id: str, store: ProgressStore, identity: Identity, databases: Sequence[StateBackend]
+) -> None:
+    """What cannot be removed now is told by the next run. Only what carries the fresh uuid is dropped, and
+    nothing once another driver has taken it up: then it is that driver's."""
+    with contextlib.suppress(TxstreamError):
+        for database in databases:
+            database.delete(topology_id, drop_state=True, uuid=identity.uuid, attempt=AttemptId(0))
+        store.delete_everything(unless_led=True)
+
+
+def _refuse_orphan(topology_id: str, store: ProgressStore, database: StateBackend) -> Identity | None:
+    """ZooKeeper knows nothing of this topology, a database does: one of the two was lost. The identity when
+    another driver has made both meanwhile; None when there is neither."""
+    fence = database.read_fence(topology_id)
+    if fence is not None and (stored := store.read_identity()) is not None:
+        return stored
+    if fence is not None:
+        last = database.last_batch(topology_id)
+        raise ProgressMismatchError(
+            f"topology {topology_id!r} is not in ZooKeeper, but {database.url_for_people} holds its state up "
+            f"to txid {0 if last is None else last.txid} (uuid {fence.uuid}). If this is another ZooKeeper, "
+            f"point at the right one; if it was lost, `txstream recover {topology_id} --from-ledger` makes "
+            f"it again; `txstream delete {topology_id} --uuid {fence.uuid} --drop-state` starts afresh"
+        )
+    return None
+
+
+def _refuse_other(topology_id: str, stored: Identity, mine: Identity) -> None:
+    removed = Counter(stored.tables) - Counter(mine.tables)
+    # Of two tables with one name nobody could tell which is the new one.
+    same_name = sorted((Counter(mine.tables) - Counter(stored.tables)).keys() & set(stored.tables))
+    comparable = mine if removed or same_name else replace(mine, tables=stored.tables)
+    differences = stored.differences(comparable)
+    if differences:
+        raise IdentityMismatchError(
+            f"topology {topology_id!r} was first run with other code: {'; '.join(differences)}. Run it under "
+            f"another id (--id), or start afresh with `txstream delete {topology_id} --drop-state`"
+        )

@@ -1,0 +1,111 @@
+"""What has changed about a topology's states since its last run: tables that grew, states that were added.
+
+Invariants. All of it is done by a leader that has raised every fence, before its first batch, and each step
+demands the fence. A state that was added holds nothing and counts from the txid that is current. A database
+that was not the topology's before gets the ledger's row of the txid before that one, so that the recovery of
+the next leader finds all ledgers alike. The identity in ZooKeeper is the last step: whoever finds it without
+the new state, after a crash, begins again, and nothing has been committed to that state.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from txstream.api.errors import CorruptStateError
+from txstream.api.topology import Topology
+from txstream.engine.start.identity import Claim, keep_identity
+from txstream.engine.start.recovery import Resume, patiently
+from txstream.metas import MetaCodec
+from txstream.semantics import Semantics
+from txstream.state import BatchRecord, FenceLockedError, TopologyStates
+from txstream.state.records import COMMITTED
+from txstream.transaction import FIRST_TXID, Epoch, Txid, attempt_id
+from txstream.zookeeper import Identity, ProgressStore
+
+log = logging.getLogger(__name__)
+
+
+def newcomers_of(
+    topology: Topology, claim: Claim, store: ProgressStore, states: Sequence[TopologyStates]
+) -> list[TopologyStates]:
+    """The databases that hold nothing but states that are joining, and no ledger that goes on from there: it
+    is empty, or was left by a joining that was broken off and given up. Called after every fence was raised.
+    """
+    progress = store.load()
+    if topology.semantics is Semantics.NON_TRANSACTIONAL or progress.current == FIRST_TXID:
+        return []
+    found = []
+    for one in states:
+        names = {spec.state.table for spec in one.life.tables}
+        if not names or not names <= claim.joining:
+            continue
+        last = one.last_batch()
+        goes_on = last is not None and (
+            last.txid >= progress.current
+            or (last.txid == progress.current - 1 and last.attempt == progress.committed_by)
+        )
+        if not goes_on:
+            found.append(one)
+    return found
+
+
+def settle_changes(
+    topology: Topology,
+    claim: Claim,
+    store: ProgressStore,
+    states: Sequence[TopologyStates],
+    newcomers: Sequence[TopologyStates],
+    epoch: Epoch,
+    resume: Resume,
+    codec: MetaCodec[Any],
+    *,
+    locked: Callable[[FenceLockedError], None],
+) -> Identity:
+    """Migrate tables that grew and let states join that were added; the identity from now on.
+
+    Raises StateTableError for a change that must wait until a txid that is committed in part is done.
+    """
+    fence = attempt_id(epoch, 0)
+    unfinished = min(resume.replays, default=None)
+    for one in states:
+        for sentence in patiently(partial(one.migrate, fence, unfinished=unfinished), locked):
+            log.info("topology %s: %s", topology.id, sentence)
+    if newcomers:
+        last = _last_batch(topology, claim.identity.uuid, states, resume, codec)
+        for newcomer in newcomers:
+            patiently(partial(newcomer.begin_ledger, fence, last), locked)
+    identity = claim.joined if claim.joining else claim.identity
+    if claim.joining:
+        store.replace_identity(identity)
+    # Before the first batch: who rebuilds ZooKeeper from here must know of every state that counts.
+    patiently(partial(keep_identity, identity, states, fence), locked)
+    for name in sorted(claim.joining):
+        log.info("topology %s: state %s counts from txid %d on", topology.id, name, resume.progress.current)
+    return identity
+
+
+def _last_batch(
+    topology: Topology, uuid: str, states: Sequence[TopologyStates], resume: Resume, codec: MetaCodec[Any]
+) -> BatchRecord:
+    """The ledger's row of the txid before the current one: what ZooKeeper knows of it, and for people what
+    another database knows."""
+    progress = resume.progress
+    txid = Txid(progress.current - 1)
+    attempt, metas = progress.committed_by, codec.encode(progress.batches[txid].metas)
+    if attempt is None:
+        raise CorruptStateError(
+            f"topology {topology.id!r}: ZooKeeper does not say which attempt committed txid {txid}"
+        )
+    for one in states:
+        found = one.batch(txid)
+        if found is not None and found.attempt == attempt:
+            return replace(found, metas=metas, keys=0)
+    now = datetime.now(UTC)
+    return BatchRecord(
+        topology.id, uuid, txid, attempt, topology.semantics, COMMITTED, metas, 0, 0, now, now, now, None
+    )  # fmt: skip

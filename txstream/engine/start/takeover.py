@@ -1,0 +1,71 @@
+"""What every leader does before its first batch, in this order: a run's, and a test's without services.
+
+Invariant: nothing that a decision depends on is read before every fence is raised (`recovery`), and no table
+is changed before that either (`joining`), so that no older leader can write beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from txstream.api.topology import Topology
+from txstream.coordinator import Coordinator
+from txstream.engine.commit.committer import StateTarget
+from txstream.engine.driver.operators import Slots
+from txstream.engine.start.identity import claim_identity, confirm
+from txstream.engine.start.joining import newcomers_of, settle_changes
+from txstream.engine.start.recovery import Resume, recover, take_over
+from txstream.metas import MetaCodec
+from txstream.state import FenceLockedError
+from txstream.transaction import AttemptSequence, Epoch, Txid
+from txstream.zookeeper import Identity, ProgressStore
+
+
+@dataclass(frozen=True)
+class Takeover:
+    """A topology taken up: under which identity and epoch, where it resumes, with which slots."""
+
+    identity: Identity
+    epoch: Epoch
+    resume: Resume
+    slots: Slots
+    coordinator: Coordinator[Any]
+
+
+def take_up(
+    topology: Topology,
+    store: ProgressStore,
+    targets: Sequence[StateTarget],
+    codec: MetaCodec[Any],
+    *,
+    locked: Callable[[FenceLockedError], None],
+    last_txid: Callable[[Txid], Txid | None],
+) -> Takeover:
+    """Claim the id and an epoch, recover, and make the coordinator that goes on from there.
+
+    `locked` is called while a frozen writer holds a database's lock; it raises to give up. `last_txid` says,
+    from the txid to commit next, where the coordinator is to end. Raises what `claim_identity`, `take_over`
+    and `recover` do.
+    """
+    claim = claim_identity(topology, store, targets, locked=locked)
+    states = [target.of(topology, claim.identity.uuid) for target in targets]
+    epoch = take_over(store, states, locked=locked)
+    claim = confirm(topology, claim, store)
+    newcomers = newcomers_of(topology, claim, store, states)
+    settled = [one for one in states if one not in newcomers]
+    resume = recover(topology.id, topology.semantics, store, settled, codec)
+    identity = settle_changes(topology, claim, store, states, newcomers, epoch, resume, codec, locked=locked)
+    slots = Slots(topology)
+    slots.restore(store.read_scale())
+    coordinator: Coordinator[Any] = Coordinator(
+        topology.semantics,
+        current=resume.progress.current,
+        stored={txid: batch.metas for txid, batch in resume.progress.batches.items()},
+        next_attempt=AttemptSequence(epoch).next,
+        max_spout_pending=topology.max_spout_pending,
+        replays=resume.replays,
+        last_txid=last_txid(resume.progress.current),
+    )
+    return Takeover(identity, epoch, resume, slots, coordinator)
