@@ -17,7 +17,7 @@ from support.upgrade_contract import COUNTS, ROWS, SPOUTS, counts, storing
 from txstream.api.errors import ServiceUnavailableError
 from txstream.api.spouts import OpaqueSpout
 from txstream.spouts.memory import MemorySpout
-from txstream.state import open_database
+from txstream.state import Commit, TopologyStates, open_database
 from txstream.testing import TopologyTest
 
 PATHS = pytest.mark.parametrize("path", ["driver", "executors"])
