@@ -141,6 +141,7 @@ def pytest_of(tmp_path: Path, tests: str, *options: str) -> str:
     (tmp_path / "test_it.py").write_text(tests)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tools"), str(ROOT / "tests")])
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # of which Hypothesis takes longer than the tests
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, *options, tmp_path],
         cwd=tmp_path,
@@ -200,7 +201,9 @@ def test_a_run_ends_with_what_was_skipped_and_why(tmp_path: Path) -> None:
         "def test_b():\n    pytest.skip('no server; type install server')\n\n"
         "def test_c():\n    pytest.skip('no such machine')\n"
     )
-    *_, servers, machines, _ = pytest_of(tmp_path, tests, "-p", "support.skips", "-n", "1").splitlines()
+    *_, servers, machines, _ = pytest_of(
+        tmp_path, tests, "-p", "support.skips", "-p", "xdist", "-n", "1"
+    ).splitlines()
     assert servers == "3 tests: no server; type install server"
     assert machines == "1 test: no such machine"
 
