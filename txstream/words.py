@@ -14,6 +14,12 @@ def shown(value: object) -> str:
     return str(value)
 
 
+def in_order(partition: str) -> tuple[str, int]:
+    """For `key=`: `lines/2` comes before `lines/10`."""
+    name, _, number = partition.rpartition("/")
+    return (name, int(number)) if number.isdecimal() else (partition, -1)
+
+
 def counted(number: int, one: str, many: str = "") -> str:
     """`1 record`, `2,000 records`; `many` where it is not `one` with an s."""
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"

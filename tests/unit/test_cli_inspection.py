@@ -75,6 +75,9 @@ def test_ranges_for_people() -> None:
     assert shown_ranges(METAS) == "lines/0 3-7, lines/1 9-12, lines/3 unavailable"
     many = {"partitions": {f"t/{n}": {"start": 0, "end": 1} for n in range(9)}}
     assert shown_ranges(many).endswith("and 5 more")
+    assert shown_ranges({"partitions": {"t/10": {}, "t/9": {}}, "unavailable": {"t/11": "", "t/2": ""}}) == (
+        "t/9, t/10, t/2 unavailable, t/11 unavailable"
+    )
     assert shown_attempt(RECORD.attempt) == "2.7"
 
 

@@ -15,7 +15,7 @@ from txstream.cli.options import Id, command
 from txstream.cli.tables import escaped
 from txstream.inspect.documents import plain_partitions, plain_value
 from txstream.transaction import epoch_of, sequence_of
-from txstream.words import counted, shown
+from txstream.words import counted, in_order, shown
 
 if TYPE_CHECKING:
     from txstream.inspect.records import Batch, BatchDetails, PartitionRange, TopologySummary
@@ -178,11 +178,11 @@ def shown_ranges(metas: Mapping[str, Any]) -> str:
         f"{partition} {found['start']}-{found['end']}"
         if isinstance(found, dict) and "end" in found
         else partition
-        for partition, found in sorted(plain_partitions(metas).items())
+        for partition, found in sorted(plain_partitions(metas).items(), key=lambda item: in_order(item[0]))
     ]
     if len(parts) > _LONGEST_RANGE_LIST:
         parts = [*parts[:_LONGEST_RANGE_LIST], f"and {len(parts) - _LONGEST_RANGE_LIST} more"]
-    parts += [f"{partition} unavailable" for partition in sorted(metas.get("unavailable", {}))]
+    parts += [f"{partition} unavailable" for partition in sorted(metas.get("unavailable", {}), key=in_order)]
     return ", ".join(parts)
 
 
@@ -245,7 +245,7 @@ def _print_batch(cli: Cli, topology_id: str, found: BatchDetails) -> None:
         )
     for one in (*(one for one in found.ranges if one.skipped_from is not None), *found.skipped):
         cli.print(f"{one.partition} {_shown_gap(one)}")
-    for partition, reason in sorted(found.unavailable.items()):
+    for partition, reason in sorted(found.unavailable.items(), key=lambda item: in_order(item[0])):
         cli.print(f"{partition} was unavailable: {escaped(reason)}")
     for failed in found.failed_attempts:
         attempt = "an attempt" if failed.attempt is None else f"attempt {shown_attempt(failed.attempt)}"

@@ -18,6 +18,7 @@ from txstream.inspect.records import (
 )
 from txstream.settings import Settings
 from txstream.transaction import AttemptId, Txid
+from txstream.words import in_order
 
 if TYPE_CHECKING:
     from txstream.state import BatchRecord, StateBackend
@@ -184,10 +185,10 @@ def entry(database: str, row: BatchRecord) -> LedgerEntry:
 def details(found: Batch) -> BatchDetails:
     """What is known of a batch, read from its ledger rows."""
     metas = found.first.metas
-    ranges = tuple(
-        range_of(partition, meta) for partition, meta in sorted(_part(metas, "partitions").items())
+    ranges, carried = (
+        [range_of(partition, of_part[partition]) for partition in sorted(of_part, key=in_order)]
+        for of_part in (_part(metas, "partitions"), _part(metas, "carried"))
     )
-    carried = (range_of(partition, meta) for partition, meta in sorted(_part(metas, "carried").items()))
     # The databases of one batch were told the same; the one that committed last may know most.
     best = max(found.entries, key=lambda one: len(one.details))
     timings = best.details.get("timings")

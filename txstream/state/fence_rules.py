@@ -16,7 +16,7 @@ def own_fence(found: FenceRow | None, database: str, life: TopologyLife) -> Fenc
             f"database {database}: txstream_fence has no row for topology {topology!r}, which has been run "
             f"on it; it was deleted, or the database restored from an older copy. `txstream fsck {topology}` "
             f"says what is wrong; `txstream recover {topology} --from-ledger` makes a fence again that was "
-            f"deleted; or start afresh with `txstream delete {topology} --drop-state`"
+            f"deleted; or start afresh with `txstream delete {topology} --uuid {life.uuid} --drop-state`"
         )
     if found.uuid != life.uuid:
         raise other_life(found, life.uuid, database)
@@ -70,14 +70,15 @@ def superseded(topology: str, attempt: AttemptId, found: FenceRow) -> StaleAttem
     )
 
 
-def unknown_here(topology: str, database: str) -> ProgressMismatchError:
+def unknown_here(life: TopologyLife, database: str) -> ProgressMismatchError:
     """A later run finds no fence."""
+    topology = life.topology
     return ProgressMismatchError(
         f"topology {topology!r} has committed batches according to ZooKeeper, but database {database} "
         f"knows nothing of it; point at the database that it was run with (--database / "
         f"TXSTREAM_DATABASE). If only its fence was deleted, `txstream recover {topology} --from-ledger` "
         f"makes it again; `txstream fsck {topology}` says what is wrong; or start afresh with "
-        f"`txstream delete {topology} --drop-state`"
+        f"`txstream delete {topology} --uuid {life.uuid} --drop-state`"
     )
 
 
@@ -86,8 +87,9 @@ def other_life(found: FenceRow, uuid: str, database: str) -> ProgressMismatchErr
     return ProgressMismatchError(
         f"topology {found.topology!r} has uuid {uuid} in ZooKeeper and uuid {found.uuid} in database "
         f"{database}; one of the two was deleted or lost: `txstream fsck {found.topology}` compares them. "
-        f"Point at the right one, run it under another id (--id), or start afresh with "
-        f"`txstream delete {found.topology} --drop-state`"
+        f"Point at the right one, run it under another id (--id), or start afresh: `txstream delete "
+        f"{found.topology} --uuid {found.uuid} --drop-state` forgets the one in that database, --uuid {uuid} "
+        f"the other"
     )
 
 

@@ -124,7 +124,7 @@ def join(
             connection.execute(update(fence).where(fence.c.topology == topology).values(identity=kept))
         return
     if not first_run:
-        raise rules.unknown_here(topology, database)
+        raise rules.unknown_here(life, database)
     connection.execute(fence.insert().values(topology=topology, uuid=uuid, attempt=0, identity=kept))
 
 

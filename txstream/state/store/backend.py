@@ -110,7 +110,7 @@ class StoreBackend(StateBackend):
         with self.transaction(exclusive=[_DEFINITIONS, layout.lock_of(topology)]) as here:
             fence = here.get("fence", (topology,))
             if fence is None and not first_run:
-                raise fence_rules.unknown_here(topology, self.url_for_people)
+                raise fence_rules.unknown_here(life, self.url_for_people)
             row = FenceRow(topology, uuid, AttemptId(0)) if fence is None else layout.read_fence(fence)
             fence_rules.own_fence(row, self.url_for_people, life)
             if fence is None or (kept is not None and fence_rules.joining_keeps(row)):
