@@ -20,13 +20,23 @@ from txstream.embedded import Services
 
 SUBMIT = "org.apache.spark.deploy.SparkSubmit"
 
-# The bolt notes that it is there and waits; with `kill` it ends Java instead, the first time it is called.
+# The bolt notes that it is there and waits; with `kill` it ends Java instead, the first time it is called. With
+# `exhaust`, Java is asked for more memory than it may have while the bolt waits.
 USER_MODULE = """
 import pathlib
+import threading
 import time
 
 import psutil
+from pyspark import SparkContext
 from txstream import *
+
+
+def exhaust(folder):
+    while not ((folder / "exhaust").exists() and (folder / "entered").exists()):
+        time.sleep(0.05)
+    gateway = SparkContext._gateway
+    gateway.new_array(gateway.jvm.long, 2**31 - 10)
 
 
 class Hold(BasicBolt):
@@ -46,6 +56,7 @@ class Hold(BasicBolt):
 
 
 def topology(topic: str, folder: str):
+    threading.Thread(target=exhaust, args=(pathlib.Path(folder),), daemon=True).start()
     builder = TransactionalTopologyBuilder("held", "lines", OpaqueSpout(KafkaSource(topic)))
     builder.set_bolt("hold", Hold(folder)).shuffle_grouping("lines")
     state = SqlState(topic, key="word string", value="n bigint")
@@ -125,6 +136,19 @@ def test_java_is_killed_at_its_start_in_a_batch_and_between_two(
     java_of(command).kill()
     assert_told(command)
     assert read_counts(launcher.database, unique) == {"one": 1, "two": 1}
+
+
+def test_java_that_is_out_of_memory_ends_and_that_is_told(
+    start: Callable[..., RunningCommand], launcher: Launcher, tmp_path: Path, unique: str
+) -> None:
+    """It would linger, with threads missing, and every batch would time out."""
+    for name in ("hold", "exhaust"):
+        (tmp_path / name).touch()
+    command = start()
+    outcome = command.wait(180)
+    assert outcome.status == 1
+    assert "Spark's Java process ended with status 3: most often memory is short" in outcome.stderr
+    assert read_counts(launcher.database, unique) == {}
 
 
 def test_a_signal_to_the_process_group_ends_the_run_between_two_batches(

@@ -111,6 +111,8 @@ def create_context(
     settings.set("spark.ui.enabled", "false")
     for name, value in {**RECIPE, **(conf or {})}.items():
         settings.set(name, value)
+    # Without it Java lingers when memory is gone, with threads missing, and every batch times out.
+    settings.setIfMissing("spark.driver.extraJavaOptions", "-XX:+ExitOnOutOfMemoryError")
     if package is not None:
         # The daemon module is imported before shipped files are on the path.
         settings.set("spark.executorEnv.PYTHONPATH", f"./{Path(package).name}")
