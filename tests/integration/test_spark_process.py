@@ -20,8 +20,8 @@ from txstream.embedded import Services
 
 SUBMIT = "org.apache.spark.deploy.SparkSubmit"
 
-# The bolt notes that it is there and waits; with `kill` it ends Java instead, the first time it is called. With
-# `exhaust`, Java is asked for more memory than it may have while the bolt waits.
+# The bolt notes that it is there and waits; with `kill` it ends Java instead, the first time it is called.
+# With `exhaust`, Java is asked for more memory than it may have while the bolt waits.
 USER_MODULE = """
 import pathlib
 import threading
