@@ -34,6 +34,14 @@ def test_a_process_that_lives_is_not_blamed(process: subprocess.Popen[bytes]) ->
         raise BoltError("a bug")
 
 
+def test_an_error_that_is_its_own_cause_is_raised(process: subprocess.Popen[bytes]) -> None:
+    """As one that is put into words and raised again while the first is being handled."""
+    bug, told = ValueError("a bug"), BoltError("component 'odd': a bug")
+    bug.__context__ = told
+    with pytest.raises(BoltError, match="component 'odd'"), SparkProcess(process).blamed():
+        raise told from bug
+
+
 def test_what_fails_because_it_was_killed_is_told_with_the_signal_memory_and_the_log(
     process: subprocess.Popen[bytes],
 ) -> None:

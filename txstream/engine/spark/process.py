@@ -175,9 +175,11 @@ def _told_while_starting(log_file: Path | None, start: int) -> str:
 def _is_broken_connection(error: BaseException | None) -> bool:
     from py4j.protocol import Py4JNetworkError
 
-    while error is not None:
+    seen: set[int] = set()  # an error that was raised again may be among its own causes
+    while error is not None and id(error) not in seen:
         if isinstance(error, (OSError, Py4JNetworkError)):
             return True
+        seen.add(id(error))
         error = error.__cause__ or error.__context__
     return False
 
