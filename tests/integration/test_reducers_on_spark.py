@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-import txstream.engine.batch.runner
+import txstream.engine.batch.sizing
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.reducers import Count, Last, Max, Sum, custom
 from txstream.api.spouts import OpaqueSpout
@@ -91,8 +91,8 @@ def test_every_task_folds_and_the_whole_is_right(
     commit: Literal["driver", "executors"],
 ) -> None:
     # So few records would be worth one Spark task.
-    monkeypatch.setattr(txstream.engine.batch.runner, "_ONE_TASK_RECORDS", 0)
-    monkeypatch.setattr(txstream.engine.batch.runner, "_TWO_TASK_RECORDS", 0)
+    monkeypatch.setattr(txstream.engine.batch.sizing, "_ONE_TASK_RECORDS", 0)
+    monkeypatch.setattr(txstream.engine.batch.sizing, "_TWO_TASK_RECORDS", 0)
     partitions = {name: rows_of(name, seed) for seed, name in enumerate("pqr")}
     with (
         MemorySpout("word string, at int, x bigint, text string", partitions) as source,

@@ -120,13 +120,18 @@ def start(
 
 
 def test_a_run_without_executors_says_so_and_one_without_a_module_ends_at_once(
-    cluster: SparkStandalone, launcher: Launcher, start: Callable[..., Application], tmp_path: Path
+    cluster: SparkStandalone,
+    launcher: Launcher,
+    start: Callable[..., Application],
+    tmp_path: Path,
+    unique: str,
 ) -> None:
     starved = start("opaque", "--connect-timeout", "3", memory="100g").command
     line = starved.wait_for_line("gives it no executor")
     assert cluster.url in line
     assert "100g of memory" in line
-    assert launcher.run("topologies", "--json").json() == [], "nothing is stored before Spark can work"
+    stored = [one["id"] for one in launcher.run("topologies", "--json").json()]
+    assert unique not in stored, "nothing is stored before Spark can work"
     starved.process.send_signal(signal.SIGINT)
     assert starved.wait(60).status == 0
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from pyspark import StorageLevel, cloudpickle
 
-from txstream.api.errors import BatchFailedError
+from txstream.api.errors import BatchFailedError, TxstreamError
 from txstream.engine.batch.answers import collect_result, open_answers
 from txstream.engine.batch.layout import Layout, Stage, lay_out
 from txstream.engine.batch.messages import ANSWER, PYTHON, Answer, Element
@@ -201,6 +201,8 @@ class SparkRunner:
                 raise BatchFailedError(f"{attempt} was cancelled")
             try:
                 answers = shares.mapPartitions(write).collect()
+            except TxstreamError:
+                raise  # from itself, it would be its own cause
             except Exception as error:
                 raise spark_error(error, attempt, ()) from error
         return rows_by_write(writes, positions, rows_written(attempt, answers))
@@ -286,6 +288,8 @@ class SparkRunner:
         bolt = self.plan.bolt(component)
         try:
             return list(compute(session, self.plan, self._shipped, pipeline.order, stage, bolt, pipeline.rdd))
+        except TxstreamError:
+            raise  # from itself, it would be its own cause
         except Exception as error:
             raise spark_error(error, pipeline.attempt, pipeline.dataframes) from error
 
@@ -323,6 +327,8 @@ class SparkRunner:
             raise BatchFailedError(f"{pipeline.attempt} was cancelled")
         try:
             found = rdd.collect()
+        except TxstreamError:
+            raise  # from itself, it would be its own cause
         except Exception as error:
             raise spark_error(error, pipeline.attempt, pipeline.dataframes) from error
         messages = [message for target, message in found if target == ANSWER]
