@@ -97,13 +97,25 @@ def start(
 def java_of(command: RunningCommand) -> psutil.Process:
     """The Java process of a run, as soon as it is Java."""
 
+    def is_java(child: psutil.Process) -> bool:
+        try:
+            return child.name() == "java" and SUBMIT in child.cmdline()
+        except psutil.NoSuchProcess:  # `java -version`, say, which has ended meanwhile
+            return False
+
     def found() -> list[psutil.Process]:
-        children = psutil.Process(command.process.pid).children()
-        return [one for one in children if one.name() == "java" and SUBMIT in one.cmdline()]
+        return [child for child in psutil.Process(command.process.pid).children() if is_java(child)]
 
     wait_until(found, "Spark is started", 120)
     (java,) = found()
     return java
+
+
+def has_ended(java: psutil.Process) -> bool:
+    try:
+        return not java.is_running() or java.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def assert_told(command: RunningCommand) -> None:
@@ -167,7 +179,7 @@ def test_a_signal_to_the_process_group_ends_the_run_between_two_batches(
     assert "Traceback" not in outcome.stderr
     assert "txid 1, 2 records" in outcome.stdout
     assert read_counts(launcher.database, unique) == {"one": 1, "two": 1}
-    assert not java.is_running()
+    wait_until(lambda: has_ended(java), "Java has ended", 60)
 
 
 def test_java_ends_with_a_driver_that_is_killed(start: Callable[..., RunningCommand]) -> None:
@@ -175,7 +187,7 @@ def test_java_ends_with_a_driver_that_is_killed(start: Callable[..., RunningComm
     command.wait_for_line("is running")
     java = java_of(command)
     command.kill()
-    wait_until(lambda: not java.is_running() or java.status() == psutil.STATUS_ZOMBIE, "Java has ended", 60)
+    wait_until(lambda: has_ended(java), "Java has ended", 60)
 
 
 # A module that only the script's own folder has: workers find it all the same.
