@@ -1,4 +1,4 @@
-"""Fetching Kafka's jars with the real Ivy, from a repository on this machine, and doing without."""
+"""Fetching Kafka's jars from a repository on this machine, and doing without."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from rich.console import Console
 
 from txstream.api.errors import ServiceUnavailableError
 from txstream.embedded import EmbeddedKafka
-from txstream.embedded.jar_lock import JarLock, read_lock
-from txstream.embedded.jars import kafka_classpath
+from txstream.embedded.jars import Jar, JarLock, kafka_classpath, read_lock
 from txstream.embedded.java import LOGGING_JARS, spark_jars
 from txstream.embedded.ports import HOST, free_port
 from txstream.embedded.wire import cluster_view
@@ -37,14 +37,18 @@ def jars(lock: JarLock) -> dict[str, Path]:
     return {Path(path).name: Path(path) for path in kafka_classpath() if Path(path).name in wanted}
 
 
+def place_of(jar: Jar, root: Path) -> Path:
+    return Path(urlsplit(jar.url(f"{root.as_uri()}/")).path)
+
+
 @pytest.fixture
 def repository(tmp_path: Path, lock: JarLock, jars: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
     """A Maven repository in a directory, with links to the real jars."""
     root = tmp_path / "repository"
     for jar in lock.jars:
-        folder = root / jar.group.replace(".", "/") / jar.artifact / jar.version
-        folder.mkdir(parents=True)
-        (folder / jar.file).symlink_to(jars[jar.file])
+        place = place_of(jar, root)
+        place.parent.mkdir(parents=True)
+        place.symlink_to(jars[jar.file])
     monkeypatch.setenv("TXSTREAM_MAVEN_REPOSITORY", root.as_uri())
     return root
 
@@ -54,12 +58,12 @@ def test_two_processes_fetch_once_and_both_succeed(repository: Path, tmp_path: P
     fetchers = [subprocess.Popen([sys.executable, "-c", FETCH, str(cache)]) for _ in range(2)]
     assert [fetcher.wait(timeout=120) for fetcher in fetchers] == [0, 0]
     folder = cache / f"kafka-{lock.version}"
-    assert {path.name for path in folder.glob("*")} == {jar.file for jar in lock.jars} | {"verified.json"}
+    assert {path.name for path in folder.glob("*")} == {jar.file for jar in lock.jars}
     # Only what is missing is fetched again: the repository has nothing else any more.
     gone, *others = lock.jars
     (folder / gone.file).unlink()
     for jar in others:
-        (repository / jar.group.replace(".", "/") / jar.artifact / jar.version / jar.file).unlink()
+        place_of(jar, repository).unlink()
     console = Console(file=io.StringIO(), record=True, width=200)
     assert str(folder / gone.file) in kafka_classpath(cache_dir=cache, console=console)
     assert f"Fetching Kafka {lock.version}" in console.export_text()
@@ -68,21 +72,23 @@ def test_two_processes_fetch_once_and_both_succeed(repository: Path, tmp_path: P
 def test_a_wrong_jar_from_the_repository_never_reaches_the_cache(
     repository: Path, tmp_path: Path, lock: JarLock
 ) -> None:
-    victim = next(jar for jar in lock.jars if jar.artifact == "re2j")
-    served = repository / victim.group.replace(".", "/") / victim.artifact / victim.version / victim.file
+    victim = next(jar for jar in lock.jars if ":re2j:" in jar.coordinates)
+    served = place_of(victim, repository)
     content = bytearray(served.read_bytes())
     content[len(content) // 2] ^= 1
     served.unlink()
     served.write_bytes(content)
     with pytest.raises(ServiceUnavailableError, match=rf"{victim.file} \(expected {victim.sha256}, found"):
         kafka_classpath(cache_dir=tmp_path / "cache")
-    assert list((tmp_path / "cache" / f"kafka-{lock.version}").iterdir()) == []
+    cached = {path.name for path in (tmp_path / "cache" / f"kafka-{lock.version}").iterdir()}
+    assert victim.file not in cached
+    assert cached <= {jar.file for jar in lock.jars}
 
 
 def test_a_repository_that_lacks_a_jar_is_told(repository: Path, tmp_path: Path, lock: JarLock) -> None:
-    victim = next(jar for jar in lock.jars if jar.artifact == "re2j")
-    (repository / victim.group.replace(".", "/") / victim.artifact / victim.version / victim.file).unlink()
-    with pytest.raises(ServiceUnavailableError, match=rf"has no {victim.group}#re2j;{victim.version}"):
+    victim = next(jar for jar in lock.jars if ":re2j:" in jar.coordinates)
+    place_of(victim, repository).unlink()
+    with pytest.raises(ServiceUnavailableError, match=f"the repository has no {victim.coordinates}"):
         kafka_classpath(cache_dir=tmp_path / "cache")
 
 

@@ -5,47 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from txstream.api.errors import CorruptStateError, ServiceUnavailableError
+from txstream.api.errors import ServiceUnavailableError
 from txstream.embedded import jars
-from txstream.embedded.ivy import (
-    MAVEN_CENTRAL,
-    _failure,
-    maven_repository,
-    proxy_options,
-)
-from txstream.embedded.jar_lock import JarLock, LockedJar, read_lock, sha256_of
-from txstream.embedded.jars import is_verified, kafka_classpath
-from txstream.embedded.java import Java
-
-SHA = "a" * 64
-KAFKA = f"kafka_2.13-4.1.1.jar  org.apache.kafka:kafka_2.13:4.1.1  10  {SHA}"
+from txstream.embedded.jars import MAVEN_CENTRAL, Jar, JarLock, kafka_classpath, maven_repository, read_lock
 
 
 def test_the_shipped_lock_file_pins_kafka_and_all_it_needs() -> None:
     lock = read_lock()
     assert lock.version == "4.1.1"
     assert len(lock.jars) == 45
-    assert 40_000_000 < lock.total_bytes < 50_000_000
+    assert 40_000_000 < sum(jar.size for jar in lock.jars) < 50_000_000
     assert {"kafka-clients-4.1.1.jar", "scala-library-2.13.16.jar"} <= {jar.file for jar in lock.jars}
-
-
-@pytest.mark.parametrize(
-    ("line", "what"),
-    [
-        ("only-a-name.jar", "line 3"),
-        (f"a.jar  group:artifact  10  {SHA}", "line 3"),
-        (f"a.jar  g:a:1  ten  {SHA}", "line 3"),
-        ("a.jar  g:a:1  10  abc", "abc is not a SHA-256"),
-        (f"../a.jar  g:a:1  10  {SHA}", "not a jar's name"),
-        (KAFKA, "names a jar twice"),
-        (f"kafka_2.13-4.0.0.jar  org.apache.kafka:kafka_2.13:4.0.0  10  {SHA}", "names 2 Kafka servers"),
-    ],
-)
-def test_a_damaged_lock_file_is_refused(tmp_path: Path, line: str, what: str) -> None:
-    path = tmp_path / "kafka.lock"
-    path.write_text(f"# a comment\n{KAFKA}\n{line}\n")
-    with pytest.raises(CorruptStateError, match=what):
-        read_lock(path)
 
 
 @pytest.fixture
@@ -57,8 +27,8 @@ def cache(tmp_path: Path) -> tuple[Path, JarLock]:
     for name in ("kafka_2.13-9.9.jar", "b-1.jar"):
         content = name.encode() * 10
         (folder / name).write_bytes(content)
-        locked.append(LockedJar(name, "g", "a", "1", len(content), hashlib.sha256(content).hexdigest()))
-    return folder, JarLock("9.9", tuple(locked), "digest")
+        locked.append(Jar(name, "g:a:1", len(content), hashlib.sha256(content).hexdigest()))
+    return folder, JarLock("9.9", tuple(locked))
 
 
 def use(monkeypatch: pytest.MonkeyPatch, lock: JarLock) -> None:
@@ -67,36 +37,16 @@ def use(monkeypatch: pytest.MonkeyPatch, lock: JarLock) -> None:
 
 
 def classpath(folder: Path) -> list[str]:
-    return kafka_classpath(cache_dir=folder.parent, java=Java(Path("/nonexistent/java"), 17))
+    return kafka_classpath(cache_dir=folder.parent)
 
 
-def test_right_jars_are_hashed_once_and_then_known(
+def test_right_jars_are_used_without_a_repository(
     cache: tuple[Path, JarLock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, lock = cache
     use(monkeypatch, lock)
-    hashed: list[str] = []
-
-    def hash_and_count(path: Path) -> str:
-        hashed.append(path.name)
-        return sha256_of(path)
-
-    monkeypatch.setattr(jars, "sha256_of", hash_and_count)
-    assert not is_verified(folder, lock)
-    first = classpath(folder)
-    assert is_verified(folder, lock)
-    assert classpath(folder) == first
-    assert hashed == [jar.file for jar in lock.jars]
-    assert first[-2:] == [str(folder / jar.file) for jar in lock.jars]
-
-
-def test_another_lock_file_is_not_taken_for_the_checked_one(
-    cache: tuple[Path, JarLock], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, lock = cache
-    use(monkeypatch, lock)
-    classpath(folder)
-    assert not is_verified(folder, JarLock(lock.version, lock.jars, "another digest"))
+    monkeypatch.setenv("TXSTREAM_MAVEN_REPOSITORY", (folder / "nothing").as_uri())
+    assert classpath(folder)[-2:] == [str(folder / jar.file) for jar in lock.jars]
 
 
 @pytest.mark.parametrize("same_size", [True, False])
@@ -115,14 +65,25 @@ def test_a_jar_changed_after_the_check_is_named_and_removed(
     assert (folder / "kafka_2.13-9.9.jar").exists()
 
 
-def test_what_a_killed_fetch_left_is_removed(
+def test_a_fetch_goes_on_with_the_jars_that_came_before_it_failed(
     cache: tuple[Path, JarLock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, lock = cache
     use(monkeypatch, lock)
-    (folder / "fetch-abc" / "ivy").mkdir(parents=True)
-    classpath(folder)
-    assert not (folder / "fetch-abc").exists()
+    repository = folder.parent / "repository"
+    monkeypatch.setenv("TXSTREAM_MAVEN_REPOSITORY", repository.as_uri())
+    (repository / "g" / "a" / "1").mkdir(parents=True)
+    for jar in lock.jars:
+        (folder / jar.file).rename(repository / "g" / "a" / "1" / jar.file)
+    first, last = (repository / "g" / "a" / "1" / jar.file for jar in lock.jars)
+    content = last.read_bytes()
+    last.write_bytes(content[:-1])  # the line broke
+    with pytest.raises(ServiceUnavailableError, match=r"b-1\.jar \(expected .*, found "):
+        classpath(folder)
+    assert [path.name for path in folder.iterdir()] == [first.name]
+    first.unlink()  # not asked for again
+    last.write_bytes(content)
+    assert classpath(folder)[-2:] == [str(folder / jar.file) for jar in lock.jars]
 
 
 def test_a_kafka_home_without_kafka_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,37 +141,3 @@ def test_unreadable_maven_settings_are_named(tmp_path: Path) -> None:
     (tmp_path / ".m2" / "settings.xml").write_text("<settings>")
     with pytest.raises(ServiceUnavailableError, match=r"settings\.xml cannot be read"):
         maven_repository({}, tmp_path)
-
-
-def test_proxies_of_the_environment_reach_java_but_passwords_do_not() -> None:
-    assert proxy_options({}) == []
-    assert proxy_options({"https_proxy": "http://p.test:3128", "NO_PROXY": ".corp, host"}) == [
-        "-Dhttps.proxyHost=p.test",
-        "-Dhttps.proxyPort=3128",
-        "-Dhttp.nonProxyHosts=localhost|127.*|[::1]|*.corp|host",
-    ]
-    assert proxy_options({"HTTPS_PROXY": "http://user:secret@p.test:3128"}) == []
-
-
-@pytest.mark.parametrize(
-    ("log", "reason"),
-    [
-        (
-            "\tServer access error at url http://r/x.jar (java.net.UnknownHostException: r.test)",
-            "r.test is",
-        ),
-        (
-            "\tServer access error at url http://r/x.jar (java.net.ConnectException: Connection refused)",
-            "Connection refused",
-        ),
-        ("\t\t:: g#a;1: not found\n\t\t:: g#b;2: not found\n", "the repository has no g#a;1, g#b;2"),
-        ("something odd\n", "Apache Ivy said: something odd"),
-    ],
-)
-def test_a_failed_fetch_gives_its_reason_and_both_remedies(log: str, reason: str) -> None:
-    sentence = _failure(log, "http://r/", stalled=False)
-    assert reason in sentence
-    assert "http://r/" in sentence
-    assert "KAFKA_HOME" in sentence
-    assert "--kafka host:port" in sentence
-    assert "\n" not in sentence

@@ -1,22 +1,25 @@
 """Kafka's class path: from KAFKA_HOME, or from the user's cache, which is filled once from Maven Central.
 
 Invariants of the cache, `<user cache>/txstream/kafka-VERSION`:
-- A jar is there whole or not at all: it is fetched elsewhere, checked, and moved.
-- Nothing is run from it that has not matched the SHA-256 in `kafka.lock`. `verified.json` records the sizes
-  and modification times that were found right, so that later starts need not hash 43 MB; whatever differs
-  from the record is hashed again.
+- A jar is there whole or not at all: it is moved to its place once it has been fetched and has matched the
+  SHA-256 in `kafka.lock`. A fetch that was killed goes on where it was, jar by jar.
+- Nothing is run from it that does not match: every start hashes the jars again, 44 MB in about 0.1 s.
 - One process at a time changes it; the others wait.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
+import functools
+import hashlib
+import http.client
 import os
-import shutil
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+import urllib.error
+import urllib.request
+import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
@@ -24,18 +27,48 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from txstream.api.errors import ServiceUnavailableError
-from txstream.embedded.files import locked, write_atomically
-from txstream.embedded.ivy import fetch, maven_repository
-from txstream.embedded.jar_lock import JarLock, LockedJar, read_lock, sha256_of
-from txstream.embedded.java import LOGGING_JARS, Java, find_java, spark_jars
+from txstream.embedded.files import locked
+from txstream.embedded.java import LOGGING_JARS, spark_jars
 
-_FETCH_PREFIX = "fetch-"
+LOCK_PATH = Path(__file__).with_name("kafka.lock")
+MAVEN_CENTRAL = "https://repo1.maven.org/maven2/"
+
+_REPOSITORY_VARIABLE = "TXSTREAM_MAVEN_REPOSITORY"
 _LOCK_WAIT_SECONDS = 600.0
+_STALLED_SECONDS = 60.0
+_CHUNK_BYTES = 1 << 16
 
 
-def kafka_classpath(
-    *, cache_dir: Path | None = None, java: Java | None = None, console: Console | None = None
-) -> list[str]:
+@dataclass(frozen=True)
+class Jar:
+    """One line of `kafka.lock`: file name, `group:artifact:version`, size in bytes, SHA-256 (hex)."""
+
+    file: str
+    coordinates: str
+    size: int
+    sha256: str
+
+    def url(self, repository: str) -> str:
+        group, artifact, version = self.coordinates.split(":")
+        return f"{repository}{group.replace('.', '/')}/{artifact}/{version}/{self.file}"
+
+
+@dataclass(frozen=True)
+class JarLock:
+    """`kafka.lock`: Kafka's version, and its jars with all that they need."""
+
+    version: str
+    jars: tuple[Jar, ...]
+
+
+def read_lock() -> JarLock:
+    lines = [line.split() for line in LOCK_PATH.read_text().splitlines() if not line.startswith("#")]
+    jars = tuple(Jar(file, coordinates, int(size), sha256) for file, coordinates, size, sha256 in lines)
+    (version,) = (jar.coordinates.split(":")[2] for jar in jars if jar.file.startswith("kafka_"))
+    return JarLock(version, jars)
+
+
+def kafka_classpath(*, cache_dir: Path | None = None, console: Console | None = None) -> list[str]:
     """The class path to run Kafka with; fetches its jars when they are not there.
 
     KAFKA_HOME, if set, is an unpacked Kafka whose `libs` are used as they are. `cache_dir` is by default the
@@ -47,10 +80,20 @@ def kafka_classpath(
         return [_libraries_of(Path(home))]
     lock = read_lock()
     folder = (cache_dir or platformdirs.user_cache_path("txstream")) / f"kafka-{lock.version}"
-    if not is_verified(folder, lock):
-        waiting = f"fetching or checking Kafka {lock.version}"
-        with locked(folder.with_suffix(".lock"), waiting_for=waiting, timeout_seconds=_LOCK_WAIT_SECONDS):
-            _fill(folder, lock, java=java, console=console)
+    waiting = f"fetching or checking Kafka {lock.version}"
+    with locked(folder.with_suffix(".lock"), waiting_for=waiting, timeout_seconds=_LOCK_WAIT_SECONDS):
+        folder.mkdir(parents=True, exist_ok=True)
+        missing = []
+        for jar in lock.jars:
+            if (folder / jar.file).exists():
+                _check(jar, folder / jar.file)
+            else:
+                missing.append(jar)
+        if missing:
+            repository, size = maven_repository(), sum(jar.size for jar in missing)
+            with _progress(console, f"Fetching Kafka {lock.version}", size) as advance:
+                for jar in missing:
+                    _fetch(jar, folder, repository, advance)
     # Kafka's own dependencies bring no logging back end; PySpark's must come before their older slf4j.
     return [str(jar) for jar in [*spark_jars(LOGGING_JARS), *(folder / jar.file for jar in lock.jars)]]
 
@@ -64,90 +107,86 @@ def _libraries_of(home: Path) -> str:
     return str(home / "libs" / "*")
 
 
-def is_verified(folder: Path, lock: JarLock) -> bool:
-    """Whether the jars are those that were found right for this very lock file, by size and time."""
+def maven_repository(environment: Mapping[str, str] = os.environ, home: Path | None = None) -> str:
+    """The URL to fetch from, ending in a slash, first found wins: TXSTREAM_MAVEN_REPOSITORY, the mirror of
+    `central` in the user's Maven settings (`~/.m2/settings.xml`), Maven Central.
+
+    Credentials of Maven's `<servers>` are not used. Raises ServiceUnavailableError for an unreadable file.
+    """
+    url = environment.get(_REPOSITORY_VARIABLE, "").strip()
+    if not url:
+        url = _mirror_of_central((home or Path.home()) / ".m2" / "settings.xml") or MAVEN_CENTRAL
+    return url.rstrip("/") + "/"
+
+
+def _mirror_of_central(settings: Path) -> str | None:
+    if not settings.is_file():
+        return None
     try:
-        record = json.loads((folder / "verified.json").read_text(encoding="utf-8"))
-        return bool(record == _record(folder, lock))
-    except (OSError, ValueError):
-        return False
-
-
-def _record(folder: Path, lock: JarLock) -> dict[str, object]:
-    states = {jar.file: (folder / jar.file).stat() for jar in lock.jars}
-    return {
-        "lock": lock.digest,
-        "jars": {name: [state.st_size, state.st_mtime_ns] for name, state in states.items()},
-    }
-
-
-def _fill(folder: Path, lock: JarLock, *, java: Java | None, console: Console | None) -> None:
-    """Bring the folder to all jars, all of them right. Called with the lock held."""
-    if is_verified(folder, lock):
-        return  # another process did it while we waited
-    folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(f"{_FETCH_PREFIX}*"):
-        shutil.rmtree(left)  # of a fetch that was killed
-    present = [jar for jar in lock.jars if (folder / jar.file).exists()]
-    _check(folder, present, "the cache")
-    missing = [jar for jar in lock.jars if jar not in present]
-    if missing:
-        _fetch(missing, folder, lock, java=java or find_java(), console=console)
-    write_atomically(folder / "verified.json", json.dumps(_record(folder, lock), indent=1))
-
-
-def _fetch(
-    missing: Sequence[LockedJar], folder: Path, lock: JarLock, *, java: Java, console: Console | None
-) -> None:
-    repository = maven_repository()
-    wanted = [(jar.group, jar.artifact, jar.version) for jar in missing]
-    with (
-        tempfile.TemporaryDirectory(prefix=_FETCH_PREFIX, dir=folder) as temporary,
-        _progress(console, f"Fetching Kafka {lock.version}", sum(jar.size for jar in missing)) as bar,
-    ):
-        jars = fetch(
-            wanted, Path(temporary), java=java, repository=repository, on_bytes=lambda got: _advance(bar, got)
-        )
-        _check(jars, missing, repository)
-        for jar in missing:
-            (jars / jar.file).replace(folder / jar.file)
-        _advance(bar, sum(jar.size for jar in missing))
-
-
-def _check(folder: Path, jars: Sequence[LockedJar], origin: str) -> None:
-    """Hash the jars; remove those that are wrong and raise ServiceUnavailableError naming them."""
-    wrong = []
-    for jar in jars:
-        path = folder / jar.file
-        if not path.exists():
-            wrong.append(f"{jar.file} (missing)")
-            continue
-        found = sha256_of(path) if path.stat().st_size == jar.size else f"size {path.stat().st_size}"
-        if found != jar.sha256:
-            path.unlink()
-            expected = jar.sha256 if len(found) == 64 else f"size {jar.size}"
-            wrong.append(f"{jar.file} (expected {expected}, found {found})")
-    if wrong:
+        root = ET.parse(settings).getroot()  # noqa: S314 - the user's own Maven settings
+    except (ET.ParseError, OSError) as problem:
         raise ServiceUnavailableError(
-            f"{len(wrong)} jar(s) from {origin} are not Kafka's and were removed: {', '.join(wrong)}; "
-            "run the command again to fetch them anew, and suspect the repository if it happens again"
+            f"{settings} cannot be read ({problem}); mend it or set {_REPOSITORY_VARIABLE}"
+        ) from problem
+    for mirror in root.iterfind("{*}mirrors/{*}mirror"):
+        of, url, blocked = (
+            mirror.findtext(f"{{*}}{name}", "").strip() for name in ("mirrorOf", "url", "blocked")
         )
+        patterns = {part.strip() for part in of.split(",")}
+        for_central = "!central" not in patterns and patterns & {"central", "*", "external:*"}
+        if url and for_central and blocked != "true":
+            return url
+    return None
+
+
+def _fetch(jar: Jar, folder: Path, repository: str, advance: Callable[[int], None]) -> None:
+    """Bring one jar to its place in `folder`; `advance` is called with the bytes of each piece."""
+    content = bytearray()
+    try:
+        # S310: the URL is the user's own setting, and what comes from it is checked by its SHA-256.
+        with urllib.request.urlopen(jar.url(repository), timeout=_STALLED_SECONDS) as answer:  # noqa: S310
+            while piece := answer.read(_CHUNK_BYTES):
+                content += piece
+                advance(len(piece))
+    except (OSError, http.client.HTTPException) as problem:
+        raise ServiceUnavailableError(
+            f"Kafka's jars could not be fetched from {repository} ({_reason(problem, jar)}): set KAFKA_HOME "
+            "to an unpacked Apache Kafka 4, or use a Kafka that already runs with --kafka host:port"
+        ) from problem
+    _require(jar, hashlib.sha256(content).hexdigest(), repository)
+    part = folder / f"{jar.file}.part"
+    part.write_bytes(content)
+    part.replace(folder / jar.file)
+
+
+def _reason(problem: Exception, jar: Jar) -> str:
+    cause = problem.reason if isinstance(problem, urllib.error.URLError) else problem
+    if isinstance(cause, FileNotFoundError) or getattr(problem, "code", None) == 404:
+        return f"the repository has no {jar.coordinates}"
+    return f"no network, or the repository is down: {cause or type(cause).__name__}"
+
+
+def _require(jar: Jar, found: str, origin: str) -> None:
+    if found != jar.sha256:
+        raise ServiceUnavailableError(
+            f"a jar from {origin} is not Kafka's and was removed: {jar.file} (expected {jar.sha256}, found "
+            f"{found}); run the command again to fetch it anew; if that happens twice, suspect the repository"
+        )
+
+
+def _check(jar: Jar, path: Path) -> None:
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != jar.sha256:
+        path.unlink()
+    _require(jar, found, "the cache")
 
 
 @contextlib.contextmanager
-def _progress(console: Console | None, title: str, total: int) -> Iterator[Progress | None]:
-    if console is None:
-        if not sys.stderr.isatty():
-            yield None
-            return
-        console = Console(stderr=True)
+def _progress(console: Console | None, title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Shows a bar; gives the function that moves it on by so many bytes."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=console) as bar:
-        bar.add_task(title, total=total)
-        yield bar
-
-
-def _advance(bar: Progress | None, got: int) -> None:
-    if bar is not None:
-        task = bar.tasks[0]
-        bar.update(task.id, completed=min(got, int(task.total or got)))
+    shown = console is not None or sys.stderr.isatty()
+    with Progress(*columns, console=console or Console(stderr=True), disable=not shown) as bar:
+        task = bar.add_task(title, total=total)
+        yield functools.partial(bar.advance, task)

@@ -299,7 +299,7 @@ class EmbeddedKafka:
         """Find Java and Kafka's jars, fetching these if need be: what `start` may have to wait long for."""
         if not self._java_command:
             java = self._java or find_java()
-            classpath = kafka_classpath(java=java, console=self._console)
+            classpath = kafka_classpath(console=self._console)
             self._java_command = java_command(java, heap_mb=_HEAP_MB, classpath=classpath)
 
     def _command(self, main: str, *arguments: str) -> list[str]:
