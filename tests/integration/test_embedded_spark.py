@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.spark_standalone import SparkStandalone
 from txstream.api.errors import ServiceUnavailableError, UsageError
-from txstream.embedded import SparkStandalone
 
 
 def test_wrong_numbers_are_refused(tmp_path: Path) -> None:

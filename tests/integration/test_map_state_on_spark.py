@@ -12,7 +12,7 @@ import pytest
 from support.killed_states import KILLED, TESTS, TXIDS, attempts_of, expected
 from support.on_spark import notes
 
-from txstream.embedded import SparkStandalone
+from tests.support.spark_standalone import SparkStandalone
 
 
 @pytest.mark.timeout(240)

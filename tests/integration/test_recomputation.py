@@ -31,13 +31,13 @@ from support.on_spark import (
 )
 from support.recomputing import BATCH, TESTS, WIDTH, framed, held, outcome
 
+from tests.support.spark_standalone import SparkStandalone
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.errors import PartitionUnavailableError
 from txstream.api.reducers import Count
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
-from txstream.embedded import SparkStandalone
 from txstream.embedded.process import wait_until
 from txstream.engine.batch.messages import Element
 from txstream.engine.batch.plan import ExecutionPlan

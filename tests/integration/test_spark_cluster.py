@@ -21,7 +21,8 @@ from support.runs import Launcher, RunningCommand
 from support.tables import read_counts, table_exists
 from support.texts import count_words, create_topic, make_lines, produce
 
-from txstream.embedded import Services, SparkStandalone
+from tests.support.spark_standalone import SparkStandalone
+from txstream.embedded import Services
 
 USER_MODULE = """
 import os

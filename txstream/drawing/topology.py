@@ -1,7 +1,8 @@
 """A topology as an SVG drawing: boxes from the top down, the commit phase below the processing.
 
-matplotlib draws it, without a display and without pyplot; `layers` says where everything goes. Text stays
-text, so that it can be searched and selected. Whoever imports this has made sure that matplotlib is there.
+matplotlib draws it, without a display and without pyplot; `layers` says where everything goes, in points from
+the upper left corner. Text stays text, so that it can be searched and selected. Whoever imports this has made
+sure that matplotlib is there.
 
 Invariant: the same topology gives the same bytes with the same matplotlib, whatever the user's own matplotlib
 settings are, and whenever it is drawn.
@@ -9,25 +10,42 @@ settings are, and whenever it is drawn.
 
 from __future__ import annotations
 
+import contextlib
 import io
+import unicodedata
+import warnings
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, PathPatch, Rectangle
+from matplotlib.path import Path
+from matplotlib.textpath import text_to_path
 
 from txstream.api.bolts import DataFrameBolt, StateCommitter
 from txstream.api.description import describe_grouping, describe_instance, printable, state_semantics
 from txstream.api.spouts import SourceSpout
 from txstream.api.topology import Phase
 from txstream.api.tuples import DEFAULT_STREAM
-from txstream.drawing.layers import Link, Placement, Point, Size, place
-from txstream.drawing.pen import Line, Style, box_size, fixed_settings, label_size, new_figure, text_size
+from txstream.drawing.layers import Link, Placement, Point, Size, Step, place
 from txstream.words import counted
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from txstream.api.groupings import Grouping
     from txstream.api.topology import Component, Topology
 
+# It comes with matplotlib, so widths are the same everywhere; what browsers put in its place is no wider.
+_FONT = "DejaVu Sans"
+_POINTS_PER_INCH = 72
+_LINE_SPACING = 1.4
+_BASELINE = 0.78
+_BOX_PADDING = 9.0
+_LABEL_PADDING = 4.0
+_WIDE_CHARACTER = 0.4
 _LONGEST_TEXT = 48
 _MARGIN = 16.0
 _PADDING = 14.0
@@ -35,20 +53,40 @@ _BAND_TITLE_WIDTH = 22.0
 _TITLE_HEIGHT = 42.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line of text; `size` is its font's, in points."""
+
+    text: str
+    size: float
+    ink: str
+    bold: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Style:
+    """Colors of a box, of its border, and of the band that it is in."""
+
+    fill: str
+    border: str
+    band: str
+    border_width: float = 1.0
+
+
 _INK = "#1b2733"
 _QUIET_INK = "#52606d"
 _EDGE_INK = "#5c6b7a"
-_SPOUT = Style(fill="#d9ead3", border="#4b7a3a", band="#f1f5f9")
-_PROCESS = Style(fill="#ffffff", border="#4a6785", band="#f1f5f9")
-_COMMIT = Style(fill="#ffffff", border="#a85f00", band="#fff1d9")
-_COMMITTER = Style(fill="#ffdca0", border="#a85f00", band="#fff1d9", border_width=2.2)
+_SPOUT = _Style(fill="#d9ead3", border="#4b7a3a", band="#f1f5f9")
+_PROCESS = _Style(fill="#ffffff", border="#4a6785", band="#f1f5f9")
+_COMMIT = _Style(fill="#ffffff", border="#a85f00", band="#fff1d9")
+_COMMITTER = _Style(fill="#ffdca0", border="#a85f00", band="#fff1d9", border_width=2.2)
 
 
 def draw_topology(topology: Topology) -> bytes:
     """The drawing as an SVG document in UTF-8."""
     drawn = io.BytesIO()
     metadata: dict[str, Any] = {"Date": None, "Creator": "txstream", "Title": topology.id}
-    with fixed_settings():
+    with _fixed_settings():
         _figure(topology).savefig(drawn, format="svg", metadata=metadata)
     return drawn.getvalue()
 
@@ -57,7 +95,7 @@ def draw_topology(topology: Topology) -> bytes:
 class _Edge:
     source: str
     target: str
-    lines: list[Line]
+    lines: list[_Line]
 
 
 def _figure(topology: Topology) -> Figure:
@@ -70,14 +108,14 @@ def _figure(topology: Topology) -> Figure:
     layers = _layers(topology)
     commit = min(layers[component.id] for component in topology.components if component.phase == Phase.COMMIT)
     placed = place(
-        {name: box_size(lines) for name, lines in boxes.items()},
+        {name: _box_size(lines) for name, lines in boxes.items()},
         layers,
-        [Link(edge.source, edge.target, label_size(edge.lines)) for edge in edges],
+        [Link(edge.source, edge.target, _label_size(edge.lines)) for edge in edges],
         room_above={commit: 2 * _PADDING},
     )
     title = _title_lines(topology)
-    room = _room(placed, text_size(title))
-    figure, whole = new_figure(room.width + 2 * _MARGIN, room.height + 2 * _MARGIN + _TITLE_HEIGHT)
+    room = _room(placed, _text_size(title))
+    figure, whole = _new_figure(room.width + 2 * _MARGIN, room.height + 2 * _MARGIN + _TITLE_HEIGHT)
     whole.write(title, Point(_MARGIN, _MARGIN))
     bands = whole.moved(_MARGIN, _MARGIN + _TITLE_HEIGHT)
     boundary = placed.layer_tops[commit]
@@ -115,37 +153,37 @@ def _room(placed: Placement, title: Size) -> Size:
 # --- texts and colors ----------------------------------------------------------------------------------
 
 
-def _title_lines(topology: Topology) -> list[Line]:
+def _title_lines(topology: Topology) -> list[_Line]:
     batches = f"{counted(topology.max_spout_pending, 'batch', 'batches')} at once"
     return [
-        Line(topology.id, 14.0, _INK, bold=True),
-        Line(f"{topology.semantics}, {batches}", 9.0, _QUIET_INK),
+        _Line(topology.id, 14.0, _INK, bold=True),
+        _Line(f"{topology.semantics}, {batches}", 9.0, _QUIET_INK),
     ]
 
 
-def _box_lines(topology: Topology, component: Component) -> list[Line]:
+def _box_lines(topology: Topology, component: Component) -> list[_Line]:
     bolt = component.instance
     lines = [
-        Line(_shown(component.id), 11.0, _INK, bold=True),
-        Line(_shown(describe_instance(bolt)), 9.0, _INK),
-        Line(
+        _Line(_shown(component.id), 11.0, _INK, bold=True),
+        _Line(_shown(describe_instance(bolt)), 9.0, _INK),
+        _Line(
             f"{counted(component.parallelism, 'slot')}, {counted(component.tasks, 'task')}", 8.5, _QUIET_INK
         ),
     ]
     if isinstance(bolt, DataFrameBolt):
-        lines.append(Line("Spark SQL", 8.5, _QUIET_INK))
+        lines.append(_Line("Spark SQL", 8.5, _QUIET_INK))
     if component.is_committer:
-        lines.append(Line("committer", 8.5, _COMMIT.border, bold=True))
+        lines.append(_Line("committer", 8.5, _COMMIT.border, bold=True))
     if isinstance(bolt, StateCommitter):
         table = f"{bolt.state.table} ({state_semantics(topology, bolt)})"
-        lines.append(Line(_shown(f"table {table}"), 8.5, _QUIET_INK))
+        lines.append(_Line(_shown(f"table {table}"), 8.5, _QUIET_INK))
     return lines
 
 
-def _label_lines(grouping: Grouping) -> list[Line]:
-    lines = [Line(_shown(describe_grouping(grouping)), 8.5, _QUIET_INK)]
+def _label_lines(grouping: Grouping) -> list[_Line]:
+    lines = [_Line(_shown(describe_grouping(grouping)), 8.5, _QUIET_INK)]
     if grouping.stream != DEFAULT_STREAM:
-        lines.insert(0, Line(_shown(f"stream {grouping.stream}"), 8.5, _INK))
+        lines.insert(0, _Line(_shown(f"stream {grouping.stream}"), 8.5, _INK))
     return lines
 
 
@@ -155,9 +193,159 @@ def _shown(text: str) -> str:
     return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 1]}…"
 
 
-def _style(component: Component) -> Style:
+def _style(component: Component) -> _Style:
     if isinstance(component.instance, SourceSpout):
         return _SPOUT
     if component.phase is Phase.PROCESS:
         return _PROCESS
     return _COMMITTER if component.is_committer else _COMMIT
+
+
+# --- what it is drawn with ---------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _fixed_settings() -> Iterator[None]:
+    """matplotlib's own settings instead of the user's, and nothing random, for the time of the block."""
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # whoever shows it has other fonts
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(
+            {"svg.fonttype": "none", "svg.hashsalt": "txstream", "font.family": _FONT, "path.simplify": False}
+        )
+        yield
+
+
+def _text_size(lines: Sequence[_Line]) -> Size:
+    """How much room lines of text take, one below the other."""
+    return Size(max(map(_width, lines)), sum(line.size * _LINE_SPACING for line in lines))
+
+
+def _label_size(lines: Sequence[_Line]) -> Size:
+    """The size of a label in a line, which must not touch it."""
+    text = _text_size(lines)
+    return Size(text.width, text.height + _LABEL_PADDING)
+
+
+def _box_size(lines: Sequence[_Line]) -> Size:
+    """The size of a box around lines of text."""
+    text = _text_size(lines)
+    return Size(text.width + 2 * _BOX_PADDING, text.height + 1.4 * _BOX_PADDING)
+
+
+def _width(line: _Line) -> float:
+    font = FontProperties(family=_FONT, size=line.size, weight="bold" if line.bold else "normal")
+    width, _, _ = text_to_path.get_text_width_height_descent(line.text, font, False)
+    # The font has no East Asian characters; those that a browser shows are wider than the gap for them.
+    wide = sum(unicodedata.east_asian_width(character) in "WF" for character in line.text)
+    return float(width) + wide * _WIDE_CHARACTER * line.size
+
+
+def _new_figure(width: float, height: float) -> tuple[Figure, _Pen]:
+    """An empty figure of a size in points, and a pen at its upper left corner."""
+    figure = Figure(
+        figsize=(width / _POINTS_PER_INCH, height / _POINTS_PER_INCH), dpi=_POINTS_PER_INCH, facecolor="white"
+    )
+    axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
+    axes.set_axis_off()
+    axes.set_xlim(0.0, width)
+    axes.set_ylim(height, 0.0)
+    return figure, _Pen(axes, 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pen:
+    """Draws on a figure, with its origin at `x`, `y`."""
+
+    axes: Axes
+    x: float
+    y: float
+
+    def moved(self, x: float, y: float) -> _Pen:
+        """A pen whose origin is farther to the right and below."""
+        return _Pen(self.axes, self.x + x, self.y + y)
+
+    def write(self, lines: Sequence[_Line], corner: Point) -> None:
+        """Lines of text from their upper left corner."""
+        self._write(lines, corner, "left")
+
+    def write_centered(self, lines: Sequence[_Line], center: Point) -> None:
+        self._write(lines, Point(center.x, center.y - _text_size(lines).height / 2), "center")
+
+    def _write(self, lines: Sequence[_Line], top: Point, align: str) -> None:
+        y = top.y
+        for line in lines:
+            self.axes.text(
+                self.x + top.x,
+                self.y + y + line.size * (_BASELINE + _LINE_SPACING) / 2,
+                line.text,
+                fontsize=line.size,
+                fontweight="bold" if line.bold else "normal",
+                color=line.ink,
+                horizontalalignment=align,
+                verticalalignment="baseline",
+                parse_math=False,  # a $ in a name is a dollar
+            )
+            y += line.size * _LINE_SPACING
+
+    def draw_box(self, lines: Sequence[_Line], center: Point, style: _Style) -> None:
+        """A box with lines of text in it."""
+        size = _box_size(lines)
+        self.axes.add_patch(
+            FancyBboxPatch(
+                (self.x + center.x - size.width / 2, self.y + center.y - size.height / 2),
+                size.width,
+                size.height,
+                boxstyle="round,pad=0,rounding_size=5",
+                facecolor=style.fill,
+                edgecolor=style.border,
+                linewidth=style.border_width,
+                zorder=2,
+                clip_on=False,
+            )
+        )
+        self.write_centered(lines, center)
+
+    def draw_band(self, title: str, style: _Style, corner: Point, size: Size) -> None:
+        """A background with its title written upwards along the left side."""
+        x, y = self.x + corner.x, self.y + corner.y
+        self.axes.add_patch(
+            Rectangle((x, y), size.width, size.height, facecolor=style.band, edgecolor="none", zorder=0)
+        )
+        self.axes.text(
+            x + 14.0,
+            y + size.height / 2,
+            title,
+            fontsize=9.0,
+            fontweight="bold",
+            color=style.border,
+            rotation="vertical",
+            horizontalalignment="center",
+            verticalalignment="center",
+        )
+
+    def draw_line(self, steps: Sequence[Step], ink: str, *, arrow: bool = False) -> None:
+        """A line of steps, each straight or a curve between two verticals, perhaps with an arrow's head."""
+        points, codes = [self._at(steps[0].start)], [Path.MOVETO]
+        for step in steps:
+            if step.start == step.end:
+                continue
+            start, end = self._at(step.start), self._at(step.end)
+            if start[0] == end[0]:
+                points.append(end)
+                codes.append(Path.LINETO)
+                continue
+            middle = (start[1] + end[1]) / 2
+            points += [(start[0], middle), (end[0], middle), end]
+            codes += [Path.CURVE4] * 3
+        path = Path(points, codes)
+        self.axes.add_patch(
+            FancyArrowPatch(
+                path=path, arrowstyle="-|>,head_length=5,head_width=2.6", linewidth=1.1, color=ink, zorder=1
+            )
+            if arrow
+            else PathPatch(path, facecolor="none", edgecolor=ink, linewidth=1.1, zorder=1)
+        )
+
+    def _at(self, point: Point) -> tuple[float, float]:
+        return self.x + point.x, self.y + point.y

@@ -1,11 +1,10 @@
-"""Real ZooKeeper, real Kafka and a Spark cluster as local child processes, for demo and tests."""
+"""Real ZooKeeper and real Kafka as local child processes, for demo and tests."""
 
 from __future__ import annotations
 
 from txstream.embedded.java import Java, find_java
 from txstream.embedded.kafka import EmbeddedKafka
 from txstream.embedded.services import Services, Stopped, down, embedded, living, running, up
-from txstream.embedded.spark import SparkStandalone
 from txstream.embedded.zookeeper import EmbeddedZooKeeper
 
 __all__ = [
@@ -13,7 +12,6 @@ __all__ = [
     "EmbeddedZooKeeper",
     "Java",
     "Services",
-    "SparkStandalone",
     "Stopped",
     "down",
     "embedded",
