@@ -42,6 +42,22 @@ def differences(url: str) -> list[Any]:
         engine.dispose()
 
 
+def definitions(url: str) -> dict[str, Any]:
+    """Columns and keys of the framework's tables, in full."""
+    engine = sa.create_engine(url)
+    inspector = sa.inspect(engine)
+    found = {
+        name: [
+            [{**column, "type": repr(column["type"])} for column in inspector.get_columns(name)],
+            inspector.get_pk_constraint(name),
+            inspector.get_indexes(name),
+        ]
+        for name in [*framework.metadata.tables, framework.VERSION_TABLE]
+    }
+    engine.dispose()
+    return found
+
+
 OLDER = framework.REVISIONS[:-1]
 
 
@@ -68,8 +84,15 @@ class FrameworkContract(StateFixtures):
         assert read_rows(url, "alembic_version") == []  # the user's own Alembic's
 
     def test_scripts_and_models_agree(self, database: StateDatabase, url: str) -> None:
+        """Whether a database is new or comes from the first revision, its tables are the same."""
         database.ensure_framework_tables()
-        assert differences(url) == []
+        created = definitions(url)
+        assert (differences(url), read_rows(url, framework.VERSION_TABLE)) == (
+            [],
+            [{"version_num": framework.HEAD}],
+        )
+        at_revision(database, url, framework.HEAD)
+        assert (differences(url), definitions(url)) == ([], created)
 
     def test_the_comparison_notices_a_difference(self, database: StateDatabase, url: str) -> None:
         database.ensure_framework_tables()

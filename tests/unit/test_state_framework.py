@@ -12,10 +12,11 @@ import pytest
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from support.framework_contract import AtomicFrameworkContract
+from support.old_revisions import at_revision
 
 import txstream
 from tracked_wheel import packaged_files
-from txstream.state import open_database
+from txstream.state import open_database, open_sql_database
 from txstream.state.sql import framework, revisions
 
 IMPORTS = """
@@ -26,13 +27,13 @@ print([name for name in ("alembic", "psycopg", "pyspark", "kafka", "kazoo") if n
 
 CHECK = """
 import sys
-from txstream.state import open_database
+from txstream.state import open_database, open_sql_database
 from txstream.api.errors import TxstreamError
 import txstream
 print(txstream.__file__)
-for url in sys.argv[1:]:
+for work in ("ensure_framework_tables", "upgrade"):
     try:
-        open_database(url).ensure_framework_tables()
+        getattr(open_database(sys.argv[1]), work)()
         print("fine")
     except TxstreamError as error:
         print(type(error).__name__, error)
@@ -78,24 +79,27 @@ def test_importing_state_is_cheap() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_from_a_zip_only_the_revision_is_checked(tmp_path: Path) -> None:
+def test_a_new_database_needs_no_script_but_an_older_one_does(tmp_path: Path, url: str) -> None:
     """Executors and clusters get the framework as a zip, out of which no script can be read."""
+    database = open_sql_database(url)
+    database.ensure_framework_tables()
+    at_revision(database, url, framework.REVISIONS[0])
+    new = f"sqlite:///{tmp_path}/new.db"
     archive = tmp_path / "framework.zip"
     with zipfile.ZipFile(archive, "w") as out:
         for source, installed in packaged_files().items():
             out.write(Path(txstream.__file__).parents[1] / source, str(installed))
-    ready, empty = f"sqlite:///{tmp_path}/ready.db", f"sqlite:///{tmp_path}/empty.db"
-    open_database(ready).ensure_framework_tables()
-    done = subprocess.run(
-        [sys.executable, "-c", CHECK, ready, empty],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(archive)},
-    )
-    loaded_from, first, second = done.stdout.splitlines()
+
+    def from_the_archive(database: str) -> list[str]:
+        command = [sys.executable, "-c", CHECK, database]
+        env = {"PYTHONPATH": str(archive)}
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=env)
+        return done.stdout.splitlines()
+
+    loaded_from, created, upgraded = from_the_archive(new)
     assert loaded_from.startswith(str(archive))
-    assert first == "fine"
-    assert second.startswith("SchemaRevisionError")
-    assert "txstream db upgrade" in second
+    assert (created, upgraded) == ("fine", "fine")
+    _, checked, upgraded = from_the_archive(url)
+    assert "txstream db upgrade" in checked
+    assert upgraded.startswith("SchemaRevisionError")
+    assert "`txstream db upgrade` where it is installed" in upgraded

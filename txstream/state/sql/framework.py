@@ -4,7 +4,8 @@ Invariants. One fence row per topology; its attempt only grows. At most one ledg
 txid, and for transactional and opaque state it is written by the transaction that wrote the state. One
 ownership row per state table; whoever created the table wrote it in the same transaction.
 
-The scripts create these tables; this module only describes them, and a test compares the two.
+A new database gets these tables as they are described here; an older one is brought to the same by the
+scripts, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -12,7 +13,18 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, DateTime, Dialect, MetaData, String, Table, Text, TypeDecorator
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    DateTime,
+    Dialect,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    Text,
+    TypeDecorator,
+)
 from sqlalchemy.dialects import mysql
 
 from txstream.state.declarations import TABLE_LENGTH
@@ -110,3 +122,11 @@ owned_table = Table(
     Column("created_at", Utc, nullable=False),
     **STORED,
 )
+
+version = Table(
+    VERSION_TABLE,
+    MetaData(),
+    Column("version_num", String(32), nullable=False),
+    PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc"),
+)
+"""Alembic's own table, as Alembic makes it."""

@@ -5,8 +5,10 @@ holds the definitions' lock, and does it in one transaction. MySQL and MariaDB c
 there a table says that a change has begun, from before its first step until after its last, and whoever
 comes upon it with the lock held goes on with that change.
 
-Reading needs no script, so it works from a zip. Creating and upgrading run Alembic's scripts, which must
-be files on disk. Alembic is imported only then: it costs as much start-up time as all of SQLAlchemy.
+Reading needs no script, and nor does creating where that is part of a transaction: both work from a zip.
+Upgrading runs Alembic's scripts, which must be files on disk, and so does creating on MySQL and MariaDB,
+where it may have to go on with a change that was broken off. Alembic is imported only then: it costs as
+much start-up time as all of SQLAlchemy.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from sqlalchemy import Connection, inspect, text
 import txstream
 from txstream.api.errors import SchemaRevisionError
 from txstream.state.records import SchemaDamagedError
-from txstream.state.sql.framework import HEAD, REVISIONS, VERSION_TABLE, metadata
+from txstream.state.sql.framework import HEAD, REVISIONS, VERSION_TABLE, metadata, version
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -69,10 +71,14 @@ def refuse_other_revision(revision: str, database: str) -> None:
 def create_or_check(connection: Connection, database: str) -> None:
     """Bring a database without the framework's tables to the newest revision; refuse any other but that."""
     revision = read_revision(connection, database)
-    if revision is None:
+    if revision is not None:
+        refuse_other_revision(revision, database)
+    elif connection.dialect.name in _COMMIT_EACH_STEP:
         _run_scripts(connection)
     else:
-        refuse_other_revision(revision, database)
+        metadata.create_all(connection, checkfirst=False)
+        version.create(connection)
+        connection.execute(version.insert().values(version_num=HEAD))
 
 
 def upgrade(connection: Connection, database: str) -> tuple[str | None, str]:
@@ -140,7 +146,7 @@ def _script_folder() -> Path:
     if isinstance(folder, Path) and (folder / "env.py").is_file():
         return folder
     raise SchemaRevisionError(
-        "txstream's tables can only be created or upgraded by an installed txstream, and this one runs from "
+        "txstream's tables can only be upgraded here by an installed txstream, and this one runs from "
         f"{folder}; type `txstream db upgrade` where it is installed, with the same --database"
     )
 
