@@ -12,11 +12,10 @@ from __future__ import annotations
 import signal
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import NoReturn
 
-from txstream.api.errors import BatchFailedError, CorruptStateError, UsageError
+from txstream.api.errors import BatchFailedError, UsageError
 from txstream.engine.batch.failures import CrashError as CrashError
 
 
@@ -62,29 +61,6 @@ class Crash(Marker):
             # To this very thread, or it might go on past this point for a moment.
             signal.pthread_kill(threading.get_ident(), signal.SIGKILL)
         raise CrashError(f"{where}: a Crash marker stands here")
-
-
-_KINDS: dict[str, type[Fail] | type[Crash]] = {"fail": Fail, "crash": Crash}
-
-
-def to_document(marker: Marker) -> dict[str, Any]:
-    """A marker as JSON values."""
-    for name, kind in _KINDS.items():
-        if type(marker) is kind:
-            return {"kind": name, **asdict(marker)}
-    raise UsageError(f"{marker!r} is no marker that can be stored; it must be a Fail or a Crash")
-
-
-def from_document(document: Mapping[str, Any], where: str) -> Marker:
-    """The inverse of `to_document`. Raises CorruptStateError, naming `where`."""
-    options = dict(document)
-    kind = _KINDS.get(str(options.pop("kind", "")))
-    try:
-        if kind is not None:
-            return kind(**options)
-    except TypeError as error:
-        raise CorruptStateError(f"{where}: {document!r:.200} is no marker: {error}") from error
-    raise CorruptStateError(f"{where}: {document!r:.200} is no marker")
 
 
 def _check_times(marker: Fail | Crash) -> None:

@@ -1,43 +1,30 @@
 """The spool of a `MemorySpout`: files through which other processes of the same machine read its rows.
 
-A folder that only its user can open, with one file per partition, appended to, never changed otherwise. A
-file is a sequence of frames: a header (first position, number of positions, length of the body, kind), then
-the body: an Arrow IPC stream of rows, or a marker as JSON. Beside it lie `.hidden` files (an outage, with its
-reason) and `.taken-N` files (the N-th time that a marker struck).
+A folder that only its user can open. Each append to a partition is a file of pickled frames, named by the
+positions in it. Beside them lie `.hidden` files (an outage, with its reason) and `.taken-N` files (a marker
+struck for the N-th time).
 
-Invariant: one process writes rows. A reader believes a frame only if it is there in full, and is asked only
-for positions that were written before they were planned.
+Invariant: one process writes rows, and a file gets its name when it is whole, before its rows are planned.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
+import pickle
 import platform
 import shutil
-import struct
 import tempfile
 import weakref
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
-from txstream.api.errors import (
-    CorruptStateError,
-    DataLostError,
-    PartitionUnavailableError,
-    ServiceUnavailableError,
-    UsageError,
-)
-from txstream.spouts.markers import Marker, from_document, to_document
-
-_HEADER = struct.Struct(">QQQB")
-_ROWS, _MARKER = 1, 2
+from txstream.api.errors import DataLostError, PartitionUnavailableError, ServiceUnavailableError, UsageError
+from txstream.spouts.markers import Marker
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +49,23 @@ class SpoolWriter:
         self.directory = tempfile.mkdtemp(prefix="txstream-memory-")
         self._finalizer = weakref.finalize(owner, _remove, self.directory, os.getpid())
 
-    def write(self, partition: str, frames: Iterable[Frame]) -> None:
+    def write(self, partition: str, frames: Sequence[Frame]) -> None:
         """Append frames, all or none. Raises ServiceUnavailableError, when the disk is full for example."""
-        data = b"".join(_pack(frame) for frame in frames)
-        path = _rows_file(self.directory, partition)
+        if not frames:
+            return
+        path = _file(self.directory, partition, f"{frames[0].first:020}-{frames[-1].end:020}.rows")
         try:
-            _append(path, data)
+            _put(path, pickle.dumps(frames))
         except OSError as error:
             raise ServiceUnavailableError(
                 f"the rows of partition {partition!r} cannot be written to {path}: {error}; none was added"
             ) from error
 
     def hide(self, partition: str, reason: str) -> None:
-        path = _hidden_file(self.directory, partition)
-        partial = path.with_suffix(".partial")
-        partial.write_text(reason, encoding="utf-8")
-        partial.replace(path)
+        _put(_file(self.directory, partition, "hidden"), reason.encode())
 
     def show(self, partition: str) -> None:
-        _hidden_file(self.directory, partition).unlink(missing_ok=True)
+        _file(self.directory, partition, "hidden").unlink(missing_ok=True)
 
     def take(self, partition: str, position: int, times: int) -> bool:
         return _take(self.directory, partition, position, times)
@@ -89,64 +74,49 @@ class SpoolWriter:
         self._finalizer()
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a frame lies in its file."""
-
-    first: int
-    count: int
-    kind: int
-    offset: int
-    length: int
-
-
 class SpoolReader:
-    """The side of a worker process. It keeps the headers that it has read: files only grow."""
+    """The side of a worker process."""
 
     in_worker = True
 
     def __init__(self, directory: str, host: str) -> None:
         self.directory = directory
         self._host = host
-        self._places: dict[str, list[_Place]] = {}
 
     def frames(self, partition: str, start: int, end: int) -> Iterator[Frame]:
         """See `LogView`."""
+        self.check_there()
         try:
-            handle = os.open(_rows_file(self.directory, partition), os.O_RDONLY)
-        except FileNotFoundError as error:
-            self.check_there()
-            raise self._lost(partition, start, end, 0) from error
+            known = 0
+            for path in sorted(Path(self.directory).iterdir()):
+                stem, _, what = path.name.partition(".")
+                if stem != _stem(partition) or not what.endswith(".rows"):
+                    continue
+                first, known = map(int, what.removesuffix(".rows").split("-"))
+                if first < end and known > start:
+                    content = path.read_bytes()
+                    frames: list[Frame] = pickle.loads(content)  # noqa: S301 - only its user can write there
+                    yield from (frame for frame in frames if frame.first < end and frame.end > start)
         except OSError as error:
             raise self._unreadable(partition, error) from error
-        try:
-            places = self._index(handle, partition, end)
-            known = places[-1].first + places[-1].count if places else 0
-            if known < end:
-                raise self._lost(partition, start, end, known)
-            at = max(bisect_right(places, start, key=lambda place: place.first) - 1, 0)
-            while at < len(places) and places[at].first < end:
-                yield self._read(handle, partition, places[at])
-                at += 1
-        except OSError as error:
-            raise self._unreadable(partition, error) from error
-        finally:
-            os.close(handle)
+        if known < end:
+            raise DataLostError(
+                f"partition {partition!r} has {known} positions in the spool {self.directory}, but {start} "
+                f"to {end} are planned: this MemorySpout does not hold what an earlier one did"
+            )
 
     def hidden(self, partition: str) -> str | None:
         try:
-            return _hidden_file(self.directory, partition).read_text(encoding="utf-8")
+            return _file(self.directory, partition, "hidden").read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
         except OSError as error:
             raise self._unreadable(partition, error) from error
 
     def take(self, partition: str, position: int, times: int) -> bool:
+        self.check_there()
         try:
             return _take(self.directory, partition, position, times)
-        except FileNotFoundError:
-            self.check_there()
-            raise
         except OSError as error:
             raise self._unreadable(partition, error) from error
 
@@ -165,41 +135,6 @@ class SpoolReader:
             f"the spool {self.directory} of a MemorySpout is gone: it was closed, or its process has ended"
         )
 
-    def _index(self, handle: int, partition: str, end: int) -> list[_Place]:
-        """The places of all frames up to `end`, as far as they are there."""
-        places = self._places.setdefault(partition, [])
-        size = os.fstat(handle).st_size
-        while not places or places[-1].first + places[-1].count < end:
-            offset = places[-1].offset + places[-1].length if places else 0
-            header = os.pread(handle, _HEADER.size, offset)
-            if len(header) < _HEADER.size:
-                break
-            first, count, length, kind = _HEADER.unpack(header)
-            if offset + _HEADER.size + length > size:
-                break
-            places.append(_Place(first, count, kind, offset + _HEADER.size, length))
-        return places
-
-    def _read(self, handle: int, partition: str, place: _Place) -> Frame:
-        body = os.pread(handle, place.length, place.offset)
-        where = f"{_rows_file(self.directory, partition)}, byte {place.offset}"
-        try:
-            if place.kind == _MARKER:
-                return Frame(place.first, place.count, None, from_document(json.loads(body), where))
-            with pa.ipc.open_stream(body) as stream:
-                rows = stream.read_next_batch()
-        except (pa.ArrowException, ValueError, StopIteration) as error:
-            raise CorruptStateError(f"{where}: this is no frame of a spool: {error}") from error
-        if rows.num_rows != place.count:
-            raise CorruptStateError(f"{where}: {rows.num_rows} rows instead of {place.count}")
-        return Frame(place.first, place.count, rows, None)
-
-    def _lost(self, partition: str, start: int, end: int, known: int) -> DataLostError:
-        return DataLostError(
-            f"partition {partition!r} has {known} positions in the spool {self.directory}, but {start} to "
-            f"{end} are planned: this MemorySpout does not hold what an earlier one did"
-        )
-
     def _unreadable(self, partition: str, error: OSError) -> PartitionUnavailableError | UsageError:
         if isinstance(error, PermissionError):
             return UsageError(
@@ -209,42 +144,24 @@ class SpoolReader:
         return PartitionUnavailableError(f"partition {partition!r} cannot be read from its spool: {error}")
 
 
-def _append(path: Path, data: bytes) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+def _put(path: Path, data: bytes) -> None:
+    """Give a file its name when it is whole."""
+    handle, partial = tempfile.mkstemp(dir=path.parent)
     try:
-        before = os.fstat(handle).st_size
-        try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(handle, rest) :]
-        except OSError:
-            os.ftruncate(handle, before)
-            raise
-    finally:
-        os.close(handle)
-
-
-def _pack(frame: Frame) -> bytes:
-    if frame.marker is not None:
-        kind, body = _MARKER, json.dumps(to_document(frame.marker)).encode()
-    elif frame.rows is not None:
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, frame.rows.schema) as writer:
-            writer.write_batch(frame.rows)
-        kind, body = _ROWS, sink.getvalue().to_pybytes()
-    else:
-        raise ValueError(f"{frame} holds neither rows nor a marker")
-    return _HEADER.pack(frame.first, frame.count, len(body), kind) + body
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(partial).replace(path)
+    except OSError:
+        Path(partial).unlink()
+        raise
 
 
 def _take(directory: str, partition: str, position: int, times: int) -> bool:
     """Whoever makes the N-th file has taken the N-th time, whatever process it is."""
-    stem = _stem(partition)
     for time in range(1, times + 1):
+        path = _file(directory, partition, f"{position}.taken-{time}")
         with contextlib.suppress(FileExistsError):
-            os.close(
-                os.open(Path(directory, f"{stem}.{position}.taken-{time}"), os.O_CREAT | os.O_EXCL, 0o600)
-            )
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL, 0o600))
             return True
     return False
 
@@ -254,12 +171,8 @@ def _stem(partition: str) -> str:
     return hashlib.sha256(partition.encode()).hexdigest()[:40]
 
 
-def _rows_file(directory: str, partition: str) -> Path:
-    return Path(directory, f"{_stem(partition)}.rows")
-
-
-def _hidden_file(directory: str, partition: str) -> Path:
-    return Path(directory, f"{_stem(partition)}.hidden")
+def _file(directory: str, partition: str, what: str) -> Path:
+    return Path(directory, f"{_stem(partition)}.{what}")
 
 
 def _remove(directory: str, owner: int) -> None:
