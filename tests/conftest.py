@@ -21,8 +21,8 @@ from support.bare_python import make_bare_python
 from support.processes import process_of
 from support.runs import SPARK_STARTS_SOONER, Launcher
 from support.skips import pytest_terminal_summary as pytest_terminal_summary
+from support.spark_standalone import SparkStandalone
 
-from tests.support.spark_standalone import SparkStandalone
 from txstream.embedded import EmbeddedKafka, EmbeddedZooKeeper, Services, embedded
 
 FamilyServer = TypeVar("FamilyServer", bound=MySQLFamilyServer)

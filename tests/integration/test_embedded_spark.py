@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.spark_standalone import SparkStandalone
 
-from tests.support.spark_standalone import SparkStandalone
 from txstream.api.errors import ServiceUnavailableError, UsageError
 
 

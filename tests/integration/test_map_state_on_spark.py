@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from support.killed_states import KILLED, TESTS, TXIDS, attempts_of, expected
 from support.on_spark import notes
-
-from tests.support.spark_standalone import SparkStandalone
+from support.spark_standalone import SparkStandalone
 
 
 @pytest.mark.timeout(240)

@@ -30,8 +30,8 @@ from support.on_spark import (
     state,
 )
 from support.recomputing import BATCH, TESTS, WIDTH, framed, held, outcome
+from support.spark_standalone import SparkStandalone
 
-from tests.support.spark_standalone import SparkStandalone
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.errors import PartitionUnavailableError
 from txstream.api.reducers import Count

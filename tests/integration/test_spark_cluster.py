@@ -18,10 +18,10 @@ import psutil
 import pytest
 from support.kafka_topics import wait_until
 from support.runs import Launcher, RunningCommand
+from support.spark_standalone import SparkStandalone
 from support.tables import read_counts, table_exists
 from support.texts import count_words, create_topic, make_lines, produce
 
-from tests.support.spark_standalone import SparkStandalone
 from txstream.embedded import Services
 
 USER_MODULE = """
