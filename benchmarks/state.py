@@ -40,6 +40,7 @@ from bare_statements import POSTGRESQL, SQLITE, Way
 
 from txstream.api.reducers import Sum
 from txstream.api.state import SqlState
+from txstream.digests import digest_of
 from txstream.semantics import Semantics
 from txstream.state import Commit, StateBackend, TableSpec, open_database
 from txstream.transaction import TransactionAttempt, Txid, attempt_id
@@ -52,7 +53,8 @@ WARM_UP_ROUNDS = 2
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the table. Rows/s are medians over the rounds; `share` is commit over bare."""
+    """One line of the table. Rows/s are medians over the rounds; `share` is commit over bare, `digest_share`
+    what the engine spends on the digest of the same deltas, over the commit."""
 
     database: str
     semantics: str
@@ -62,6 +64,7 @@ class Figure:
     bare_way: str
     share: float
     ways: dict[str, float]
+    digest_share: float
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -98,11 +101,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def show(figure: Figure, *, first: bool) -> None:
     if first:
-        print(f"{'database':<12}{'semantics':<15}{'workload':<10}{'commit':>11}{'bare':>11}  share  bare way")
+        print(
+            f"{'database':<12}{'semantics':<15}{'workload':<10}{'commit':>11}{'bare':>11}  share  digest  "
+            f"bare way"
+        )
     print(
         f"{figure.database:<12}{figure.semantics:<15}{figure.workload:<10}"
         f"{figure.commit_rows_per_second:>9,.0f}/s{figure.bare_rows_per_second:>9,.0f}/s  "
-        f"{figure.share:5.0%}  {figure.bare_way}",
+        f"{figure.share:5.0%}  {figure.digest_share:6.2%}  {figure.bare_way}",
         flush=True,
     )
 
@@ -138,6 +144,7 @@ def measure(
 
         turns = {"commit": commit, **{way.name: writer(way) for way in ways}}
         seconds: dict[str, list[float]] = {turn: [] for turn in turns}
+        digests: list[float] = []
         for txid, deltas in enumerate(batches.take(1 + WARM_UP_ROUNDS + options.rounds), start=1):
             # Who comes first finds the processor's caches cold and the log's pages new: everybody in turn.
             names = list(turns)
@@ -145,6 +152,9 @@ def measure(
                 took = turns[turn](deltas, txid)
                 if txid > 1 + WARM_UP_ROUNDS:
                     seconds[turn].append(took)
+            started = time.perf_counter()
+            digest_of(deltas, ["word"])
+            digests.append(time.perf_counter() - started)
         refuse_differences(connection, [name, *(way.table for way in ways)])
         if options.profile:
             pstats.Stats(profile).sort_stats("cumulative").print_stats(45)
@@ -152,7 +162,8 @@ def measure(
     commits = rates.pop("commit")
     best = max(rates, key=lambda turn: rates[turn])
     share = commits / rates[best]
-    return Figure(database, semantics.value, workload, commits, rates[best], best, share, rates)
+    digest_share = statistics.median(digests) / statistics.median(seconds["commit"])
+    return Figure(database, semantics.value, workload, commits, rates[best], best, share, rates, digest_share)
 
 
 def timed(work: Callable[[], None]) -> float:

@@ -71,7 +71,7 @@ class Commit:
     table or one without rows has no deltas in this batch. `metas` is the ledger's JSON document, `tuples`
     how many the spout emitted, `error` why the attempt before this one failed. Times are aware. `details`
     are for people, as JSON values: `path` ("driver" or "executors"), `timings` (seconds by step), `attempts`
-    (those of this txid that failed: attempt, error, failed_at).
+    (those of this txid that failed: attempt, error, failed_at), `digests` (by table: `txstream.digests`).
     """
 
     attempt: TransactionAttempt

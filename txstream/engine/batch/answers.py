@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from txstream.api.errors import ShortBatchError
+from txstream.digests import added_up
 from txstream.engine.batch.messages import Answer, EdgeCount
 from txstream.engine.batch.plan import ExecutionPlan
 from txstream.engine.batch.runner import BatchResult, Emitted
@@ -47,10 +48,10 @@ def collect_result(
     emitted: list[Emitted] = []
     places: list[TaskPlace] = []
     under_way: EdgeCount = Counter(crossing or {})
-    written: Counter[tuple[str, str]] = Counter()
     records, read_seconds, process_seconds = 0, 0.0, 0.0
+    answers = list(answers)
+    written = added_up(one for answer in answers for one in answer.written.items())
     for answer in answers:
-        written.update(answer.written)
         records += answer.records
         read_seconds += answer.read_seconds
         process_seconds += answer.process_seconds
@@ -78,6 +79,6 @@ def collect_result(
         emitted,
         +under_way,
         kept,
-        written.total(),
+        sum(digest.rows for digest in written.values()),
         written,
     )

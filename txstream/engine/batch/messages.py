@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from txstream.api.errors import ShortBatchError
+from txstream.digests import TableDigest
 from txstream.engine.batch.failures import Failure
 from txstream.engine.batch.wire import pack, unpack
 from txstream.placement import TaskPlace
@@ -100,8 +101,8 @@ class Answer:
     places: list[TaskPlace] = field(default_factory=list)
     sent: EdgeCount = field(default_factory=Counter)
     received: EdgeCount = field(default_factory=Counter)
-    # Rows by component and name of a state that the task's bolts write themselves.
-    written: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    # By component and name of a state that the task's bolts write themselves.
+    written: Mapping[tuple[str, str], TableDigest] = field(default_factory=dict)
     failure: Failure | None = None
 
     def encode(self) -> bytes:
@@ -114,7 +115,7 @@ class Answer:
             "places": [astuple(place) for place in self.places],
             "sent": [[*edge, count] for edge, count in self.sent.items()],
             "received": [[*edge, count] for edge, count in self.received.items()],
-            "written": [[*state, rows] for state, rows in self.written.items()],
+            "written": [[*state, digest.to_document()] for state, digest in self.written.items()],
         }
         tables = [*self.deltas.values(), *self.emitted.values()]
         return pack(header, {str(i): table for i, table in enumerate(tables)})
@@ -137,7 +138,10 @@ class Answer:
             places=[TaskPlace(*place) for place in header["places"]],
             sent=_counts(header["sent"]),
             received=_counts(header["received"]),
-            written={(component, name): rows for component, name, rows in header["written"]},
+            written={
+                (component, name): TableDigest.from_document(digest)
+                for component, name, digest in header["written"]
+            },
         )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
+from txstream.digests import TableDigest
 from txstream.engine.batch.messages import EdgeCount
 from txstream.metas import BatchMetas
 from txstream.placement import TaskPlace
@@ -32,7 +33,8 @@ class BatchResult:
     """What a processed batch leaves: unmerged deltas by committer, and where its time went.
 
     `places` are the tasks that ran, `written` the rows that they wrote through a `MapState`, `written_by`
-    the same by component and state. `kept` is the runner's own: what the commit phase reads, until `release`.
+    what it was, by component and state. `kept` is the runner's own: what the commit phase reads, until
+    `release`.
     """
 
     deltas: Mapping[str, list[pa.Table]]
@@ -46,7 +48,7 @@ class BatchResult:
     crossing: EdgeCount = field(default_factory=Counter)
     kept: Any = None
     written: int = 0
-    written_by: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    written_by: Mapping[tuple[str, str], TableDigest] = field(default_factory=dict)
 
 
 class BatchRunner(Protocol):

@@ -17,6 +17,7 @@ import pyarrow as pa
 from txstream.api.bolts import StateCommitter
 from txstream.api.errors import ShortBatchError
 from txstream.api.tuples import Chunk
+from txstream.digests import TableDigest, added_up
 from txstream.engine.batch.collector import Send
 from txstream.engine.batch.layout import Layout, Stage
 from txstream.engine.batch.messages import EdgeCount, EdgeName, Parcel
@@ -99,13 +100,13 @@ class StageRun:
                     tables[runtime.spec.id] = runtime.bolt.deltas()
         return tables
 
-    def written(self) -> dict[tuple[str, str], int]:
-        """How many rows the bolts of this Spark task have written, by component and state."""
-        rows: Counter[tuple[str, str]] = Counter()
-        for runtime in self._runtimes():
-            for name, count in runtime.written.items():
-                rows[runtime.spec.id, name] += count
-        return dict(rows)
+    def written(self) -> dict[tuple[str, str], TableDigest]:
+        """What the bolts of this Spark task have written, by component and state."""
+        return added_up(
+            ((runtime.spec.id, name), digest)
+            for runtime in self._runtimes()
+            for name, digest in runtime.written.items()
+        )
 
     def places(self) -> list[TaskPlace]:
         """Where the tasks ran and how long each took."""

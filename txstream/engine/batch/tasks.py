@@ -13,6 +13,7 @@ from typing import Any
 
 from txstream.api.bolts import BasicBolt, BatchBolt, StateCommitter, TopologyContext, refuse_result
 from txstream.api.tuples import Chunk, Tuple
+from txstream.digests import TableDigest
 from txstream.engine.batch.collector import Collector, Send
 from txstream.engine.batch.failures import CrashError, Failure, describe
 from txstream.engine.batch.plan import BoltSpec
@@ -52,8 +53,8 @@ class Stopwatch:
 class TaskRuntime:
     """One bolt task of this attempt: the instance, its collector, its states, and how many tuples it got.
 
-    `committed` is the attempt that was committed last, where that is known. `written` has the rows by state
-    that the task has written, once it is finished.
+    `committed` is the attempt that was committed last, where that is known. `written` is what
+    the task has written, by state, once it is finished.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class TaskRuntime:
         self.task = task
         self.received = 0
         self.seconds = 0.0
-        self.written: Mapping[str, int] = {}
+        self.written: Mapping[str, TableDigest] = {}
         self.collector = Collector(spec, task, send)
         process.left_open.append(self.collector)
         self._stopwatch = stopwatch

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Protocol
@@ -26,6 +26,7 @@ import pyarrow as pa
 from txstream.api.bolts import StateCommitter
 from txstream.api.errors import BatchFailedError, FencedError, ServiceUnavailableError, TopologyError
 from txstream.api.topology import Topology
+from txstream.digests import TableDigest, digest_of
 from txstream.engine.batch.runner import BatchResult
 from txstream.engine.commit.databases import StateTarget, state_targets
 from txstream.engine.commit.shares import StateWrite, TableDeltas
@@ -42,6 +43,9 @@ DRIVER_COMMIT_ROWS = 100_000
 """About where both paths are equally fast on two cores beside PostgreSQL (`benchmarks/commit_paths.py`)."""
 
 DRIVER, EXECUTORS = "driver", "executors"
+
+Digests = dict[str, TableDigest]
+"""By table."""
 
 
 @dataclass(frozen=True)
@@ -91,15 +95,7 @@ class Committer:
 
     def merge(self, *results: BatchResult) -> dict[str, pa.Table]:
         """Each state's deltas by component, every key once: of what was processed, and what committed."""
-        merged: dict[str, pa.Table] = {}
-        for component, bolt in self._bolts.items():
-            fold = new_fold(bolt)
-            for result in results:
-                for part in result.deltas.get(component, []):
-                    if part.num_rows:
-                        fold.add_partial(part)
-            merged[component] = fold.finish()
-        return merged
+        return {component: merged_deltas(component, bolt, results) for component, bolt in self._bolts.items()}
 
     @property
     def begins_before_bolts(self) -> bool:
@@ -130,11 +126,11 @@ class Committer:
         *,
         write: ShareWriter | None = None,
         begun: Collection[int] = (),
-        written: Mapping[tuple[str, str], int] | None = None,
+        written: Mapping[tuple[str, str], TableDigest] | None = None,
     ) -> None:
         """Commit to every database. `write` has tasks write shares; without it the driver writes everything.
-        `begun` is what `begin` answered for this attempt, `written` the rows that bolts wrote since, by
-        component and state.
+        `begun` is what `begin` answered for this attempt, `written` what bolts wrote since, by component
+        and state.
 
         Raises BatchFailedError or ServiceUnavailableError when a new attempt is due, FencedError when a newer
         leader has taken over, BoltError when a task died, another TxstreamError when the data cannot be
@@ -147,7 +143,8 @@ class Committer:
         for at in shared:
             if at not in begun:
                 self._begin(at, attempt, metas, batch, reached)
-        keys = self._rows_of_bolts(written or {})
+        digests = self._digests_of_bolts(written or {})
+        keys = Counter({at: sum(one.rows for one in found.values()) for at, found in enumerate(digests)})
         if write is not None and shared:
             reached(Point.BEFORE_WRITE)
             keys.update(self._write_shares(attempt, {at: own[at] for at in shared}, batch, write))
@@ -157,7 +154,10 @@ class Committer:
                 reached(Point.BETWEEN_COMMITS)
             mine = [] if at in shared else own[at]
             path = EXECUTORS if at in shared or at in begun else DRIVER
-            commit = _commit(attempt, metas, batch, path, mine)
+            digests[at] |= {
+                one.spec.state.table: digest_of(one.deltas, one.spec.state.key_names) for one in own[at]
+            }
+            commit = _commit(attempt, metas, batch, path, mine, digests[at])
             self._finish(states, commit, reached, keys=keys[at], path=path)
 
     # --- which path ---------------------------------------------------------------------------------
@@ -251,14 +251,16 @@ class Committer:
             if not self._outcome(states, attempt, lost=isinstance(error, AnswerLostError)):
                 raise BatchFailedError(f"{attempt} was not committed: {error}") from error
 
-    def _rows_of_bolts(self, written: Mapping[tuple[str, str], int]) -> Counter[int]:
-        """What bolts wrote, by database; `written` has it by component and state."""
-        rows: Counter[int] = Counter()
-        for use in self._map_states:
-            for at, target in enumerate(self._targets):
-                if target.has(use):
-                    rows[at] += written.get((use.component, use.name), 0)
-        return rows
+    def _digests_of_bolts(self, written: Mapping[tuple[str, str], TableDigest]) -> list[Digests]:
+        """What bolts wrote, by database and table; `written` has it by component and state."""
+        return [
+            {
+                use.state.table: written.get((use.component, use.name), TableDigest())
+                for use in self._map_states
+                if target.has(use)
+            }
+            for target in self._targets
+        ]
 
     def _outcome(self, states: TopologyStates, attempt: TransactionAttempt, *, lost: bool) -> bool:
         """Has the database committed this attempt? Lost may mean committed: only the ledger knows, and only
@@ -274,13 +276,31 @@ class Committer:
         return committed
 
 
+def merged_deltas(component: str, bolt: StateCommitter, results: Iterable[BatchResult]) -> pa.Table:
+    """A state's deltas from the results of a batch's phases, every key once."""
+    fold = new_fold(bolt)
+    for result in results:
+        for part in result.deltas.get(component, []):
+            if part.num_rows:
+                fold.add_partial(part)
+    return fold.finish()
+
+
 def _commit(
     attempt: TransactionAttempt,
     metas: Mapping[str, Any],
     batch: ProcessedBatch,
     path: str,
     tables: Sequence[TableDeltas],
+    digests: Digests | None = None,
 ) -> Commit:
+    details = {
+        "path": path,
+        "timings": {step: round(seconds, 6) for step, seconds in batch.timings.items()},
+        "attempts": list(batch.attempts),
+    }
+    if digests is not None:
+        details["digests"] = {table: digest.to_document() for table, digest in digests.items()}
     return Commit(
         attempt=attempt,
         metas=metas,
@@ -289,11 +309,7 @@ def _commit(
         planned_at=batch.planned_at,
         processed_at=batch.processed_at,
         error=batch.error,
-        details={
-            "path": path,
-            "timings": {step: round(seconds, 6) for step, seconds in batch.timings.items()},
-            "attempts": list(batch.attempts),
-        },
+        details=details,
     )
 
 

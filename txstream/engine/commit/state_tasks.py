@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from txstream.api.errors import ServiceUnavailableError
+from txstream.digests import TableDigest, digest_of
 from txstream.engine.batch.plan import BoltSpec
 from txstream.engine.batch.worker_process import WorkerProcess
 from txstream.engine.commit.bindings import StateBinding
@@ -56,13 +57,13 @@ class TaskStates:
             )
         process.left_open += self.states.values()
 
-    def flush(self) -> dict[str, int]:
-        """Write what the bolt has written, and close its states; the number of rows by state.
+    def flush(self) -> dict[str, TableDigest]:
+        """Write what the bolt has written, and close its states; what was written, by state.
 
         Raises StaleAttemptError when the attempt is not the current one, and what `TopologyStates.write`
         does.
         """
-        written: dict[str, int] = {}
+        written: dict[str, TableDigest] = {}
         shares: dict[StorePlace, _Share] = {}
         for name, state in self.states.items():
             state.close()
@@ -70,7 +71,7 @@ class TaskStates:
             if deltas.num_rows:
                 binding = self._bindings[name]
                 shares.setdefault(binding.place, (binding, []))[1].append((binding.spec, deltas))
-                written[name] = deltas.num_rows
+                written[name] = digest_of(deltas, binding.state.key_names)
         for place, (binding, writes) in shares.items():
             with self._naming_the_host():
                 store = self._process.stores.get(place, binding.topology)
