@@ -14,7 +14,7 @@ from support.kafka_topics import Topics
 from txstream.embedded import EmbeddedKafka, Services
 from txstream.embedded.process import wait_until
 from txstream.spouts.kafka import KafkaSource
-from txstream.testing.conformance import Row, Rows, SpoutCheck, SpoutHarness, check_spout, spout_checks
+from txstream.testing.spout import Row, Rows, SpoutCheck, SpoutHarness, check_spout, spout_checks
 
 STEADY = {"broker.session.timeout.ms": "20000"}  # a frozen broker stays the leader for that long
 OUTAGES = [

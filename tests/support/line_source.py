@@ -20,7 +20,7 @@ from txstream.api.spouts import (
     SpoutContext,
     Unavailable,
 )
-from txstream.testing.conformance import Row, Rows, SpoutHarness
+from txstream.testing.spout import Row, Rows, SpoutHarness
 from txstream.transaction import TransactionAttempt
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tracked_wheel import ROOT
-from txstream.testing.conformance import SpoutConformanceError, check_spout, spout_checks
+from txstream.testing.spout import SpoutConformanceError, check_spout, spout_checks
 
 GUIDE = (ROOT / "docs" / "spouts.md").read_text(encoding="utf-8")
 

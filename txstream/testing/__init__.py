@@ -32,7 +32,9 @@ if TYPE_CHECKING:
         run_bolt as run_bolt,
     )
     from txstream.testing.clock import ManualClock as ManualClock
-    from txstream.testing.conformance import (
+    from txstream.testing.control import NotReachedError as NotReachedError
+    from txstream.testing.inprocess import InProcessRunner as InProcessRunner
+    from txstream.testing.spout import (
         BrokenPromise as BrokenPromise,
         NotApplicableError as NotApplicableError,
         SpoutCheck as SpoutCheck,
@@ -42,9 +44,7 @@ if TYPE_CHECKING:
         check_spout as check_spout,
         spout_checks as spout_checks,
     )
-    from txstream.testing.control import NotReachedError as NotReachedError
-    from txstream.testing.inprocess import InProcessRunner as InProcessRunner
-    from txstream.testing.state_conformance import (
+    from txstream.testing.state import (
         StateCheck as StateCheck,
         StateConformanceError as StateConformanceError,
         StateReport as StateReport,
@@ -60,7 +60,7 @@ _HOMES = {
     "txstream.testing.attempts": ("Attempt", "AttemptState"),
     "txstream.testing.bolts": ("BoltRun", "run_bolt"),
     "txstream.testing.clock": ("ManualClock",),
-    "txstream.testing.conformance": (
+    "txstream.testing.spout": (
         "BrokenPromise",
         "NotApplicableError",
         "SpoutCheck",
@@ -73,7 +73,7 @@ _HOMES = {
     "txstream.testing.control": ("NotReachedError",),
     "txstream.spouts.markers": ("Crash", "CrashError", "Fail", "Marker"),
     "txstream.testing.inprocess": ("InProcessRunner",),
-    "txstream.testing.state_conformance": (
+    "txstream.testing.state": (
         "StateCheck",
         "StateConformanceError",
         "StateReport",

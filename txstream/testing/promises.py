@@ -1,12 +1,26 @@
-"""What the conformance suites share: running checks, and telling which promises are broken, and how."""
+"""What the conformance suites share: promises and how they are tried, one trial, and telling what broke.
+
+Invariants of a trial:
+
+- What is tried is called on a thread of the suite's own, never on the caller's, so a call that does not come
+  back ends nothing but its check.
+- What it raises, and a call that does not come back, breaks the promise that is being checked.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
 from txstream.api.errors import TxstreamError, UsageError
+from txstream.testing.call_thread import CallThread, NoAnswerError
+
+Answer = TypeVar("Answer")
+
+
+class NotApplicableError(TxstreamError):
+    """A check needs something that is not there to be tried; the report says what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +63,100 @@ class ConformanceReport:
         return "\n".join(lines)
 
 
-class Check(Protocol):
-    """One promise and how it is tried."""
+class Trial:
+    """What checks are written with: one check over one thing that is tried."""
 
-    @property
-    def name(self) -> str: ...
+    error: ClassVar[type[ConformanceError]]
+
+    def __init__(self, check: Check[Any], deadline_seconds: float) -> None:
+        self.check = check
+        self.deadline_seconds = deadline_seconds
+        self._thread = CallThread()
+
+    def close(self) -> None:
+        self._thread.close()
+
+    def ask(self, what: str, call: Callable[..., Answer], *arguments: Any, **options: Any) -> Answer:
+        """The answer; whatever is raised instead breaks the promise."""
+        try:
+            return self._thread.call(lambda: call(*arguments, **options), self.deadline_seconds)
+        except (ConformanceError, NotApplicableError):
+            raise
+        except NoAnswerError as error:
+            self.fail(f"an answer when {what}", f"none within {self.deadline_seconds:g} s", cause=error)
+        except Exception as error:  # noqa: BLE001 - every failure of what is tried is told, with its cause
+            self.fail(f"an answer when {what}", tell(error), cause=error)
+
+    def outcome(
+        self, what: str, call: Callable[..., Answer], *arguments: Any, **options: Any
+    ) -> Answer | Exception:
+        """What is answered or raised, within the deadline."""
+        try:
+            return self._thread.call(lambda: call(*arguments, **options), self.deadline_seconds)
+        except ConformanceError:
+            raise
+        except NoAnswerError as error:
+            self.fail(
+                f"an answer or an error when {what}",
+                f"neither within {self.deadline_seconds:g} s (deadline_seconds)",
+                cause=error,
+            )
+        except Exception as error:  # noqa: BLE001 - handed to the caller
+            return error
+
+    def fail(self, expected: str, found: str, *, cause: BaseException | None = None) -> NoReturn:
+        check = self.check
+        raise self.error(BrokenPromise(check.name, check.rule, expected, found, check.hint)) from cause
 
 
-C = TypeVar("C", bound=Check)
+T = TypeVar("T", bound=Trial)
+
+
+@dataclass(frozen=True, slots=True)
+class Check(Generic[T]):
+    """One promise and how it is tried. `str()` is its name, so that it can be a test's id."""
+
+    name: str
+    rule: str
+    hint: str
+    function: Callable[[T], None]
+
+    def __str__(self) -> str:
+        return self.name
+
+    def conclude(self, trial: T) -> str | None:
+        """Why the promise does not apply, None when it is kept; the trial is over then.
+
+        Raises a ConformanceError when it is broken.
+        """
+        try:
+            self.function(trial)
+        except NotApplicableError as reason:
+            return str(reason)
+        finally:
+            trial.close()
+        return None
+
+
+C = TypeVar("C", bound=Check[Any])
 R = TypeVar("R", bound=ConformanceReport)
+
+
+class Promises(list[C]):
+    """The checks of one room, in the order in which they stand there."""
+
+    def __init__(self, kind: Callable[[str, str, str, Callable[[Any], None]], C]) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def promise(self, name: str, rule: str, hint: str) -> Callable[[Callable[[Any], None]], C]:
+        """Makes a check of a function that tries one promise."""
+
+        def enter(function: Callable[[Any], None]) -> C:
+            self.append(self._kind(name, rule, hint, function))
+            return self[-1]
+
+        return enter
 
 
 def run_checks(
@@ -72,10 +171,15 @@ def run_checks(
 
     Raises `error` that tells every broken promise, UsageError for an unknown name, and what `run` raises.
     """
+    names = {check.name for check in checks}
+    chosen = names if only is None else set(only)
+    if not chosen <= names:
+        every = ", ".join(check.name for check in checks)
+        raise UsageError(f"there is no check {min(chosen - names)!r}; the checks are {every}")
     kept: list[str] = []
     not_applicable: list[tuple[str, str]] = []
     broken: list[BrokenPromise] = []
-    for check in _chosen(checks, only):
+    for check in (check for check in checks if check.name in chosen):
         try:
             reason = run(check)
         except error as found:
@@ -90,13 +194,5 @@ def run_checks(
     return report(tuple(kept), tuple(not_applicable))
 
 
-def _chosen(checks: Sequence[C], only: Iterable[str] | None) -> Sequence[C]:
-    if only is None:
-        return checks
-    names = set(only)
-    unknown = sorted(names - {check.name for check in checks})
-    if unknown:
-        raise UsageError(
-            f"there is no check {unknown[0]!r}; the checks are {', '.join(check.name for check in checks)}"
-        )
-    return [check for check in checks if check.name in names]
+def tell(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,7 +1,7 @@
-"""The thread that a check uses its source on.
+"""The thread that a check calls what it tries on.
 
-A source that hangs must not hang the suite, so its calls need a thread of their own. A client that belongs to
-the thread that opened it must not be taken for a broken one, so it is the same thread for all.
+A source or a store that hangs must not hang the suite, so its calls need a thread of their own. A client that
+belongs to the thread that opened it must not be taken for a broken one, so it is the same thread for all.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class NoAnswerError(TxstreamError):
     """The call has not come back in time. The thread is lost to it."""
 
 
-class SourceThread:
+class CallThread:
     """Calls functions one after the other on a daemon thread. After a call that did not come back there are
     no more answers."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="spout-conformance", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="conformance", daemon=True)
         self._thread.start()
         self.lost = False
 

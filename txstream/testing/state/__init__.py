@@ -16,16 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from txstream.testing import (
-    state_commits,
-    state_fences,
-    state_joins,
-    state_ledger,
-    state_options,
-    state_values,
-)
 from txstream.testing.promises import BrokenPromise, ConformanceReport, run_checks
-from txstream.testing.state_trial import StateCheck, StateConformanceError, Store, terms_of
+from txstream.testing.state import column_types, commits, fence, joining, ledger, optional, values
+from txstream.testing.state.trial import StateCheck, StateConformanceError, Store, terms_of
 
 __all__ = [
     "BrokenPromise",
@@ -43,14 +36,8 @@ class StateReport(ConformanceReport):
 
 def state_checks() -> tuple[StateCheck, ...]:
     """All checks; `str()` of one is the name of its promise."""
-    return (
-        *state_joins.CHECKS,
-        *state_fences.CHECKS,
-        *state_commits.CHECKS,
-        *state_ledger.CHECKS,
-        *state_values.CHECKS,
-        *state_options.CHECKS,
-    )
+    rooms = (joining, fence, commits, ledger, values, column_types, optional)
+    return tuple(check for room in rooms for check in room.CHECKS)
 
 
 def check_state_backend(

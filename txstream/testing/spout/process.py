@@ -19,7 +19,7 @@ from txstream.api.spouts import SpoutContext
 from txstream.transaction import TransactionAttempt
 
 _SECONDS = 120.0
-_PROGRAM = "from txstream.testing.spout_process import main; main()"
+_PROGRAM = "from txstream.testing.spout.process import main; main()"
 
 
 def pickled(value: Any) -> bytes:

@@ -15,19 +15,22 @@ import pyarrow as pa
 
 from txstream.api.schema import format_schema
 from txstream.api.spouts import PartitionEmitter
-from txstream.testing.spout_harness import NotApplicableError, Row
-from txstream.testing.spout_process import pickled, read_elsewhere
-from txstream.testing.spout_trial import Batch, Reading, Trial, attempt, promise
+from txstream.testing.promises import NotApplicableError, Promises
+from txstream.testing.spout.harness import Row
+from txstream.testing.spout.process import pickled, read_elsewhere
+from txstream.testing.spout.trial import Batch, Reading, SpoutCheck, SpoutTrial, attempt
+
+CHECKS = Promises(SpoutCheck)
 
 
-def _planned(trial: Trial) -> tuple[Mapping[str, Any], Reading]:
+def _planned(trial: SpoutTrial) -> tuple[Mapping[str, Any], Reading]:
     """A batch of everything, and its rows."""
     trial.fill()
     _, metas = trial.next_batch(trial.coordinator(), {}, whole=True)
     return metas.partitions, trial.read(trial.emitter(), metas.partitions)
 
 
-def _in_pieces(trial: Trial) -> dict[str, list[Batch]]:
+def _in_pieces(trial: SpoutTrial) -> dict[str, list[Batch]]:
     """The batches that take from each partition; at least two of them for one partition."""
     trial.fill()
     trial.fill()
@@ -46,12 +49,12 @@ def _batches(emitter: PartitionEmitter[Any], partition: str, meta: Any) -> list[
     return list(emitter.emit(attempt(), partition, meta))
 
 
-@promise(
+@CHECKS.promise(
     "rows-as-declared",
     "Every record batch has the columns and types that `output` declares.",
     "build the batches with the schema that `output` stands for; `parse_schema` gives it",
 )
-def rows_as_declared(trial: Trial) -> None:
+def rows_as_declared(trial: SpoutTrial) -> None:
     trial.fill()
     schema = trial.schema()
     _, metas = trial.next_batch(trial.coordinator(), {}, whole=True)
@@ -64,12 +67,12 @@ def rows_as_declared(trial: Trial) -> None:
                 trial.fail(format_schema(schema), f"{format_schema(batch.schema)} in {partition!r}")
 
 
-@promise(
+@CHECKS.promise(
     "same-rows-again",
     "The same attempt reads a planned range again and gets the same rows in the same order.",
     "Spark runs a task again when it loses its result or speculates: emit from the meta and the log alone",
 )
-def same_rows_again(trial: Trial) -> None:
+def same_rows_again(trial: SpoutTrial) -> None:
     metas, first = _planned(trial)
     emitter = trial.emitter()
     for _ in range(2):
@@ -79,24 +82,24 @@ def same_rows_again(trial: Trial) -> None:
                 trial.require_same({partition: first[partition]}, {partition: again}, "read again", metas)
 
 
-@promise(
+@CHECKS.promise(
     "same-rows-in-another-attempt",
     "A replay under another attempt id gets the same rows in the same order.",
     "derive nothing from the attempt id, neither a seed nor an order",
 )
-def same_rows_in_another_attempt(trial: Trial) -> None:
+def same_rows_in_another_attempt(trial: SpoutTrial) -> None:
     metas, first = _planned(trial)
     for sequence in (2, 7, 2**31):
         again = trial.read(trial.emitter(), metas, sequence=sequence)
         trial.require_same(first, again, f"read by attempt 1.{sequence}", metas)
 
 
-@promise(
+@CHECKS.promise(
     "same-rows-from-any-emitter",
     "Every emitter gets the same rows of a planned range in the same order.",
     "what an emitter has read before, or how many there are, must not show in the rows",
 )
-def same_rows_from_any_emitter(trial: Trial) -> None:
+def same_rows_from_any_emitter(trial: SpoutTrial) -> None:
     metas, first = _planned(trial)
     source = trial.source()
     for number in range(3):
@@ -105,12 +108,12 @@ def same_rows_from_any_emitter(trial: Trial) -> None:
     trial.require_same(first, trial.read(trial.emitter(), metas), "read from a source made anew", metas)
 
 
-@promise(
+@CHECKS.promise(
     "same-rows-after-append",
     "Rows that come after a plan do not get into what was planned.",
     "end a range by a place in the log, never by 'what is there now'",
 )
-def same_rows_after_append(trial: Trial) -> None:
+def same_rows_after_append(trial: SpoutTrial) -> None:
     metas, first = _planned(trial)
     trial.fill()
     # Once these are planned, the log is sure to have grown.
@@ -118,13 +121,13 @@ def same_rows_after_append(trial: Trial) -> None:
     trial.require_same(first, trial.read(trial.emitter(), metas), "read after more rows had come", metas)
 
 
-@promise(
+@CHECKS.promise(
     "ships-to-workers",
     "A source can be pickled, also after it was opened, and reads the same rows when unpickled.",
     "keep addresses and options in the source; open connections, locks and threads in its coordinator and "
     "emitters",
 )
-def ships_to_workers(trial: Trial) -> None:
+def ships_to_workers(trial: SpoutTrial) -> None:
     trial.fill()
     source = trial.source()
     coordinator, emitter = trial.coordinator(source), trial.emitter(source)
@@ -136,13 +139,13 @@ def ships_to_workers(trial: Trial) -> None:
     trial.require_same(first, again, "read from the unpickled source", metas.partitions)
 
 
-@promise(
+@CHECKS.promise(
     "same-rows-in-another-process",
     "A worker process gets the same rows of a planned range in the same order.",
     "nothing may depend on what this process has in memory, on hash() or on the order of a set; the class of "
     "the source must be importable there",
 )
-def same_rows_in_another_process(trial: Trial) -> None:
+def same_rows_in_another_process(trial: SpoutTrial) -> None:
     if not trial.harness.other_process:
         raise NotApplicableError("the log cannot be read by another process (other_process is False)")
     metas, first = _planned(trial)
@@ -153,12 +156,12 @@ def same_rows_in_another_process(trial: Trial) -> None:
     trial.require_same(first, again, "read by another process", metas)
 
 
-@promise(
+@CHECKS.promise(
     "seeks-back",
     "An emitter that has read a later range reads an earlier one as it was planned.",
     "a reader that is kept between batches must drop what it has prefetched, and seek, before every range",
 )
-def seeks_back(trial: Trial) -> None:
+def seeks_back(trial: SpoutTrial) -> None:
     for partition, batches in _in_pieces(trial).items():
         emitter = trial.emitter()
         for batch in (batches[-1], *batches, batches[0]):
@@ -169,12 +172,12 @@ def seeks_back(trial: Trial) -> None:
             )
 
 
-@promise(
+@CHECKS.promise(
     "emitters-do-not-disturb-each-other",
     "Two emitters that read at the same time both get what was planned for them.",
     "keep positions and connections in the emitter, not in the class, the module or the source",
 )
-def emitters_do_not_disturb_each_other(trial: Trial) -> None:
+def emitters_do_not_disturb_each_other(trial: SpoutTrial) -> None:
     for partition, batches in _in_pieces(trial).items():
         pair = {trial.emitter(): batch for batch in (batches[0], batches[-1])}
         readings = trial.ask(f"{partition!r} is read", _in_turn, partition, pair)
@@ -187,13 +190,13 @@ def emitters_do_not_disturb_each_other(trial: Trial) -> None:
             )
 
 
-@promise(
+@CHECKS.promise(
     "a-read-may-be-given-up",
     "A read that is ended half-way does not show in what the emitter reads next.",
     "a task that is cancelled closes the iterator: release in `finally` what it holds, and begin each range "
     "from nothing",
 )
-def a_read_may_be_given_up(trial: Trial) -> None:
+def a_read_may_be_given_up(trial: SpoutTrial) -> None:
     for partition, batches in _in_pieces(trial).items():
         emitter = trial.emitter()
         first, last = batches[0], batches[-1]
@@ -230,13 +233,13 @@ def _give_up(emitter: PartitionEmitter[Any], partition: str, batch: Batch) -> No
         rows.close()
 
 
-@promise(
+@CHECKS.promise(
     "emit-many-equals-emit",
     "`emit_many` gives each partition the rows that `emit` gives it, in the same order, and no other "
     "partition.",
     "partitions may take turns, but the rows of one keep their order and come under its name",
 )
-def emit_many_equals_emit(trial: Trial) -> None:
+def emit_many_equals_emit(trial: SpoutTrial) -> None:
     metas, alone = _planned(trial)
     orders = [
         dict(metas),
@@ -259,13 +262,13 @@ def _together(emitter: Any, metas: Mapping[str, Any]) -> Reading:
     return rows
 
 
-@promise(
+@CHECKS.promise(
     "records-is-not-too-small",
     "A meta's `records` is a whole number, at least as large as the number of its rows.",
     "count every place of the range; the engine chooses the number of Spark tasks by it (fewer rows than "
     "records are allowed: a place may hold no row)",
 )
-def records_is_not_too_small(trial: Trial) -> None:
+def records_is_not_too_small(trial: SpoutTrial) -> None:
     trial.fill()
     counted = 0
     for batch in trial.walk(limit=3):
@@ -282,19 +285,3 @@ def records_is_not_too_small(trial: Trial) -> None:
                 )
     if not counted:
         raise NotApplicableError("the source's metas have no `records`")
-
-
-CHECKS = (
-    rows_as_declared,
-    same_rows_again,
-    same_rows_in_another_attempt,
-    same_rows_from_any_emitter,
-    same_rows_after_append,
-    ships_to_workers,
-    same_rows_in_another_process,
-    seeks_back,
-    emitters_do_not_disturb_each_other,
-    a_read_may_be_given_up,
-    emit_many_equals_emit,
-    records_is_not_too_small,
-)

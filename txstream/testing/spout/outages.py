@@ -9,9 +9,12 @@ from typing import Any
 from txstream.api.errors import DataLostError, PartitionUnavailableError
 from txstream.api.spouts import PartitionCoordinator, Unavailable
 from txstream.metas import BatchMetas, is_empty
-from txstream.testing.spout_harness import NotApplicableError, Row
-from txstream.testing.spout_rows import same, show
-from txstream.testing.spout_trial import Batch, Metas, Trial, joined, places_after, promise, tell
+from txstream.testing.promises import NotApplicableError, Promises, tell
+from txstream.testing.spout.harness import Row
+from txstream.testing.spout.rows import same, show
+from txstream.testing.spout.trial import Batch, Metas, SpoutCheck, SpoutTrial, joined, places_after
+
+CHECKS = Promises(SpoutCheck)
 
 
 def _first_and_rest(metas: Iterable[str]) -> tuple[str, list[str]]:
@@ -30,7 +33,7 @@ def _ranges(batches: Iterable[Batch]) -> Ranges:
     }
 
 
-def _readable(trial: Trial, ranges: Ranges) -> set[str]:
+def _readable(trial: SpoutTrial, ranges: Ranges) -> set[str]:
     """The partitions whose ranges give their rows now."""
     found = set()
     for name, (meta, rows) in ranges.items():
@@ -42,7 +45,7 @@ def _readable(trial: Trial, ranges: Ranges) -> set[str]:
 
 
 def _plan_in_outage(
-    trial: Trial, coordinator: PartitionCoordinator[Any], last: Metas, others: Ranges
+    trial: SpoutTrial, coordinator: PartitionCoordinator[Any], last: Metas, others: Ranges
 ) -> dict[str, Any] | PartitionUnavailableError:
     """A plan; the error instead where none of the others can be read either."""
 
@@ -67,12 +70,12 @@ def _takes_from(plan: Mapping[str, Any], partition: str) -> bool:
     return meta is not None and not isinstance(meta, Unavailable) and not is_empty(meta)
 
 
-@promise(
+@CHECKS.promise(
     "plans-around-an-outage",
     "A plan says which partition cannot be read, within two seconds, and takes from the others.",
     "answer Unavailable(reason) for the partition; ask all partitions under one deadline",
 )
-def plans_around_an_outage(trial: Trial) -> None:
+def plans_around_an_outage(trial: SpoutTrial) -> None:
     trial.fill()
     coordinator = trial.coordinator()
     batches = trial.walk(coordinator)
@@ -100,12 +103,12 @@ def plans_around_an_outage(trial: Trial) -> None:
             trial.fail(f"a plan that takes from partition {other!r}, which can be read", f"{plan!r:.500}")
 
 
-@promise(
+@CHECKS.promise(
     "an-outage-keeps-the-place",
     "After an outage a partition goes on where it was: no row of it is skipped or comes twice.",
     "say Unavailable and nothing else about a partition that cannot be read; its place is carried on for you",
 )
-def an_outage_keeps_the_place(trial: Trial) -> None:
+def an_outage_keeps_the_place(trial: SpoutTrial) -> None:
     trial.fill()
     # What the rest of the log holds, from a reading that no outage disturbs.
     undisturbed = joined(trial.walk(limit=2))
@@ -140,13 +143,13 @@ def an_outage_keeps_the_place(trial: Trial) -> None:
     trial.require_same({hidden: expected}, {hidden: found}, "read before and after an outage")
 
 
-@promise(
+@CHECKS.promise(
     "a-read-in-an-outage-raises",
     "A planned range that cannot be read is PartitionUnavailableError, never fewer rows.",
     "raise it when there was no progress for `fetch_timeout_seconds`; any other error is taken for a bug and "
     "ends the topology after a few attempts",
 )
-def a_read_in_an_outage_raises(trial: Trial) -> None:
+def a_read_in_an_outage_raises(trial: SpoutTrial) -> None:
     partition, meta, rows = _planned_then(trial, trial.harness.hide)
     emitter = trial.emitter()
 
@@ -160,12 +163,12 @@ def a_read_in_an_outage_raises(trial: Trial) -> None:
         _not_told(trial, "PartitionUnavailableError", partition, meta, rows, outcome)
 
 
-@promise(
+@CHECKS.promise(
     "reads-again-after-an-outage",
     "When an outage ends, the emitter that met it reads the planned range in full.",
     "open a connection again that has failed; remember no failure for longer than a moment",
 )
-def reads_again_after_an_outage(trial: Trial) -> None:
+def reads_again_after_an_outage(trial: SpoutTrial) -> None:
     partition, meta, rows = _planned_then(trial, trial.harness.hide)
     emitter = trial.emitter()
 
@@ -180,12 +183,12 @@ def reads_again_after_an_outage(trial: Trial) -> None:
     trial.require_same({partition: rows}, {partition: outcome}, "read after the outage", {partition: meta})
 
 
-@promise(
+@CHECKS.promise(
     "unreadable-names-what-cannot-be-read",
     "`unreadable` names the planned partitions that cannot be read now, and no other.",
     "a transactional replay waits for what it names; without it each replay in an outage fails an attempt",
 )
-def unreadable_names_what_cannot_be_read(trial: Trial) -> None:
+def unreadable_names_what_cannot_be_read(trial: SpoutTrial) -> None:
     trial.fill()
     coordinator = trial.coordinator()
     if type(coordinator).unreadable is PartitionCoordinator.unreadable:
@@ -224,12 +227,12 @@ def unreadable_names_what_cannot_be_read(trial: Trial) -> None:
     require(set, "after the outage")
 
 
-@promise(
+@CHECKS.promise(
     "lost-rows-are-told",
     "A planned range that no longer exists is DataLostError, never fewer rows and never an outage.",
     "compare the range with where the log begins and ends now, before the first row is given",
 )
-def lost_rows_are_told(trial: Trial) -> None:
+def lost_rows_are_told(trial: SpoutTrial) -> None:
     partition, meta, rows = _planned_then(trial, trial.harness.lose)
     emitter = trial.emitter()
 
@@ -244,13 +247,13 @@ def lost_rows_are_told(trial: Trial) -> None:
         _not_told(trial, "DataLostError", partition, meta, rows, outcome)
 
 
-@promise(
+@CHECKS.promise(
     "a-lost-place-is-told",
     "Rows that are lost before they were planned are DataLostError; reading does not go on behind the gap in "
     "silence.",
     "compare the place in `last` with where the log begins now",
 )
-def a_lost_place_is_told(trial: Trial) -> None:
+def a_lost_place_is_told(trial: SpoutTrial) -> None:
     trial.fill()
     trial.fill()
     coordinator = trial.coordinator()
@@ -283,7 +286,7 @@ def a_lost_place_is_told(trial: Trial) -> None:
         )
 
 
-def _planned_then(trial: Trial, damage: Any) -> tuple[str, Any, list[Row]]:
+def _planned_then(trial: SpoutTrial, damage: Any) -> tuple[str, Any, list[Row]]:
     """A planned range and its rows; then something happens to its partition."""
     trial.fill()
     _, metas = trial.next_batch(trial.coordinator(), {}, whole=True)
@@ -295,7 +298,7 @@ def _planned_then(trial: Trial, damage: Any) -> tuple[str, Any, list[Row]]:
 
 
 def _not_told(
-    trial: Trial, error: str, partition: str, meta: Any, rows: list[Row], outcome: list[Row] | Exception
+    trial: SpoutTrial, error: str, partition: str, meta: Any, rows: list[Row], outcome: list[Row] | Exception
 ) -> None:
     """Anything else than the error breaks the promise. Not so all rows: the harness prevented nothing."""
     if isinstance(outcome, Exception):
@@ -307,14 +310,3 @@ def _not_told(
         f"{error} from partition {partition!r}, planned as {meta!r:.200}, which has {len(rows)} rows",
         f"{len(outcome)} rows and no error; the last row is {last}",
     )
-
-
-CHECKS = (
-    plans_around_an_outage,
-    an_outage_keeps_the_place,
-    a_read_in_an_outage_raises,
-    reads_again_after_an_outage,
-    unreadable_names_what_cannot_be_read,
-    lost_rows_are_told,
-    a_lost_place_is_told,
-)

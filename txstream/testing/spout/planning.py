@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from txstream.metas import BatchMetas, MetaCodec, to_json
-from txstream.testing.spout_harness import NotApplicableError
-from txstream.testing.spout_trial import MANY, Batch, Trial, joined, places_after, promise
+from txstream.testing.promises import NotApplicableError, Promises
+from txstream.testing.spout.trial import MANY, Batch, SpoutCheck, SpoutTrial, joined, places_after
 from txstream.transaction import Txid
+
+CHECKS = Promises(SpoutCheck)
 
 # --- one plan ----------------------------------------------------------------------------------------------
 
@@ -22,13 +24,13 @@ def _from_store(codec: MetaCodec[Any], stored: str) -> BatchMetas[Any]:
     return codec.decode(json.loads(stored), "the store")
 
 
-@promise(
+@CHECKS.promise(
     "metas-survive-json",
     "A plan maps partition names to `Unavailable` or to frozen dataclasses of `meta_type`, and a meta that "
     "was stored as JSON is equal to itself.",
     "give metas fields that JSON has (numbers, strings, booleans, None, lists, objects), and nothing else",
 )
-def metas_survive_json(trial: Trial) -> None:
+def metas_survive_json(trial: SpoutTrial) -> None:
     trial.fill()
     source = trial.source()
     codec = trial.ask("meta_type is read", lambda: MetaCodec(source.meta_type))
@@ -51,12 +53,12 @@ def metas_survive_json(trial: Trial) -> None:
                 )
 
 
-@promise(
+@CHECKS.promise(
     "limit-respected",
     "A batch holds at most `limit` records over all partitions together.",
     "take what each partition gets off what is left for the others",
 )
-def limit_respected(trial: Trial) -> None:
+def limit_respected(trial: SpoutTrial) -> None:
     harness = trial.harness
     if not harness.limits:
         raise NotApplicableError("the source cannot keep to a limit (limits is False)")
@@ -75,12 +77,12 @@ def limit_respected(trial: Trial) -> None:
                     )
 
 
-@promise(
+@CHECKS.promise(
     "a-small-limit-goes-on",
     "With a limit of 1, batches go on until everything is read.",
     "round the share of a partition up to the smallest piece that can be read, never down to nothing",
 )
-def a_small_limit_goes_on(trial: Trial) -> None:
+def a_small_limit_goes_on(trial: SpoutTrial) -> None:
     if trial.harness.endless:
         raise NotApplicableError("the source is endless")
     trial.fill()
@@ -95,12 +97,12 @@ def a_small_limit_goes_on(trial: Trial) -> None:
         )
 
 
-@promise(
+@CHECKS.promise(
     "last-is-not-changed",
     "`plan` only reads the places that it is given.",
     "they are kept for other batches: build a new mapping",
 )
-def last_is_not_changed(trial: Trial) -> None:
+def last_is_not_changed(trial: SpoutTrial) -> None:
     trial.fill()
     coordinator, emitter = trial.coordinator(), trial.emitter()
     last: Mapping[str, Any] = {}
@@ -117,12 +119,12 @@ def last_is_not_changed(trial: Trial) -> None:
 # --- one plan after the other ------------------------------------------------------------------------------
 
 
-@promise(
+@CHECKS.promise(
     "plans-from-last-alone",
     "The same places give a plan that begins at the same rows, whatever was planned before.",
     "after a failed attempt an earlier batch is planned again: remember nothing from plan to plan",
 )
-def plans_from_last_alone(trial: Trial) -> None:
+def plans_from_last_alone(trial: SpoutTrial) -> None:
     trial.fill()
     coordinator = trial.coordinator()
     batches = trial.walk(coordinator, batches=3)
@@ -135,12 +137,12 @@ def plans_from_last_alone(trial: Trial) -> None:
         trial.require_prefix(onward, trial.read(trial.emitter(), metas.partitions, batch.txid), how)
 
 
-@promise(
+@CHECKS.promise(
     "plans-ahead",
     "Batches can be planned while those before them are not read yet, and read in any order.",
     "several batches are in flight at once: a plan goes by the places in `last`, not by what has been read",
 )
-def plans_ahead(trial: Trial) -> None:
+def plans_ahead(trial: SpoutTrial) -> None:
     trial.fill()
     ahead: list[BatchMetas[Any]] = []
     coordinator = trial.coordinator()
@@ -163,12 +165,12 @@ def plans_ahead(trial: Trial) -> None:
     trial.require_prefix(joined(in_turn), joined(backwards[::-1]), "planned ahead and read backwards")
 
 
-@promise(
+@CHECKS.promise(
     "resumes",
     "A new source goes on from stored places exactly where the old one ended.",
     "whatever tells the place belongs into the meta; a coordinator's memory is gone after a restart",
 )
-def resumes(trial: Trial) -> None:
+def resumes(trial: SpoutTrial) -> None:
     trial.fill()
     source = trial.source()
     codec = trial.ask("meta_type is read", lambda: MetaCodec(source.meta_type))
@@ -189,13 +191,13 @@ def resumes(trial: Trial) -> None:
         trial.require_same(resumed, onward, f"read by the old source; as for the new one, {how}")
 
 
-@promise(
+@CHECKS.promise(
     "no-busy-batches",
     "When nothing is new, a plan has nothing to read.",
     "leave a partition out of the answer, or give its meta a property `is_empty`; otherwise batches without "
     "rows follow each other without end",
 )
-def no_busy_batches(trial: Trial) -> None:
+def no_busy_batches(trial: SpoutTrial) -> None:
     if trial.harness.endless:
         raise NotApplicableError("the source is endless")
     trial.fill()
@@ -211,12 +213,12 @@ def no_busy_batches(trial: Trial) -> None:
             )
 
 
-@promise(
+@CHECKS.promise(
     "cleanup-keeps-what-is-open",
     "`cleanup_before(txid)` lets go of nothing that batch `txid` and those after it need.",
     "a batch that is not committed may be read again, and what follows is planned from its places",
 )
-def cleanup_keeps_what_is_open(trial: Trial) -> None:
+def cleanup_keeps_what_is_open(trial: SpoutTrial) -> None:
     trial.fill()
     trial.fill()
     undisturbed = joined(trial.walk())
@@ -235,16 +237,3 @@ def cleanup_keeps_what_is_open(trial: Trial) -> None:
         trial.fail("batches behind batch 2, since rows wait", "none, after cleanup_before(2)")
     found = joined([*begun, *onward])
     trial.require_prefix(undisturbed, found, "read in batches, with cleanup_before(2) after the second")
-
-
-CHECKS = (
-    metas_survive_json,
-    limit_respected,
-    a_small_limit_goes_on,
-    last_is_not_changed,
-    plans_from_last_alone,
-    plans_ahead,
-    resumes,
-    no_busy_batches,
-    cleanup_keeps_what_is_open,
-)

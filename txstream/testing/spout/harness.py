@@ -6,15 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from txstream.api.errors import TxstreamError
 from txstream.api.spouts import PartitionedSpout, SpoutContext
+from txstream.testing.promises import NotApplicableError
 
 Row = Mapping[str, Any]
 Rows = Mapping[str, Sequence[Row]]
-
-
-class NotApplicableError(TxstreamError):
-    """A check needs something that this harness or this source does not have; the report says what."""
 
 
 class SpoutHarness(ABC):

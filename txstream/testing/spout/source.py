@@ -9,9 +9,11 @@ from typing import Any
 from txstream.api.errors import TopologyError
 from txstream.api.spouts import PartitionCoordinator, PartitionedSpout, PartitionEmitter
 from txstream.metas import BatchMetas, to_json
-from txstream.testing.spout_harness import NotApplicableError
-from txstream.testing.spout_process import pickled
-from txstream.testing.spout_trial import Trial, attempt, promise
+from txstream.testing.promises import NotApplicableError, Promises
+from txstream.testing.spout.process import pickled
+from txstream.testing.spout.trial import SpoutCheck, SpoutTrial, attempt
+
+CHECKS = Promises(SpoutCheck)
 
 
 def _identity(source: PartitionedSpout[Any]) -> str:
@@ -23,12 +25,12 @@ def _shipped(source: PartitionedSpout[Any]) -> PartitionedSpout[Any]:
     return unpickled
 
 
-@promise(
+@CHECKS.promise(
     "identity-is-stable",
     "`identity()` is JSON, and the same for every source over the same log, at any time.",
     "name what is read (topics, a folder), nothing that changes from run to run",
 )
-def identity_is_stable(trial: Trial) -> None:
+def identity_is_stable(trial: SpoutTrial) -> None:
     source = trial.source()
     first = trial.ask("identity() is read", _identity, source)
     trial.fill()
@@ -44,13 +46,13 @@ def identity_is_stable(trial: Trial) -> None:
             trial.fail(f"{first:.300}", f"{again:.300}, {how}")
 
 
-@promise(
+@CHECKS.promise(
     "ready-when-rows-wait",
     "`is_ready` is true when there are rows that no batch has taken yet.",
     "no transaction is opened while it is false; when in doubt, answer True and let `plan` say that nothing "
     "is new",
 )
-def ready_when_rows_wait(trial: Trial) -> None:
+def ready_when_rows_wait(trial: SpoutTrial) -> None:
     trial.fill()
     coordinator = trial.coordinator()
     ready = trial.until(lambda: trial.ask("is_ready() is called", coordinator.is_ready), bool)
@@ -58,7 +60,7 @@ def ready_when_rows_wait(trial: Trial) -> None:
         trial.fail("True, since rows wait", repr(ready))
 
 
-def _targets(trial: Trial, coordinator: Any) -> Mapping[str, Any]:
+def _targets(trial: SpoutTrial, coordinator: Any) -> Mapping[str, Any]:
     def ask() -> Mapping[str, Any]:
         try:
             targets: Mapping[str, Any] = coordinator.targets()
@@ -69,13 +71,13 @@ def _targets(trial: Trial, coordinator: Any) -> Mapping[str, Any]:
     return trial.ask("targets() is asked", ask)
 
 
-@promise(
+@CHECKS.promise(
     "any-thread-may-ask",
     "A coordinator answers on any thread, as long as one at a time asks it.",
     "it is opened and closed on the thread of the topology and asked on another: no client that belongs to "
     "the thread that opened it",
 )
-def any_thread_may_ask(trial: Trial) -> None:
+def any_thread_may_ask(trial: SpoutTrial) -> None:
     trial.fill()
     coordinator = trial.coordinator()
 
@@ -95,13 +97,13 @@ def any_thread_may_ask(trial: Trial) -> None:
     trial.shut(coordinator)
 
 
-@promise(
+@CHECKS.promise(
     "caught-up-in-the-end",
     "`reached` is false while rows before the targets are unread, and true when they are read, whatever came "
     "later.",
     "compare the places with the targets that are given, not with where the log ends now",
 )
-def caught_up_in_the_end(trial: Trial) -> None:
+def caught_up_in_the_end(trial: SpoutTrial) -> None:
     if trial.harness.endless:
         raise NotApplicableError("the source is endless")
     early = trial.coordinator()
@@ -134,13 +136,13 @@ def caught_up_in_the_end(trial: Trial) -> None:
     require(True, last, "after the last batch, though more rows came after the targets were asked")
 
 
-@promise(
+@CHECKS.promise(
     "lag-goes-to-zero",
     "`lag_records` counts the rows that wait at first, grows with no batch, and is 0 in the end.",
     "it is the sum of what is between the places and the targets, 0 where a place is behind its target; None "
     "where it cannot be told",
 )
-def lag_goes_to_zero(trial: Trial) -> None:
+def lag_goes_to_zero(trial: SpoutTrial) -> None:
     if trial.harness.endless:
         raise NotApplicableError("the source is endless")
     trial.fill()
@@ -166,12 +168,12 @@ def lag_goes_to_zero(trial: Trial) -> None:
         trial.fail("a lag of 0 when everything is read", repr(before))
 
 
-@promise(
+@CHECKS.promise(
     "closing-is-private",
     "Closing a coordinator or an emitter leaves the others working.",
     "share no connection between them, or count who uses it",
 )
-def closing_is_private(trial: Trial) -> None:
+def closing_is_private(trial: SpoutTrial) -> None:
     trial.fill()
     source = trial.source()
     coordinators = [trial.coordinator(source), trial.coordinator(source)]
@@ -188,12 +190,12 @@ def closing_is_private(trial: Trial) -> None:
     trial.require_same(first[0], late, "read by an emitter opened after another was closed", metas.partitions)
 
 
-@promise(
+@CHECKS.promise(
     "closes",
     "`close` works on what was used, on what was never used, in the middle of a read, and twice.",
     "it is called after failures too: it must not rely on anything having been opened",
 )
-def closes(trial: Trial) -> None:
+def closes(trial: SpoutTrial) -> None:
     trial.fill()
     coordinator, emitter, reading = trial.coordinator(), trial.emitter(), trial.emitter()
     _, metas = trial.next_batch(coordinator, {}, whole=True)
@@ -215,14 +217,3 @@ def closes(trial: Trial) -> None:
     for what, closing in opened.items():
         trial.ask(f"{what} is closed", closing.close)
         trial.ask(f"{what} is closed a second time", closing.close)
-
-
-CHECKS = (
-    identity_is_stable,
-    ready_when_rows_wait,
-    any_thread_may_ask,
-    caught_up_in_the_end,
-    lag_goes_to_zero,
-    closing_is_private,
-    closes,
-)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-from txstream.testing.spout_harness import Row
+from txstream.testing.spout.harness import Row
 
 _NAN = ("not a number",)
 

@@ -2,8 +2,7 @@
 
 Invariants:
 
-- What the source raises is the source's fault and names the promise being checked; what the harness raises is
-  passed on as it is.
+- What the source raises breaks the promise; what the harness raises is passed on as it is.
 - The source is used on one thread, the harness on the caller's.
 - Every coordinator and emitter is opened from a source of its own, as worker processes have it, unless the
   check says otherwise. All are closed at the end.
@@ -29,10 +28,16 @@ from txstream.api.spouts import (
     Unavailable,
 )
 from txstream.metas import BatchMetas
-from txstream.testing.promises import BrokenPromise, ConformanceError
-from txstream.testing.spout_harness import NotApplicableError, Row, Rows, SpoutHarness
-from txstream.testing.spout_rows import first_difference, freeze, project, same, show
-from txstream.testing.spout_thread import NoAnswerError, SourceThread
+from txstream.testing.call_thread import CallThread
+from txstream.testing.promises import (
+    Check,
+    ConformanceError,
+    NotApplicableError,
+    Trial,
+    tell,
+)
+from txstream.testing.spout.harness import Row, Rows, SpoutHarness
+from txstream.testing.spout.rows import first_difference, freeze, project, same, show
 from txstream.transaction import TransactionAttempt, Txid, attempt_id
 
 MANY = 1_000_000
@@ -50,42 +55,18 @@ class SpoutConformanceError(ConformanceError):
     """A source does not do what a topology relies on."""
 
 
-@dataclass(frozen=True, slots=True)
-class SpoutCheck:
-    """One promise and how it is tried. `str()` is its name, so that it can be a test's id."""
+class SpoutCheck(Check["SpoutTrial"]):
+    """One promise of a source."""
 
-    name: str
-    rule: str
-    hint: str
-    function: Callable[[Trial], None]
-
-    def __str__(self) -> str:
-        return self.name
+    __slots__ = ()
 
     def run(self, create_harness: Callable[[], SpoutHarness]) -> str | None:
         """Try it over a new harness. Returns why it does not apply, None when the promise is kept.
 
         Raises SpoutConformanceError when it is broken, and whatever the harness raises.
         """
-        harness = create_harness()
-        trial = Trial(self, harness)
-        try:
-            self.function(trial)
-        except NotApplicableError as reason:
-            return str(reason)
-        finally:
-            trial.close()
-            harness.close()
-        return None
-
-
-def promise(name: str, rule: str, hint: str) -> Callable[[Callable[[Trial], None]], SpoutCheck]:
-    """Makes a check of a function that tries one promise."""
-
-    def decorate(function: Callable[[Trial], None]) -> SpoutCheck:
-        return SpoutCheck(name, rule, hint, function)
-
-    return decorate
+        with contextlib.closing(create_harness()) as harness:
+            return self.conclude(SpoutTrial(self, harness))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +79,18 @@ class Batch:
     rows: Reading
 
 
-class Trial:
+class SpoutTrial(Trial):
     """What checks are written with."""
 
+    error = SpoutConformanceError
+
     def __init__(self, check: SpoutCheck, harness: SpoutHarness) -> None:
-        self.check = check
+        super().__init__(check, harness.deadline_seconds)
         self.harness = harness
         self.log: dict[str, list[Row]] = {}
         self.filled: set[str] = set()  # the partitions that the last rows went to
         self.foreseen = True
         self._opened: list[PartitionCoordinator[Any] | PartitionEmitter[Any]] = []
-        self._thread = SourceThread()
 
     # --- the log -----------------------------------------------------------------------------------------
 
@@ -190,8 +172,8 @@ class Trial:
     def close(self) -> None:
         for opened in self._opened:
             with contextlib.suppress(Exception):  # that closing works is a promise with a check of its own
-                self._thread.call(opened.close, self.harness.deadline_seconds)
-        self._thread.close()
+                self._thread.call(opened.close, self.deadline_seconds)
+        super().close()
 
     # --- planning ----------------------------------------------------------------------------------------
 
@@ -294,38 +276,24 @@ class Trial:
 
     # --- asking ------------------------------------------------------------------------------------------
 
-    def ask(self, what: str, call: Callable[..., Answer], *arguments: Any) -> Answer:
-        """What the source answers; whatever it raises breaks the promise. A PartitionUnavailableError does so
-        only when `settle_seconds` are over: on a busy machine a service may be slower than the source waits
-        for it, and a topology would ask again."""
+    def ask(self, what: str, call: Callable[..., Answer], *arguments: Any, **options: Any) -> Answer:
+        """What the source answers, however long it takes; whatever it raises breaks the promise. A
+        PartitionUnavailableError does so only when `settle_seconds` are over: on a busy machine a service may
+        be slower than the source waits for it, and a topology would ask again."""
         deadline = time.monotonic() + self.harness.settle_seconds
         while True:
             try:
-                return self._thread.call(lambda: call(*arguments))
-            except (SpoutConformanceError, NotApplicableError):
+                return self._thread.call(lambda: call(*arguments, **options))
+            except (ConformanceError, NotApplicableError):
                 raise
             except Exception as error:  # noqa: BLE001 - every failure of the source is told, with its cause
                 if not isinstance(error, PartitionUnavailableError) or time.monotonic() >= deadline:
                     self.fail(f"an answer when {what}", tell(error), cause=error)
             _pause()
 
-    def outcome(self, what: str, call: Callable[[], Answer]) -> Answer | Exception:
-        """What the source answers or raises, within the harness's deadline."""
-        try:
-            return self._thread.call(call, self.harness.deadline_seconds)
-        except SpoutConformanceError:
-            raise
-        except NoAnswerError:
-            self.fail(
-                f"an answer or an error when {what}",
-                f"neither within {self.harness.deadline_seconds:g} s (the harness's deadline_seconds)",
-            )
-        except Exception as error:  # noqa: BLE001 - handed to the caller
-            return error
-
     def elsewhere(self, what: str, call: Callable[[], Answer]) -> Answer:
         """As `ask`, on another thread."""
-        own, self._thread = self._thread, SourceThread()
+        own, self._thread = self._thread, CallThread()
         try:
             return self.ask(what, call)
         finally:
@@ -342,12 +310,6 @@ class Trial:
             _pause()
 
     # --- telling -----------------------------------------------------------------------------------------
-
-    def fail(self, expected: str, found: str, *, cause: BaseException | None = None) -> NoReturn:
-        check = self.check
-        raise SpoutConformanceError(
-            BrokenPromise(check.name, check.rule, expected, found, check.hint)
-        ) from cause
 
     def require_same(self, expected: Rows, found: Rows, how: str, metas: Metas | None = None) -> None:
         """Equal rows in every partition of `expected`; `how` says what was done to get `found`."""
@@ -378,10 +340,6 @@ class Trial:
 def attempt(txid: int = 1, sequence: int = 1) -> TransactionAttempt:
     """Attempt `sequence` at a batch, under the first leader."""
     return TransactionAttempt(Txid(txid), attempt_id(1, sequence))
-
-
-def tell(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def places_after(batches: Sequence[Batch]) -> Metas:

@@ -17,7 +17,7 @@ from txstream.api.errors import UsageError
 from txstream.state import MemoryBackend, StateBackend
 from txstream.state.store.memory import forget
 from txstream.testing import StateCheck, StateConformanceError, check_state_backend, state_checks
-from txstream.testing.state_trial import Terms
+from txstream.testing.state.trial import Terms
 
 CHECKS = {check.name: check for check in state_checks()}
 PAIRS = [(promise, store) for promise, stores in WRONG.items() for store in stores]

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from txstream.testing import spout_batches, spout_outages, spout_plans, spout_reads, spout_sources
-from txstream.testing.promises import BrokenPromise, ConformanceReport, run_checks
-from txstream.testing.spout_harness import NotApplicableError, Row, Rows, SpoutHarness
-from txstream.testing.spout_trial import SpoutCheck, SpoutConformanceError
+from txstream.testing.promises import BrokenPromise, ConformanceReport, NotApplicableError, run_checks
+from txstream.testing.spout import every_row_once, outages, planning, reading, source
+from txstream.testing.spout.harness import Row, Rows, SpoutHarness
+from txstream.testing.spout.trial import SpoutCheck, SpoutConformanceError
 
 __all__ = [
     "BrokenPromise",
@@ -42,13 +42,8 @@ class SpoutReport(ConformanceReport):
 
 def spout_checks() -> tuple[SpoutCheck, ...]:
     """All checks; `str()` of one is the name of its promise."""
-    return (
-        *spout_batches.CHECKS,
-        *spout_plans.CHECKS,
-        *spout_reads.CHECKS,
-        *spout_outages.CHECKS,
-        *spout_sources.CHECKS,
-    )
+    rooms = (every_row_once, planning, reading, outages, source)
+    return tuple(check for room in rooms for check in room.CHECKS)
 
 
 def check_spout(

@@ -27,7 +27,7 @@ from txstream.spouts.files import FileSpout
 from txstream.spouts.markers import Fail
 from txstream.spouts.memory import MemoryRange, MemorySpout
 from txstream.spouts.rate import RateSpout
-from txstream.testing.conformance import Row, Rows, SpoutCheck, SpoutHarness, spout_checks
+from txstream.testing.spout import Row, Rows, SpoutCheck, SpoutHarness, spout_checks
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 LOST = {"lost-rows-are-told", "a-lost-place-is-told"}

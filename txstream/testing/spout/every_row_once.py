@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
-from txstream.testing.spout_harness import Row
-from txstream.testing.spout_rows import first_difference, freeze, same, show
-from txstream.testing.spout_trial import MANY, Batch, Reading, Trial, joined, places_after, promise
+from txstream.testing.promises import Promises
+from txstream.testing.spout.harness import Row
+from txstream.testing.spout.rows import first_difference, freeze, same, show
+from txstream.testing.spout.trial import MANY, Batch, Reading, SpoutCheck, SpoutTrial, joined, places_after
+
+CHECKS = Promises(SpoutCheck)
 
 
-def _everything(trial: Trial) -> tuple[list[Batch], Reading, Reading]:
+def _everything(trial: SpoutTrial) -> tuple[list[Batch], Reading, Reading]:
     """The log read in small batches, with more rows coming in between; what it holds, and what was found."""
     trial.fill()
     coordinator = trial.coordinator()
@@ -38,12 +41,12 @@ def _batches_with(batches: Sequence[Batch], partition: str, place: int) -> str:
     return "no batch"
 
 
-@promise(
+@CHECKS.promise(
     "nothing-skipped",
     "Every row of the log is in some batch.",
     "a range begins where the meta in `last` ends, not behind it, and is emitted to its end",
 )
-def nothing_skipped(trial: Trial) -> None:
+def nothing_skipped(trial: SpoutTrial) -> None:
     batches, expected, found = _everything(trial)
     for partition, rows in expected.items():
         read = found.get(partition, [])
@@ -62,12 +65,12 @@ def nothing_skipped(trial: Trial) -> None:
                 )
 
 
-@promise(
+@CHECKS.promise(
     "nothing-twice",
     "No row of the log is in two batches, or twice in one.",
     "a range begins where the meta in `last` ends, not before it",
 )
-def nothing_twice(trial: Trial) -> None:
+def nothing_twice(trial: SpoutTrial) -> None:
     batches, expected, found = _everything(trial)
     for partition, rows in found.items():
         written = _count(expected.get(partition, ()))
@@ -82,12 +85,12 @@ def nothing_twice(trial: Trial) -> None:
                 )
 
 
-@promise(
+@CHECKS.promise(
     "nothing-invented",
     "Every row that is emitted is one that was written to its partition.",
     "look for headers, control records, rows of another partition, and values that were changed on the way",
 )
-def nothing_invented(trial: Trial) -> None:
+def nothing_invented(trial: SpoutTrial) -> None:
     batches, expected, found = _everything(trial)
     for partition, rows in found.items():
         written = _count(expected.get(partition, ()))
@@ -99,12 +102,12 @@ def nothing_invented(trial: Trial) -> None:
                 )
 
 
-@promise(
+@CHECKS.promise(
     "in-order",
     "The rows of a partition come in the order of the log, within a batch and from batch to batch.",
     "emit a range from its start to its end",
 )
-def in_order(trial: Trial) -> None:
+def in_order(trial: SpoutTrial) -> None:
     batches, expected, found = _everything(trial)
     for partition, rows in found.items():
         read = list({freeze(row): row for row in rows}.values())
@@ -121,12 +124,12 @@ def in_order(trial: Trial) -> None:
             )
 
 
-@promise(
+@CHECKS.promise(
     "new-partitions-from-their-beginning",
     "A partition that appears later is read from its beginning.",
     "a partition that is not in `last` has no place yet, so all of it is new",
 )
-def new_partitions_from_their_beginning(trial: Trial) -> None:
+def new_partitions_from_their_beginning(trial: SpoutTrial) -> None:
     trial.fill()
     coordinator = trial.coordinator()
     batches = trial.walk(coordinator)
@@ -152,12 +155,3 @@ def new_partitions_from_their_beginning(trial: Trial) -> None:
                     f"row {place} of the new partition {name!r}: {show(row)}",
                     f"it is not among the {len(found.get(name, ()))} rows that were read",
                 )
-
-
-CHECKS = (
-    nothing_skipped,
-    nothing_twice,
-    nothing_invented,
-    in_order,
-    new_partitions_from_their_beginning,
-)

@@ -1,0 +1,298 @@
+"""Promises about commits: all or nothing, what is undone, and tasks that write side by side."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from txstream.api.errors import StateValueError, TxidRegressionError
+from txstream.api.reducers import Sum, custom
+from txstream.semantics import Semantics
+from txstream.state.protocol import INSIDE_BEGIN, INSIDE_COMMIT
+from txstream.testing.promises import Promises
+from txstream.testing.state.life import Life
+from txstream.testing.state.trial import FENCED, StateCheck, StateTrial, each
+from txstream.transaction import TransactionAttempt
+
+CHECKS = Promises(StateCheck)
+
+_TASKS = 4
+
+# --- all or nothing ----------------------------------------------------------------------------------------
+
+
+class _CrashError(Exception):
+    """The driver dies here."""
+
+
+def _crash(_point: str) -> None:
+    raise _CrashError
+
+
+def _crashes(life: Life, what: str, call: Callable[..., None], *arguments: Any) -> None:
+    """A call that fails where it says that it has been reached, and leaves nothing."""
+    with life.unchanged(what):
+        found = life.trial.outcome(what, call, *arguments, reached=_crash)
+        if not isinstance(found, _CrashError):
+            life.trial.fail(f"the error that reached() raised, in {what}", f"{found!r:.300}")
+
+
+@CHECKS.promise(
+    "commit-is-atomic",
+    "`commit` calls `reached` once, with everything written and nothing to be seen, and what fails there "
+    "leaves nothing.",
+    "one transaction for fence, restore, deltas and ledger; call reached(INSIDE_COMMIT) right before its end",
+)
+@each(*Semantics)
+def commit_is_atomic(life: Life) -> None:
+    trial = life.trial
+    life.commit(1, {"a": 1})
+    life.keys["b"] = None
+    other = life.at(trial.open())
+    before = other.everything()
+    seen: list[tuple[str, tuple[Any, ...]]] = []
+    life.commit(2, {"a": 2, "b": 2}, reached=lambda point: seen.append((point, other.everything())))
+    trial.require("what others see inside of a commit", [(INSIDE_COMMIT, before)], seen)
+    _crashes(life, "a commit that failed at its end", life.committing, life.next(3), {"a": 5, "c": 5})
+    life.commit(3, {"a": 1})
+    life.holds({"a": 4, "b": 2}, "after the next commit")
+
+
+@CHECKS.promise(
+    "a-refused-value-leaves-nothing",
+    "A batch of which one value cannot be kept leaves nothing, in no table.",
+    "check or write all tables in the one transaction",
+)
+def a_refused_value_leaves_nothing(trial: StateTrial) -> None:
+    for semantics in FENCED:
+        life = trial.life(semantics, more=1)
+        life.commit(1, {"a": 1}, {"a": 1})
+        bad = {"a": 5, None: 1}
+        what = "the second of two tables gets a null in its key"
+        life.refuses(what, StateValueError, life.committing, life.next(2), {"a": 5}, bad)
+        under = life.begin(2)
+        life.refuses("a task gets a null in a key", StateValueError, life.writing, under, bad)
+
+
+@CHECKS.promise(
+    "beginning-is-atomic",
+    "`begin_commit` calls `reached` once, and what fails there leaves fence, ledger and state as they were.",
+    "one transaction; call reached(INSIDE_BEGIN) right before its commit",
+)
+@each(*FENCED)
+def beginning_is_atomic(life: Life) -> None:
+    life.commit(1, {"a": 1})
+    life.commit(2, {"a": 1, "b": 1})
+    _crashes(life, "a beginning that failed at its end", life.beginning, life.next(2))
+    points: list[str] = []
+    life.trial.ask("it begins", life.beginning, life.next(2), reached=points.append)
+    life.trial.require("the calls of reached", [INSIDE_BEGIN], points)
+
+
+@CHECKS.promise(
+    "end-is-atomic",
+    "`end_commit` calls `reached` once, and what fails there leaves the ledger at `committing` and its own "
+    "deltas unwritten.",
+    "one transaction; call reached(INSIDE_COMMIT) right before its commit",
+)
+@each(*FENCED)
+def end_is_atomic(life: Life) -> None:
+    under = life.begin(1)
+    life.write(under, {"a": 1})
+    _crashes(life, "an end that failed", life.ending, under, {"b": 1})
+    points: list[str] = []
+    life.end(under, {"b": 1}, keys=1, reached=points.append)
+    life.trial.require("the calls of reached", [INSIDE_COMMIT], points)
+    life.holds({"a": 1, "b": 1})
+
+
+@CHECKS.promise(
+    "regression-is-refused",
+    "A row that carries a newer txid is never written by an older batch, and nothing of that batch is.",
+    "compare the row's txid with the batch's: raise TxidRegressionError",
+)
+def regression_is_refused(trial: StateTrial) -> None:
+    for semantics in FENCED:
+        life = trial.life(semantics, more=1)
+        life.commit(7, {"b": 1}, {"b": 1})
+        what = "a batch is older than a row of one of its keys"
+        for deltas in (({"a": 1, "b": 1, "c": 1},), ({"a": 1}, {"b": 1}), ({"b": 1}, {"a": 1})):
+            life.refuses(what, TxidRegressionError, life.committing, life.next(6), *deltas)
+        under, deltas = life.begin(6), ({"a": 1, "b": 1, "c": 1},)
+        life.refuses(f"a task's: {what}", TxidRegressionError, life.writing, under, *deltas)
+
+
+# --- undoing -----------------------------------------------------------------------------------------------
+
+
+@CHECKS.promise(
+    "phantom-keys-are-undone",
+    "A replay of an opaque batch undoes all that an earlier attempt has written, also keys that it has no "
+    "deltas for: rows that were changed get back the value before, rows that were created go.",
+    "before the first delta, in every table: value = prev where the txid is the batch's, and delete where "
+    "prev is null",
+)
+def phantom_keys_are_undone(trial: StateTrial) -> None:
+    life = trial.life(more=1)
+    life.commit(4, {"y": 10}, {"y": 1})
+    life.commit(5, {"x": 1, "y": 1}, {"y": 1})
+    life.commit(5, {"x": 1})
+    life.holds({"x": 1, "y": 10}, "after a replay without y")
+    life.holds({"y": 1}, "of a table that the replay has nothing for", table=1)
+    life.commit(6, {"y": 1})
+    life.holds({"x": 1, "y": 11}, "when y comes again")
+    life.commit(6, None)
+    life.commit(6, {})
+    life.holds({"x": 1, "y": 10}, "after replays with no delta at all")
+    trial.require("the keys in the ledger after them", 0, life.batch(6).keys)
+    life.commit(7, {"z": 1})
+    life.commit(7, {"x": 1})
+    life.holds({"x": 2, "y": 10}, "when a created key is not in the replay")
+    life.commit(7, {"z": 3})
+    life.holds({"x": 1, "y": 10, "z": 3}, "when it is created again")
+    # More than a page of a store that answers in pages.
+    life.commit(8, {f"k{n}": n for n in range(3000)})
+    life.commit(8, {"z": 1})
+    life.holds({"x": 1, "y": 10, "z": 4}, "when 3000 keys are undone")
+    life.commit(5, {"w": 1})
+    life.holds({"x": 1, "y": 10, "z": 4, "w": 1}, "when a batch is undone that others came after")
+
+
+@CHECKS.promise(
+    "beginning-undoes",
+    "`begin_commit` undoes what an earlier attempt has written, whether committed or in part, before any "
+    "task writes; it looks at no deltas.",
+    "fence, ledger, restore: in the beginning's transaction, for every opaque table",
+)
+def beginning_undoes(trial: StateTrial) -> None:
+    life = trial.life(more=1)
+    life.commit(1, {"a": 1, "b": 1}, {"a": 1})
+    earlier: tuple[Callable[[], object], ...] = (
+        lambda: life.commit(2, {"a": 5, "c": 5}, {"a": 5, "c": 5}),
+        lambda: life.write(life.begin(2), {"a": 5, "c": 5}, {"a": 5, "c": 5}),
+        lambda: life.end(life.begin(2), {"a": 5, "c": 5}, {"a": 5, "c": 5}),
+    )
+    for write in earlier:
+        write()
+        under = life.begin(2, {"a": 100}, {"a": 100})
+        life.holds({"a": 1, "b": 1}, "after a beginning")
+        life.holds({"a": 1}, "of another table after a beginning", table=1)
+        life.write(under, {"b": 2})
+        life.end(under, keys=1)
+        life.holds({"a": 1, "b": 3}, "after its end")
+        write()
+        life.commit(2, {"b": 4})  # by the other path
+        life.holds({"a": 1, "b": 5}, "after a commit over it")
+        life.holds({"a": 1}, "of another table after a commit over it", table=1)
+
+
+@CHECKS.promise(
+    "transactional-replay-is-skipped",
+    "A replay of a transactional batch holds the same, so what an earlier attempt has written stays, and is "
+    "not written again.",
+    "no restore for transactional tables; skip rows that carry the batch's txid",
+)
+def transactional_replay_is_skipped(trial: StateTrial) -> None:
+    life = trial.life(Semantics.TRANSACTIONAL)
+    life.commit(1, {"a": 1})
+    first = life.begin(2)
+    life.write(first, {"a": 5})
+    second = life.begin(2)
+    life.holds({"a": 6}, "after another beginning")
+    life.write(second, {"a": 5})
+    life.write(second, {"b": 5})
+    life.end(second, keys=2)
+    life.commit(2, {"a": 5, "b": 5})
+    life.holds({"a": 6, "b": 5})
+
+
+# --- tasks -------------------------------------------------------------------------------------------------
+
+
+@CHECKS.promise(
+    "a-share-counts-once",
+    "The same share may be written several times under one attempt, one after the other or side by side: it "
+    "counts once, and the answer is the number of rows each time.",
+    "the value rules do it, when reading and writing a row is one step",
+)
+def a_share_counts_once(trial: StateTrial) -> None:
+    # Who reads a row, merges it in Python and writes it back has both tasks read before either writes.
+    both = threading.Barrier(2)
+
+    def slow(stored: int, delta: int) -> int:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(trial.terms.lock_seconds)
+        return stored + delta
+
+    for semantics in FENCED:
+        for reducer in (Sum("n"), custom(slow, 0)):
+            _write_again_and_again(trial.life(semantics, reducers={"n": reducer}))
+
+
+def _write_again_and_again(life: Life) -> None:
+    trial = life.trial
+    life.commit(1, {f"k{n}": 1 for n in range(10)})
+    under = life.begin(2)
+    share = {f"k{n}": 2 for n in range(5, 15)}
+    life.write(under, {"k0": 2})
+    for _ in range(2):
+        trial.require("the rows written", len(share), life.write(under, share))
+    together = threading.Barrier(_TASKS)
+
+    def write() -> int:
+        together.wait(trial.deadline_seconds)
+        return life.writing(under, share)
+
+    for task in [trial.beside(write) for _ in range(_TASKS)]:
+        trial.require("a task's answer", len(share), task.outcome("a share written side by side"))
+    life.end(under, keys=len(share))
+    life.write(under, share)  # of a task that nobody stopped
+    changed = {"k0": 3, **{f"k{n}": 3 for n in range(5, 10)}, **{f"k{n}": 2 for n in range(10, 15)}}
+    life.holds({**{f"k{n}": 1 for n in range(10)}, **changed})
+
+
+@CHECKS.promise(
+    "disjoint-shares-all-count",
+    "Tasks of one attempt write disjoint keys at once, each through its own opening: all of it counts.",
+    "do not write back what another task has written: change the keys of the share alone",
+)
+@each(*Semantics)
+def disjoint_shares_all_count(life: Life) -> None:
+    trial = life.trial
+    life.commit(1, {f"k{n}": 1 for n in range(40)})
+    under = life.begin(2) if life.semantics in FENCED else life.next(2)
+    together = threading.Barrier(_TASKS)
+
+    def run(own: Life, first: int) -> int:
+        together.wait(trial.deadline_seconds)
+        return sum(own.writing(under, {f"k{n}": 1, f"n{n}": 1}) for n in range(first, 40, _TASKS))
+
+    tasks = [trial.beside(partial(run, life.at(trial.open()), number)) for number in range(_TASKS)]
+    for task in tasks:
+        trial.require("a task's answer", 20, task.outcome("shares of disjoint keys written at once"))
+    life.end(under, {"last": 1}, keys=80)
+    life.holds({**{f"k{n}": 2 for n in range(40)}, **{f"n{n}": 1 for n in range(40)}, "last": 1})
+
+
+@CHECKS.promise(
+    "non-transactional-has-no-fence",
+    "Non-transactional topologies write without a fence: attempts may come again, beginnings do nothing, and "
+    "every write counts.",
+    "look at `semantics` before the fence",
+)
+def non_transactional_has_no_fence(trial: StateTrial) -> None:
+    life = trial.life(Semantics.NON_TRANSACTIONAL)
+    same = life.commit(2, {"a": 1})
+    for txid in (2, 1):
+        late = TransactionAttempt(life.next(txid).txid, same.attempt)
+        trial.ask("it commits again", life.committing, late, {"a": 1})
+    life.holds({"a": 3}, "after an attempt came again")
+    trial.ask("it begins", life.beginning, same)
+    life.write(same, {"a": 1, "b": 1})
+    life.end(same, {"c": 1}, keys=2)
+    life.holds({"a": 4, "b": 1, "c": 1})
+    trial.require("the fence", 0, life.fence().attempt)
+    trial.require("the keys of the last row", 3, life.batch(2).keys)

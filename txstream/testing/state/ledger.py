@@ -1,0 +1,121 @@
+"""Promises about the ledger: what each batch held, and which attempt committed it."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from txstream.semantics import Semantics
+from txstream.state import BatchRecord
+from txstream.state.records import COMMITTED, COMMITTING
+from txstream.testing.promises import Promises
+from txstream.testing.state.life import PLANNED, PROCESSED, Life
+from txstream.testing.state.trial import FENCED, StateCheck, StateTrial, each
+from txstream.transaction import TransactionAttempt, attempt_id
+
+CHECKS = Promises(StateCheck)
+
+
+@CHECKS.promise(
+    "ledger-keeps-everything",
+    "A row of the ledger comes back as it was written, to the microsecond and for any Unicode.",
+    "metas and details are JSON; times are aware",
+)
+@each(*Semantics)
+def ledger_keeps_everything(life: Life) -> None:
+    trial = life.trial
+    metas = {"partitions": {"größe/0": {"start": 0, "end": 2**53}}, "carried": {"x": [None, True, "🦀\0"]}}
+    details = {"path": "driver", "timings": {"commit": 0.25}, "attempts": []}
+    start = datetime.now(UTC)
+    error = "it was \U0001f980, \0 and \ud800"
+    attempt = life.commit(1, {"a": 1, "b": 1}, metas=metas, details=details, error=error)
+    row = life.batch(1)
+    if row.committed_at is None or row.committed_at.tzinfo is None:
+        trial.fail("an aware time in committed_at", f"{row.committed_at!r}")
+    if abs((row.committed_at - start).total_seconds()) > trial.deadline_seconds:
+        trial.fail(f"a committed_at near {start}", f"{row.committed_at}")
+    expected = BatchRecord(
+        topology=life.topology,
+        uuid=life.uuid,
+        txid=attempt.txid,
+        attempt=attempt.attempt,
+        semantics=life.semantics,
+        status=COMMITTED,
+        metas=metas,
+        tuples=7,
+        keys=2,
+        planned_at=PLANNED,
+        processed_at=PROCESSED,
+        committed_at=row.committed_at,
+        error="it was \U0001f980, \\x00 and \\ud800",
+        details=details,
+    )
+    trial.require("the row of the ledger", expected, row)
+    last = trial.ask("the last batch is asked", life.store.last_batch, life.topology)
+    trial.require("the last batch", row, last)
+
+
+@CHECKS.promise(
+    "ledger-says-committing",
+    "`begin_commit` writes `committing`, also over a row of an earlier attempt; `end_commit` writes "
+    "`committed`, with the keys that tasks wrote and its own.",
+    "one row for each txid",
+)
+@each(*FENCED)
+def ledger_says_committing(life: Life) -> None:
+    trial = life.trial
+    for _ in range(2):
+        under = life.begin(1)
+        row = life.batch(1)
+        found = (row.status, row.attempt, row.committed_at, row.uuid)
+        trial.require("the row of a beginning", (COMMITTING, under.attempt, None, life.uuid), found)
+        life.write(under, {"a": 1})
+        trial.require("the row after a write", row, life.batch(1))
+        life.end(under, {"b": 1, "c": 1}, keys=1)
+        row = life.batch(1)
+        found_now = (row.status, row.attempt, row.keys, row.committed_at is not None)
+        trial.require("the row of an end", (COMMITTED, under.attempt, 3, True), found_now)
+    trial.require("the rows of one txid", 1, len(life.ledger()))
+
+
+@CHECKS.promise(
+    "ledger-is-in-order",
+    "`batches` gives the rows by txid, with `limit` the last ones; a replay takes its txid's place.",
+    "sort by number, not by text",
+)
+def ledger_is_in_order(trial: StateTrial) -> None:
+    life = trial.life()
+    for txid in (9, 10, 11, 100):
+        life.commit(txid, {"a": 1})
+    again = life.commit(100, {"a": 1})
+    for limit, expected in ((None, [9, 10, 11, 100]), (2, [11, 100]), (1, [100]), (10, [9, 10, 11, 100])):
+        rows = life.ledger(limit=limit)
+        trial.require(f"the txids with limit {limit}", expected, [row.txid for row in rows])
+    trial.require("the attempt of the row replaced", again.attempt, life.batch(100).attempt)
+    found = trial.ask("a batch is looked up", trial.store.batch, life.topology, 12)
+    trial.require("a txid without a row", None, found)
+
+
+@CHECKS.promise(
+    "outcome-is-of-one-attempt",
+    "`outcome` is true for the attempt that committed its batch, and for no other: not while it is "
+    "committing, not for another attempt of it, not when a later one has begun.",
+    "it asks the ledger for txid, attempt and status",
+)
+@each(*FENCED)
+def outcome_is_of_one_attempt(life: Life) -> None:
+    trial = life.trial
+
+    def require(expected: bool, attempt: TransactionAttempt, when: str) -> None:
+        found = trial.ask("an outcome is asked", life.states.outcome, attempt)
+        trial.require(f"the outcome {when}", expected, found)
+
+    lost = life.next(1)
+    require(False, lost, "before")
+    trial.ask("it commits", life.committing, lost, {"a": 1})
+    require(True, lost, "of a commit")
+    require(False, TransactionAttempt(lost.txid, attempt_id(1, 99)), "of another attempt")
+    again = life.begin(1)
+    require(False, lost, "when a later one has begun")
+    require(False, again, "of a beginning")
+    life.end(again)
+    require(True, again, "of an end")

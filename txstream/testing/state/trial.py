@@ -1,0 +1,193 @@
+"""One check over one store of states: topologies of its own in it, what is asked of them, and what broke.
+
+Invariants:
+
+- Every topology and every table of a check has a name that no other check has, so all may share one store.
+  What a check has made is deleted at its end.
+- Every method of the store is called on a thread of the suite's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from txstream.api.errors import TxstreamError
+from txstream.semantics import Semantics
+from txstream.state import StateBackend, TableSpec, open_database
+from txstream.testing.call_thread import CallThread
+from txstream.testing.promises import Check, ConformanceError, Trial, tell
+from txstream.testing.state.life import Life, table
+
+FENCED = (Semantics.OPAQUE, Semantics.TRANSACTIONAL)
+
+OpenStore = Callable[[], StateBackend]
+
+
+class StateConformanceError(ConformanceError):
+    """A store does not do what a topology relies on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a store is tried.
+
+    open: opens the store, each time the same one, as a driver and its executors do; several may be open.
+    url: what other processes open it by, where they can.
+    lock_seconds: how long a raise of the fence waits for a transaction that is held open.
+    deadline_seconds: how long any call may take. Much more than it needs, for a busy machine.
+    """
+
+    open: OpenStore
+    url: str | None = None
+    lock_seconds: float = 0.2
+    deadline_seconds: float = 30.0
+
+
+Store = str | OpenStore
+"""A URL, or a function that opens the store: at every call the same one."""
+
+
+def terms_of(store: Store, **options: float) -> Terms:
+    """The terms of a store that is given by its URL or by how it is opened."""
+    if isinstance(store, str):
+        return Terms(partial(open_database, store), store, **options)
+    return Terms(store, None, **options)
+
+
+class StateCheck(Check["StateTrial"]):
+    """One promise of a store."""
+
+    __slots__ = ()
+
+    def run(self, store: Store) -> str | None:
+        """Try it on a store, given by its URL or by a function that opens it. Returns why it does not apply,
+        None when the promise is kept. Raises StateConformanceError when it is broken."""
+        return self.try_on(terms_of(store))
+
+    def try_on(self, terms: Terms) -> str | None:
+        """As `run`."""
+        return self.conclude(StateTrial(self, terms))
+
+
+def each(*kinds: Semantics) -> Callable[[Callable[[Life], None]], Callable[[StateTrial], None]]:
+    """Tries a function on one topology of each semantics, joined."""
+
+    def decorate(function: Callable[[Life], None]) -> Callable[[StateTrial], None]:
+        def try_each(trial: StateTrial) -> None:
+            for semantics in kinds:
+                function(trial.life(semantics))
+
+        return try_each
+
+    return decorate
+
+
+class StateTrial(Trial):
+    """What checks are written with."""
+
+    error = StateConformanceError
+
+    def __init__(self, check: StateCheck, terms: Terms) -> None:
+        super().__init__(check, terms.deadline_seconds)
+        self.terms = terms
+        self._threads: list[CallThread] = []
+        self._opened: list[StateBackend] = []
+        self._topologies: list[str] = []
+        self._numbers = itertools.count(1)
+        self._name = f"c{uuid.uuid4().hex[:12]}"
+        self.store = self.open()
+
+    def open(self) -> StateBackend:
+        """One more opening of the store."""
+        opened = self.ask("the store is opened", self.terms.open)
+        self._opened.append(opened)
+        return opened
+
+    def life(self, semantics: Semantics = Semantics.OPAQUE, more: int = 0, **options: Any) -> Life:
+        """A topology with a table, and `more` word counts, joined."""
+        life = self.stranger(semantics, **options)
+        others = [table(f"t{number}_{life.topology}", semantics) for number in range(1, more + 1)]
+        life.tables = (*life.tables, *others)
+        return life.join()
+
+    def stranger(
+        self, semantics: Semantics = Semantics.OPAQUE, tables: Sequence[TableSpec] = (), **options: Any
+    ) -> Life:
+        """A topology that the store knows nothing of, by default with a table of its own."""
+        name = self.name()
+        self._topologies.append(name)
+        return Life(
+            self, self.store, name, semantics, tuple(tables) or (table(f"t_{name}", semantics, **options),)
+        )
+
+    def name(self) -> str:
+        """A name that nothing else has."""
+        return f"{self._name}_{next(self._numbers)}"
+
+    def close(self) -> None:
+        """Delete what was made, close what was opened, whatever the store does about it."""
+        with contextlib.suppress(Exception):  # that it can be deleted and closed are promises of their own
+            for topology in self._topologies:
+                self.outcome("it is deleted", self.store.delete, topology, drop_state=True)
+        for opened in self._opened:
+            with contextlib.suppress(Exception):
+                self.outcome("it is closed", opened.close)
+        for thread in self._threads:
+            thread.close()
+        super().close()
+
+    def refused(
+        self,
+        what: str,
+        kind: type[TxstreamError],
+        call: Callable[..., Any],
+        *arguments: Any,
+        **options: Any,
+    ) -> None:
+        """The store answers with an error of this kind; anything else breaks the promise."""
+        expected = f"{kind.__name__} when {what}"
+        found = self.outcome(expected, call, *arguments, **options)
+        if not isinstance(found, Exception):
+            self.fail(expected, f"no error, but {found!r:.200}")
+        if not isinstance(found, kind):
+            self.fail(expected, tell(found), cause=found)
+
+    def beside(self, call: Callable[[], Any]) -> Beside:
+        """Begin a call on a thread of its own."""
+        thread = CallThread()
+        self._threads.append(thread)
+        return Beside(self, thread, call)
+
+    def require(self, what: str, expected: Any, found: Any) -> None:
+        """Equal, or the promise is broken. `what` is a clause: "the values after a replay"."""
+        if expected != found:
+            self.fail(f"{what}: {expected!r:.300}", f"{found!r:.300}")
+
+
+class Beside:
+    """A call on another thread."""
+
+    def __init__(self, trial: StateTrial, thread: CallThread, call: Callable[[], Any]) -> None:
+        self._trial = trial
+        self._future = thread.begin(call)
+
+    def outcome(self, what: str) -> Any:
+        """What it returned, or the exception that it raised; the promise is broken if it does not end."""
+        if not self.ended(self._trial.deadline_seconds):
+            self._trial.fail(what, f"neither answer nor error in {self._trial.deadline_seconds:g} s")
+        error = self._future.exception()
+        if error is not None and not isinstance(error, Exception):
+            raise error
+        return self._future.result() if error is None else error
+
+    def ended(self, within_seconds: float) -> bool:
+        """Has it come to its end?"""
+        with contextlib.suppress(TimeoutError):
+            self._future.exception(within_seconds)
+        return self._future.done()
