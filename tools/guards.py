@@ -50,6 +50,7 @@ _PROGRESS = "txstream/zookeeper/progress.py"
 _FENCED = "txstream/zookeeper/fenced.py"
 _POSTGRESQL = "txstream/state/sql/postgresql.py"
 _MYSQL = "txstream/state/sql/mysql.py"
+_SERVER = "txstream/state/sql/server.py"
 _SQLITE = "txstream/state/sql/sqlite.py"
 
 _RAISE = "            here.raise_fence(attempt.attempt, may_be_equal=False)\n"
@@ -726,17 +727,17 @@ LOCKS = (
     Guard(
         "5.4",
         "PostgreSQL: idle in a transaction for less than the message timeout",
-        _POSTGRESQL,
-        "self.idle_timeout_seconds = message_timeout_seconds / 2",
-        "self.idle_timeout_seconds = message_timeout_seconds * 20",
+        _SERVER,
+        "self.countable(message_timeout_seconds / 2)",
+        "self.countable(message_timeout_seconds * 20)",
         f"{POSTGRESQL_LOCKS}::test_a_task_that_freezes_loses_its_transaction",
     ),
     Guard(
         "5.4",
         "MySQL and MariaDB: idle in a transaction for less than the message timeout",
-        _MYSQL,
-        "self.idle_timeout_seconds = max(1, math.floor(message_timeout_seconds / 2))",
-        "self.idle_timeout_seconds = max(1, math.floor(message_timeout_seconds * 20))",
+        _SERVER,
+        "self.countable(message_timeout_seconds / 2)",
+        "self.countable(message_timeout_seconds * 20)",
         f"{MYSQL_LOCKS}::test_a_task_that_freezes_loses_its_transaction",
     ),
     Guard(

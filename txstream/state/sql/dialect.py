@@ -14,12 +14,20 @@ from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 from sqlalchemy import (
+    REAL,
     URL,
+    BigInteger,
+    Boolean,
     Column,
     ColumnElement,
     Connection,
+    Double,
     Engine,
+    Integer,
+    LargeBinary,
+    SmallInteger,
     Table,
+    Text,
     func,
     literal,
     literal_column,
@@ -44,6 +52,32 @@ INTEGER_RANGES: Final[dict[pa.DataType, tuple[int, int]]] = {
     pa.int32(): (-(2**31), 2**31 - 1),
     pa.int64(): (-(2**63), 2**63 - 1),
 }
+
+
+COLUMN_TYPES: Final[dict[pa.DataType, Callable[[], types.TypeEngine[Any]]]] = {
+    pa.string(): Text,
+    pa.large_string(): Text,
+    pa.binary(): LargeBinary,
+    pa.large_binary(): LargeBinary,
+    pa.bool_(): Boolean,
+    pa.int8(): SmallInteger,
+    pa.int16(): SmallInteger,
+    pa.int32(): Integer,
+    pa.int64(): BigInteger,
+    pa.float32(): REAL,
+    pa.float64(): Double,
+}
+"""The types that need no more than their name; a dialect may have others for some."""
+
+
+def halved(rows: pa.Table, fits: Callable[[pa.Table], bool]) -> Iterator[pa.Table]:
+    """Halves of halves until each fits, or has one row."""
+    if rows.num_rows < 2 or fits(rows):
+        yield rows
+        return
+    half = rows.num_rows // 2
+    yield from halved(rows.slice(0, half), fits)
+    yield from halved(rows.slice(half), fits)
 
 
 class Upsert(ABC):

@@ -24,16 +24,12 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy import (
-    BigInteger,
-    Boolean,
     Column,
     ColumnElement,
     Connection,
     Date,
     Double,
     Engine,
-    Integer,
-    SmallInteger,
     Table,
     create_engine,
     event,
@@ -49,20 +45,19 @@ from txstream.api.errors import StateTableError, StateValueError, UsageError
 from txstream.api.reducers import Reducer
 from txstream.state.records import FenceLockedError
 from txstream.state.sql import mysql_types
-from txstream.state.sql.dialect import StateDialect, Touch, Upsert
+from txstream.state.sql.dialect import COLUMN_TYPES, Upsert
 from txstream.state.sql.failures import Failure, driver_error
 from txstream.state.sql.mysql_connect import connect, is_mariadb, place
 from txstream.state.sql.mysql_failures import classify
 from txstream.state.sql.mysql_types import BinaryKey, TextKey, TextValue, collation
 from txstream.state.sql.mysql_upsert import JoinedUpsert
-from txstream.state.sql.watchdog import Watchdog
+from txstream.state.sql.server import ServerDialect, driver_of
 
 PACKET_BYTES = "txstream_packet_bytes"
 """In what SQLAlchemy keeps beside a pooled connection: the longest statement that the server takes."""
 
 _DEFINING = "txstream_defining"
 _PATIENT = "txstream_patient"
-_GRACE_SECONDS = 5.0
 _ALL_ROWS = 2**64 - 1
 # Its name belongs to the whole server and has 64 characters at most. SHA1 went with MySQL 9.6.
 _LOCK = "CONCAT('txstream ', LEFT(SHA2(DATABASE(), 256), 40))"
@@ -75,37 +70,31 @@ _PLAIN = re.compile(r"[\w .,:;/+-]*", re.ASCII)
 # Whatever the server's own mode is: a value that does not fit is refused, and a backslash escapes.
 _MODE = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION"
 
-_SIMPLE: dict[pa.DataType, Callable[[], types.TypeEngine[Any]]] = {
+_COLUMN_TYPES: dict[pa.DataType, Callable[[], types.TypeEngine[Any]]] = {
+    **COLUMN_TYPES,
     pa.string(): TextValue,
     pa.large_string(): TextValue,
     pa.binary(): mysql.LONGBLOB,
     pa.large_binary(): mysql.LONGBLOB,
-    pa.bool_(): Boolean,
     pa.int8(): mysql.TINYINT,
-    pa.int16(): SmallInteger,
-    pa.int32(): Integer,
-    pa.int64(): BigInteger,
     pa.float32(): Double,  # FLOAT is shown with six digits, so nobody reads back what was written
-    pa.float64(): Double,
     pa.date32(): Date,
 }
 
 
-class MySQLDialect(StateDialect):
+class MySQLDialect(ServerDialect):
     name: ClassVar[str] = "mysql"
     label: ClassVar[str] = "MySQL or MariaDB"
     asks_at_release: ClassVar[bool] = True
     longest_name: ClassVar[int | None] = _LONGEST_IDENTIFIER
-    least: ClassVar[str] = "least"
-    greatest: ClassVar[str] = "greatest"
+    silence: ClassVar[tuple[int, ...]] = (2013,)  # lost connection during query
 
     def __init__(self, url: Any, connect_timeout_seconds: float, message_timeout_seconds: float) -> None:
         super().__init__(url, connect_timeout_seconds, message_timeout_seconds)
-        # Whole seconds, as the server counts them.
-        self.idle_timeout_seconds = max(1, math.floor(message_timeout_seconds / 2))
-        self.lock_timeout_seconds = math.ceil(self.idle_timeout_seconds + _GRACE_SECONDS)
-        self.silence_seconds = max(message_timeout_seconds, self.lock_timeout_seconds) + _GRACE_SECONDS
         self._engine: Engine | None = None
+
+    def countable(self, seconds: float) -> int:
+        return max(1, math.floor(seconds))
 
     def create_engine(self) -> Engine:
         try:
@@ -154,7 +143,6 @@ class MySQLDialect(StateDialect):
         return ", ".join(f"{name} = {value}" for name, value in self._settings(mariadb=mariadb).items())
 
     def _settings(self, *, mariadb: bool) -> dict[str, str | float]:
-        statement_seconds = max(self.message_timeout_seconds, self.lock_timeout_seconds)
         settings: dict[str, str | float] = {
             "sql_mode": f"'{_MODE}'",
             "time_zone": "'+00:00'",
@@ -175,33 +163,15 @@ class MySQLDialect(StateDialect):
         if mariadb:
             settings["idle_transaction_timeout"] = self.idle_timeout_seconds
             settings["idle_write_transaction_timeout"] = self.idle_timeout_seconds
-            settings["max_statement_time"] = statement_seconds
+            settings["max_statement_time"] = self.statement_timeout_seconds
         else:
             settings["wait_timeout"] = self.idle_timeout_seconds
-            settings["max_execution_time"] = round(statement_seconds * 1000)  # of SELECT alone
+            settings["max_execution_time"] = round(self.statement_timeout_seconds * 1000)  # of SELECT alone
         return settings
 
-    @contextlib.contextmanager
-    def deadline(self, connection: Connection, seconds: float | None = None) -> Iterator[Touch]:
-        line = _driver(connection)._sock
-        if line is None:  # closed: the next statement says so
-            yield lambda: None
-            return
-        seconds = self.silence_seconds if seconds is None else seconds
-        with Watchdog(line.fileno(), seconds) as watchdog:
-            try:
-                yield watchdog.touch
-            except DBAPIError as error:
-                if watchdog.bitten and error.orig is not None:
-                    # The driver only saw its connection end; why is known here alone.
-                    error.orig.args = (2013, f"the server did not answer for {seconds:g} s")
-                raise
-
-    def ping(self, connection: Connection) -> None:
-        try:
-            connection.dialect.do_ping(_driver(connection))
-        except connection.dialect.loaded_dbapi.Error as error:
-            raise DBAPIError("ping", None, error) from error
+    def descriptor(self, connection: Connection) -> int | None:
+        line = driver_of(connection)._sock
+        return None if line is None else int(line.fileno())
 
     def lock_definitions(self, connection: Connection) -> None:
         # A lock of the session, because a transaction ends with each CREATE; it is released when the
@@ -216,7 +186,7 @@ class MySQLDialect(StateDialect):
             )
 
     def be_patient(self, connection: Connection) -> None:
-        mariadb = is_mariadb(_driver(connection).get_server_info())
+        mariadb = is_mariadb(driver_of(connection).get_server_info())
         connection.info[_PATIENT] = setting = "max_statement_time" if mariadb else "max_execution_time"
         connection.exec_driver_sql(f"SET SESSION {setting} = 0")
 
@@ -234,8 +204,8 @@ class MySQLDialect(StateDialect):
 
     @contextlib.contextmanager
     def lock_timeout(self, connection: Connection, seconds: float) -> Iterator[None]:
-        driver = _driver(connection)
-        _set_lock_timeout(driver, math.ceil(seconds))
+        driver = driver_of(connection)
+        _set_lock_timeout(driver, seconds)
         try:
             yield
         finally:
@@ -278,7 +248,7 @@ class MySQLDialect(StateDialect):
             return mysql.DECIMAL(data_type.precision, data_type.scale) if fits else None
         if pa.types.is_timestamp(data_type) and data_type.unit in ("s", "ms", "us"):
             return mysql.DATETIME(fsp=6)  # TIMESTAMP ends in 2038
-        found = _SIMPLE.get(data_type)
+        found = _COLUMN_TYPES.get(data_type)
         return None if found is None else found()
 
     def key_types(self, keys: pa.Schema, table: str) -> dict[str, types.TypeEngine[Any]]:
@@ -360,10 +330,6 @@ def _set_collation(driver: Any, _record: object) -> None:
     driver.set_character_set("utf8mb4", collation(mariadb=is_mariadb(driver.get_server_info())))
 
 
-def _driver(connection: Connection) -> Any:
-    return connection.connection.driver_connection
-
-
-def _set_lock_timeout(driver: Any, seconds: int) -> None:
+def _set_lock_timeout(driver: Any, seconds: float) -> None:
     with driver.cursor() as cursor:
-        cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {max(1, seconds)}")
+        cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {max(1, math.ceil(seconds))}")

@@ -18,7 +18,7 @@ faster than JSON_TABLE and than a temporary table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -41,7 +41,7 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.exc import DBAPIError
 
 from txstream.api.errors import StateValueError
-from txstream.state.sql.dialect import StateDialect, Upsert
+from txstream.state.sql.dialect import StateDialect, Upsert, halved
 from txstream.state.sql.failures import driver_error
 
 _DELTA = "txstream_delta"
@@ -103,7 +103,7 @@ class JoinedUpsert(Upsert):
 
     def execute(self, connection: Connection, deltas: pa.Table, txid: int) -> int:
         limit = connection.info[self._packet_bytes]
-        for part in _parts(deltas, limit):
+        for part in halved(deltas, lambda rows: _longest(rows) < limit):
             if _longest(part) >= limit:
                 self._refuse_too_large(connection, part, txid, limit)
             try:
@@ -170,16 +170,6 @@ def _placeholder(column: Column[Any]) -> str:
         # MariaDB counts the bytes of a plain X'...' among VALUES in 16 bits and drops the others silently.
         return "CAST(%s AS BINARY)"
     return "%s"
-
-
-def _parts(deltas: pa.Table, limit: int) -> Iterator[pa.Table]:
-    """Halves of halves until none can be longer than the server takes, or has one row."""
-    if deltas.num_rows < 2 or _longest(deltas) < limit:
-        yield deltas
-        return
-    half = deltas.num_rows // 2
-    yield from _parts(deltas.slice(0, half), limit)
-    yield from _parts(deltas.slice(half), limit)
 
 
 def _longest(deltas: pa.Table) -> int:

@@ -15,20 +15,13 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 from sqlalchemy import (
-    REAL,
-    BigInteger,
-    Boolean,
     Column,
     ColumnElement,
     Connection,
     Date,
     DateTime,
-    Double,
     Engine,
-    Integer,
-    LargeBinary,
     Numeric,
-    SmallInteger,
     Table,
     Text,
     create_engine,
@@ -42,28 +35,12 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 
 from txstream.api.reducers import Reducer
-from txstream.state.sql.dialect import INTEGER_RANGES, Lookup, StateDialect, Touch, Upsert
+from txstream.state.sql.dialect import COLUMN_TYPES, INTEGER_RANGES, Lookup, Upsert
 from txstream.state.sql.failures import Failure, Kind, driver_error, one_line
 from txstream.state.sql.postgresql_statements import BYTE_ORDER, UnnestLookup, UnnestUpsert, plain_type
-from txstream.state.sql.watchdog import Watchdog
+from txstream.state.sql.server import ServerDialect, driver_of
 
 _DEFINITIONS_LOCK = 0x74787374  # "txst": an advisory lock's number is shared by the whole database
-_GRACE_SECONDS = 5.0
-
-_SIMPLE: dict[pa.DataType, Callable[[], types.TypeEngine[Any]]] = {
-    pa.string(): Text,
-    pa.large_string(): Text,
-    pa.binary(): LargeBinary,
-    pa.large_binary(): LargeBinary,
-    pa.bool_(): Boolean,
-    pa.int8(): SmallInteger,
-    pa.int16(): SmallInteger,
-    pa.int32(): Integer,
-    pa.int64(): BigInteger,
-    pa.float32(): REAL,
-    pa.float64(): Double,
-    pa.date32(): Date,
-}
 
 # https://www.postgresql.org/docs/current/errcodes-appendix.html: codes first, then whole classes.
 _KINDS: dict[str, Kind] = {
@@ -89,20 +66,12 @@ _KINDS: dict[str, Kind] = {
 }
 
 
-class PostgreSQLDialect(StateDialect):
+class PostgreSQLDialect(ServerDialect):
     name: ClassVar[str] = "postgresql"
     label: ClassVar[str] = "PostgreSQL"
     longest_name: ClassVar[int | None] = 63  # bytes; a longer one is cut without an error
     taken_columns: ClassVar[frozenset[str]] = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
     taken_tables: ClassVar[frozenset[str]] = frozenset({"excluded"})  # an upsert's own word
-    least: ClassVar[str] = "least"
-    greatest: ClassVar[str] = "greatest"
-
-    def __init__(self, url: Any, connect_timeout_seconds: float, message_timeout_seconds: float) -> None:
-        super().__init__(url, connect_timeout_seconds, message_timeout_seconds)
-        self.idle_timeout_seconds = message_timeout_seconds / 2
-        self.lock_timeout_seconds = self.idle_timeout_seconds + _GRACE_SECONDS
-        self.silence_seconds = max(message_timeout_seconds, self.lock_timeout_seconds) + _GRACE_SECONDS
 
     def create_engine(self) -> Engine:
         deadline = str(max(1, math.ceil(self.connect_timeout_seconds)))
@@ -132,7 +101,7 @@ class PostgreSQLDialect(StateDialect):
             driver,
             idle_in_transaction_session_timeout=_milliseconds(self.idle_timeout_seconds),
             lock_timeout=_milliseconds(self.lock_timeout_seconds),
-            statement_timeout=_milliseconds(max(self.message_timeout_seconds, self.lock_timeout_seconds)),
+            statement_timeout=_milliseconds(self.statement_timeout_seconds),
             # In another zone the first and the last day of time have years that Python does not know.
             timezone="UTC",
         )
@@ -144,32 +113,15 @@ class PostgreSQLDialect(StateDialect):
         driver.execute(f"SELECT {calls}")
         driver.autocommit = False
 
-    @contextlib.contextmanager
-    def deadline(self, connection: Connection, seconds: float | None = None) -> Iterator[Touch]:
-        driver: Any = connection.connection.driver_connection
-        seconds = self.silence_seconds if seconds is None else seconds
-        with Watchdog(driver.fileno(), seconds) as watchdog:
-            try:
-                yield watchdog.touch
-            except DBAPIError as error:
-                if watchdog.bitten and error.orig is not None:
-                    # The driver only saw its connection end; why is known here alone.
-                    error.orig.args = (f"the server did not answer for {seconds:g} s",)
-                raise
-
-    def ping(self, connection: Connection) -> None:
-        driver: Any = connection.connection.driver_connection
-        try:
-            connection.dialect.do_ping(driver)
-        except connection.dialect.loaded_dbapi.Error as error:
-            raise DBAPIError("ping", None, error) from error
+    def descriptor(self, connection: Connection) -> int:
+        return int(driver_of(connection).fileno())
 
     def lock_definitions(self, connection: Connection) -> None:
         connection.execute(select(func.pg_advisory_xact_lock(_DEFINITIONS_LOCK)))
 
     @contextlib.contextmanager
     def lock_timeout(self, connection: Connection, seconds: float) -> Iterator[None]:
-        driver: Any = connection.connection.driver_connection
+        driver = driver_of(connection)
         self._configure(driver, lock_timeout=_milliseconds(seconds))
         try:
             yield
@@ -203,7 +155,7 @@ class PostgreSQLDialect(StateDialect):
             return Numeric(data_type.precision, data_type.scale)
         if pa.types.is_timestamp(data_type) and data_type.unit in ("s", "ms", "us"):
             return DateTime(timezone=data_type.tz is not None)
-        found = _SIMPLE.get(data_type)
+        found = Date if pa.types.is_date32(data_type) else COLUMN_TYPES.get(data_type)
         return None if found is None else found()
 
     def key_types(self, keys: pa.Schema, table: str) -> dict[str, types.TypeEngine[Any]]:

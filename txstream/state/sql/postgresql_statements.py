@@ -1,21 +1,29 @@
-"""PostgreSQL's statements over many rows: unnest(arrays), one statement and one answer for a whole chunk."""
+"""PostgreSQL's statements over many rows: unnest(arrays), one statement and one answer for a whole chunk.
+
+The arrays are literals: twice as fast as lists that the driver writes out.
+
+Invariant: for every value that `StateDialect.check_values` lets pass, PostgreSQL reads back exactly what
+was written. Text elements are always quoted, with backslash and quote escaped, so that no text means
+anything to the array parser: neither `NULL` nor braces nor commas.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from sqlalchemy import BigInteger, Column, Connection, Table, Text, and_, bindparam, cast, func, null, select
 from sqlalchemy.dialects import postgresql
 
 from txstream.api.state import TXID_COLUMN
-from txstream.state.sql.dialect import Found, Lookup, Upsert
-from txstream.state.sql.postgresql_arrays import array_literal
+from txstream.state.sql.dialect import Found, Lookup, Upsert, halved
 
 BYTE_ORDER = "C"
 """The collation that compares bytes, which is the order of the characters."""
 
+_SEPARATOR = "\0"  # cannot occur: PostgreSQL has no NUL in text, and check_values refuses it
 _PLACE = TXID_COLUMN  # what no key column can be called
 _STATEMENT_BYTES = 64 * 2**20  # of values; escaped, they stay far below the server's limit of 1 GiB
 
@@ -77,22 +85,12 @@ class UnnestUpsert(Upsert):
 
     def execute(self, connection: Connection, deltas: pa.Table, txid: int) -> int:
         written = 0
-        for part in _parts(deltas):
+        for part in halved(deltas, lambda rows: bool(rows.nbytes <= _STATEMENT_BYTES)):
             parameters = _array_parameters(part, self._names)
             if self._has_txid:
                 parameters["txid"] = txid
             written += connection.exec_driver_sql(self._sql, parameters).rowcount
         return written
-
-
-def _parts(deltas: pa.Table) -> Iterator[pa.Table]:
-    """Halves of halves until each is short enough for one statement, or has one row."""
-    if deltas.num_rows < 2 or deltas.nbytes <= _STATEMENT_BYTES:
-        yield deltas
-        return
-    half = deltas.num_rows // 2
-    yield from _parts(deltas.slice(0, half))
-    yield from _parts(deltas.slice(half))
 
 
 def _unnested(columns: Sequence[Column[Any]], name: str, with_ordinality: str | None = None) -> Any:
@@ -118,3 +116,37 @@ def _compiled(statement: Any) -> str:
     """The text of a statement, made once: SQLAlchemy would look it up, and convert values, each time."""
     dialect: Any = postgresql.dialect
     return str(statement.compile(dialect=dialect(paramstyle="pyformat")))
+
+
+def array_literal(column: pa.ChunkedArray) -> str:
+    """One column as a literal such as {"a","b",NULL}."""
+    data_type = column.type
+    if pa.types.is_string(data_type) or pa.types.is_large_string(data_type):
+        return _quoted(column.to_pylist())
+    if pa.types.is_binary(data_type) or pa.types.is_large_binary(data_type):
+        values = column.to_pylist()
+        return "{" + ",".join("NULL" if v is None else f'"\\\\x{v.hex()}"' for v in values) + "}"
+    if pa.types.is_temporal(data_type):
+        return _quoted(column.cast(pa.string()).to_pylist())
+    if pa.types.is_boolean(data_type):
+        column = pc.if_else(column, "t", "f")
+        return "{" + ",".join(v or "NULL" for v in column.to_pylist()) + "}"
+    # repr of a number is what PostgreSQL reads back exactly: Python's floats print the shortest such text.
+    values = column.to_pylist()
+    if pa.types.is_floating(data_type):
+        return "{" + ",".join("NULL" if v is None else repr(v) for v in values) + "}"
+    return "{" + ",".join("NULL" if v is None else str(v) for v in values) + "}"
+
+
+def _quoted(values: list[str | None]) -> str:
+    if not values:
+        return "{}"
+    if None in values:
+        return "{" + ",".join("NULL" if v is None else f'"{_escaped(v)}"' for v in values) + "}"
+    # Whole-string replacements instead of one call per element: the loop runs in C.
+    joined = _escaped(_SEPARATOR.join(values))  # type: ignore[arg-type]  # no None in it
+    return '{"' + joined.replace(_SEPARATOR, '","') + '"}'
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"')

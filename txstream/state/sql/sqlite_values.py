@@ -13,21 +13,15 @@ Other programs that write such a column need none of the functions; they are in 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final
 
 import pyarrow as pa
 from sqlalchemy import (
     REAL,
-    BigInteger,
-    Boolean,
     Column,
     ColumnElement,
     Double,
-    Integer,
-    LargeBinary,
-    SmallInteger,
     Text,
     and_,
     case,
@@ -37,21 +31,7 @@ from sqlalchemy import (
     types,
 )
 
-from txstream.state.sql.dialect import INTEGER_RANGES
-
-_SIMPLE: dict[pa.DataType, Callable[[], types.TypeEngine[Any]]] = {
-    pa.string(): Text,
-    pa.large_string(): Text,
-    pa.binary(): LargeBinary,
-    pa.large_binary(): LargeBinary,
-    pa.bool_(): Boolean,
-    pa.int8(): SmallInteger,
-    pa.int16(): SmallInteger,
-    pa.int32(): Integer,
-    pa.int64(): BigInteger,
-    pa.float32(): REAL,
-    pa.float64(): Double,
-}
+from txstream.state.sql.dialect import COLUMN_TYPES, INTEGER_RANGES
 
 _LARGEST: Final = {REAL: "3.4028234663852886e38", Double: "1.7976931348623157e308"}
 
@@ -105,7 +85,7 @@ def column_type(data_type: pa.DataType) -> types.TypeEngine[Any] | None:
         pa.types.is_timestamp(data_type) and data_type.unit in ("s", "ms", "us")
     ):
         return IsoText(data_type)
-    found = _SIMPLE.get(data_type)
+    found = COLUMN_TYPES.get(data_type)
     return None if found is None else found()
 
 

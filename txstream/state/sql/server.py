@@ -1,0 +1,115 @@
+"""What PostgreSQL, MySQL and MariaDB have in common: the limits of a session, and a deadline for a server
+that stopped answering without closing its connection.
+
+A frozen server still acknowledges packets, so TCP's own timeouts never end the wait, and its statement
+timeout is asleep with it. Shutting the socket down from another thread does end it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+
+from txstream.state.sql.dialect import StateDialect, Touch
+
+_GRACE_SECONDS = 5
+
+
+class ServerDialect(StateDialect):
+    """A database behind a socket."""
+
+    least: ClassVar[str] = "least"
+    greatest: ClassVar[str] = "greatest"
+    silence: ClassVar[tuple[int, ...]] = ()
+    """The error code, where the driver has one, for a server that said nothing."""
+
+    def __init__(self, url: Any, connect_timeout_seconds: float, message_timeout_seconds: float) -> None:
+        super().__init__(url, connect_timeout_seconds, message_timeout_seconds)
+        self.idle_timeout_seconds = self.countable(message_timeout_seconds / 2)
+        self.lock_timeout_seconds = self.idle_timeout_seconds + _GRACE_SECONDS
+        self.statement_timeout_seconds = max(message_timeout_seconds, self.lock_timeout_seconds)
+        self.silence_seconds = self.statement_timeout_seconds + _GRACE_SECONDS
+
+    def countable(self, seconds: float) -> float:
+        """A time that the server can count."""
+        return seconds
+
+    @abstractmethod
+    def descriptor(self, connection: Connection) -> int | None:
+        """The file descriptor of its socket; None when it is closed, as the next statement will say."""
+
+    @contextlib.contextmanager
+    def deadline(self, connection: Connection, seconds: float | None = None) -> Iterator[Touch]:
+        line = self.descriptor(connection)
+        if line is None:
+            yield lambda: None
+            return
+        seconds = self.silence_seconds if seconds is None else seconds
+        with Watchdog(line, seconds) as watchdog:
+            try:
+                yield watchdog.touch
+            except DBAPIError as error:
+                if watchdog.bitten and error.orig is not None:
+                    # The driver only saw its connection end; why is known here alone.
+                    error.orig.args = (*self.silence, f"the server did not answer for {seconds:g} s")
+                raise
+
+    def ping(self, connection: Connection) -> None:
+        try:
+            connection.dialect.do_ping(driver_of(connection))
+        except connection.dialect.loaded_dbapi.Error as error:
+            raise DBAPIError("ping", None, error) from error
+
+
+def driver_of(connection: Connection) -> Any:
+    """The driver's own connection."""
+    return connection.connection.driver_connection
+
+
+class Watchdog:
+    """Shuts a socket down unless `touch` is called at least every `seconds`; a context manager.
+
+    `bitten` tells afterwards whether it did.
+    """
+
+    def __init__(self, fileno: int, seconds: float) -> None:
+        # A descriptor of its own: the driver may close its one, and the number may be another file's then.
+        self._descriptor = os.dup(fileno)
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="txstream-database-deadline", daemon=True)
+        self.bitten = False
+
+    def touch(self) -> None:
+        """The server has answered."""
+        self._deadline = time.monotonic() + self._seconds
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        self._thread.join()
+        os.close(self._descriptor)
+
+    def _watch(self) -> None:
+        while not self._done.wait(max(0.0, self._deadline - time.monotonic())):
+            if time.monotonic() >= self._deadline:
+                self.bitten = True
+                with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._descriptor)) as line:
+                    line.shutdown(socket.SHUT_RDWR)
+                return
