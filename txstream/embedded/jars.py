@@ -140,8 +140,10 @@ def _mirror_of_central(settings: Path) -> str | None:
 
 
 def _fetch(jar: Jar, folder: Path, repository: str, advance: Callable[[int], None]) -> None:
-    """Bring one jar to its place in `folder`; `advance` is called with the bytes of each piece. urllib goes by
-    HTTPS_PROXY and NO_PROXY."""
+    """Bring one jar to its place in `folder`; `advance` is called with the bytes of each piece.
+
+    urllib goes by HTTPS_PROXY and NO_PROXY.
+    """
     content = bytearray()
     try:
         # S310: the URL is the user's own setting, and what comes from it is checked by its SHA-256.
