@@ -12,6 +12,7 @@ import json
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import (
@@ -52,6 +53,7 @@ _CREATING = "creating"  # in the declaration of a table that may not be there ye
 _INDEX_NAMES = {"ix": "ix_%(table_name)s_%(column_0_name)s"}  # SQLAlchemy shortens what is too long
 
 
+@lru_cache(maxsize=64)  # a new table would mean new statements, each to be compiled again
 def build_table(state: SqlState, semantics: Semantics, dialect: StateDialect) -> Table:
     """The table of a declaration. Raises StateTableError for a type that the database cannot keep."""
     declarations.check_types(state)
