@@ -11,9 +11,6 @@ from functools import partial
 from typing import NoReturn
 
 from txstream.cli.main import main
-from txstream.engine import run
-from txstream.engine.spark import session
-from txstream.testing import InProcessRunner
 
 
 class NoPandas:
@@ -30,6 +27,11 @@ def _no_spark(**options: object) -> NoReturn:
 
 if __name__ == "__main__":
     sys.meta_path.insert(0, NoPandas())
-    run.start = partial(run.start, runner_factory=InProcessRunner)
-    session.create_context = _no_spark
+    if "run" in sys.argv:  # the other commands need none of this, and start sooner
+        from txstream.engine import run
+        from txstream.engine.spark import session
+        from txstream.testing import InProcessRunner
+
+        run.start = partial(run.start, runner_factory=InProcessRunner)
+        session.create_context = _no_spark
     sys.exit(main())
