@@ -11,28 +11,10 @@ SEED = 20_150_401
 VOCABULARY = 6_000
 WORDS_PER_LINE = 10
 
-_ONSETS = (
-    "b",
-    "br",
-    "d",
-    "dr",
-    "f",
-    "fl",
-    "g",
-    "gr",
-    "h",
-    "k",
-    "l",
-    "m",
-    "n",
-    "p",
-    "pl",
-    "r",
-    "s",
-    "st",
-    "t",
-    "v",
-)
+# fmt: off
+_ONSETS = ("b", "br", "d", "dr", "f", "fl", "g", "gr", "h", "k", "l", "m", "n", "p", "pl", "r", "s", "st",
+           "t", "v")
+# fmt: on
 _VOWELS = ("a", "e", "i", "o", "u", "ai", "ou")
 _CODAS = ("", "", "", "l", "m", "n", "r", "s", "t")
 

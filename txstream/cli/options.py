@@ -19,8 +19,6 @@ from txstream.cli.context import Cli
 from txstream.cli.logs import set_up_logs
 from txstream.settings import DATA_DIR, Settings, using_data_dir
 
-_PANEL = "Settings"
-
 
 def check_id(topology_id: str | None) -> str | None:
     """For `callback=`: what is not an id by its rules is refused before anything is asked for it."""
@@ -37,96 +35,54 @@ _MANNERS: dict[str, Any] = {
     "quiet": (Annotated[bool, typer.Option("--quiet", "-q", help="Only errors and warnings.")], False),
     "verbose": (Annotated[bool, typer.Option("--verbose", "-v", help="More about what happens.")], False),
 }
-_DATA_DIR: dict[str, Any] = {
-    "data_dir": (
-        Annotated[
-            Path,
-            typer.Option(
-                "--data-dir",
-                metavar="DIR",
-                help="Embedded services, SQLite file and logs.",
-                rich_help_panel=_PANEL,
-            ),
-        ],
-        Path(DATA_DIR),
+
+
+def _setting(
+    kind: Any, default: Any, flag: str, metavar: str, help_text: str, minimum: float | None = None
+) -> tuple[Any, Any]:
+    option = typer.Option(flag, metavar=metavar, help=help_text, min=minimum, rich_help_panel="Settings")
+    annotated: Any = Annotated
+    return annotated[kind, option], default
+
+
+_DATA_DIR = {
+    "data_dir": _setting(
+        Path, Path(DATA_DIR), "--data-dir", "DIR", "Embedded services, SQLite file and logs."
+    )
+}
+_ADDRESSES = {
+    "zookeeper": _setting(
+        str | None,
+        None,
+        "--zookeeper",
+        "HOSTS",
+        "HOST:PORT,... with an optional chroot [env: TXSTREAM_ZOOKEEPER]",
+    ),
+    "kafka": _setting(
+        str | None, None, "--kafka", "SERVERS", "Bootstrap servers, HOST:PORT,... [env: TXSTREAM_KAFKA]"
+    ),
+    "database": _setting(
+        str | None,
+        None,
+        "--database",
+        "URL",
+        "SQLAlchemy URL; unset: a SQLite file in the data directory [env: TXSTREAM_DATABASE]",
+    ),
+    "master": _setting(
+        str | None, None, "--master", "URL", "Spark master; unset: local[*] [env: TXSTREAM_MASTER]"
+    ),
+    "connect_timeout": _setting(
+        float, 10.0, "--connect-timeout", "SECONDS", "How long a connection attempt may take.", 0.1
     ),
 }
-_ADDRESSES: dict[str, Any] = {
-    "zookeeper": (
-        Annotated[
-            str | None,
-            typer.Option(
-                "--zookeeper",
-                metavar="HOSTS",
-                help="HOST:PORT,... with an optional chroot [env: TXSTREAM_ZOOKEEPER]",
-                rich_help_panel=_PANEL,
-            ),
-        ],
+_STATE_DATABASES = {
+    "state_database": _setting(
+        list[str] | None,
         None,
-    ),
-    "kafka": (
-        Annotated[
-            str | None,
-            typer.Option(
-                "--kafka",
-                metavar="SERVERS",
-                help="Bootstrap servers, HOST:PORT,... [env: TXSTREAM_KAFKA]",
-                rich_help_panel=_PANEL,
-            ),
-        ],
-        None,
-    ),
-    "database": (
-        Annotated[
-            str | None,
-            typer.Option(
-                "--database",
-                metavar="URL",
-                help="SQLAlchemy URL; unset: a SQLite file in the data directory [env: TXSTREAM_DATABASE]",
-                rich_help_panel=_PANEL,
-            ),
-        ],
-        None,
-    ),
-    "master": (
-        Annotated[
-            str | None,
-            typer.Option(
-                "--master",
-                metavar="URL",
-                help="Spark master; unset: local[*] [env: TXSTREAM_MASTER]",
-                rich_help_panel=_PANEL,
-            ),
-        ],
-        None,
-    ),
-    "connect_timeout": (
-        Annotated[
-            float,
-            typer.Option(
-                "--connect-timeout",
-                metavar="SECONDS",
-                help="How long a connection attempt may take.",
-                min=0.1,
-                rich_help_panel=_PANEL,
-            ),
-        ],
-        10.0,
-    ),
-}
-_STATE_DATABASES: dict[str, Any] = {
-    "state_database": (
-        Annotated[
-            list[str] | None,
-            typer.Option(
-                "--state-database",
-                metavar="URL",
-                help="Another database with state of it, with its password; may be given again.",
-                rich_help_panel=_PANEL,
-            ),
-        ],
-        None,
-    ),
+        "--state-database",
+        "URL",
+        "Another database with state of it, with its password; may be given again.",
+    )
 }
 _JSON: dict[str, Any] = {
     "json_output": (
