@@ -189,7 +189,7 @@ START = (
     Guard(
         "5.2",
         "a run that was succeeded ends, also when it has nothing to write",
-        "txstream/engine/driver/driver.py",
+        "txstream/engine/driver/services.py",
         "                loop.abort(error)\n                return\n",
         "                return\n",
         "tests/unit/test_loop_ends.py::test_a_run_that_was_succeeded_ends_though_it_has_nothing_to_write",
@@ -525,9 +525,9 @@ COMMIT = (
     Guard(
         "5.3",
         "one thread commits, also beside an attempt that was given up",
-        "txstream/engine/commit/phase.py",
-        'ThreadPoolExecutor(1, "txstream-commit")',
-        'ThreadPoolExecutor(2, "txstream-commit")',
+        "txstream/engine/driver/workers.py",
+        "jobs if lane is Lane.JOB else 1,",
+        "jobs,",
         "tests/unit/test_loop.py::test_one_thread_commits_whatever_was_given_up",
     ),
     Guard(

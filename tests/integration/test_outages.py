@@ -200,7 +200,7 @@ def test_stop_ends_between_two_batches_and_the_next_run_goes_on(
     wait_until(lambda: running.progress.batches >= 2)
     stopping = threading.Thread(target=running.stop, args=(120,))
     stopping.start()
-    loop = running._turn.loop
+    loop = running._driver.loop
     assert loop is not None
     wait_until(lambda: loop.coordinator.is_draining)
     told.set()

@@ -62,11 +62,11 @@ def test_files_rates_and_batches(context: SparkContext, tmp_path: Path) -> None:
     files = SourceRun(
         counting(OpaqueSpout(FileSpout(tmp_path / "logs"), max_batch_records=60)), make_runner=make_runner
     ).complete()
-    assert files.store.totals("value", "times") == {"one": 100, "two": 100}
+    assert files.store_of_states.totals("value", "times") == {"one": 100, "two": 100}
     rate = SourceRun(
         counting(OpaqueSpout(RateSpout(1e9, 2, limit_rows=50)), "n"), make_runner=make_runner
     ).complete()
-    assert rate.store.totals("n", "times") == dict.fromkeys(range(50), 1)
+    assert rate.store_of_states.totals("n", "times") == dict.fromkeys(range(50), 1)
     batch_spout.add_orders(tmp_path / "orders.db", 200)
     orders = SourceRun(batch_spout.topology(str(tmp_path / "orders.db")), make_runner=make_runner).complete()
-    assert orders.store.totals("city", "n") == dict.fromkeys(batch_spout.CITIES, 50)
+    assert orders.store_of_states.totals("city", "n") == dict.fromkeys(batch_spout.CITIES, 50)

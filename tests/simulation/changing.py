@@ -63,7 +63,7 @@ class ChangeMutations(Mutations):
         *,
         locked: Callable[[FenceLockedError], None],
     ) -> Takeover:
-        return take_up(topology, store, targets, codec, locked=locked, last_txid=lambda _: None)
+        return take_up(topology, store, targets, codec, locked=locked)
 
     def write(self, world: World, task: Task, *, alone: bool) -> None:
         task.database.write(task.attempt, task.deltas)

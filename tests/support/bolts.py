@@ -75,12 +75,14 @@ def word_count(
     spout: type[SourceSpout[Any]] = OpaqueSpout,
     parallelism: int = 4,
     tasks: int | None = None,
+    max_batch_records: int | None = None,
     **options: Any,
 ) -> Topology:
     """Lines to words to counts to the table `words`."""
-    builder = TransactionalTopologyBuilder(
-        "word-count", "lines", spout(MemorySource(log)), parallelism, **options
-    )
+    source = MemorySource(log)
+    limit = {} if max_batch_records is None else {"max_batch_records": max_batch_records}
+    declared = spout(source, **limit)
+    builder = TransactionalTopologyBuilder("word-count", "lines", declared, parallelism, **options)
     builder.set_bolt("split", Split(), parallelism).local_or_shuffle_grouping("lines")
     counter = builder.set_bolt("count", count or CountBolt("word"), parallelism)
     counter.fields_grouping("split", "word").set_num_tasks(tasks or parallelism)

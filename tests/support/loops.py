@@ -1,88 +1,127 @@
-"""The event loop with everything in memory: a log, a progress store, batches without Spark, a table.
+"""A driver with everything in memory: a log, a progress store, batches without Spark, a database.
 
 A `Run` is one driver's turn; a second one over the same `World` is a restart.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
-import pyarrow as pa
-
-from support.bolts import compiled, merged, word_count
-from support.inmemory import MemoryLog, Range
+from support.bolts import word_count
+from support.inmemory import MemoryLog
 from txstream.api.spouts import OpaqueSpout, SourceSpout
 from txstream.api.topology import Topology
-from txstream.coordinator import Coordinator
-from txstream.engine.batch.runner import BatchResult
-from txstream.engine.commit.committer import Committer, ProcessedBatch
-from txstream.engine.driver.loop import EventLoop, LoopOptions
-from txstream.engine.driver.operators import Slots
+from txstream.engine.batch.plan import ExecutionPlan
+from txstream.engine.batch.runner import BatchResult, BatchRunner
+from txstream.engine.driver.driver import Driver, RunnerFactory
+from txstream.engine.driver.workers import Clock, Event, ThreadWorkers
 from txstream.engine.fault_points import Point, PointListener, nobody_listens
-from txstream.metas import BatchMetas, MetaCodec
+from txstream.metas import BatchMetas
+from txstream.state import Commit, StateBackend, TopologyStates
+from txstream.state.store.memory import MemoryBackend
 from txstream.testing import InProcessRunner
-from txstream.transaction import AttemptSequence, Epoch, TransactionAttempt, Txid
-from txstream.zookeeper import FORMAT, Identity, MemoryProgress, MemoryTree
+from txstream.testing.services import MemoryServices
+from txstream.transaction import TransactionAttempt, Txid
+from txstream.zookeeper import MemoryTree
 
 DEADLINE_SECONDS = 60.0
-UUID = "6fb0f6b4-0c26-4ac1-a9a4-7f8a7a1e4f11"
+TOPOLOGY = "word-count"
+_names = itertools.count()
 
 
 def wait(event: threading.Event, what: str) -> None:
     assert event.wait(DEADLINE_SECONDS), f"not within {DEADLINE_SECONDS:g} s: {what}"
 
 
-class Table:
-    """What is committed: per txid the last attempt that did, and its deltas."""
+class ImpatientWorkers(ThreadWorkers):
+    """Waits before a further try are for outages; in a test they only cost time. `pauses` are waits that
+    last."""
 
-    def __init__(self) -> None:
-        self.batches: dict[Txid, tuple[TransactionAttempt, dict[str, int]]] = {}
+    pauses: Mapping[float, float] = {}
+
+    def after(self, seconds: float, event: Event, *, is_deadline: bool = False) -> None:
+        if not is_deadline:
+            seconds = self.pauses.get(seconds, min(seconds, 0.001))
+        super().after(seconds, event, is_deadline=is_deadline)
+
+    def wake(self) -> None:
+        """The clock was moved by hand."""
+        self.post(lambda: None)
+
+    def pause(self, seconds: float) -> bool:
+        return super().pause(min(seconds, 0.005))
+
+
+class WatchedStates(TopologyStates):
+    """Tells its table of commits, before and after."""
+
+    def commit(self, commit: Commit, **options: Any) -> None:
+        table: Table = self.store.table  # type: ignore[attr-defined]
+        table.attempts.append(commit.attempt)
+        table.errors.append(commit.error)
+        table.before(commit.attempt)
+        super().commit(commit, **options)
+        rows = [row for deltas in commit.deltas.values() for row in deltas.to_pylist()]
+        table.batches[commit.attempt.txid] = commit.attempt, rows
+
+
+@dataclass
+class Table:
+    """What was committed to the database. `before` is called first, on the thread that commits, and may raise
+    or block."""
+
+    url: str
+    batches: dict[Txid, tuple[TransactionAttempt, list[dict[str, Any]]]] = field(default_factory=dict)
+    before: Callable[[TransactionAttempt], None] = lambda attempt: None
+    attempts: list[TransactionAttempt] = field(default_factory=list)
+    errors: list[str | None] = field(default_factory=list)
 
     def totals(self) -> dict[str, int]:
-        totals: dict[str, int] = {}
-        for _, deltas in self.batches.values():
-            for word, n in deltas.items():
-                totals[word] = totals.get(word, 0) + n
-        return totals
+        database = MemoryBackend(self.url)
+        return {row["word"]: row["n"] for row in database.top("words", topology=TOPOLOGY, n=1_000_000)}
 
 
-class RecordingCommitter(Committer):
-    """Commits into a `Table`. `before` is called first, on the commit thread, and may raise or block."""
+@dataclass
+class Place:
+    """What outlives a driver."""
 
-    def __init__(self, topology: Topology, table: Table) -> None:
-        super().__init__(topology, UUID, [], wait_for=lambda what, check: check())
-        self.topology = topology
-        self.table = table
-        self.before: Callable[[TransactionAttempt], None] = lambda attempt: None
-        self.attempts: list[TransactionAttempt] = []
-        self.errors: list[str | None] = []
+    tree: MemoryTree = field(default_factory=MemoryTree)
+    states: type[TopologyStates] = WatchedStates
 
-    def commit(
+    def __post_init__(self) -> None:
+        self.table = Table(f"memory://loops-{next(_names)}")
+
+    def open_database(self, url: str, **_: Any) -> StateBackend:
+        database = MemoryBackend(self.table.url)
+        database.bound = self.states  # type: ignore[misc]  # of this one
+        database.table = self.table  # type: ignore[attr-defined]
+        return database
+
+
+class World(Place):
+    """A place, and the log of word-count topologies."""
+
+    def __init__(
         self,
-        attempt: TransactionAttempt,
-        metas: Mapping[str, Any],
-        batch: ProcessedBatch,
-        deltas: Mapping[str, pa.Table],
-        reached: Callable[[str], None],
-        **_: Any,
+        log: MemoryLog,
+        spout: type[SourceSpout[Any]] = OpaqueSpout,
+        states: type[TopologyStates] = WatchedStates,
     ) -> None:
-        self.attempts.append(attempt)
-        self.errors.append(batch.error)
-        self.before(attempt)
-        assert all(txid <= attempt.txid for txid in self.table.batches), "out of order"
-        reached("inside-commit")
-        self.table.batches[attempt.txid] = (attempt, merged(self.topology, batch.result))
+        super().__init__(states=states)
+        self.log = log
+        self.spout = spout
 
 
 class CountingRunner(InProcessRunner):
     """Writes down every attempt that it is given, and keeps what it left."""
 
-    def __init__(self, topology: Topology, *, width: int | None = None, capture: bool = False) -> None:
-        super().__init__(compiled(topology, capture=capture), width=width)
+    def __init__(self, plan: ExecutionPlan, *, width: int | None = None) -> None:
+        super().__init__(plan, width=width)
         self.attempts: list[TransactionAttempt] = []
         self.results: dict[TransactionAttempt, BatchResult] = {}
 
@@ -92,75 +131,55 @@ class CountingRunner(InProcessRunner):
         return result
 
 
-@dataclass
-class World:
-    """What outlives a driver."""
+class DriverRun:
+    """One driver's turn, which has begun to lead. `until` is "caught-up", a txid or None."""
 
-    log: MemoryLog
-    spout: type[SourceSpout[Any]] = OpaqueSpout
-    tree: MemoryTree = field(default_factory=MemoryTree)
-    table: Table = field(default_factory=Table)
-
-
-@dataclass
-class Run:
-    """One driver's turn. `until` is "caught-up", a txid or None; `options` go to the topology, `runner_type`
-    makes the runner."""
-
-    world: World
-    until: str | int | None = "caught-up"
-    max_batch_records: int = 2
-    listener: PointListener = nobody_listens
-    committer: Any = None
-    runner_type: Callable[[Topology], CountingRunner] = CountingRunner
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        world = self.world
-        self.topology = word_count(world.log, spout=world.spout, parallelism=2, **self.options)
-        codec: MetaCodec[Any] = MetaCodec(Range)
-        self.store = MemoryProgress(world.tree, "t", codec, hook=self._hook, should_stop=self._aborted)
+    def __init__(
+        self,
+        topology: Topology,
+        place: Place,
+        until: str | int | None = "caught-up",
+        *,
+        make_runner: RunnerFactory,
+        listener: PointListener = nobody_listens,
+        clock: Clock | None = None,
+        **options: Any,
+    ) -> None:
         self.hook: Callable[[str, str], None] = lambda when, write: None
-        self.store.create_identity(Identity(UUID, FORMAT, self.topology.semantics, "spout"))
-        epoch = self.store.claim_epoch(Epoch(0))
-        progress = self.store.load()
-        slots = Slots(self.topology)
-        slots.restore(self.store.read_scale())
-        self.coordinator: Coordinator[Any] = Coordinator(
-            self.topology.semantics,
-            current=progress.current,
-            stored={txid: batch.metas for txid, batch in progress.batches.items()},
-            next_attempt=AttemptSequence(epoch).next,
-            max_spout_pending=self.topology.max_spout_pending,
-            last_txid=Txid(self.until) if isinstance(self.until, int) else None,
+        self.listener = listener
+        self.topology = topology
+        self.workers = ImpatientWorkers(jobs=2 * topology.max_spout_pending + 2, clock=clock)
+        self.services = MemoryServices(
+            topology,
+            place.tree,
+            place.table.url,
+            make_runner,
+            self.workers,
+            hook=lambda when, write: self.hook(when, write),
+            open_database=place.open_database,
         )
-        self.spout = self.topology.spout.source.coordinator(compiled(self.topology).context)
-        self.runner = self.runner_type(self.topology)
-        self.committer = self.committer or RecordingCommitter(self.topology, world.table)
-        self.loop = EventLoop(
-            self.coordinator,
-            self.spout,
-            self.store,
-            self.runner,
-            self.committer,
-            codec,
-            LoopOptions(
-                max_batch_records=self.max_batch_records,
-                message_timeout_seconds=self.topology.message_timeout_seconds,
-                max_attempts=self.topology.max_attempts,
-                targets=self.spout.targets() if self.until == "caught-up" else None,
-                listener=self.listener,
-            ),
-            slots=slots,
+        self.driver = Driver(
+            topology,
+            self.services,
+            until_caught_up=until == "caught-up",
+            until_txid=until if isinstance(until, int) else None,
+            listener=lambda *reached: self.listener(*reached),
+            **options,
         )
+        loop = self.driver.start()
+        assert loop is not None
+        self.loop = loop
+        self.store = self.services.store
+        self.coordinator = loop.coordinator
+        self.spout = loop.spout
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._main, daemon=True)
 
-    def start(self) -> Run:
+    def start(self) -> Self:
         self._thread.start()
         return self
 
-    def finish(self) -> Run:
+    def finish(self) -> Self:
         """Wait for the end; raises what the run ended with."""
         self._thread.join(DEADLINE_SECONDS)
         assert not self._thread.is_alive(), f"still running: {self.loop.open_batches()}"
@@ -168,21 +187,41 @@ class Run:
             raise self.error
         return self
 
-    def complete(self) -> Run:
+    def complete(self) -> Self:
         return self.start().finish()
 
     def _main(self) -> None:
         try:
-            self.loop.run()
+            with self.services:
+                self.loop.run()
         except BaseException as error:  # noqa: BLE001 - raised in finish
             self.error = error
 
-    def _hook(self, when: str, write: str) -> None:
-        if hasattr(self, "hook"):
-            self.hook(when, write)
 
-    def _aborted(self) -> bool:
-        return hasattr(self, "loop") and self.loop.aborted
+class Run(DriverRun):
+    """A word count's. `options` go to the topology, `width` is that of every batch."""
+
+    runner: CountingRunner
+
+    def __init__(
+        self,
+        world: World,
+        until: str | int | None = "caught-up",
+        *,
+        max_batch_records: int = 2,
+        width: int | None = None,
+        options: Mapping[str, Any] = {},
+        **others: Any,
+    ) -> None:
+        def make_runner(plan: ExecutionPlan) -> BatchRunner:
+            self.runner = CountingRunner(plan, width=width)
+            return self.runner
+
+        self.world = world
+        topology = word_count(
+            world.log, spout=world.spout, parallelism=2, max_batch_records=max_batch_records, **options
+        )
+        super().__init__(topology, world, until, make_runner=make_runner, **others)
 
 
 def words(log: MemoryLog) -> dict[str, int]:
@@ -208,6 +247,6 @@ def stop_when(run: Run, condition: Callable[[], bool]) -> None:
         if point is Point.AFTER_ADVANCE and condition():
             run.loop.stop()
 
-    run.loop.options.listener = listener
+    run.listener = listener
     if condition():
         run.loop.stop()

@@ -5,19 +5,6 @@ from __future__ import annotations
 import pytest
 from support.inmemory import MemoryLog
 
-import txstream.engine.driver.loop
-import txstream.engine.driver.planning
-import txstream.engine.driver.retries
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waits between attempts are for outages; in a test they only cost time."""
-    monkeypatch.setattr(txstream.engine.driver.retries, "BACKOFF_FIRST_SECONDS", 0.001)
-    monkeypatch.setattr(txstream.engine.driver.retries, "BACKOFF_LONGEST_SECONDS", 0.005)
-    monkeypatch.setattr(txstream.engine.driver.loop, "BACKOFF_FIRST_SECONDS", 0.001)
-    monkeypatch.setattr(txstream.engine.driver.planning, "_PARTITION_CHECK_SECONDS", 0.001)
-
 
 @pytest.fixture
 def log() -> MemoryLog:

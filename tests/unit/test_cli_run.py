@@ -22,7 +22,7 @@ from txstream.cli.context import Cli
 from txstream.cli.main import main
 from txstream.cli.progress import describe, shown_progress
 from txstream.cli.run import OWNER_VARIABLE, _Signals, _tell, _wait, summary
-from txstream.engine.driver.loop import RunAbortedError
+from txstream.engine.driver.waiting import RunAbortedError
 from txstream.engine.report import RunProgress, RunReport, Statistics
 from txstream.engine.run import start
 from txstream.engine.spark.log import prune_logs
@@ -198,8 +198,8 @@ def test_a_run_that_was_stopped_at_once_says_how_far_it_was(
     def stopped(*_: object) -> None:
         raise RunAbortedError("the run was aborted")
 
-    turn = SimpleNamespace(loop=loop, run=lambda: stopped(), is_told_to_stop=True, state="running")
-    monkeypatch.setattr(txstream.engine.run, "Turn", lambda *_: turn)
+    driver = SimpleNamespace(loop=loop, run=lambda: stopped(), is_told_to_stop=True, state="running")
+    monkeypatch.setattr(txstream.engine.run, "Driver", lambda *_, **__: driver)
     running = start(word_count(MemoryLog({"a": []})), settings=Settings(zookeeper="127.0.0.1:1"))
     with pytest.raises(RunAbortedError) as caught:
         running.wait(60)

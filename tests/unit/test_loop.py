@@ -12,7 +12,6 @@ from support.bolts import Split
 from support.inmemory import MemoryLog, Range
 from support.loops import DEADLINE_SECONDS, Run, World, failing_once, stop_when, wait, words
 
-import txstream.engine.driver.retries
 from txstream.api.bolts import OutputCollector
 from txstream.api.errors import (
     BatchFailedError,
@@ -21,11 +20,11 @@ from txstream.api.errors import (
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.api.tuples import Tuple
 from txstream.embedded.process import wait_until
+from txstream.engine.driver.workers import Lane
 from txstream.engine.fault_points import Point
 from txstream.testing.clock import ManualClock
 from txstream.transaction import TransactionAttempt, Txid
 
-pytestmark = pytest.mark.usefixtures("impatient")
 BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
 
 
@@ -166,8 +165,8 @@ def test_a_failed_batch_is_replayed_with_all_later_ones(log: MemoryLog, spout: A
     assert run.world.table.totals() == words(log)
     assert run.loop.statistics.failed_attempts == 1
     assert run.loop.statistics.replayed_attempts >= 1
-    assert [a.txid for a in run.committer.attempts] == [1, 2, 3]
-    errors = run.committer.errors
+    assert [a.txid for a in run.world.table.attempts] == [1, 2, 3]
+    errors = run.world.table.errors
     assert [error is not None for error in errors] == [t == txid for t in (1, 2, 3)]
     assert "not now" in str(errors[txid - 1])
 
@@ -273,7 +272,7 @@ def test_an_attempt_that_takes_too_long_is_cancelled_and_replayed(log: MemoryLog
         if point is Point.AFTER_ADVANCE and txid == 3:
             all_in.set()
 
-    run.loop.options.listener = listener
+    run.listener = listener
     run.start()
     wait(all_in, "everything being committed beside the stuck attempt")
     assert stuck[0] in run.runner.cancelled
@@ -284,7 +283,7 @@ def test_an_attempt_that_takes_too_long_is_cancelled_and_replayed(log: MemoryLog
     run.finish()
     assert run.world.table.totals() == words(log)
     assert run.world.table.batches[stuck[0].txid][0] == winner
-    told = [error for error in run.committer.errors if error is not None]
+    told = [error for error in run.world.table.errors if error is not None]
     assert len(told) == 1
     assert "was not processed within 0.3 s (message_timeout_seconds)" in told[0]
 
@@ -295,11 +294,11 @@ def test_one_thread_commits_whatever_was_given_up(log: MemoryLog) -> None:
     others = set(threading.enumerate())
     given_up, committing = threading.Event(), set[threading.Thread]()
     asked_again = threading.Event()
-    commit = run.loop._commits.commit
+    submit = run.workers.submit
 
-    def asked(*arguments: Any) -> None:
-        commit(*arguments)
-        if given_up.is_set():
+    def asked(lane: Lane, *arguments: Any, **options: Any) -> None:
+        submit(lane, *arguments, **options)
+        if given_up.is_set() and lane is Lane.COMMIT:
             committing.update(t for t in threading.enumerate() if t.name.startswith("txstream-commit"))
             asked_again.set()
 
@@ -307,21 +306,17 @@ def test_one_thread_commits_whatever_was_given_up(log: MemoryLog) -> None:
         if not given_up.is_set():
             given_up.set()
             gave_up = BatchFailedError("given up")
-            run.loop._events.post(lambda: run.loop._attempt_failed(attempt, gave_up))
+            run.workers.post(lambda: run.loop.attempt_failed(attempt, gave_up))
             wait(asked_again, "the commit of the next attempt being asked for")
 
-    run.loop._commits.commit = asked  # type: ignore[assignment]
-    run.committer.before = before
+    run.workers.submit = asked  # type: ignore[method-assign]
+    run.world.table.before = before
     run.complete()
     assert len(committing - others) == 1
     assert run.world.table.totals() == words(log)
 
 
-def test_only_a_runs_first_attempts_have_the_warm_up_on_top(
-    log: MemoryLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The clock stands still.
-    monkeypatch.setattr(txstream.engine.driver.retries, "BACKOFF_FIRST_SECONDS", 0.0)
+def test_only_a_runs_first_attempts_have_the_warm_up_on_top(log: MemoryLog) -> None:
     let_go = threading.Event()
     emitted: queue.Queue[TransactionAttempt] = queue.Queue()
 
@@ -331,21 +326,26 @@ def test_only_a_runs_first_attempts_have_the_warm_up_on_top(
             wait(let_go, "the test letting the attempts go")
 
     log.on_emit = on_emit
-    run = Run(World(log), options={"message_timeout_seconds": 30.0, "max_spout_pending": 1})
-    run.loop.options.warm_up_seconds = 20.0
     clock = ManualClock()
-    run.loop._events.clock = clock
-    clock.listen(run.loop._events.wake)
+    options = {"message_timeout_seconds": 30.0, "max_spout_pending": 1}
+    run = Run(World(log), clock=clock, warm_up_seconds=20.0, options=options)
+    clock.listen(run.workers.wake)
+
+    def look() -> None:
+        passed = threading.Event()
+        run.workers.post(passed.set)
+        wait(passed, "the loop having looked at the time")
+
     run.start()
     for seconds in (50.0, 30.0):
         attempt = emitted.get(timeout=DEADLINE_SECONDS)
         clock.advance(seconds - 0.5)
-        passed = threading.Event()
-        run.loop._events.post(passed.set)
-        wait(passed, "the loop having looked at the time")
+        look()
         assert attempt not in run.runner.cancelled
         clock.advance(0.5)
         assert wait_until(lambda attempt=attempt: attempt in run.runner.cancelled, DEADLINE_SECONDS)  # type: ignore[misc]
+        look()
+        clock.advance(1)  # which the next attempt waits
     let_go.set()
     run.finish()
     assert run.world.table.totals() == words(log)
@@ -393,7 +393,7 @@ def test_an_opaque_replay_goes_on_without_a_lost_partition_whose_tuples_come_lat
         elif lost.is_set():
             without_b.set()
 
-    run.committer.before = before
+    run.world.table.before = before
     run.start()
     wait(without_b, "a commit without the lost partition")
     log.hidden.clear()

@@ -8,12 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.inmemory import MemoryLog, Range
+from support.inmemory import MemoryCoordinator, MemoryLog, Range
 from support.loops import Run, World, failing_once, wait, words
 
-import txstream.engine.driver.driver
-import txstream.engine.driver.loop
-import txstream.engine.driver.retries
 from txstream.api.errors import (
     BatchFailedError,
     BatchTimeoutError,
@@ -27,29 +24,27 @@ from txstream.api.errors import (
     StateValueError,
 )
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
-from txstream.engine.driver.driver import Turn
-from txstream.engine.driver.loop import RunAbortedError
 from txstream.engine.driver.retries import BACKOFF_LONGEST_SECONDS, TxidFailures, Verdict, judge
-from txstream.engine.fault_points import WRITE_POINTS, Point, nobody_listens
+from txstream.engine.driver.services import RunServices
+from txstream.engine.driver.waiting import RunAbortedError
+from txstream.engine.fault_points import WRITE_POINTS, Point
 from txstream.settings import Settings
 from txstream.transaction import Epoch, TransactionAttempt, Txid
 
-pytestmark = pytest.mark.usefixtures("impatient")
 BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
 
 
 # --- succession ------------------------------------------------------------------------------------
 
 
-def test_a_run_that_was_succeeded_ends_though_it_has_nothing_to_write(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(txstream.engine.driver.driver, "_RETRY_SECONDS", 0.001)
+def test_a_run_that_was_succeeded_ends_though_it_has_nothing_to_write() -> None:
     run = Run(World(MemoryLog({})), until=None).start()
-    turn = Turn(run.topology, Settings(), None, None, None, True, nobody_listens, None)
-    lost: Any = SimpleNamespace(held=False, acquire=lambda **_: turn.abort())
+    services: Any = RunServices(run.topology, Settings())
+    services.workers = run.workers
+    services._store = run.store
+    services._leadership = SimpleNamespace(held=False, acquire=lambda **_: run.driver.abort())
     Run(run.world)
-    turn._watch(lost, run.store, run.loop)
+    services.watch(run.loop)
     run.loop.abort()  # which changes nothing where the watch has ended it
     with pytest.raises(FencedError, match="has a newer leader"):
         run.finish()
@@ -59,19 +54,20 @@ def test_a_run_that_was_succeeded_ends_though_it_has_nothing_to_write(
 
 
 def test_the_end_of_the_log_is_waited_for_and_that_is_said_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    log: MemoryLog, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(txstream.engine.driver.driver, "_RETRY_SECONDS", 0.001)
-    turn = Turn(Run(World(MemoryLog({}))).topology, Settings(), None, None, None, True, nobody_listens, None)
     errors = iter([PartitionUnavailableError("lines/2: it has no leader")] * 3)
 
-    def targets() -> str:
+    def targets(self: MemoryCoordinator) -> Mapping[str, Any]:
         for error in errors:
             raise error
-        return "the end"
+        return everything(self)
 
-    source: Any = SimpleNamespace(targets=targets)
-    assert turn._targets(source) == "the end"
+    everything = MemoryCoordinator.targets
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MemoryCoordinator, "targets", targets)
+        run = Run(World(log))
+    assert run.driver.goal == {"a": 4, "b": 2}
     began, ended = caplog.messages
     assert began.startswith("waiting for the end of the log since ")
     assert began.endswith(": lines/2: it has no leader")
@@ -90,7 +86,7 @@ def test_stop_ends_on_a_txid_boundary(log: MemoryLog, spout: Any) -> None:
         committing.set()
         wait(stopped, "the test asking for the stop")
 
-    run.committer.before = before
+    run.world.table.before = before
     run.start()
     wait(committing, "the first commit")
     run.loop.stop()
@@ -194,7 +190,7 @@ def test_batches_before_the_one_with_the_error_are_committed_first(log: MemoryLo
 
     log.on_emit = on_emit
     run = Run(World(log, spout), options={"max_spout_pending": 2})
-    run.committer.before = lambda attempt: wait(found, "the error of the batch behind")
+    run.world.table.before = lambda attempt: wait(found, "the error of the batch behind")
     with pytest.raises(DataLostError, match="offset 5 is gone"):
         run.complete()
     assert sorted(run.world.table.batches) == [1]
@@ -219,7 +215,7 @@ def test_an_error_of_a_superseded_attempt_does_not_end_the_run(log: MemoryLog) -
 
     log.on_emit = on_emit
     run = Run(World(log), options={"max_spout_pending": 2})
-    run.committer.before = before
+    run.world.table.before = before
     run.complete()
     assert run.loop.caught_up
     assert run.world.table.totals() == words(log)
@@ -231,10 +227,10 @@ def test_an_error_in_the_data_found_by_the_commit_ends_the_run(log: MemoryLog) -
     def before(attempt: TransactionAttempt) -> None:
         raise StateValueError("n is out of range")
 
-    run.committer.before = before
+    run.world.table.before = before
     with pytest.raises(StateValueError, match="n is out of range"):
         run.complete()
-    assert len(run.committer.attempts) == 1
+    assert len(run.world.table.attempts) == 1
 
 
 def test_a_plan_that_cannot_be_made_for_another_reason_than_an_outage_ends_the_run(log: MemoryLog) -> None:
@@ -267,7 +263,7 @@ def test_a_newer_leader_ends_the_run_as_fenced(log: MemoryLog) -> None:
         Run(world).store.claim_epoch(Epoch(0))
         raise StaleAttemptError("the fence is at attempt 2.0")
 
-    run.committer.before = before
+    run.world.table.before = before
     with pytest.raises(FencedError, match="has a newer leader"):
         run.complete()
     assert world.table.batches == {}
@@ -279,7 +275,7 @@ def test_a_newer_fence_under_my_own_epoch_ends_the_run_too(log: MemoryLog) -> No
     def before(attempt: TransactionAttempt) -> None:
         raise StaleAttemptError("the fence is at attempt 1.9")
 
-    run.committer.before = before
+    run.world.table.before = before
     with pytest.raises(StaleAttemptError, match=r"attempt 1\.9"):
         run.complete()
 
@@ -287,7 +283,7 @@ def test_a_newer_fence_under_my_own_epoch_ends_the_run_too(log: MemoryLog) -> No
 def test_a_newer_leader_is_noticed_by_the_progress_store(log: MemoryLog) -> None:
     world = World(log)
     run = Run(world)
-    run.committer.before = lambda attempt: Run(world).store.verify()
+    run.world.table.before = lambda attempt: Run(world).store.verify()
     with pytest.raises(FencedError, match="has a newer leader"):
         run.complete()
     assert run.coordinator.current == 1
@@ -365,9 +361,7 @@ def test_what_an_error_means(error: BaseException, verdict: Verdict) -> None:
     assert judge(error) is verdict
 
 
-def test_attempts_wait_longer_and_longer_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(txstream.engine.driver.retries, "BACKOFF_FIRST_SECONDS", 0.05)
-    monkeypatch.setattr(txstream.engine.driver.retries, "BACKOFF_LONGEST_SECONDS", BACKOFF_LONGEST_SECONDS)
+def test_attempts_wait_longer_and_longer_up_to_a_bound() -> None:
     failures = TxidFailures()
     delays = [failures.delay_seconds]
     for _ in range(2000):

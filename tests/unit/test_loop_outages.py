@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 import pytest
-from support.bolts import word_count
 from support.inmemory import MemoryLog
-from support.loops import DEADLINE_SECONDS, Run, World, failing_once, wait, words
+from support.loops import DEADLINE_SECONDS, Run, WatchedStates, World, failing_once, wait, words
 
 from txstream.api.errors import (
     BatchFailedError,
     ServiceUnavailableError,
 )
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
-from txstream.engine.commit.committer import Committer, StateTarget
-from txstream.engine.driver.loop import RunAbortedError
-from txstream.state import AnswerLostError, TableSpec
+from txstream.embedded.process import wait_until
+from txstream.engine.driver.waiting import RunAbortedError
+from txstream.state import AnswerLostError, Commit
 from txstream.testing import ManualClock
 from txstream.transaction import TransactionAttempt
 from txstream.zookeeper import LostAnswerError
 
-pytestmark = pytest.mark.usefixtures("impatient")
 BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
 
 
@@ -45,13 +42,16 @@ def test_waiting_for_a_partition_of_a_stored_plan_is_visible_and_no_attempt_of_i
     with pytest.raises(RunAbortedError, match="killed after"):
         first.complete()
     log.hidden.add("b")
-    run = Run(world, max_batch_records=100, options={"message_timeout_seconds": 30.0, "max_attempts": 1})
-    events, clock = run.loop._events, ManualClock()
-    events.clock = clock
+    clock = ManualClock()
+    options = {"message_timeout_seconds": 30.0, "max_attempts": 1}
+    run = Run(world, max_batch_records=100, clock=clock, options=options)
 
     def let_pass(seconds: float) -> None:
+        """Time passes, and the loop asks for the partition once more."""
+        asked = len(shown)
         clock.advance(seconds)
-        events.wake()
+        run.workers.wake()
+        assert log.hidden == set() or wait_until(lambda: len(shown) > asked, DEADLINE_SECONDS)
 
     shown: list[str | None] = []
     unreadable = run.spout.unreadable
@@ -64,8 +64,6 @@ def test_waiting_for_a_partition_of_a_stored_plan_is_visible_and_no_attempt_of_i
     run.start()
     for _ in range(3):
         let_pass(30)  # as much as an attempt may take
-        with events.changed:
-            assert events.changed.wait_for(lambda: events.is_quiet(0), DEADLINE_SECONDS)
     assert run.runner.attempts == [], "started without the partition"
     assert shown[-1] is not None
     assert shown[-1].startswith("partition b since ")
@@ -145,72 +143,53 @@ def test_partitions_that_cannot_be_asked_about_are_waited_for_too(log: MemoryLog
 # --- databases -------------------------------------------------------------------------------------
 
 
-class Database:
-    """A database as the committer sees it, which may be away."""
+class Trouble(WatchedStates):
+    """A database as the committer sees it, which may be away. `fail` has the errors of its commits, by their
+    number; `applies` says that those commit all the same."""
 
-    url_for_people = "sqlite:///words.db"
+    fail: ClassVar[dict[int, Exception]]
+    applies: ClassVar[bool]
+    away: ClassVar[int]
+    checks: ClassVar[int]
+    shown: ClassVar[list[str | None]]
+    run: ClassVar[Run]
 
-    def __init__(self, run: Callable[[], Run]) -> None:
-        self._run = run
-        self.fail: dict[int, Exception] = {}
-        self.away = 0
-        self.checks = 0
-        self.shown: list[str | None] = []
-        self.commits: list[TransactionAttempt] = []
-        self.committed: set[TransactionAttempt] = set()
-        self.table: dict[int, dict[str, int]] = {}
-        self.apply_failed = False
-
-    @property
-    def store(self) -> Database:
-        return self
-
-    def of(self, *life: Any) -> Database:
-        return self
-
-    def commit(self, commit: Any, *, reached: Any) -> None:
-        self.commits.append(commit.attempt)
-        error = self.fail.pop(len(self.commits), None)
-        if error is None or self.apply_failed:
-            rows = commit.deltas["words"].to_pylist()
-            self.table[commit.attempt.txid] = {row["word"]: row["n"] for row in rows}
-            self.committed.add(commit.attempt)
+    def commit(self, commit: Commit, **options: Any) -> None:
+        trouble = type(self)
+        error = trouble.fail.pop(len(trouble.run.world.table.attempts) + 1, None)
+        if error is None or trouble.applies:
+            super().commit(commit, **options)
+        else:
+            trouble.run.world.table.attempts.append(commit.attempt)
         if error is not None:
             raise error
 
-    def _ask(self) -> None:
-        self.checks += 1
-        self.shown.append(self._run().loop.waiting_for)
-        if self.away:
-            self.away -= 1
+    def outcome(self, attempt: TransactionAttempt) -> bool:
+        type(self).ask()
+        return super().outcome(attempt)
+
+    @classmethod
+    def ask(cls) -> None:
+        cls.checks += 1
+        cls.shown.append(cls.run.loop.waiting_for)
+        if cls.away:
+            cls.away -= 1
             raise ServiceUnavailableError("connection refused")
 
-    def check(self) -> None:
-        self._ask()
 
-    def outcome(self, attempt: TransactionAttempt) -> bool:
-        self._ask()
-        return attempt in self.committed
+def with_database(log: MemoryLog, spout: Any = OpaqueSpout) -> tuple[Run, type[Trouble]]:
+    class Mine(Trouble):
+        fail: ClassVar[dict[int, Exception]] = {}
+        applies = False
+        away = 0
+        checks = 0
+        shown: ClassVar[list[str | None]] = []
 
-    def totals(self) -> dict[str, int]:
-        totals: Counter[str] = Counter()
-        for deltas in self.table.values():
-            totals.update(deltas)
-        return dict(totals)
-
-
-def with_database(log: MemoryLog, spout: Any = OpaqueSpout) -> tuple[Run, Database]:
-    runs: list[Run] = []
-    database = Database(lambda: runs[0])
-    topology = word_count(log, spout=spout, parallelism=2)
-    (bolt, semantics), *_ = topology.states
-    table = TableSpec(bolt.state, semantics, bolt.reducers)
-    target = StateTarget(database, (table,), ("store",))  # type: ignore[arg-type]  # all the committer needs
-    committer = Committer(
-        topology, "u", [target], wait_for=lambda what, check: runs[0].loop.wait_for(what, check)
-    )
-    runs.append(Run(World(log, spout), committer=committer))
-    return runs[0], database
+    world = World(log, spout, states=Mine)
+    Mine.run = Run(world)
+    for target in Mine.run.services.targets:
+        target.database.check = lambda: Mine.ask()  # type: ignore[method-assign]
+    return Mine.run, Mine
 
 
 @BOTH
@@ -221,12 +200,12 @@ def test_a_database_that_is_away_is_waited_for_and_then_a_new_attempt_is_made(
     database.fail[2] = ServiceUnavailableError("the server restarts")
     database.away = 5
     run.complete()
-    assert database.totals() == words(log)
+    assert run.world.table.totals() == words(log)
     assert database.checks == 6
     assert database.shown[0] is None
     assert database.shown[1] is not None
-    assert database.shown[1].startswith("database sqlite:///words.db since ")
-    first, failed, again, last = database.commits
+    assert database.shown[1].startswith("database memory://loops-")
+    first, failed, again, last = run.world.table.attempts
     assert [first.txid, failed.txid, again.txid, last.txid] == [1, 2, 2, 3]
     assert again > failed
     assert run.loop.statistics.failed_attempts == 1
@@ -237,11 +216,11 @@ def test_a_database_that_is_away_is_waited_for_and_then_a_new_attempt_is_made(
 def test_a_lost_answer_that_turns_out_to_be_a_commit_is_an_ack(log: MemoryLog, spout: Any) -> None:
     run, database = with_database(log, spout)
     database.fail[2] = AnswerLostError("the connection broke during COMMIT")
-    database.apply_failed = True
+    database.applies = True
     database.away = 3
     run.complete()
-    assert database.totals() == words(log)
-    assert [attempt.txid for attempt in database.commits] == [1, 2, 3]
+    assert run.world.table.totals() == words(log)
+    assert [attempt.txid for attempt in run.world.table.attempts] == [1, 2, 3]
     assert run.loop.statistics.failed_attempts == 0
 
 
@@ -249,26 +228,26 @@ def test_a_lost_answer_that_turns_out_to_be_no_commit_fails_the_attempt(log: Mem
     run, database = with_database(log)
     database.fail[1] = AnswerLostError("the connection broke during COMMIT")
     run.complete()
-    assert database.totals() == words(log)
-    assert [attempt.txid for attempt in database.commits] == [1, 1, 2, 3]
+    assert run.world.table.totals() == words(log)
+    assert [attempt.txid for attempt in run.world.table.attempts] == [1, 1, 2, 3]
 
 
 def test_a_database_that_goes_away_again_before_it_tells_the_outcome_is_asked_again(log: MemoryLog) -> None:
     """Failing the attempt instead would be safe, but process again what is committed already."""
     run, database = with_database(log)
     database.fail[1] = AnswerLostError("the connection broke during COMMIT")
-    database.apply_failed = True
-    check = database.check
+    database.applies = True
+    check = database.ask
 
     def answers_then_leaves() -> None:
         check()
         if database.checks == 1:
             database.away = 2
 
-    database.check = answers_then_leaves  # type: ignore[method-assign]
+    database.ask = answers_then_leaves  # type: ignore[method-assign]
     run.complete()
-    assert database.totals() == words(log)
-    assert [attempt.txid for attempt in database.commits] == [1, 2, 3]
+    assert run.world.table.totals() == words(log)
+    assert [attempt.txid for attempt in run.world.table.attempts] == [1, 2, 3]
 
 
 def test_a_run_that_waits_for_a_database_can_be_aborted(log: MemoryLog) -> None:
@@ -276,13 +255,13 @@ def test_a_run_that_waits_for_a_database_can_be_aborted(log: MemoryLog) -> None:
     database.fail[1] = ServiceUnavailableError("gone")
     database.away = 1 << 30
     waiting = threading.Event()
-    check = database.check
+    check = database.ask
 
     def watched() -> None:
         waiting.set()
         check()
 
-    database.check = watched  # type: ignore[method-assign]
+    database.ask = watched  # type: ignore[method-assign]
     run.start()
     wait(waiting, "the database being asked")
     run.loop.abort()
@@ -313,12 +292,12 @@ def test_advance_is_repeated_until_it_is_answered_and_no_commit_begins_before(
     run.hook = hook
     run.start()
     wait(advancing, "the first advance")
-    assert [attempt.txid for attempt in run.committer.attempts] == [1]
+    assert [attempt.txid for attempt in run.world.table.attempts] == [1]
     assert run.loop.open_batches()[run.coordinator.current] == "advancing"
     answer.set()
     run.finish()
     assert run.world.table.totals() == words(log)
-    assert [attempt.txid for attempt in run.committer.attempts] == [1, 2, 3]
+    assert [attempt.txid for attempt in run.world.table.attempts] == [1, 2, 3]
     assert run.loop.statistics.failed_attempts == 0
 
 
@@ -328,7 +307,7 @@ def test_an_attempt_whose_commit_was_acked_does_not_time_out(log: MemoryLog) -> 
 
     def hook(when: str, write: str) -> None:
         if (when, write) == ("before", "advance"):
-            run.loop._events.post(lambda: run.loop._events.after(0.3, passed.set))
+            run.workers.post(lambda: run.workers.after(0.3, passed.set))
             wait(passed, "more time passing than an attempt may take")
 
     run.hook = hook

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from support.bolts import CountByHand
 from support.inmemory import MemoryLog
-from support.loops import DEADLINE_SECONDS, CountingRunner, Run, World, wait, words
+from support.loops import DEADLINE_SECONDS, TOPOLOGY, Run, World, wait, words
 
 import txstream.engine.driver.operators
 from txstream.api.errors import CorruptStateError, FencedError, ServiceUnavailableError
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
-from txstream.api.topology import Topology
 from txstream.embedded.process import wait_until
 from txstream.engine.batch.runner import BatchResult
+from txstream.engine.driver.operators import ASSIGNMENT_SECONDS
 from txstream.placement import Assignment
 from txstream.transaction import Epoch, TransactionAttempt
 from txstream.zookeeper import (
@@ -29,24 +29,20 @@ from txstream.zookeeper import (
     read_assignment,
 )
 
-pytestmark = pytest.mark.usefixtures("impatient")
 BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
-PATHS = Paths(ROOT, "t")
+PATHS = Paths(ROOT, TOPOLOGY)
 LINES = [f"w{n} w{n * n % 17} end" for n in range(24)]
 
 
-def wide(topology: Topology) -> CountingRunner:
-    """Four Spark tasks for every batch, as far as slots go; what every component emits is kept."""
-    return CountingRunner(topology, width=4, capture=True)
-
-
 def driver(world: World, until: str | int | None = None, *, tasks: int = 4, **options: Any) -> Run:
-    """lines (2 slots), split (2), count (2 slots and so many tasks, for it is not merged), store (2)."""
+    """lines (2 slots), split (2), count (2 slots and so many tasks, for it is not merged), store (2). Four
+    Spark tasks for every batch, as far as slots go; what every component emits is kept."""
     return Run(
         world,
         until,
         max_batch_records=8,
-        runner_type=wide,
+        width=4,
+        capture=True,
         options={"count": CountByHand(), "tasks": tasks, **options},
     )
 
@@ -286,8 +282,7 @@ def test_an_unreadable_request_is_told_and_batches_go_on(caplog: pytest.LogCaptu
     stop(run)
 
 
-def test_an_answer_that_could_not_be_stored_is_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(txstream.engine.driver.operators, "_RETRY_SECONDS", 0.01)
+def test_an_answer_that_could_not_be_stored_is_given_again() -> None:
     world = empty_world()
     run = driver(world)
     away = iter(range(2))
@@ -332,10 +327,10 @@ def count_writes(run: Run) -> list[str]:
 
 @pytest.mark.parametrize(("pause_seconds", "writes"), [(1_000, 2), (0, 3)])
 def test_places_are_stored_now_and_then_and_those_of_the_last_batch_at_the_end(
-    log: MemoryLog, monkeypatch: pytest.MonkeyPatch, pause_seconds: float, writes: int
+    log: MemoryLog, pause_seconds: float, writes: int
 ) -> None:
-    monkeypatch.setattr(txstream.engine.driver.operators, "_ASSIGNMENT_SECONDS", pause_seconds)
     run = Run(World(log))
+    run.workers.pauses = {ASSIGNMENT_SECONDS: pause_seconds}
     stored = count_writes(run)
     run.complete()
     assert run.loop.statistics.batches == 3
@@ -348,20 +343,17 @@ def test_places_are_stored_now_and_then_and_those_of_the_last_batch_at_the_end(
 
 
 def test_the_last_batch_before_a_pause_is_shown_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    pause_seconds = 1_000.0
-    monkeypatch.setattr(txstream.engine.driver.operators, "_ASSIGNMENT_SECONDS", pause_seconds)
     world = empty_world()
     run = driver(world)
-    events = run.loop._events
-    after, pauses = events.after, []
+    after, pauses = run.workers.after, []
 
-    def keep_pauses(seconds: float, event: Callable[[], None]) -> None:
-        if seconds == pause_seconds:
+    def keep_pauses(seconds: float, event: Callable[[], None], **options: Any) -> None:
+        if seconds == ASSIGNMENT_SECONDS:
             pauses.append(event)
         else:
-            after(seconds, event)
+            after(seconds, event, **options)
 
-    monkeypatch.setattr(events, "after", keep_pauses)
+    monkeypatch.setattr(run.workers, "after", keep_pauses)
     stored = count_writes(run)
     run.start()
     feed(run, ["one"])
@@ -370,7 +362,7 @@ def test_the_last_batch_before_a_pause_is_shown_too(monkeypatch: pytest.MonkeyPa
     newest = run.loop.statistics.assignment
     assert newest is not None
     assert len(pauses) == 1
-    events.post(pauses.pop())
+    run.workers.post(pauses.pop())
     assert wait_until(lambda: len(stored) == 2, DEADLINE_SECONDS)
     assert written(world) == newest
     stop(run)
@@ -381,6 +373,7 @@ def test_places_that_cannot_be_stored_do_not_disturb_batches(
     log: MemoryLog, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = Run(World(log))
+    run.workers.pauses = {ASSIGNMENT_SECONDS: 1_000}
 
     def hook(when: str, write: str) -> None:
         if write == "write_assignment":
@@ -399,15 +392,15 @@ def test_a_store_that_hangs_at_the_end_does_not_keep_a_run(
     log: MemoryLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(txstream.engine.driver.operators, "_END_SECONDS", 0.05)
-    monkeypatch.setattr(txstream.engine.driver.operators, "_ASSIGNMENT_SECONDS", 1_000)
     run = Run(World(log))
+    run.workers.pauses = {ASSIGNMENT_SECONDS: 1_000}
     stored: list[str] = []
 
     def hook(when: str, write: str) -> None:
         if (when, write) == ("before", "write_assignment"):
             stored.append(write)
             if len(stored) == 2:
-                assert wait_until(lambda: run.loop.aborted, DEADLINE_SECONDS)
+                assert wait_until(lambda: run.workers.is_interrupted, DEADLINE_SECONDS)
                 raise WaitStoppedError("stopped while waiting for ZooKeeper")
 
     run.hook = hook
@@ -417,13 +410,11 @@ def test_a_store_that_hangs_at_the_end_does_not_keep_a_run(
 
 
 @pytest.mark.parametrize("write", ["write_assignment", "end"])
-def test_a_leader_that_was_succeeded_ends_at_its_next_write(
-    log: MemoryLog, monkeypatch: pytest.MonkeyPatch, write: str
-) -> None:
+def test_a_leader_that_was_succeeded_ends_at_its_next_write(log: MemoryLog, write: str) -> None:
     """After an advance, or with the last places when all is done."""
-    monkeypatch.setattr(txstream.engine.driver.operators, "_ASSIGNMENT_SECONDS", 1_000)
     world = World(log)
     run = Run(world)
+    run.workers.pauses = {ASSIGNMENT_SECONDS: 1_000}
     at = {"write_assignment": 1, "end": 3}[write]
     advanced: list[str] = []
 

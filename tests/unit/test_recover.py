@@ -396,7 +396,7 @@ def test_a_driver_that_slept_through_it_writes_nothing(make_site: Any, lost: str
     site = make_site(databases=1)
     site.test.commit(2)
     zombie = site.test._control.driver
-    store = zombie.loop.store
+    store = zombie.store
     committed_by = zombie.coordinator.current
     if lost == "its epoch":
         site.tree.write(f"{site.base}/epoch", b"not JSON")

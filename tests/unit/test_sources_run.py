@@ -20,7 +20,6 @@ from txstream.spouts.markers import Crash, CrashError, Fail
 from txstream.spouts.memory import MemorySpout
 from txstream.spouts.rate import RateSpout
 
-pytestmark = pytest.mark.usefixtures("impatient")
 EXACT = pytest.mark.parametrize("semantics", [OpaqueSpout, TransactionalSpout])
 ALL = pytest.mark.parametrize("semantics", [OpaqueSpout, TransactionalSpout, NonTransactionalSpout])
 
@@ -58,7 +57,7 @@ def test_failures_among_the_rows_are_replayed_and_counted_once(semantics: Any, p
     with MemorySpout(partitions={"p": rows}) as spout:
         topology = counting(semantics(spout, max_batch_records=2), max_spout_pending=pending)
         run = SourceRun(topology).complete()
-    assert run.store.totals("value", "times") == truth(["a", "b", "c", "d"])
+    assert run.store_of_states.totals("value", "times") == truth(["a", "b", "c", "d"])
     assert run.loop.statistics.failed_attempts >= 2
 
 
@@ -117,7 +116,7 @@ def test_a_file_replaced_between_two_runs_is_lost(tmp_path: Path, semantics: Any
 def test_a_rate_with_an_end(semantics: Any) -> None:
     spout = RateSpout(1e9, 3, limit_rows=500)
     run = SourceRun(counting(semantics(spout, max_batch_records=100), "n")).complete()
-    assert run.store.totals("n", "times") == dict.fromkeys(range(500), 1)
+    assert run.store_of_states.totals("n", "times") == dict.fromkeys(range(500), 1)
     assert run.loop.statistics.batches == 5
 
 

@@ -83,7 +83,7 @@ class Place:
         def give_up(error: Exception) -> None:
             raise error
 
-        return take_up(topology, store, targets, codec, locked=give_up, last_txid=lambda _: None)
+        return take_up(topology, store, targets, codec, locked=give_up)
 
     def tables(self) -> dict[str, tuple[str, ...]]:
         with self.open().read_state("words") as state:

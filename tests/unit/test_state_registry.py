@@ -16,7 +16,7 @@ from txstream.api.errors import ServiceUnavailableError, TopologyError, UsageErr
 from txstream.api.reducers import Sum
 from txstream.bolts.sql import SqlStateBolt
 from txstream.engine.commit.databases import state_targets
-from txstream.engine.driver import driver as engine_turn
+from txstream.engine.driver import services
 from txstream.settings import Settings
 from txstream.spouts.memory import MemorySpout
 from txstream.state import MemoryBackend, StateDatabase, open_database, open_sql_database, place_of, registry
@@ -213,7 +213,7 @@ class NoZooKeeper:
 def test_a_run_refuses_a_store_that_forgets(
     monkeypatch: pytest.MonkeyPatch, unique: str, where: str, sqlite_url: str
 ) -> None:
-    monkeypatch.setattr(engine_turn, "ZooKeeper", NoZooKeeper)
+    monkeypatch.setattr(services, "ZooKeeper", NoZooKeeper)
     url = f"memory://{unique}"
     builder = txstream.TransactionalTopologyBuilder("t", "words", txstream.OpaqueSpout(word_source()))
     builder.set_bolt("ones", txstream.CountBolt("word")).fields_grouping("words", "word")

@@ -41,7 +41,7 @@ from txstream.api.tuples import Tuple
 from txstream.bolts.aggregate import CountBolt, ReduceBolt
 from txstream.bolts.sql import SqlStateBolt
 from txstream.engine.batch.recording import recorded
-from txstream.engine.driver.driver import Turn
+from txstream.engine.driver.driver import Driver
 from txstream.engine.run import start
 from txstream.metas import BatchMetas
 from txstream.testing import InProcessRunner, TopologyTest, run_bolt
@@ -189,10 +189,10 @@ def test_what_code_of_the_topology_raises_on_the_driver_is_an_error_of_the_run(
 ) -> None:
     """A source's coordinator, say: `wait` must not end the program that calls it without a word."""
 
-    def run(turn: Turn) -> None:
+    def run(driver: Driver) -> None:
         raise ending
 
-    monkeypatch.setattr(Turn, "run", run)
+    monkeypatch.setattr(Driver, "run", run)
     running = start(word_count(MemoryLog(LINES)))
     message = (
         rf"topology 'word-count' was ended by {type(ending).__name__}: .* \(in test_worker_.*, line \d+\)"

@@ -135,6 +135,14 @@ class Statistics:
     assignment: Assignment | None = None
     timings: deque[BatchTiming] = field(default_factory=lambda: deque(maxlen=_KEPT_TIMINGS))
 
+    def add(self, timing: BatchTiming, *, is_recovered: bool) -> None:
+        """A batch is committed; `is_recovered`: an earlier run had planned it."""
+        self.timings.append(timing)
+        self.batches += 1
+        self.records += timing.records
+        self.first_txid = self.first_txid or timing.txid
+        self.recovered_batches += is_recovered
+
     def saw(self, attempt: TransactionAttempt, *results: BatchResult) -> None:
         """Remember where the tasks of a committed attempt ran."""
         places = tuple(place for result in results for place in result.places)

@@ -14,19 +14,24 @@ from typing import TYPE_CHECKING, Any, Self
 from txstream.api.errors import BoltError, CorruptStateError, UsageError
 from txstream.api.topology import Topology
 from txstream.engine.batch.failures import CrashError
-from txstream.engine.driver.driver import CAUGHT_UP, RunnerFactory, Turn
-from txstream.engine.driver.loop import EventLoop, RunAbortedError
+from txstream.engine.driver.driver import Driver, RunnerFactory
+from txstream.engine.driver.loop import EventLoop
+from txstream.engine.driver.retries import WARM_UP_SECONDS
+from txstream.engine.driver.services import RunServices
+from txstream.engine.driver.waiting import RunAbortedError
 from txstream.engine.fault_points import PointListener, nobody_listens
 from txstream.engine.report import RunProgress, RunReport, shown_reasons
 from txstream.engine.spark.log import writable_spark_log
 from txstream.notebook import html_table
 from txstream.settings import Settings
 from txstream.words import counted
+from txstream.zookeeper import WaitStoppedError
 from txstream.zookeeper.paths import with_remedy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+CAUGHT_UP = "caught-up"
 _SHOWN_REASONS = 3
 
 
@@ -50,9 +55,21 @@ class RunningTopology:
     ) -> None:
         self.topology = topology
         self.settings = settings
-        self._turn = Turn(
-            topology, settings, spark, until, until_txid, wait_for_leadership, listener, runner_factory
+        self._driver = Driver(
+            topology,
+            RunServices(
+                topology,
+                settings,
+                spark=spark,
+                wait_for_leadership=wait_for_leadership,
+                runner_factory=runner_factory,
+            ),
+            until_caught_up=until == CAUGHT_UP,
+            until_txid=until_txid,
+            warm_up_seconds=WARM_UP_SECONDS if runner_factory is None else 0.0,
+            listener=listener,
         )
+        self._has_ended = False
         self._error: BaseException | None = None
         self._report: RunReport | None = None
         self._started = time.monotonic()
@@ -95,7 +112,7 @@ class RunningTopology:
 
     def _how_far(self) -> str:
         """How far a run without a report had come."""
-        loop = self._turn.loop
+        loop = self._driver.loop
         if loop is None:
             return "before its first batch"
         statistics = loop.statistics
@@ -110,7 +127,7 @@ class RunningTopology:
     def stop(self, grace_seconds: float = 30.0) -> None:
         """End between two batches; after `grace_seconds` (an outage, say) end at once. Does not raise what
         the run ended with: see `wait` and `last_error`."""
-        self._turn.stop()
+        self._driver.stop()
         self._thread.join(grace_seconds)
         if self._thread.is_alive():
             self.abort()
@@ -118,12 +135,12 @@ class RunningTopology:
 
     def abort(self) -> None:
         """End at once, as a crash would; the next run recovers."""
-        self._turn.abort()
+        self._driver.abort()
 
     @property
     def state(self) -> str:
         """What it is doing, for people: "starting", "running", what it waits for, "ended"."""
-        return self._turn.state
+        return "ended" if self._has_ended else self._driver.state
 
     @property
     def is_running(self) -> bool:
@@ -137,7 +154,7 @@ class RunningTopology:
     @property
     def progress(self) -> RunProgress:
         """A snapshot; cheap, from any thread."""
-        loop = self._turn.loop
+        loop = self._driver.loop
         if loop is None:
             return RunProgress(
                 self.topology.id, 0, {}, 0, 0, 0, time.monotonic() - self._started, self.state, None
@@ -157,7 +174,7 @@ class RunningTopology:
 
     def _lag_records(self, loop: EventLoop) -> int | None:
         """How far what is committed is from the goal, if there is one."""
-        goal = self._turn.goal
+        goal = self._driver.goal
         if goal is not None:
             # KeyError: the loop's thread has just let go of that batch; the figure before it will do.
             with contextlib.suppress(KeyError):
@@ -168,7 +185,7 @@ class RunningTopology:
     @property
     def timings(self) -> list[Any]:
         """Where the time of each batch went (`BatchTiming`), oldest first."""
-        loop = self._turn.loop
+        loop = self._driver.loop
         return list(loop.statistics.timings) if loop is not None else []
 
     def __enter__(self) -> Self:
@@ -180,14 +197,13 @@ class RunningTopology:
         self.stop()
 
     def _main(self) -> None:
-        turn = self._turn
         try:
-            self._report = turn.run()
+            self._report = self._driver.run()
         except BaseException as error:  # noqa: BLE001 - kept for wait(), which raises it in the caller
-            if not (isinstance(error, RunAbortedError) and turn.is_told_to_stop):
+            if not (isinstance(error, (RunAbortedError, WaitStoppedError)) and self._driver.is_told_to_stop):
                 self._error = self._told(error)
         finally:
-            turn.state = "ended"
+            self._has_ended = True
 
     def _told(self, error: BaseException) -> BaseException:
         """No signal comes to this thread: a SystemExit, say, is of the topology's own code, its source's

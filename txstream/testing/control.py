@@ -18,7 +18,7 @@ from txstream.api.errors import TxstreamError, UsageError
 from txstream.api.topology import Topology
 from txstream.coordinator import Phase
 from txstream.engine.fault_points import Point
-from txstream.testing.driver import Driver, World
+from txstream.testing.driver import SteppedDriver, World
 from txstream.transaction import TransactionAttempt, Txid
 
 MOST_FAILURES = 100
@@ -38,7 +38,7 @@ class Control:
         self._world = replace(world, listener=self._reached, failed=self._failed)
         self._patience_seconds = patience_seconds
         self._deadline_seconds = deadline_seconds
-        self._driver: Driver | None = None
+        self._driver: SteppedDriver | None = None
         self._open_up_to: float = 0
         # What meets the driver at a point of a txid's commit, and the failure that lowers the marks.
         self._ambushes: dict[tuple[Point, int], BaseException] = {}
@@ -50,7 +50,7 @@ class Control:
     def start(self, topology: Topology) -> None:
         """A new driver, after the end of the one before. Raises what a run's start would."""
         self.end()
-        self._driver = Driver(self._world, topology)
+        self._driver = SteppedDriver(self._world, topology)
         self._open_up_to = self._driver.coordinator.current - 1
 
     def end(self) -> None:
@@ -63,14 +63,14 @@ class Control:
             )
 
     @property
-    def driver(self) -> Driver:
+    def driver(self) -> SteppedDriver:
         """The last driver, dead or alive."""
         if self._driver is None:
             raise UsageError("enter the TopologyTest first: with TopologyTest(topology) as test: ...")
         return self._driver
 
     @property
-    def running(self) -> Driver:
+    def running(self) -> SteppedDriver:
         """The living driver."""
         driver = self.driver
         if driver.has_ended:
@@ -85,23 +85,23 @@ class Control:
         wanted = max(opened, processed, committed)
         if wanted < 1:
             raise UsageError(f"there is no txid {wanted:g}; txids begin at 1")
-        gate = driver.gate
-        committed = max(committed, gate.commit_up_to, wanted - driver.topology.max_spout_pending)
-        processed = max(processed, gate.process_up_to, committed)
+        workers = driver.workers
+        committed = max(committed, workers.commit_up_to, wanted - driver.topology.max_spout_pending)
+        processed = max(processed, workers.process_up_to, committed)
         self._open_up_to = max(opened, processed, self._open_up_to)
-        gate.allow(process=processed, commit=committed)
-        driver.loop.open_up_to(None if self._open_up_to == math.inf else int(self._open_up_to))
+        workers.allow(process=processed, commit=committed)
+        driver.open_up_to(None if self._open_up_to == math.inf else int(self._open_up_to))
 
     def allow_alone(self, txid: int) -> None:
         """Let one txid be processed whatever becomes of those before it."""
         self.allow(opened=txid)
-        self.running.gate.allow_one(txid)
+        self.running.workers.allow_one(txid)
 
     def lower(self, txid: int) -> None:
         """Nothing after this txid goes on until a step asks for it."""
         self._open_up_to = min(self._open_up_to, txid)
-        self.driver.gate.lower(txid)
-        self.driver.loop.open_up_to(int(self._open_up_to))
+        self.driver.workers.lower(txid)
+        self.driver.open_up_to(int(self._open_up_to))
 
     def is_open(self, txid: int) -> bool:
         """Has it been opened, and not been dropped since?"""
@@ -177,12 +177,12 @@ class Control:
                 raise NotReachedError(
                     f"waited for {what}, but {failed} attempts failed; {self._describe(driver)}"
                 )
-            before = loop.where()
-            if loop.events.skip_waits():
+            before = driver.where()
+            if driver.workers.skip_waits():
                 self.settle(what, deadline)
                 if reached():
                     return
-                if loop.where() != before:
+                if driver.where() != before:
                     patient_until = None
                     continue
             now = time.monotonic()
@@ -193,7 +193,7 @@ class Control:
                 )
             self._never.wait(_PATIENCE_STEP_SECONDS)  # gives the outside world time
 
-    def _refuse_doomed(self, driver: Driver, what: str, txid: int | None) -> None:
+    def _refuse_doomed(self, driver: SteppedDriver, what: str, txid: int | None) -> None:
         error = None if txid is None else driver.loop.doomed(Txid(txid))
         if error is not None:
             raise NotReachedError(
@@ -201,10 +201,10 @@ class Control:
                 f"ends with: {error}"
             ) from error
 
-    def _describe(self, driver: Driver) -> str:
+    def _describe(self, driver: SteppedDriver) -> str:
         """How the topology stands, in one line."""
         coordinator = driver.coordinator
-        held = {attempt for attempt, _ in driver.gate.held_back()}
+        held = set(driver.workers.held_back())
         waits, left_out = driver.loop.obstacles
         parts = [f"txid {coordinator.current} is the next to commit"]
         for batch in list(coordinator.active.values()):
@@ -223,6 +223,6 @@ class Control:
         return "; ".join(parts)
 
 
-def _shown(driver: Driver) -> str:
-    running = driver.gate.still_running()
+def _shown(driver: SteppedDriver) -> str:
+    running = driver.still_running()
     return f": {'; '.join(running)}" if running else ""

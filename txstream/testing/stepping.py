@@ -1,116 +1,198 @@
-"""The event loop of a test: the same loop, which stands still between two steps and is watched.
+"""Workers that a test steps: they stand still between two steps, and hold attempts back.
 
-Invariant: the loop's thread handles nothing while its queue is held, so between two steps nothing of the
-coordinator changes, and other threads may read it.
+Invariants. While they are held, `next` hands out nothing, so between two steps nothing of the coordinator
+changes and other threads may read it. An attempt that is held back is let go by a permission, by a failure,
+by being dropped or by the end of the driver, so no thread waits for ever.
 """
 
 from __future__ import annotations
 
+import heapq
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-from txstream.coordinator import Advance, Cancel, Command, EmitBatch, EmitCommit, Phase
-from txstream.engine.driver.events import Clock, EventQueue
-from txstream.engine.driver.loop import EventLoop
+from txstream.api.errors import BatchFailedError
+from txstream.engine.driver.workers import Clock, Event, Lane, ThreadWorkers
 from txstream.spouts.markers import CrashError
-from txstream.testing.attempts import AttemptState
-from txstream.testing.gate import GatedRunner
-from txstream.transaction import TransactionAttempt, Txid
+from txstream.transaction import TransactionAttempt
+
+T = TypeVar("T")
 
 
-@dataclass(kw_only=True)
-class SteppedLoop(EventLoop):
-    """`emitting` is called before each new attempt, `moved` when one got somewhere, `failed` before one is
-    failed: all on the loop's thread. It never ends by itself."""
+class SteppedWorkers(ThreadWorkers):
+    """`process_up_to` and `commit_up_to` are the greatest txids that may be processed and committed."""
 
-    gate: GatedRunner
-    clock: Clock
-    emitting: Callable[[EmitBatch[Any]], None]
-    moved: Callable[[TransactionAttempt, AttemptState], None]
-    failed: Callable[[TransactionAttempt, BaseException], None]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._events.clock = self.clock
-        self._events.hold()
-        self.gate.attach(self._events)
+    def __init__(self, *, jobs: int, clock: Clock) -> None:
+        super().__init__(jobs=jobs, clock=clock)
+        self.process_up_to: float = 0
+        self.commit_up_to: float = 0
+        self._alone: set[int] = set()
+        self._stands_still = True
+        self._blocks = False
+        self._unanswered = 0
+        self._held_back: dict[TransactionAttempt, Lane] = {}
+        # Whose commit the one thread of that lane is at.
+        self._commits: TransactionAttempt | None = None
+        self._dropped: set[TransactionAttempt] = set()
+        self._failing: dict[TransactionAttempt, BaseException] = {}
+        self._closed = False
 
     # --- for the test's thread ----------------------------------------------------------------------
 
-    @property
-    def events(self) -> EventQueue:
-        return self._events
+    def allow(self, *, process: float, commit: float) -> None:
+        """Set both marks."""
+        with self.changed:
+            self.process_up_to, self.commit_up_to = process, commit
+            self.changed.notify_all()
 
-    def open_up_to(self, txid: int | None) -> None:
-        """No txid after this one is opened; None for no bound. Call it while the queue is held."""
-        self.coordinator.last_txid = None if txid is None else Txid(txid)
-        self._events.post(lambda: self._do_all(self.coordinator.sync()))
+    def allow_one(self, txid: int) -> None:
+        """Let attempts of this txid be processed, whatever the marks say, until the marks are lowered."""
+        with self.changed:
+            self._alone.add(txid)
+            self.changed.notify_all()
 
-    def fail(self, attempt: TransactionAttempt, error: BaseException) -> None:
-        """Fail an attempt where it is: at the gate, or processed and waiting for its turn to commit."""
-        if not self.gate.fail(attempt, error):
-            self._events.post(lambda: self._attempt_failed(attempt, error))
+    def lower(self, txid: int) -> None:
+        """Let nothing after this txid go on."""
+        with self.changed:
+            self.process_up_to = min(self.process_up_to, txid)
+            self.commit_up_to = min(self.commit_up_to, txid)
+            self._alone = {one for one in self._alone if one <= txid}
 
-    def wait_until_quiet(self, ended: Callable[[], bool], deadline: float) -> bool:
+    def held_back(self) -> list[TransactionAttempt]:
+        """The attempts that wait for a permission."""
+        with self.changed:
+            return [attempt for attempt, lane in self._held_back.items() if not self._may_go(attempt, lane)]
+
+    def fail(self, attempt: TransactionAttempt, error: BaseException) -> bool:
+        """Have an attempt that is held back fail; False when it is not."""
+        with self.changed:
+            if attempt not in self._held_back:
+                return False
+            self._failing[attempt] = error
+            self.changed.notify_all()
+            return True
+
+    def drop(self, attempt: TransactionAttempt) -> None:
+        """Hold an attempt back no longer: it goes again."""
+        with self.changed:
+            self._dropped.add(attempt)
+            self.changed.notify_all()
+
+    def let_all_go(self) -> None:
+        """The driver is gone: what is held back ends with a CrashError, and nothing stands still any more."""
+        with self.changed:
+            self._closed = True
+            self._stands_still = False
+            self.changed.notify_all()
+
+    def wake(self) -> None:
+        """The clock was moved by hand."""
+        with self.changed:
+            self.changed.notify_all()
+
+    def run_until_quiet(self, ended: Callable[[], bool], deadline: float) -> bool:
         """Let the loop go on until it has nothing more to do, or has ended; False when the deadline, by
         `time.monotonic`, is first."""
+        with self.changed:
+            self._stands_still = False
+            self.changed.notify_all()
+            try:
+                timeout = max(0.0, deadline - time.monotonic())
+                return self.changed.wait_for(lambda: ended() or self.is_quiet(), timeout)
+            finally:
+                self._stands_still = not self._closed
 
-        def still() -> bool:
-            return ended() or self._events.is_quiet(len(self.gate.held_back()))
+    def is_quiet(self) -> bool:
+        """Is everything handled but what is held back? Ask it under `changed`."""
+        return self._blocks and not self.is_ready() and self._unanswered == len(self.held_back())
 
-        self._events.release()
-        try:
-            with self._events.changed:
-                return self._events.changed.wait_for(still, max(0.0, deadline - time.monotonic()))
-        finally:
-            self._events.hold()
+    def skip_waits(self) -> int:
+        """Make every timer due that is no deadline; how many."""
+        with self.changed:
+            now = self.clock()
+            waits = [timer for timer in self.timers if not timer.is_deadline]
+            # In the order in which they were due: equal times go by their numbers.
+            renumbered = [
+                timer if timer.is_deadline else timer._replace(due=now, number=next(self._timer_numbers))
+                for timer in sorted(self.timers)
+            ]
+            heapq.heapify(renumbered)
+            self.timers = renumbered
+            self.changed.notify_all()
+            return len(waits)
 
-    def where(self) -> tuple[Txid, tuple[tuple[TransactionAttempt, Phase], ...]]:
-        """What changes when the topology gets on: current, and the active attempts with their phases."""
-        active = self.coordinator.active.values()
-        return self.coordinator.current, tuple((batch.attempt, batch.phase) for batch in active)
+    # --- for the event loop -------------------------------------------------------------------------
 
-    def doomed(self, txid: Txid) -> BaseException | None:
-        """The error that will end the run once the txids before this one are committed."""
-        batch = self.coordinator.active.get(txid)
-        return None if batch is None else self._doomed.get(batch.attempt)
+    def submit(
+        self,
+        lane: Lane,
+        work: Callable[[], T],
+        done: Callable[[T], None] | None = None,
+        failed: Callable[[BaseException], None] | None = None,
+        *,
+        attempt: TransactionAttempt | None = None,
+    ) -> None:
+        def permitted() -> T:
+            if lane is Lane.JOB and attempt is not None:
+                self._pass(attempt, lane)
+            if lane is Lane.COMMIT:
+                self._commits = attempt
+            return work()
 
-    @property
-    def obstacles(self) -> tuple[list[str], Mapping[str, str]]:
-        """What is waited for, with reasons, and the partitions that the last plan could not read."""
-        return self._waiting.reasons, self._planning.left_out
-
-    # --- on the loop's thread -----------------------------------------------------------------------
-
-    def _finished(self) -> bool:
-        return self._failure is not None
-
-    def _do_all(self, commands: list[Command[Any]]) -> None:
-        for command in commands:
-            match command:
-                case EmitBatch():
-                    self.emitting(command)
-                case EmitCommit(attempt):
-                    self.moved(attempt, AttemptState.COMMITTING)
-                case Advance(txid):
-                    self.moved(self.coordinator.active[txid].attempt, AttemptState.COMMITTED)
-                case Cancel(attempt):
-                    self.moved(attempt, AttemptState.DROPPED)
-        super()._do_all(commands)
-
-    def _enter_commit(self, attempt: TransactionAttempt) -> None:
-        self.gate.enter_commit(attempt)
-
-    def _attempt_failed(self, attempt: TransactionAttempt, error: BaseException) -> None:
-        if isinstance(error, CrashError):
-            self._fail_run(error)  # it stands for the driver's death: nothing is judged any more
+        if lane is Lane.CANCEL:
+            super().submit(lane, work, done, failed)
             return
-        if self._is_active(attempt):
-            self.failed(attempt, error)
-        super()._attempt_failed(attempt, error)
+        with self.changed:
+            self._unanswered += 1
+        super().submit(lane, permitted, self._counted(done), self._counted(failed))
 
-    def _set_deadline(self, seconds: float, overdue: Callable[[], None]) -> None:
-        with self._events.adding_deadlines():
-            super()._set_deadline(seconds, overdue)
+    def begin_commit(self) -> None:
+        """Hold back the commit that begins. Called from its work, which cleans up when it fails here."""
+        if self._commits is not None:
+            self._pass(self._commits, Lane.COMMIT)
+
+    def next(self) -> Event:
+        with self.changed:
+            while self._stands_still or not self.is_ready():
+                self._blocks = True
+                self.changed.notify_all()
+                self.changed.wait(None if self._stands_still else self._seconds_to_timer())
+            self._blocks = False
+            return self._pop()
+
+    def shut_down(self) -> None:
+        self.let_all_go()
+        super().shut_down()
+
+    def _counted(self, handle: Callable[[Any], None] | None) -> Callable[[Any], None]:
+        def handled(answer: Any) -> None:
+            with self.changed:
+                self._unanswered -= 1
+            if handle is not None:
+                handle(answer)
+
+        return handled
+
+    def _may_go(self, attempt: TransactionAttempt, lane: Lane) -> bool:
+        if attempt in self._dropped or attempt in self._failing or self._closed:
+            return True
+        if lane is Lane.COMMIT:
+            return attempt.txid <= self.commit_up_to
+        return attempt.txid <= self.process_up_to or attempt.txid in self._alone
+
+    def _pass(self, attempt: TransactionAttempt, lane: Lane) -> None:
+        """Block until an attempt may be processed, or its commit begin."""
+        with self.changed:
+            self._held_back[attempt] = lane
+            self.changed.notify_all()
+            try:
+                self.changed.wait_for(lambda: self._may_go(attempt, lane))
+            finally:
+                del self._held_back[attempt]
+            if self._closed:
+                raise CrashError(f"{attempt}: the driver is gone")
+            if attempt in self._failing:
+                raise self._failing.pop(attempt)
+            if attempt in self._dropped:
+                raise BatchFailedError(f"{attempt} was cancelled while the test held it back")

@@ -205,7 +205,7 @@ class TopologyTest:
             self.open(txid)
         attempt = self._present(txid)
         control.lower(txid - 1)
-        driver.loop.fail(attempt.id, error)
+        driver.fail(attempt.id, error)
         control.settle(f"txid {txid} to fail")
         return attempt
 

@@ -11,67 +11,46 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from txstream.api.errors import (
-    BatchFailedError,
-    BatchTimeoutError,
-    BoltError,
-    ServiceUnavailableError,
-    StaleAttemptError,
-)
 from txstream.coordinator import EmitCommit
 from txstream.engine.batch.runner import BatchResult, BatchRunner
 from txstream.engine.commit.committer import Committer, ProcessedBatch
 from txstream.engine.commit.shares import StateWrite
-from txstream.engine.driver.events import EventQueue
+from txstream.engine.driver.batches import Batches
+from txstream.engine.driver.watching import Watcher
+from txstream.engine.driver.workers import Lane
 from txstream.engine.fault_points import Point
-from txstream.engine.report import BatchTiming
+from txstream.engine.report import Statistics
 from txstream.metas import MetaCodec
-from txstream.transaction import TransactionAttempt, Txid
-
-# What fails an attempt's transactions, but not the run: outages, and tasks that died. Data that cannot be
-# stored could not be stored the next time either.
-_COMMITS_AGAIN = (BatchFailedError, ServiceUnavailableError, BoltError)
+from txstream.transaction import TransactionAttempt
 
 
-@dataclass
 class CommitPhase:
-    """The commits of the event loop; its methods are called on the loop's thread.
+    """The commits of the event loop; its methods are called on the loop's thread. `release` drops what the
+    runner keeps of a processed batch."""
 
-    `enter` and `reach` are called on the thread that commits, before anything of a commit and at each of its
-    points. `release` drops what was kept of a processed batch, `set_deadline` sets a timer, `timing` has the
-    times of a txid. What came of an attempt is told to `acked`, `failed` or `stale` (a fence was newer);
-    `fail_run` ends the run. `is_active` says whether an attempt still counts.
-    """
-
-    committer: Committer
-    runner: BatchRunner
-    codec: MetaCodec[Any]
-    events: EventQueue
-    timeout_seconds: float
-    enter: Callable[[TransactionAttempt], None]
-    reach: Callable[[Point, Txid], None]
-    release: Callable[[BatchResult], None]
-    set_deadline: Callable[[float, Callable[[], None]], None]
-    timing: Callable[[Txid], BatchTiming]
-    acked: Callable[[TransactionAttempt, ProcessedBatch, BatchResult], None]
-    failed: Callable[[TransactionAttempt, BaseException], None]
-    stale: Callable[[TransactionAttempt, StaleAttemptError], None]
-    fail_run: Callable[[BaseException], None]
-    is_active: Callable[[TransactionAttempt], bool]
-
-    def __post_init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, "txstream-commit")
+    def __init__(
+        self,
+        batches: Batches,
+        committer: Committer,
+        runner: BatchRunner,
+        codec: MetaCodec[Any],
+        watcher: Watcher,
+        statistics: Statistics,
+        release: Callable[[BatchResult], None],
+    ) -> None:
+        self._batches = batches
+        self._committer = committer
+        self._runner = runner
+        self._codec = codec
+        self._watcher = watcher
+        self._statistics = statistics
+        self._release = release
         self._past_bolts: set[TransactionAttempt] = set()
         # Added and removed by the thread that commits.
         self._writing: set[TransactionAttempt] = set()
-
-    def shut_down(self) -> None:
-        """Wait for the step that is being done; do no other."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
 
     def commit(
         self, emit: EmitCommit[Any], batch: ProcessedBatch, committed: TransactionAttempt | None
@@ -79,27 +58,28 @@ class CommitPhase:
         """The bolts of the commit phase first, then the states' transactions; where those bolts write states,
         their databases' commit begins before. `committed` is the attempt that was committed last."""
         attempt = emit.attempt
-        batch = replace(batch, timings=self.timing(attempt.txid).before_commit())
-        if not self.committer.begins_before_bolts:
+        self._watcher.committing(attempt)
+        batch = replace(batch, timings=self._batches.timing(attempt.txid).before_commit())
+        if not self._committer.begins_before_bolts:
             self._run_bolts(emit, batch, committed, frozenset())
             return
 
         def work() -> frozenset[int]:
             try:
-                self.enter(attempt)
-                metas = self.codec.encode(emit.metas)
-                return self.committer.begin(attempt, metas, batch, self._reached(attempt))
+                self._batches.reach(Point.BEFORE_COMMIT, attempt.txid)
+                metas = self._codec.encode(emit.metas)
+                return self._committer.begin(attempt, metas, batch, self._reached(attempt))
             except BaseException:
-                self.release(batch.result)
+                self._release(batch.result)
                 raise
 
         def done(begun: frozenset[int]) -> None:
-            if self.is_active(attempt):
+            if self._batches.is_active(attempt):
                 self._run_bolts(emit, batch, committed, begun)
             else:
-                self._pool.submit(self.release, batch.result)
+                self._batches.workers.submit(Lane.COMMIT, lambda: self._release(batch.result))
 
-        self.events.submit(self._pool, work, done, lambda error: self._failed(attempt, error))
+        self._submit(attempt, work, done)
 
     def _run_bolts(
         self,
@@ -113,35 +93,38 @@ class CommitPhase:
 
         def work() -> BatchResult:
             try:
-                if not self.committer.begins_before_bolts:
-                    self.enter(attempt)
-                return self.runner.commit(attempt, batch.result, committed)
+                if not self._committer.begins_before_bolts:
+                    self._batches.reach(Point.BEFORE_COMMIT, attempt.txid)
+                return self._runner.commit(attempt, batch.result, committed)
             finally:
-                self.release(batch.result)
+                self._release(batch.result)
 
         def done(finished: BatchResult) -> None:
-            if self.is_active(attempt):
-                seconds = time.perf_counter() - started
-                self.timing(attempt.txid).commit_bolts_seconds = batch.timings["commit_bolts"] = seconds
+            self._watcher.bolts_committed(attempt, finished)
+            if self._batches.is_active(attempt):
+                seconds = batch.timings["commit_bolts"] = time.perf_counter() - started
+                self._batches.timing(attempt.txid).commit_bolts_seconds = seconds
                 self._past_bolts = {attempt}
                 self._commit_states(emit, batch, finished, begun)
 
-        self._fail_when_overdue(attempt, "through its commit phase", lambda: attempt not in self._past_bolts)
-        self.events.submit(self._pool, work, done, lambda error: self._failed(attempt, error))
+        self._batches.fail_when_overdue(
+            attempt, "through its commit phase", lambda: attempt not in self._past_bolts
+        )
+        self._submit(attempt, work, done)
 
     def _commit_states(
         self, emit: EmitCommit[Any], batch: ProcessedBatch, finished: BatchResult, begun: frozenset[int]
     ) -> None:
         attempt = emit.attempt
         started = time.perf_counter()
-        timing = self.timing(attempt.txid)
+        timing = self._batches.timing(attempt.txid)
 
         def work() -> None:
-            deltas = self.committer.merge(batch.result, finished)
+            deltas = self._committer.merge(batch.result, finished)
             timing.merge_seconds = batch.timings["merge"] = time.perf_counter() - started
-            self.committer.commit(
+            self._committer.commit(
                 attempt,
-                self.codec.encode(emit.metas),
+                self._codec.encode(emit.metas),
                 batch,
                 deltas,
                 self._reached(attempt),
@@ -149,46 +132,35 @@ class CommitPhase:
                 begun=begun,
                 written=finished.written_by,
             )
-            self.reach(Point.AFTER_COMMIT, attempt.txid)
+            self._batches.reach(Point.AFTER_COMMIT, attempt.txid)
 
         def done(_: None) -> None:
             timing.commit_seconds = time.perf_counter() - started - timing.merge_seconds
-            self.acked(attempt, batch, finished)
+            self._statistics.saw(attempt, batch.result, finished)
+            self._batches.carry_out(self._batches.coordinator.ack(attempt))
 
-        self.events.submit(self._pool, work, done, lambda error: self._failed(attempt, error))
+        self._submit(attempt, work, done)
 
     def _reached(self, attempt: TransactionAttempt) -> Callable[[str], None]:
-        return lambda point: self.reach(Point(point), attempt.txid)
+        return lambda point: self._batches.reach(Point(point), attempt.txid)
 
     def _write_shares(self, attempt: TransactionAttempt, writes: Sequence[StateWrite]) -> Sequence[int]:
         """On the thread that commits: tasks write, and a frozen one must not hold everything up for ever."""
 
         def set_deadline() -> None:
-            self._fail_when_overdue(attempt, "written by executors", lambda: attempt in self._writing)
+            self._batches.fail_when_overdue(attempt, "written by executors", lambda: attempt in self._writing)
 
         self._writing.add(attempt)
-        self.events.post(set_deadline)
+        self._batches.workers.post(set_deadline)
         try:
-            return self.runner.write(attempt, writes)
+            return self._runner.write(attempt, writes)
         finally:
             self._writing.discard(attempt)
 
-    def _fail_when_overdue(
-        self, attempt: TransactionAttempt, done: str, is_overdue: Callable[[], bool]
+    def _submit(
+        self, attempt: TransactionAttempt, work: Callable[[], Any], done: Callable[[Any], None]
     ) -> None:
-        def look() -> None:
-            if self.is_active(attempt) and is_overdue():
-                error = BatchTimeoutError(
-                    f"{attempt} was not {done} within {self.timeout_seconds:g} s (message_timeout_seconds)"
-                )
-                self.failed(attempt, error)
+        def failed(error: BaseException) -> None:
+            self._batches.attempt_failed(attempt, error, is_writing=attempt in self._past_bolts)
 
-        self.set_deadline(self.timeout_seconds, look)
-
-    def _failed(self, attempt: TransactionAttempt, error: BaseException) -> None:
-        if isinstance(error, StaleAttemptError):
-            self.stale(attempt, error)
-        elif attempt in self._past_bolts and not isinstance(error, _COMMITS_AGAIN):
-            self.fail_run(error)
-        else:
-            self.failed(attempt, error)
+        self._batches.workers.submit(Lane.COMMIT, work, done, failed, attempt=attempt)

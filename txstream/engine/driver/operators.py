@@ -12,24 +12,23 @@ Invariants.
 
 from __future__ import annotations
 
-import concurrent.futures
 import logging
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from txstream.api.errors import CorruptStateError, ServiceUnavailableError, UsageError
 from txstream.api.topology import Topology
 from txstream.engine.batch.runner import BatchRunner
-from txstream.engine.driver.events import EventQueue
+from txstream.engine.driver.batches import Batches
 from txstream.engine.driver.scaling import check_scale, fitting_scale
+from txstream.engine.driver.workers import Lane
 from txstream.failing import FailingBatch
 from txstream.placement import Assignment
 from txstream.zookeeper import ProgressStore, Scale, ScaleRequest
 
 log = logging.getLogger(__name__)
 
-_ASSIGNMENT_SECONDS = 2.0
+ASSIGNMENT_SECONDS = 2.0
 _RETRY_SECONDS = 1.0
 # All is committed by then; a ZooKeeper that is away must not keep a run from ending.
 _END_SECONDS = 5.0
@@ -104,21 +103,18 @@ class Slots:
         }
 
 
-@dataclass
 class Operators:
-    """The operators' side of the event loop; its methods are called on the loop's thread.
+    """The operators' side of the event loop; its methods are called on the loop's thread. Without `slots`
+    nobody may change any."""
 
-    Without `slots` nobody may change any. `fail_run` ends the run.
-    """
-
-    store: ProgressStore
-    runner: BatchRunner
-    slots: Slots | None
-    events: EventQueue
-    pool: ThreadPoolExecutor
-    fail_run: Callable[[BaseException], None]
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, batches: Batches, store: ProgressStore, runner: BatchRunner, slots: Slots | None
+    ) -> None:
+        self.has_finished = False
+        self._batches = batches
+        self._store = store
+        self._runner = runner
+        self._slots = slots
         self._stop_watch: Callable[[], None] | None = None
         self._newest: Assignment | None = None
         self._written: Assignment | None = None
@@ -126,9 +122,9 @@ class Operators:
 
     def begin(self) -> None:
         """Before the first batch: put the slots into force, and hear of requests from now on."""
-        if self.slots is not None:
-            self.runner.slots = self.slots.changed
-            self._stop_watch = self.store.watch_scale(lambda: self.events.post(self._look))
+        if self._slots is not None:
+            self._runner.slots = self._slots.changed
+            self._stop_watch = self._store.watch_scale(lambda: self._batches.workers.post(self._look))
 
     def advanced(self, assignment: Assignment | None) -> None:
         """A batch is committed and stored; its tasks ran there."""
@@ -138,21 +134,29 @@ class Operators:
 
     def failed(self, batch: FailingBatch) -> None:
         """An attempt failed. Each is stored: attempts wait longer and longer."""
-        self.events.submit(
-            self.pool, lambda: self.store.write_failing(batch), lambda _: None, self._not_written
-        )
+        self._write(lambda: self._store.write_failing(batch))
 
     def finish(self) -> None:
-        """The run ends well: answer what waits, and store where the last tasks ran. Raises FencedError."""
-        work = self.pool.submit(self._finish)
-        concurrent.futures.wait([work], _END_SECONDS)
-        if not work.done():
-            log.warning("ZooKeeper is away; `txstream status --tasks` will not show the last batch")
-            return
-        try:
-            work.result()
-        except ServiceUnavailableError as error:
-            log.warning("`txstream status --tasks` will not show the last batch: %s", error)
+        """The run ends well: answer what waits, and store where the last tasks ran, then `has_finished`. A
+        FencedError ends the run."""
+
+        def finished(_: object = None) -> None:
+            self.has_finished = True
+
+        def failed(error: BaseException) -> None:
+            if not isinstance(error, ServiceUnavailableError):
+                self._batches.fail_run(error)
+            else:
+                log.warning("`txstream status --tasks` will not show the last batch: %s", error)
+                finished()
+
+        def give_up() -> None:
+            if not self.has_finished:
+                log.warning("ZooKeeper is away; `txstream status --tasks` will not show the last batch")
+                finished()
+
+        self._batches.workers.after(_END_SECONDS, give_up, is_deadline=True)
+        self._batches.workers.submit(Lane.WRITE, self._finish, finished, failed)
 
     def shut_down(self) -> None:
         """Hear of nothing any more. What is not answered stays for the next leader."""
@@ -162,17 +166,17 @@ class Operators:
     # --- slots ----------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        self.events.submit(self.pool, self._carry_out, lambda _: None, self._not_carried_out)
+        self._batches.workers.submit(Lane.WRITE, self._carry_out, None, self._not_carried_out)
 
     def _carry_out(self) -> None:
-        if self.slots is None:
+        if self._slots is None:
             return
         try:
-            for request in self.store.read_scale().waiting:
-                judgement = self.slots.judge(request)
-                self.runner.slots = self.slots.changed
-                self.store.answer_scale(request, judgement.refused, judgement.before)
-                self.slots.answered(request)
+            for request in self._store.read_scale().waiting:
+                judgement = self._slots.judge(request)
+                self._runner.slots = self._slots.changed
+                self._store.answer_scale(request, judgement.refused, judgement.before)
+                self._slots.answered(request)
         except CorruptStateError as error:
             # It concerns what comes next, not the batches; a start would end with it.
             log.error("slots cannot be changed now: %s", error)
@@ -180,9 +184,9 @@ class Operators:
     def _not_carried_out(self, error: BaseException) -> None:
         if isinstance(error, ServiceUnavailableError):
             log.warning("a request for other slots is not answered yet: %s", error)
-            self.events.after(_RETRY_SECONDS, self._look)
+            self._batches.workers.after(_RETRY_SECONDS, self._look)
         else:
-            self.fail_run(error)
+            self._batches.fail_run(error)
 
     # --- where tasks ran ------------------------------------------------------------------------------
 
@@ -193,22 +197,23 @@ class Operators:
             return
         self._written = assignment
         self._pauses = True
-        self.events.after(_ASSIGNMENT_SECONDS, self._pause_is_over)
-        self.events.submit(
-            self.pool, lambda: self.store.write_assignment(assignment), lambda _: None, self._not_written
-        )
+        self._batches.workers.after(ASSIGNMENT_SECONDS, self._pause_is_over)
+        self._write(lambda: self._store.write_assignment(assignment))
 
     def _pause_is_over(self) -> None:
         self._pauses = False
         self._write_newest()
 
+    def _write(self, work: Callable[[], None]) -> None:
+        self._batches.workers.submit(Lane.WRITE, work, None, self._not_written)
+
     def _not_written(self, error: BaseException) -> None:
         if isinstance(error, ServiceUnavailableError):
             log.info("what `txstream status` shows was not stored: %s", error)
         else:
-            self.fail_run(error)
+            self._batches.fail_run(error)
 
     def _finish(self) -> None:
         self._carry_out()
         if self._newest is not None and self._newest is not self._written:
-            self.store.write_assignment(self._newest)
+            self._store.write_assignment(self._newest)

@@ -44,13 +44,16 @@ class Verdict(Enum):
     FATAL = "fatal"  # the same data would fail again, or another driver leads
 
 
-def judge(error: BaseException) -> Verdict:
-    """What an attempt's error means."""
+def judge(error: BaseException, *, is_writing: bool = False) -> Verdict:
+    """What an attempt's error means. `is_writing`: it came in the transactions of the states, where only
+    outages and tasks that died pass; data that cannot be stored could not be stored the next time either."""
     if isinstance(error, (BatchFailedError, ServiceUnavailableError)):
         return Verdict.REPLAY
-    if isinstance(error, (BoltError, TupleError)):
+    if isinstance(error, BoltError):
         return Verdict.BUG
-    if isinstance(error, TxstreamError) or not isinstance(error, Exception):
+    if is_writing or not isinstance(error, Exception):
+        return Verdict.FATAL
+    if isinstance(error, TxstreamError) and not isinstance(error, TupleError):
         return Verdict.FATAL
     return Verdict.BUG
 

@@ -41,13 +41,12 @@ def take_up(
     codec: MetaCodec[Any],
     *,
     locked: Callable[[FenceLockedError], None],
-    last_txid: Callable[[Txid], Txid | None],
+    last_txid: Txid | None = None,
 ) -> Takeover:
     """Claim the id and an epoch, recover, and make the coordinator that goes on from there.
 
-    `locked` is called while a frozen writer holds a database's lock; it raises to give up. `last_txid` says,
-    from the txid to commit next, where the coordinator is to end. Raises what `claim_identity`, `take_over`
-    and `recover` do.
+    `locked` is called while a frozen writer holds a database's lock; it raises to give up. `last_txid` is
+    the last that the coordinator opens. Raises what `claim_identity`, `take_over` and `recover` do.
     """
     claim = claim_identity(topology, store, targets, locked=locked)
     states = [target.of(topology, claim.identity.uuid) for target in targets]
@@ -66,6 +65,6 @@ def take_up(
         next_attempt=AttemptSequence(epoch).next,
         max_spout_pending=topology.max_spout_pending,
         replays=resume.replays,
-        last_txid=last_txid(resume.progress.current),
+        last_txid=last_txid,
     )
     return Takeover(identity, epoch, resume, slots, coordinator)

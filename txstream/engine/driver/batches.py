@@ -1,0 +1,42 @@
+"""What planning, processing, committing and operators may ask of the event loop, and tell it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from txstream.coordinator import Command, Coordinator
+from txstream.engine.driver.workers import Workers
+from txstream.engine.fault_points import Point
+from txstream.engine.report import BatchTiming
+from txstream.transaction import TransactionAttempt, Txid
+
+
+class Batches(Protocol):
+    """The open batches. Everything here is for the loop's thread, but for `reach` and `workers.post`."""
+
+    workers: Workers
+    coordinator: Coordinator[Any]
+
+    def is_active(self, attempt: TransactionAttempt) -> bool:
+        """Does this attempt still count?"""
+
+    def carry_out(self, commands: list[Command[Any]]) -> None:
+        """Do what the coordinator has answered."""
+
+    def attempt_failed(
+        self, attempt: TransactionAttempt, error: BaseException, *, is_writing: bool = False
+    ) -> None:
+        """An attempt failed; `is_writing`: in the transactions of its states."""
+
+    def fail_run(self, error: BaseException) -> None:
+        """End the run with this error."""
+
+    def fail_when_overdue(self, attempt: TransactionAttempt, done: str, is_due: Callable[[], bool]) -> None:
+        """Fail the attempt when `is_due` holds after as long as an attempt may take: it was not `done`."""
+
+    def timing(self, txid: Txid) -> BatchTiming:
+        """The times of a txid, to be written to."""
+
+    def reach(self, point: Point, txid: Txid) -> None:
+        """A batch got to a point. From any thread; what listens may raise."""

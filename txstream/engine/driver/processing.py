@@ -1,0 +1,142 @@
+"""Processing batches: an attempt's job, when it begins, and what it leaves for the commit.
+
+Invariants. What an attempt left is kept until its commit takes it, or until it is dropped; never both. A plan
+that is stored begins only when all its partitions can be read, if it was recovered or has failed before.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from txstream.coordinator import EmitBatch, Phase
+from txstream.engine.batch.runner import BatchResult, BatchRunner
+from txstream.engine.commit.committer import ProcessedBatch
+from txstream.engine.driver.batches import Batches
+from txstream.engine.driver.planning import Planning
+from txstream.engine.driver.retries import TxidFailures
+from txstream.engine.driver.watching import Watcher
+from txstream.engine.driver.workers import Lane
+from txstream.engine.report import Statistics
+from txstream.transaction import TransactionAttempt, Txid
+
+log = logging.getLogger(__name__)
+
+
+class Processing:
+    """The jobs of the event loop; its methods are called on the loop's thread. `failures` are the loop's, by
+    txid; `recheck` are stored plans that must not begin before their partitions can be read."""
+
+    def __init__(
+        self,
+        batches: Batches,
+        runner: BatchRunner,
+        planning: Planning,
+        watcher: Watcher,
+        failures: Mapping[Txid, TxidFailures],
+        statistics: Statistics,
+        recheck: set[Txid],
+    ) -> None:
+        self.recheck = recheck
+        self.is_warm = False
+        self._statistics = statistics
+        self._batches = batches
+        self._runner = runner
+        self._planning = planning
+        self._watcher = watcher
+        self._failures = failures
+        self._processed: dict[TransactionAttempt, ProcessedBatch] = {}
+        self._emitted: set[Txid] = set()
+
+    def emit(self, emit: EmitBatch[Any]) -> None:
+        """Process an attempt, after the wait that its txid's failures make due."""
+        txid = emit.attempt.txid
+        self._statistics.replayed_attempts += txid in self._emitted
+        self._emitted.add(txid)
+
+        def start() -> None:
+            if emit.stored and txid in self.recheck:
+                self._planning.await_partitions(emit, self._start_job)
+            else:
+                self._start_job(emit)
+
+        failures = self._failures.get(txid)
+        if failures is not None and failures.delay_seconds:
+            self._batches.workers.after(failures.delay_seconds, start)
+        else:
+            start()
+
+    def take(self, attempt: TransactionAttempt) -> ProcessedBatch:
+        """What a processed attempt left: its commit's from now on."""
+        return self._processed.pop(attempt)
+
+    def drop(self, attempt: TransactionAttempt) -> None:
+        """The attempt goes again: what runs for it may stop, and what it left goes."""
+        self._batches.workers.submit(Lane.CANCEL, lambda: self.cancel(attempt))
+        dropped = self._processed.pop(attempt, None)
+        if dropped is not None:
+            self._release_soon(dropped.result)
+
+    def committed(self, txid: Txid) -> None:
+        """Nothing of this txid will be asked for again."""
+        self._emitted.discard(txid)
+
+    def cancel(self, attempt: TransactionAttempt) -> None:
+        """Ask the runner to stop an attempt."""
+        try:
+            self._runner.cancel(attempt)
+        except Exception as error:  # noqa: BLE001 - only a wish; a cluster that is gone must not hide why
+            log.info("%s could not be cancelled: %s", attempt, error)
+
+    def release(self, result: BatchResult) -> None:
+        """Drop what the runner keeps of a batch."""
+        try:
+            self._runner.release(result)
+        except Exception as error:  # noqa: BLE001 - the batch itself is not concerned; what is kept goes with Spark
+            log.info("what was kept of a batch could not be dropped: %s", error)
+
+    def _release_soon(self, result: BatchResult) -> None:
+        self._batches.workers.submit(Lane.CANCEL, lambda: self.release(result))
+
+    def _start_job(self, emit: EmitBatch[Any]) -> None:
+        batches, attempt = self._batches, emit.attempt
+        if not batches.is_active(attempt):
+            return
+
+        def done(result: BatchResult) -> None:
+            self.is_warm = True
+            self._watcher.processed(attempt, result)
+            if batches.is_active(attempt):
+                self._keep(attempt, result)
+            else:
+                self._release_soon(result)
+            batches.carry_out(batches.coordinator.ack(attempt))
+
+        def is_due() -> bool:
+            return batches.coordinator.active[attempt.txid].phase is Phase.PROCESSING
+
+        batches.fail_when_overdue(attempt, "processed", is_due)
+        batches.workers.submit(
+            Lane.JOB,
+            lambda: self._runner.run(attempt, emit.metas),
+            done,
+            lambda error: batches.attempt_failed(attempt, error),
+            attempt=attempt,
+        )
+
+    def _keep(self, attempt: TransactionAttempt, result: BatchResult) -> None:
+        timing = self._batches.timing(attempt.txid)
+        timing.records, timing.width = result.records, result.width
+        timing.job_seconds = result.job_seconds
+        timing.read_seconds = result.read_seconds
+        timing.process_seconds = result.process_seconds
+        failures = self._failures.get(attempt.txid)
+        self._processed[attempt] = ProcessedBatch(
+            result,
+            planned_at=self._planning.planned_at(attempt.txid),
+            processed_at=datetime.now(UTC),
+            error=failures.last_error if failures is not None else None,
+            attempts=tuple(failures.last) if failures is not None else (),
+        )

@@ -1,0 +1,107 @@
+"""What a driver reads from and writes to in a test: ZooKeeper in memory, real databases, any runner."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+from txstream.api.spouts import PartitionCoordinator, SpoutContext
+from txstream.api.topology import Topology
+from txstream.engine.batch.runner import BatchRunner
+from txstream.engine.commit.committer import StateTarget, state_targets
+from txstream.engine.driver.driver import RunnerFactory
+from txstream.engine.driver.services import source_context
+from txstream.engine.driver.workers import Workers
+from txstream.metas import MetaCodec
+from txstream.settings import Settings
+from txstream.state import FenceLockedError, StateBackend, open_database
+from txstream.zookeeper import MemoryProgress, MemoryTree, ProgressStore
+
+
+class MemoryServices:
+    """`Services` without a server. What outlives a driver is in `tree` and in the databases. `hook` is called
+    before and after each write to `tree`; `in_this_process` says that bolts run here."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        tree: MemoryTree,
+        database_url: str,
+        runner_factory: RunnerFactory,
+        workers: Workers,
+        *,
+        settings: Settings | None = None,
+        in_this_process: bool = True,
+        hook: Callable[[str, str], None] | None = None,
+        open_database: Callable[..., StateBackend] = open_database,
+    ) -> None:
+        self.workers = workers
+        self.state = "starting"
+        self.targets: Sequence[StateTarget] = ()
+        self._topology = topology
+        self._tree = tree
+        self._database_url = database_url
+        self._runner_factory = runner_factory
+        self._settings = settings or Settings()
+        self._in_this_process = in_this_process
+        self._hook = hook
+        self._open = open_database
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._stack.close()
+
+    def connect(self) -> Sequence[StateTarget]:
+        self.targets = state_targets(
+            self._topology,
+            self._database_url,
+            self._open_database,
+            connect_timeout_seconds=self._settings.connect_timeout_seconds,
+            in_this_process=self._in_this_process,
+        )
+        return self.targets
+
+    def lead(self, codec: MetaCodec[Any]) -> ProgressStore:
+        self.store = MemoryProgress(
+            self._tree,
+            self._topology.id,
+            codec,
+            hook=self._hook,
+            should_stop=lambda: self.workers.is_interrupted,
+        )
+        return self.store
+
+    def context(self) -> SpoutContext:
+        return source_context(self._topology, self._settings)
+
+    def open_source(self, context: SpoutContext) -> PartitionCoordinator[Any]:
+        spout = self._topology.spout.source.coordinator(context)
+        self._stack.callback(spout.close)
+        return spout
+
+    def start_engine(self) -> RunnerFactory:
+        return self._runner_factory
+
+    def keep(self, runner: BatchRunner) -> BatchRunner:
+        self._stack.callback(runner.close)
+        return runner
+
+    def locked(self, error: FenceLockedError) -> None:
+        raise error
+
+    def beside(self, loop: object) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+    def _open_database(self, url: str) -> StateBackend:
+        database = self._open(
+            url,
+            connect_timeout_seconds=self._settings.connect_timeout_seconds,
+            message_timeout_seconds=self._topology.message_timeout_seconds,
+        )
+        self._stack.callback(database.close)
+        database.check()
+        return database
