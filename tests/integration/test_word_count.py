@@ -156,7 +156,7 @@ def test_round_trips_to_zookeeper_do_not_grow_with_partitions(
     partitions: int,
 ) -> None:
     # Where tasks ran is stored by the clock, not by the batch.
-    monkeypatch.setattr(operators, "_ASSIGNMENT_SECONDS", 3600.0)
+    monkeypatch.setattr(operators, "ASSIGNMENT_SECONDS", 3600.0)
     fill_topic(services.kafka, unique, make_lines(640), partitions=partitions)
     sessions: list[ZooKeeper] = []
     started = ZooKeeper.start
