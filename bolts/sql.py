@@ -82,7 +82,7 @@ class SqlStateBolt(StateCommitter):
                 )
             self._refuse_nan(chunk, column, f"key column {name!r}")
         for name, reducer in self.reducers.items():
-            # A minimum would skip it here and be it there; a sum would be it for ever.
+            # Arrow's minimum skips NaN and a database's may be NaN; a sum would stay NaN forever.
             if reducer.field is not None and not isinstance(reducer, (Count, Custom)):
                 column = chunk.batch.column(chunk.index[reducer.field])
                 self._refuse_nan(chunk, column, f"value column {name!r}")

@@ -68,7 +68,7 @@ class ParquetFormat(FileFormat):
 
     def read(self, file: File, meta: FileRange) -> Iterator[pa.RecordBatch]:
         with file.path.open("rb") as stream, _parquet(file, stream) as parquet:
-            # Of the open file, not of what stands under its name by now.
+            # Of the open file, not of the one that has its name now.
             if _mark(stream.fileno(), file) != meta.mark:
                 raise file.lost(meta, "its footer is no longer the same: it was replaced")
             self._check_schema(file, parquet.schema_arrow)

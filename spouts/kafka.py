@@ -74,7 +74,7 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
         their beginning; a topic that goes after it has a place in the topology is lost data. Kafka hides
         topics that the user may not describe, so nothing of them is read. Topics and pattern are part of the
         topology's identity.
-    starting_offsets: where partitions begin that have no place yet: "earliest", "latest" (what is there when
+    starting_offsets: where partitions begin that have no place yet: "earliest", "latest" (what exists when
         the first run opens the source is passed over), a datetime with a time zone (the first record with
         that timestamp or a later one, the end when there is none), or a mapping from "topic/number" to an
         offset, "earliest", "latest" or a datetime, with "*" for all others (default "earliest"). Partitions

@@ -7,7 +7,7 @@ a range that nobody wants any more. Here every request is explicit, goes to one 
 
 Invariants:
 
-- One thread at a time. Nothing runs between calls: the event loop is driven by whoever waits for an answer.
+- One thread at a time. Nothing runs between calls: the caller that waits for an answer drives the event loop.
 - Every call returns within its deadline. What one broker or one partition cannot answer is that broker's or
   that partition's error and does not touch the others.
 - Asking for a topic never creates it.

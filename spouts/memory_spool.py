@@ -157,7 +157,7 @@ def _put(path: Path, data: bytes) -> None:
 
 
 def _take(directory: str, partition: str, position: int, times: int) -> bool:
-    """Whoever makes the N-th file has taken the N-th time, whatever process it is."""
+    """The process that creates the N-th file has taken the N-th time."""
     for time in range(1, times + 1):
         path = _file(directory, partition, f"{position}.taken-{time}")
         with contextlib.suppress(FileExistsError):

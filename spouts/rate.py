@@ -148,7 +148,7 @@ class RateCoordinator(PartitionCoordinator[RateRange]):
         return sum(max(0, end - (last[name].end if name in last else 0)) for name, end in targets.items())
 
     def _due(self, started_us: int) -> int:
-        """How many rows are due by now, over all partitions."""
+        """How many rows are due, over all partitions."""
         elapsed_us = round(self._source.clock() * _MICROSECONDS) - started_us
         if elapsed_us < 0:
             return 0

@@ -254,7 +254,7 @@ START = (
     ),
     Guard(
         "5.2",
-        "what a rebuild of ZooKeeper finds is not changed by a driver of before",
+        "what a rebuild of ZooKeeper finds is not changed by an older driver",
         "txstream/engine/start/identity.py",
         "            first = None if fence is not None and fence.identity else kept\n",
         "            first = kept\n",
@@ -742,7 +742,7 @@ LOCKS = (
     ),
     Guard(
         "5.4",
-        "PostgreSQL: who raises the fence does not wait for ever",
+        "PostgreSQL: raising the fence does not wait forever",
         _POSTGRESQL,
         "        self._configure(driver, lock_timeout=_milliseconds(seconds))\n",
         "",

@@ -1,4 +1,4 @@
-"""How long the ledger keeps a batch: by age, by number, or for ever."""
+"""How long the ledger keeps a batch: by age, by number, or forever."""
 
 from __future__ import annotations
 

@@ -43,9 +43,9 @@ class TransactionalTopologyBuilder:
     how many executor processes a cluster is asked for; None leaves it to Spark's own settings.
 
     `commit` says who writes the deltas of a batch into the states' databases: "driver" in one transaction,
-    "executors" in one for each slot, "auto" (the default) whoever is faster: the driver up to
+    "executors" in one for each slot, "auto" (the default) by the faster one: the driver up to
     `driver_commit_rows` rows in a database (None is a measured figure), executors beyond. Executors need
-    SQLAlchemy, the database's driver and a way to it, for "driver" they need none. What a bolt writes
+    SQLAlchemy, the database's driver and a route to it; for "driver" they need none. What a bolt writes
     through a `MapState` is always written by executors.
     """
 

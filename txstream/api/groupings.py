@@ -112,7 +112,7 @@ _SECOND = b"txstream-second"  # BLAKE2b's `person`: another one is another hash
 
 
 def stable_hash(values: Sequence[Any]) -> int:
-    """The 64-bit hash of a tuple's grouping values: same values, same number, for ever.
+    """The 64-bit hash of a tuple's grouping values: same values, same number, in every version.
 
     Raises TupleError for a value that cannot be grouped by.
     """

@@ -63,7 +63,7 @@ class PartitionCoordinator(ABC, Generic[Meta]):
         `last` holds, for every partition ever planned, the meta that its place is at. A partition that is
         not in the answer keeps its place; so does one that is `Unavailable`, which is recorded. A meta
         whose `is_empty` is true moves the place without making a batch worth opening; one with a number in
-        `records` has at most so many rows, by which the engine chooses how many Spark tasks the batch is
+        `records` has at most so many rows, from which the engine chooses how many Spark tasks the batch is
         worth: more rows fail the attempt. May take up to two seconds; an outage must not cost the other
         partitions more.
         """

@@ -27,7 +27,7 @@ from txstream.semantics import Semantics
 _REPR_COMPONENTS = 6
 
 CommitChoice = Literal["auto", "driver", "executors"]
-"""Who writes a batch's deltas: whoever is faster for so many rows, always the driver, always executors."""
+"""Who writes a batch's deltas: the faster one for so many rows, always the driver, or always executors."""
 
 
 class Phase(StrEnum):
@@ -137,8 +137,8 @@ class Topology:
         return other
 
     def describe(self) -> str:
-        """A text for people: components from the spout down, each with class, slots, tasks and phase, what it
-        reads by which grouping, the streams that it emits with their types, and the table that it stores."""
+        """A text to read: components from the spout down, each with class, slots, tasks and phase, its inputs
+        with their groupings, its output streams with their types, and its table."""
         return describe_topology(self)
 
     def to_document(self) -> dict[str, Any]:

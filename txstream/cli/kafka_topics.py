@@ -78,8 +78,8 @@ class KafkaTopics:
         """Append the records and wait until the broker has them all; how many they were. Those without a key
         go round robin over the partitions.
 
-        `advance` is told how many more are on their way. When `records` raises, what came before is in the
-        topic.
+        `advance` is called with the number of further records on their way. When `records` raises, the topic
+        has those before.
         """
         number, failed = 0, list[KafkaError]()
         with self._told("producing"):

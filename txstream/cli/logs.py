@@ -51,7 +51,7 @@ class LibraryLog(logging.FileHandler):
             self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """A log that cannot be written is told once, and never ends the thread that logs."""
+        """A log that cannot be written is reported once, and never ends the thread that logs."""
         if not self._told:
             self._told = True
             print_error(f"the log {self.path} cannot be written: {sys.exception()}")

@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_error("txstream: interrupted")
         return _INTERRUPTED_STATUS
     except BrokenPipeError:
-        # Whoever read our output has enough; the interpreter must not try to flush it once more.
+        # The reader of our output has enough; the interpreter must not try to flush it once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:  # noqa: BLE001 - the last resort of a command

@@ -191,7 +191,7 @@ def _number(text: str, kind: type[int] | type[float]) -> int | float:
 
 
 def describe(kind: Any) -> str:
-    """A type for people."""
+    """A type in words."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         return describe(arguments[0])

@@ -33,7 +33,8 @@ def shown_progress(cli: Cli, clock: Callable[[], float] = time.monotonic) -> Ite
 
 
 class _Lines:
-    """A line every ten seconds, the first one sooner: a start that hangs says for what. Only news is told."""
+    """A line every ten seconds, the first one sooner, so that a start that hangs says for what. Nothing is
+    repeated."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

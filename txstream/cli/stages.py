@@ -165,7 +165,7 @@ def _reason(bolt: BoltSpec, given: Input) -> str:
     return "the driver merges its deltas" if bolt.folds_anywhere else "its rows are merged by the state below"
 
 
-# --- for people and for scripts ------------------------------------------------------------------------
+# --- as text and as JSON -------------------------------------------------------------------------------
 
 
 def plan_text(plan: BatchPlan) -> str:

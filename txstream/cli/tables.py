@@ -1,4 +1,4 @@
-"""Tables for people.
+"""Tables to read.
 
 Invariants: what a value holds never acts on the terminal. Piped, everything is there; on a terminal a row is
 one line, for which columns may be left out and long text is cut, numbers never. A terminal that has no room

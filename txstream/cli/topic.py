@@ -89,7 +89,7 @@ def _topics(cli: Cli, name: str) -> KafkaTopics:
 
 @contextlib.contextmanager
 def _opened(file: str) -> Iterator[tuple[BinaryIO, str]]:
-    """The file, and its name for people. Raises UsageError for one that cannot be opened."""
+    """The file, and its name for messages. Raises UsageError for one that cannot be opened."""
     if file == "-":
         yield sys.stdin.buffer, "standard input"
         return

@@ -141,7 +141,7 @@ class _Grid:
         """Order the rows so that few lines cross: the best of several starts, each improved by sweeps."""
         best, fewest = self.rows, self._crossings()
         declared = [list(row) for row in self.rows]
-        shuffle = random.Random(0).shuffle  # noqa: S311 - the same for ever is what is wanted
+        shuffle = random.Random(0).shuffle  # noqa: S311 - it must give the same every time
         for start in range(_ORDER_STARTS):
             if fewest == 0:
                 break

@@ -1,8 +1,8 @@
 """A topology as an SVG drawing: boxes from the top down, the commit phase below the processing.
 
 matplotlib draws it, without a display and without pyplot; `layers` says where everything goes, in points from
-the upper left corner. Text stays text, so that it can be searched and selected. Whoever imports this has made
-sure that matplotlib is there.
+the upper left corner. Text stays text, so that it can be searched and selected. Importers have made sure
+that matplotlib is there.
 
 Invariant: the same topology gives the same bytes with the same matplotlib, whatever the user's own matplotlib
 settings are, and whenever it is drawn.
@@ -208,7 +208,7 @@ def _style(component: Component) -> _Style:
 def _fixed_settings() -> Iterator[None]:
     """matplotlib's own settings instead of the user's, and nothing random, for the time of the block."""
     with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # whoever shows it has other fonts
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the viewer has other fonts
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(
             {"svg.fonttype": "none", "svg.hashsalt": "txstream", "font.family": _FONT, "path.simplify": False}

@@ -2,7 +2,7 @@
 
 Invariants:
 - No signal is sent to a process whose start time is not the one recorded when we started it: a pid alone
-  may by now be somebody else's.
+  may have been given to another process.
 - A guarded server ends with its owner, however the owner ends; a detached one only by `stop` or `kill`.
 - A server's data directory has at most one server: the lock on it is held by the server process itself,
   from before it starts until it is gone.

@@ -2,8 +2,8 @@
 
 Invariants:
 - A process is recorded before it is waited for, so that a killed `up` leaves nothing unknown. What it may
-  leave unrecorded, between a start and the record, still holds the lock on its data: it is told, not
-  started a second time.
+  leave unrecorded, between a start and the record, still holds the lock on its data: that is an
+  error, and it is not started a second time.
 - Only a process whose pid and start time are both the recorded ones is believed to run, or signalled.
 - One `up` or `down` at a time works on a data directory (`services.lock`).
 """

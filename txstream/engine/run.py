@@ -139,7 +139,7 @@ class RunningTopology:
 
     @property
     def state(self) -> str:
-        """What it is doing, for people: "starting", "running", what it waits for, "ended"."""
+        """What it is doing, in words: "starting", "running", what it waits for, "ended"."""
         return "ended" if self._has_ended else self._driver.state
 
     @property

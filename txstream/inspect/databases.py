@@ -74,7 +74,7 @@ class Databases:
     opened: list[StateBackend] = field(default_factory=list)
     missing: list[MissingDatabase] = field(default_factory=list)
     fences: dict[str, FenceRow | None] = field(default_factory=dict)
-    """By URL for people; only filled where one topology was asked for."""
+    """By URL without password; only filled where one topology was asked for."""
 
 
 @contextlib.contextmanager

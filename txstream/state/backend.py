@@ -188,7 +188,7 @@ class StateBackend(ABC):
         """
 
     def read_state(self, topology: str) -> AbstractContextManager[StateReading]:
-        """The topology's state as of one moment, for people: `txstream state ...` and `txstream.inspect`.
+        """The topology's state as of one moment, for `txstream state ...` and `txstream.inspect`.
 
         Optional: the default raises UsageError, and everything but those commands works without it.
         """

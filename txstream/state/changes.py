@@ -40,7 +40,7 @@ def refused_changes(declared: Mapping[str, Any], spec: TableSpec) -> list[str]:
 
 def committed_in_part(table: str, added: Sequence[str], txid: Txid) -> StateTableError:
     """A transactional txid is the same every time, so the rows that it has written are not written again: a
-    column that they lack would lack it for ever."""
+    value that they lack would be missing forever."""
     return StateTableError(
         f"state table {table!r}: column {', '.join(map(repr, added))} cannot be added while txid {txid} is "
         f"committed in part; run the topology as it was until that txid is done (`--until-txid {txid}`), "

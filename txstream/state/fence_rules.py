@@ -25,7 +25,7 @@ def own_fence(found: FenceRow | None, database: str, life: TopologyLife) -> Fenc
 
 def joining_keeps(found: FenceRow) -> bool:
     """May the identity of a driver that joins take the place of the one beside this fence? Not once a leader
-    has kept one: the driver may be one of before, and leaders demand the fence (`keep_identity`)."""
+    has kept one: the driver may be an older one, and leaders demand the fence (`keep_identity`)."""
     return found.attempt == 0 or found.identity is None
 
 

@@ -13,8 +13,8 @@ Invariants:
 - An opaque batch that an earlier attempt may have written is undone in every table, with deltas or without,
   before the first delta of a new attempt. Only an attempt that left a row in the ledger can have written.
 - Tables are taken in the order of their names, so that no two transactions deadlock.
-- Non-transactional topologies have no fence to raise, nothing to undo and nothing to begin; their ledger is a
-  record for people.
+- Non-transactional topologies have no fence to raise, nothing to undo and nothing to begin; their ledger only
+  informs.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class TopologyStates:
         row = self.batch(attempt.txid)
         return row is not None and row.status == COMMITTED and row.attempt == attempt.attempt
 
-    # --- what is there ------------------------------------------------------------------------------
+    # --- reading ------------------------------------------------------------------------------------
 
     @property
     def url_for_people(self) -> str:

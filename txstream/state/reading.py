@@ -1,4 +1,4 @@
-"""Reading state for people: what a table holds as of the last committed batch.
+"""Reading state: what a table holds as of the last committed batch.
 
 Invariant: everything that one `StateReading` answers is of one moment. Rows that a batch has written which is
 still being committed (executor path) are shown as they were before it, where the table knows that (opaque).

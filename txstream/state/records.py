@@ -70,7 +70,7 @@ class Commit:
     `deltas` by table name: key columns first, then one delta per value column, every key once; a missing
     table or one without rows has no deltas in this batch. `metas` is the ledger's JSON document, `tuples`
     how many the spout emitted, `error` why the attempt before this one failed. Times are aware. `details`
-    are for people, as JSON values: `path` ("driver" or "executors"), `timings` (seconds by step), `attempts`
+    only inform, as JSON values: `path` ("driver" or "executors"), `timings` (seconds by step), `attempts`
     (those of this txid that failed: attempt, error, failed_at), `digests` (by table: `txstream.digests`).
     """
 

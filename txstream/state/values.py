@@ -87,7 +87,7 @@ def normal_keys(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _check_numbers(table: str, name: str, column: pa.ChunkedArray, *, summed: bool) -> None:
-    # The sum of two finite numbers is checked by the database; NaN and infinity would stay in it for ever.
+    # The sum of two finite numbers is checked by the database; NaN and infinity would stay in it forever.
     fit = pc.is_finite(column) if summed else pc.invert(pc.is_nan(column))
     row = pc.index(fit, pa.scalar(False)).as_py()
     if row >= 0:

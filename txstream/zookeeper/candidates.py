@@ -15,7 +15,7 @@ _CANDIDATE = re.compile(r"^(?P<token>[0-9a-f]{32})-(?P<sequence>-?\d{10,})$")
 
 
 def candidate_data() -> bytes:
-    """What this driver leaves in its znode, for people."""
+    """What this driver leaves in its znode, for operators to read."""
     since = datetime.now(UTC).isoformat(timespec="seconds")
     return to_json({"driver": describe_this_process(), "since": since}).encode()
 

@@ -3,7 +3,7 @@
 Invariants.
 - A request's fate is one of three: answered, refused (a kazoo exception that says so), or lost
   (LostAnswerError: it may have been applied, or may yet be). kazoo itself repeats nothing.
-- `sessions_lost` grows with every session that ended; whoever owns an ephemeral znode compares it.
+- `sessions_lost` grows with every session that ended; the owner of an ephemeral znode compares it.
 - No call waits for a dead server longer than its `Patience` allows.
 """
 

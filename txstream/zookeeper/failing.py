@@ -1,6 +1,6 @@
 """The znode `failing`: why the attempts of a batch fail, written by the leader when one has failed.
 
-It stays when the batch is committed: whoever reads it compares its txid with the progress.
+It stays after the batch is committed: readers compare its txid with the progress.
 """
 
 from __future__ import annotations

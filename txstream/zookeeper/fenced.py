@@ -33,7 +33,7 @@ _MAX_STEPS = 500
 
 
 def describe_this_process() -> str:
-    """host:pid, for people who look for the driver."""
+    """host:pid, so that an operator finds the driver."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
@@ -94,8 +94,8 @@ class FencedTree:
                 return claim.epoch
 
     def mend(self) -> None:
-        """Store an epoch that can be read where there is one that cannot. Whoever calls it claims one above
-        every fence next, or deletes all. Raises FencedError.
+        """Replace an unreadable epoch by a readable one. The caller then claims one above every fence, or
+        deletes everything. Raises FencedError.
 
         Each claim adds one to the version, so the version is not below the number of claims.
         """
@@ -143,9 +143,9 @@ class FencedTree:
     def outdate(self) -> None:
         """Bring the version of `epoch` above every epoch so far, under my claim.
 
-        Each claim adds one to the version and at least one to the epoch, so no driver of before expects such
-        a version. In a tree that began anew, or was restored, versions come again; without this a driver
-        that has slept through it might find the one that it claimed. Raises FencedError.
+        Each claim adds one to the version and at least one to the epoch, so no earlier driver expects
+        such a version. In a tree that was emptied or restored, versions repeat; without this, a driver that
+        was frozen meanwhile might find the version that it claimed. Raises FencedError.
         """
         failures = 0
         claim, version = self.require_claim()

@@ -95,7 +95,7 @@ class KazooTree:
 
     def put_if_absent(self, path: str, data: bytes) -> Node:
         while True:
-            # Read first: whoever may not create it may still find it there.
+            # Read first: a client without the right to create it may still find it.
             node = self.get(path)
             if node is not None:
                 return node

@@ -1,10 +1,10 @@
 """A znode watched for as long as the session lives, over cut connections and lost sessions.
 
 Invariants.
-- `changed` is called after the watch was set again, never before, so that whoever reads then sees all that
-  the watch does not tell any more.
+- `changed` is called after the watch was set again, never before, so that a read in `changed` sees every
+  change that came while no watch was set.
 - ZooKeeper forgets a watch once it has fired, and kazoo forgets all when the connection is cut: it is set
-  again after the one, and after every new connection.
+  again after each firing and after each new connection.
 - All of this runs in kazoo's own threads, so nothing here waits, and nothing is raised there.
 """
 

@@ -59,9 +59,10 @@ class Leadership:
     ) -> None:
         """Become the leader; wait as a standby while another driver leads.
 
-        `waiting` is told in one sentence who leads, and again when that changes. When `should_stop` says
-        so, it returns, and `held` is False. Raises LeaderExistsError when `wait` is false and another
-        driver leads. Whenever the lead is not held after it, this driver is no candidate any more.
+        `waiting` is called with a sentence that says who leads, and again when that changes. When
+        `should_stop` says so, this returns, and `held` is False. Raises LeaderExistsError when `wait` is
+        false and another driver leads. A driver that does not hold the lead afterwards is no longer a
+        candidate.
         """
         if self.held:
             return

@@ -89,7 +89,7 @@ class MemoryTree:
             return path not in self._nodes
 
     def watch(self, path: str, changed: Callable[[], None]) -> Callable[[], None]:
-        """As the real one, but `changed` is called by whoever changes `path`, once the change is done."""
+        """As the real one, but the thread that changes `path` calls `changed`, once the change is done."""
         watch = (path, changed)
         with self._lock:
             self._watches.append(watch)

@@ -1,6 +1,6 @@
-"""Znodes for people, written by the leader now and then: no decision depends on them.
+"""Znodes that only inform operators, written by the leader now and then: no decision depends on them.
 
-So a write whose answer is lost is left at that; but a leader that was succeeded cannot write them.
+So a write whose answer was lost is not repeated. A leader that was succeeded cannot write them.
 """
 
 from __future__ import annotations

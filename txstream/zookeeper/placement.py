@@ -1,6 +1,7 @@
 """The znode `assignment`: where the tasks of a recent batch ran, written by the leader now and then.
 
-It is for people only (see `notes`), so what is too large is cut; what is unreadable is said to be.
+It only informs operators (see `notes`), so a document that is too large is cut, and an unreadable one
+reported.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ class ProgressStore(Protocol):
         """Store `identity` and an empty progress in one write; the stored one when there is one already."""
 
     def replace_identity(self, identity: Identity) -> None:
-        """Store what the topology is from now on: a state was added. Called after `claim_epoch`, by whoever
-        has read the present one. Repeated until it is known to be stored. Raises FencedError, and
+        """Store what the topology is from now on: a state was added. Called after `claim_epoch`, by a leader
+        that has read the present identity. Repeated until it is known to be stored. Raises FencedError, and
         CorruptStateError when there is none."""
 
     def read_epoch(self) -> Epoch:
@@ -97,7 +97,7 @@ class ProgressStore(Protocol):
         self, request: ScaleRequest, refused: str | None = None, before: Mapping[str, int] | None = None
     ) -> None:
         """Answer one of the waiting requests: with `refused`, why not; without, its slots are in force from
-        now on, for this leader and for all that follow. `before` has the slots until then, for people.
+        now on, for this leader and for all that follow. `before` has the slots until then, for display only.
 
         Called on the driver, once per request, after the slots were changed: a request that was not answered
         comes again to the next leader. Repeated until it is known to be stored."""
@@ -110,17 +110,17 @@ class ProgressStore(Protocol):
         this store; what it raises is logged."""
 
     def write_assignment(self, assignment: Assignment) -> None:
-        """Store where tasks ran, for people: one round trip. Too large a one is cut and a lost answer is
+        """Store where tasks ran, for display: one round trip. Too large a one is cut and a lost answer is
         ignored, but FencedError and CorruptStateError (the topology was deleted) end the run as elsewhere."""
 
     def read_assignment(self) -> Assignment | None:
-        """What was written last, by whichever leader; None before the first. Raises CorruptStateError."""
+        """What any leader wrote last; None before the first. Raises CorruptStateError."""
 
     def write_failing(self, batch: FailingBatch) -> None:
-        """Store why a batch fails, for people; as `write_assignment`."""
+        """Store why a batch fails, for display; otherwise as `write_assignment`."""
 
     def read_failing(self) -> FailingBatch | None:
-        """What was written last, by whichever leader, be the batch committed since; as `read_assignment`."""
+        """What any leader wrote last, even if the batch was committed since; as `read_assignment`."""
 
     def delete_everything(self, *, unless_led: bool = False) -> None:
         """Remove the topology's progress and identity, all or nothing. With `unless_led` only while nobody

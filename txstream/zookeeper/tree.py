@@ -97,7 +97,7 @@ class Tree(Protocol):
         """Create `path` and its parents, empty, where they do not exist."""
 
     def put_if_absent(self, path: str, data: bytes) -> Node:
-        """Create `path` if there is none; what is there then."""
+        """Create `path` if it does not exist; returns the node that is there afterwards."""
 
     def multi(self, operations: Sequence[Operation]) -> None:
         """All of it or nothing. Raises RefusedError or LostAnswerError."""
@@ -106,9 +106,9 @@ class Tree(Protocol):
         """Delete `path` if it is there and has no children; is it gone now?"""
 
     def watch(self, path: str, changed: Callable[[], None]) -> Callable[[], None]:
-        """Call `changed` soon, and again after every change of `path`, which need not exist; several changes
-        may be told as one, and some may be told that were none. Whoever reads after it was told, misses
-        nothing. Returns what ends the watch.
+        """Call `changed` soon, and again after every change of `path`, which need not exist; several
+        changes may cause one call, and a call may come without a change. A read after a call misses nothing.
+        Returns a function that ends the watch.
 
         `changed` is called from another thread and must return at once; what it raises is logged.
         """

@@ -17,9 +17,10 @@ class WaitStoppedError(ServiceUnavailableError):
 
 
 class Patience:
-    """Invariant: an outage is told at most once, and it begins at the first `unanswered` after an `answered`.
+    """Invariant: an outage is reported at most once, and begins with the first `unanswered` after an
+    `answered`.
 
-    `waiting` is told in one sentence once an outage has lasted a second. `should_stop` is asked at every
+    `waiting` is called with a sentence once an outage has lasted a second. `should_stop` is asked at every
     turn of a wait, and never while things are answered. `deadline_seconds` None waits without end.
     """
 

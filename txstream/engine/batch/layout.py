@@ -4,9 +4,9 @@ A layout is a row of stages, first those of processing, then those of the commit
 stage; an edge over several stages is carried on by those between. A batch that is worth one Spark task has
 one stage for each phase, however many exchanges its topology has: they are list appends.
 
-Invariants. A component is in exactly one stage, and computed once per attempt whoever reads it. Tasks that
-pass tuples to each other in place are spread over the same number of Spark tasks, so that every Spark task
-that has tuples has a task to take them.
+Invariants. A component is in exactly one stage, and computed once per attempt, however many read it. Tasks
+that pass tuples to each other in place are spread over the same number of Spark tasks, so that every Spark
+task that has tuples has a task to take them.
 """
 
 from __future__ import annotations

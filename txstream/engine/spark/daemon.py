@@ -22,7 +22,7 @@ from typing import Any
 
 import pyspark.daemon
 
-# What hangs while it is closed must not keep a process for ever that nobody knows any more.
+# A resource that hangs in its close must not keep a forgotten process alive forever.
 CLOSE_SECONDS = 10
 
 _spark_worker = pyspark.daemon.worker

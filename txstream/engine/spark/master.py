@@ -79,8 +79,8 @@ def await_executor(
 ) -> None:
     """Block until a cluster has given the first executor; `wait` pauses, and answers True to give up.
 
-    After `patience_seconds` it is told why, once. A master that lacks cores or memory gives none until it has
-    them, and would let every batch time out meanwhile.
+    After `patience_seconds`, `tell` is called once with the reason. A master that lacks cores or memory gives
+    no executor until it has them, and every batch would time out meanwhile.
     """
     conf = context.getConf()
     if Master(str(context.master)).is_in_process or conf.get("spark.dynamicAllocation.enabled") == "true":

@@ -57,7 +57,7 @@ class SparkProcess:
 
     @contextlib.contextmanager
     def blamed(self) -> Iterator[None]:
-        """What fails in this block because the process has ended is told as SparkLostError."""
+        """Turns what fails in this block because the process has ended into SparkLostError."""
         try:
             yield
         except SparkLostError:

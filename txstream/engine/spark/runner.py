@@ -61,7 +61,7 @@ T = TypeVar("T")
 def _blaming(
     call: Callable[Concatenate[SparkRunner, P], T],
 ) -> Callable[Concatenate[SparkRunner, P], T]:
-    """Have a method raise SparkLostError for whatever Spark's end makes of it."""
+    """Have a method raise SparkLostError for any error that the end of Spark's process causes."""
 
     def blaming(self: SparkRunner, /, *args: P.args, **kwargs: P.kwargs) -> T:
         with self._process.blamed():
@@ -257,7 +257,7 @@ class SparkRunner:
             return rdd
 
     def _extend(self, pipeline: _Pipeline, stage: Stage) -> None:
-        """Put a stage behind what is there."""
+        """Append a stage to the pipeline."""
         if not stage.dataframes:
             pipeline.rdd = self._later_stage(pipeline, stage)
             pipeline.senders = {PYTHON: stage.width}
@@ -310,7 +310,7 @@ class SparkRunner:
             self._collect_answers(pipeline, pipeline.rdd)
 
     def _settle(self, pipeline: _Pipeline) -> None:
-        """Have what is there computed once for all that read it, and take its answers."""
+        """Compute the pipeline so far once for all its readers, and collect the answers."""
         if pipeline.settled:
             return
         rdd = pipeline.rdd

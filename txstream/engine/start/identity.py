@@ -92,7 +92,7 @@ def claim_identity(
     try:
         for target in targets:
             database = target.database
-            # What is kept already is for leaders to replace: this driver may be one of before by now.
+            # Only a leader replaces an identity that is kept already: a newer driver may lead by now.
             fence = database.read_fence(topology.id)
             first = None if fence is not None and fence.identity else kept
             known = tuple(spec for spec in target.tables if spec.state.table not in claim.joining)
@@ -112,8 +112,7 @@ def claim_identity(
 
 
 def kept_of(identity: Identity, databases: Iterable[StateBackend | TopologyStates]) -> dict[str, Any]:
-    """What is kept beside each fence. Each database knows the others: whoever is shown one of them can find
-    them all."""
+    """What is kept beside each fence. Each database knows the others, so that one of them leads to all."""
     return {
         "identity": identity.to_document(),
         "databases": sorted(database.url_for_people for database in databases),
@@ -148,8 +147,8 @@ def confirm(topology: Topology, claim: Claim, store: ProgressStore) -> Claim:
 def _undo(
     topology_id: str, store: ProgressStore, identity: Identity, databases: Sequence[StateBackend]
 ) -> None:
-    """What cannot be removed now is told by the next run. Only what carries the fresh uuid is dropped, and
-    nothing once another driver has taken it up: then it is that driver's."""
+    """The next run reports what cannot be removed now. Only what carries the fresh uuid is dropped, and
+    nothing that another driver has taken up meanwhile."""
     with contextlib.suppress(TxstreamError):
         for database in databases:
             database.delete(topology_id, drop_state=True, uuid=identity.uuid, attempt=AttemptId(0))

@@ -3,8 +3,8 @@
 Invariants. All of it is done by a leader that has raised every fence, before its first batch, and each step
 demands the fence. A state that was added holds nothing and counts from the txid that is current. A database
 that was not the topology's before gets the ledger's row of the txid before that one, so that the recovery of
-the next leader finds all ledgers alike. The identity in ZooKeeper is the last step: whoever finds it without
-the new state, after a crash, begins again, and nothing has been committed to that state.
+the next leader finds all ledgers alike. The identity in ZooKeeper is the last step: a leader that finds it
+without the new state, after a crash, begins again, and nothing has been committed to that state.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def settle_changes(
 def _last_batch(
     topology: Topology, uuid: str, states: Sequence[TopologyStates], resume: Resume, codec: MetaCodec[Any]
 ) -> BatchRecord:
-    """The ledger's row of the txid before the current one: what ZooKeeper knows of it, and for people what
+    """The ledger's row of the txid before the current one: what ZooKeeper knows of it and, for display, what
     another database knows."""
     progress = resume.progress
     txid = Txid(progress.current - 1)

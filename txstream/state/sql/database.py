@@ -187,7 +187,7 @@ class StateDatabase(StateBackend):
             revisions.refuse_other_revision(revision, self.url_for_people)
             yield SqlStateReading(connection, self._dialect, self.url_for_people, topology)
 
-    # --- for people ---------------------------------------------------------------------------------
+    # --- for commands -------------------------------------------------------------------------------
 
     def top(self, table: str, *, topology: str, n: int = 10) -> list[dict[str, Any]]:
         """The `n` rows of a state table with the greatest first value, as column -> value in table order, as

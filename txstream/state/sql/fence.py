@@ -64,7 +64,7 @@ def require(connection: Connection, sessions: Sessions, life: TopologyLife, atte
         return
     found = rules.own_fence(read(connection, life.topology), sessions.url_for_people, life)
     rules.must_be_equal(found, sessions.url_for_people, life.topology, attempt)
-    # Equal by now, but not held.
+    # It is equal now, but was not when it was to be held.
     raise rules.superseded(life.topology, attempt, found)
 
 

@@ -2,7 +2,7 @@
 
 Invariants. One fence row per topology; its attempt only grows. At most one ledger row per topology and
 txid, and for transactional and opaque state it is written by the transaction that wrote the state. One
-ownership row per state table; whoever created the table wrote it in the same transaction.
+ownership row per state table, written by the transaction that created the table.
 
 A new database gets these tables as they are described here; an older one is brought to the same by the
 scripts, and a test compares the two.

@@ -1,7 +1,7 @@
 """The ledger: what each batch held and which attempt committed it.
 
 Invariant: a row says `committed` exactly when the state of that database has the batch, because both are
-written by one transaction (non-transactional topologies apart, whose rows are a record for people).
+written by one transaction (except for non-transactional topologies, whose rows only inform).
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """MySQL and MariaDB through PyMySQL.
 
-Locks. Every transaction is READ COMMITTED, whatever the server's default: under REPEATABLE READ a
-transaction that waited at the fence would not see the ledger row of the one it waited for, and restore
-nothing, without an error. A session that is idle in a transaction, as a frozen driver's is, is ended by
-the server before `message_timeout` has passed; whoever waits for its fence waits longer than that.
-MySQL knows no such limit for transactions alone, so there every idle session ends then, and the next
-batch after a pause connects again.
+Locks. Every transaction is READ COMMITTED, whatever the server's default: under REPEATABLE READ a transaction
+that waited at the fence would not see the ledger row of the one it waited for, and restore nothing, without
+an error. When a session is idle in a transaction, as a frozen driver's is, the server ends it before
+`message_timeout` has passed; a session that waits for its fence waits longer than that. MySQL has no such
+limit for transactions alone, so there every idle session ends then, and the next batch after a pause connects
+again.
 
-Definitions are not transactional: CREATE TABLE commits what was done before it. What creates tables
-(`tables`, `growth`, `revisions`) is therefore written so that whoever starts next takes it up again.
+Definitions are not transactional: CREATE TABLE commits what was done before it. The code that creates tables
+(`tables`, `growth`, `revisions`) is therefore written so that the next start can continue it.
 
 Rowcounts are of the rows found, not of those changed: SQLAlchemy asks PyMySQL for CLIENT.FOUND_ROWS.
 """
@@ -147,8 +147,9 @@ class MySQLDialect(ServerDialect):
             "sql_mode": f"'{_MODE}'",
             "time_zone": "'+00:00'",
             "default_storage_engine": "InnoDB",
-            # A server may have others of these, for people who type: a SELECT would silently give fewer rows,
-            # and a change without a key, a large join or what follows a COMMIT would be refused.
+            # A server may have other values of these, meant for interactive use: a SELECT would silently give
+            # fewer rows, and a change without a key, a large join or a statement after COMMIT would be
+            # refused.
             "sql_select_limit": _ALL_ROWS,
             "sql_big_selects": 1,
             "sql_safe_updates": 0,
@@ -309,8 +310,9 @@ class MySQLDialect(ServerDialect):
             text = self.to_driver(column)[0]
             if not _PLAIN.fullmatch(text):
                 # MySQL keeps an expression as text, with backslashes before quotes, and reads it again in the
-                # mode of whoever opens the table: under NO_BACKSLASH_ESCAPES nobody could open it any more.
-                # After an introducer such as _utf8mb4 even a literal of hexadecimal digits is kept like that.
+                # mode of the session that opens the table: under NO_BACKSLASH_ESCAPES none could open it any
+                # more. After an introducer such as _utf8mb4 even a literal of hexadecimal digits is kept like
+                # that.
                 found = literal_column(f"CONVERT(X'{text.encode().hex()}' USING utf8mb4)")
         elif not mysql_types.is_bytes(column.type):
             return found

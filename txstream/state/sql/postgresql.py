@@ -2,8 +2,8 @@
 
 Locks. Every transaction is READ COMMITTED, whatever the server's default: under REPEATABLE READ a
 transaction that waited at the fence would not see the ledger row of the one it waited for, and restore
-nothing, without an error. A session that is idle in a transaction, as a frozen driver's is, is ended by
-the server before `message_timeout` has passed; whoever waits for its fence waits longer than that.
+nothing, without an error. When a session is idle in a transaction, as a frozen driver's is, the
+server ends it before `message_timeout` has passed; a session that waits for its fence waits longer than that.
 """
 
 from __future__ import annotations

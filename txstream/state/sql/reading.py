@@ -27,7 +27,7 @@ from txstream.transaction import Txid
 
 
 class SqlStateReading(StateReading):
-    """Over `connection`, whose transaction has begun; `database` is its URL for people."""
+    """Over `connection`, whose transaction has begun; `database` is its URL without the password."""
 
     def __init__(self, connection: Connection, dialect: StateDialect, database: str, topology: str) -> None:
         self._connection = connection

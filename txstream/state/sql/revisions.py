@@ -1,9 +1,9 @@
 """The revision of the framework's own tables in a database: read, created, upgraded.
 
-Invariant: a database is at no revision (it has none of these tables) or at exactly one; whoever changes it
-holds the definitions' lock, and does it in one transaction. MySQL and MariaDB commit each step by itself;
-there a table says that a change has begun, from before its first step until after its last, and whoever
-comes upon it with the lock held goes on with that change.
+Invariant: a database is at no revision (it has none of these tables) or at exactly one; a change holds the
+definitions' lock and is one transaction. MySQL and MariaDB commit each step by itself; there a table says
+that a change has begun, from before its first step until after its last, and the next holder of the lock that
+finds this table continues the change.
 
 Reading needs no script, and nor does creating where that is part of a transaction: both work from a zip.
 Upgrading runs Alembic's scripts, which must be files on disk, and so does creating on MySQL and MariaDB,

@@ -1,8 +1,8 @@
 """Sessions with a SQL database: how a connection is taken, guarded, answered for and released.
 
-Invariants. Every transaction has a connection of its own, and nothing is sent twice: whatever fails before
-COMMIT leaves nothing, and an outage at COMMIT is an AnswerLostError, to be settled by the ledger. What a
-driver raises leaves here as an error of the framework. No connection is used by two processes.
+Invariants. Every transaction has a connection of its own, and nothing is sent twice: a failure before COMMIT
+leaves nothing, and an outage at COMMIT is an AnswerLostError, which the ledger settles. A driver's errors
+leave this module as errors of the framework. No two processes use one connection.
 
 Thread-safe: connections come from a pool.
 """
@@ -128,8 +128,8 @@ class Sessions:
         return True
 
     def _release(self, connection: Connection) -> None:
-        """Give it back to the pool, which may ask the server to forget what is the session's: a server that
-        is silent by now is given up too, and its connection thrown away. What was committed stays so."""
+        """Give it back to the pool, which may ask the server to reset the session. A server that does not
+        answer then is given up as well, and its connection thrown away. The commit stands."""
         if connection.invalidated:
             connection.close()
             return

@@ -46,7 +46,7 @@ class PreparedStatements:
 
 
 class SqlTransaction(StateTransaction):
-    """`answered` is told whenever the server has answered, which a deadline waits for."""
+    """`answered` is called whenever the server has answered, for the deadline that waits for it."""
 
     def __init__(
         self, life: TopologyLife, statements: PreparedStatements, connection: Connection, answered: Touch

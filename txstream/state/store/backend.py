@@ -2,9 +2,9 @@
 
 Fence, ledger, value rules and ownership of tables are here. A subclass brings transactions.
 
-Invariants. Every method is one transaction. One that writes for a topology holds the topology's lock: whoever
-raises the fence or commits alone, the tasks of one attempt together. The fence is looked at first, and after
-the lock is granted. Nothing of a transaction is there before its end, and then all of it.
+Invariants. Every method is one transaction. One that writes for a topology holds the topology's lock:
+exclusively to raise the fence or to commit, shared by the tasks of one attempt. The fence is looked at first,
+and after the lock is granted. Nothing of a transaction is there before its end, and then all of it.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ class StoreBackend(StateBackend):
         return layout.rows_space(name)
 
     def _refuse_grown(self, here: Transaction, spec: TableSpec) -> None:
-        """A reader that does not know all columns belongs to a driver of before: leaders add them."""
+        """A reader that does not know all columns belongs to an older driver: leaders add them."""
         owner = layout.read_owner(here, spec.state.table)
         if owner is not None and owner.declaration != spec.state.declaration(spec.semantics):
             raise StaleAttemptError(

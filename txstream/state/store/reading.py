@@ -21,7 +21,7 @@ from txstream.transaction import Txid
 
 
 class StoreReading(StateReading):
-    """Over `here`, which has begun; `database` is its store's URL for people."""
+    """Over `here`, which has begun; `database` is its store's URL without the password."""
 
     def __init__(self, here: Transaction, database: str, topology: str) -> None:
         self._here = here
