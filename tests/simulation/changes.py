@@ -8,26 +8,24 @@ counts. Operators rebuild what ZooKeeper has lost, and may die in the middle of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from simulation.changing import ChangeMutations, ChangingDriver, Operator, StoreExecutors
+from simulation.changing import ChangingDriver, Operator
 from simulation.driver import Driver
-from simulation.oracle import NumberedLog, Oracle
-from simulation.releases import FIRST, SECOND, THIRD, releases_of
-from simulation.stores import Server, Store
-from simulation.world import COMMITS, FAULTS, Tree, World, WrongResultError
+from simulation.oracle import Oracle
+from simulation.releases import FIRST, SECOND, THIRD, Release, releases_of
+from simulation.stores import Server
+from simulation.world import COMMITS, FAULTS, Mutations, Tree, World, WrongResultError, tell_of
 from txstream.api.topology import CommitChoice
 from txstream.semantics import Semantics
 from txstream.state.store import layout
+from txstream.state.store.overlay import Overlay
 from txstream.zookeeper.paths import ROOT, Paths
 from txstream.zookeeper.tree import Operation
 
 CHANGE_FAULTS: Mapping[str, float] = {
     **FAULTS,
     "another driver": 0.03,
-    "lock kept": 0.3,
-    "asleep in a transaction": 0.01,
     "zookeeper lost": 0.006,
     "release": 0.02,
     "prune": 0.05,
@@ -47,35 +45,27 @@ class _Watched(Tree):
 class ChangingWorld(World):
     """One history of a topology whose code changes."""
 
-    mutations: ChangeMutations
-    executors: StoreExecutors
+    servers: list[Server]
 
-    def __post_init__(self) -> None:
-        self._begin()
+    def _begin(self) -> None:
         self.tree = _Watched()
-        self.states = self.state or self.semantics
         bolts = self.random.random() < 0.6
         self.commit: CommitChoice = self.random.choice(("auto", "executors") if bolts else COMMITS)
         self.releases = releases_of(self.random, bolts=bolts)
+        self.release = self.releases[0]
         self.released = 1
-        self.log: NumberedLog = NumberedLog()
         self.oracle = Oracle(self.log, self.codec)
         self.paths = Paths(ROOT, "t")
         self.tree.seen = lambda tree: self.oracle.look(tree, self.paths)
-        self.servers = [Server(name, self.oracle.applied) for name in (FIRST, SECOND, THIRD)]
-        self.executors = StoreExecutors(self)
+        self.servers = [Server(name, self) for name in (FIRST, SECOND, THIRD)]
         self.losses = 0
         self.is_lost = False
-        self._has_faults = False
-        for server in self.servers:
-            self.mutations.store(server, _Quiet(self)).ensure_framework_tables()
-        self._has_faults = True
-        for _ in range(self.random.randint(1, 3)):
-            self.grow()
 
-    def store_at(self, url: str, client: Any) -> Store:
-        server = next(server for server in self.servers if server.url == url)
-        return self.mutations.store(server, client)
+    def _prepare(self, first: Driver) -> None:
+        """Nobody has run it yet."""
+
+    def applied(self, changes: Overlay) -> None:
+        self.oracle.applied(changes)
 
     def happened_since(self, losses: int, step: int) -> bool:
         return self.losses != losses or self.steps_done != step
@@ -95,7 +85,6 @@ class ChangingWorld(World):
     # --- with faults ----------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        self.steps_done += 1
         if self.released < len(self.releases) and self.happens("release"):
             self.released += 1
             self.note(f"release {self.released} is out")
@@ -117,31 +106,25 @@ class ChangingWorld(World):
         else:
             super()._step_a_driver()
 
-    def _new_driver(self) -> Driver:
+    def new_driver(self) -> Driver:
         number = self.released
         if self.random.random() < 0.3:
             number = self.random.randint(1, number)
-        return self._driver_of(number)
+        return self.new_driver_of(number)
 
-    def _driver_of(self, number: int) -> ChangingDriver:
-        driver = ChangingDriver(self, len(self.drivers) + 1, self.releases[number - 1])
-        self.drivers.append(driver)
+    def new_driver_of(self, number: int) -> Driver:
+        self.drivers.append(driver := self._driver_of(self.releases[number - 1], len(self.drivers) + 1))
         return driver
 
-    def _deliver_late(self) -> None:
-        self.tree.deliver_late()
-        for server in self.servers:
-            for held in [held for held in server.holding if held.is_sent]:
-                server.settle(self, held)
+    def _driver_of(self, release: Release, number: int) -> Driver:
+        return ChangingDriver(self, number, release)
 
     # --- without faults -------------------------------------------------------------------------------
 
     def run(self, *, alone: bool = False) -> None:
         for _ in range(self.steps):
             self._step()
-        self.note("no more faults")
-        self._has_faults = False
-        self.log.lost.clear()
+        self._end_faults()
         self.released = len(self.releases)
         for _ in range(3):
             if self.is_lost:
@@ -152,22 +135,23 @@ class ChangingWorld(World):
     def _last_driver(self) -> Driver:
         """Of the newest release. Where a transactional txid is committed in part, the one of before first."""
         for _ in range(3):
-            last = self._driver_of(self.released)
+            last = self.new_driver_of(self.released)
             last.step()
             if last.is_started:
                 return last
             covering = [r.number for r in self.releases if r.covers(self.oracle.in_effect())]
-            before = self._driver_of(covering[0])
+            before = self.new_driver_of(covering[0])
             before.step()
             assert before.is_started, f"{before} cannot finish what was committed in part"
             self._finish(before)
         raise WrongResultError(f"release {self.released} cannot be run any more")
 
     def _check(self, when: str) -> None:
-        self.oracle.check_chain()
-        last = self.drivers[-1]
-        assert isinstance(last, ChangingDriver)
-        missing = {declared.table for declared in last.release.tables} - set(self.oracle.since)
+        if sorted(self.oracle.batches) != list(range(1, len(self.oracle.batches) + 1)):
+            raise WrongResultError(f"the committed batches are {sorted(self.oracle.batches)}")
+        committed = [metas for _, (_, metas) in sorted(self.oracle.batches.items())]
+        self.check_chain(committed, "ZooKeeper")
+        missing = {declared.table for declared in self.drivers[-1].release.tables} - set(self.oracle.since)
         if missing:
             raise WrongResultError(f"{when}, {missing} has not joined")
         for table in sorted(self.oracle.since):
@@ -183,31 +167,13 @@ class ChangingWorld(World):
         return {key[0]: row[0] for rows in spaces for key, row in rows.items()}
 
 
-@dataclass
-class _Quiet:
-    """A client to whom nothing happens."""
-
-    world: World
-
-    def pass_point(self, where: str) -> None:
-        return
-
-
 def simulate_changes(
     seed: int,
     semantics: Semantics,
-    mutations: ChangeMutations | None = None,
+    mutations: Mutations | None = None,
     faults: Mapping[str, float] = CHANGE_FAULTS,
     steps: int = 150,
     state: Semantics | None = None,
 ) -> ChangingWorld:
     """Run one history. Raises AssertionError, with the history and the seed, when anything is not right."""
-    world = ChangingWorld(seed, semantics, 3, mutations or ChangeMutations(), faults, steps, state)
-    try:
-        world.run()
-    except Exception as error:
-        raise AssertionError(
-            f"{world.tell()}\nseed {seed}, {semantics} spout, {state or semantics} state: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    return world
+    return tell_of(ChangingWorld(seed, semantics, 3, mutations or Mutations(), faults, steps, state))

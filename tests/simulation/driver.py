@@ -7,15 +7,16 @@ left alone between any two steps and inside any write.
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from support.inmemory import Range
 
-from simulation.executors import Counts, Task
-from simulation.model import NOW, UUID, Database
+from simulation.log import Held
+from simulation.releases import Release
+from simulation.tasks import bindings_of, processes_of
 from txstream.api.errors import (
     BatchFailedError,
     FencedError,
@@ -33,17 +34,18 @@ from txstream.coordinator import (
     Plan,
 )
 from txstream.engine.batch.runner import BatchResult
-from txstream.engine.commit.committer import Committer, ProcessedBatch, StateTarget
-from txstream.engine.commit.open_databases import StorePlace
-from txstream.engine.start.recovery import Resume
+from txstream.engine.commit.committer import Committer, ProcessedBatch
+from txstream.engine.start import takeover
+from txstream.engine.start.takeover import Takeover
 from txstream.metas import BatchMetas
-from txstream.semantics import Semantics
-from txstream.state import AnswerLostError, BatchRecord, Commit, FenceRow, TableSpec, TopologyLife
-from txstream.transaction import AttemptId, AttemptSequence, Epoch, TransactionAttempt
+from txstream.state import FenceLockedError
+from txstream.transaction import Epoch, TransactionAttempt
 from txstream.zookeeper import LostAnswerError, MemoryProgress
 
 if TYPE_CHECKING:
     from simulation.world import World
+
+NOW = datetime(2024, 5, 1, tzinfo=UTC)
 
 
 class CrashError(BaseException):
@@ -54,94 +56,7 @@ class UnexplainedError(AssertionError):
     """A driver met an error that nothing in its world explains."""
 
 
-class DatabaseView:
-    """A database, and the topology bound to it, as one driver sees it: every call may crash, be
-    interrupted, lose its answer."""
-
-    def __init__(self, database: Database, driver: Driver) -> None:
-        self.database = database
-        self.url_for_people = database.name
-        self.on_executors = database.on_executors
-        self.life = TopologyLife("t", UUID, driver.world.semantics)
-        self._driver = driver
-        self._world = driver.world
-
-    @property
-    def store(self) -> DatabaseView:
-        return self
-
-    def of(self, topology: str, uuid: str, semantics: Semantics, tables: Sequence[TableSpec]) -> DatabaseView:
-        return self
-
-    def read_fence(self) -> FenceRow | None:
-        self._driver.pass_point(f"read the fence of {self.database.name}")
-        return FenceRow("t", UUID, self.database.fence)
-
-    def raise_fence(self, attempt: AttemptId) -> None:
-        self._driver.pass_point(f"raise the fence of {self.database.name}")
-        self._world.mutations.raise_fence(self.database, attempt)
-        self._driver.pass_point(f"raised the fence of {self.database.name}")
-
-    def last_batch(self) -> BatchRecord | None:
-        self._driver.pass_point(f"read the ledger of {self.database.name}")
-        return self.database.last_batch()
-
-    def commit(self, commit: Commit, *, reached: Any) -> None:
-        what = f"{commit.attempt}: {dict(commit.deltas['words'])}"
-        late = functools.partial(self.database.commit, commit)
-        with self._call(f"commit {commit.attempt} to", what, late):
-            self.database.commit(commit)
-            self._world.note(f"{self.database.name} has committed {what}")
-
-    def begin_commit(self, commit: Commit, *, reached: Any) -> None:
-        database, what = self.database, f"the beginning of {commit.attempt}"
-        late = functools.partial(database.begin_commit_at_once, commit)
-        try:
-            with self._call(f"begin {commit.attempt} in", what, late):
-                if self._world.random.random() < 0.5:
-                    database.begin_commit_at_once(commit)
-                else:
-                    for step in database.begin_commit(commit):
-                        self._driver.pass_point(f"{step} of {what} in {database.name}")
-                self._world.note(f"{database.name} has begun {commit.attempt}")
-        except AnswerLostError:
-            self._world.mutations.begin_answer_lost()
-
-    def end_commit(self, commit: Commit, *, keys: int, reached: Any) -> None:
-        if self._world.mutations.skips_the_end(self.database):
-            return
-        what = f"the end of {commit.attempt}"
-        late = functools.partial(self.database.end_commit, commit)
-        with self._call(f"end {commit.attempt} in", what, late):
-            self.database.end_commit(commit)
-            self._world.note(f"{self.database.name} has ended {commit.attempt}")
-
-    @contextlib.contextmanager
-    def _call(self, doing: str, what: str, late: Callable[[], None]) -> Iterator[None]:
-        """Around one call to the server: it may be lost before, be applied later, or lose its answer."""
-        world, name = self._world, self.database.name
-        self._driver.pass_point(f"{doing} {name}")
-        if world.happens("database away"):
-            raise ServiceUnavailableError(f"{name} is away")
-        if world.happens("commit late"):
-            world.note(f"{what} is late at {name}")
-            world.late_calls.append((name, what, late))
-            raise AnswerLostError(f"{name} did not answer")
-        yield
-        self._driver.pass_point(f"did {doing} {name}")
-        if world.happens("answer lost"):
-            raise AnswerLostError(f"{name} did not answer")
-
-    def check(self) -> None:
-        if self._world.happens("database away"):
-            raise ServiceUnavailableError(f"{self.database.name} is away")
-
-    def outcome(self, attempt: TransactionAttempt) -> bool:
-        self._driver.pass_point(f"ask {self.database.name} for {attempt}")
-        return self._world.mutations.outcome(self.database, attempt)
-
-
-class Store(MemoryProgress):
+class Progress(MemoryProgress):
     """The real progress store over the shared tree; remembers the epoch it claimed."""
 
     claimed = Epoch(0)
@@ -159,7 +74,7 @@ class Actor:
         self.number = number
         self.is_alive = True
         self.is_frozen = False
-        self.store = Store(world.tree, "t", world.codec, hook=self._hook)
+        self.store = Progress(world.tree, "t", world.codec, hook=self._hook)
 
     def _end(self, how: str) -> None:
         self.world.note(f"{self} {how}")
@@ -188,34 +103,21 @@ class Actor:
 class Driver(Actor):
     """One driver's turn, from its election to its end."""
 
-    def __init__(self, world: World, number: int) -> None:
+    def __init__(self, world: World, number: int, release: Release) -> None:
         super().__init__(world, number)
+        self.release = release
+        code = release.code(world.semantics, world.states, world.commit, world.pending)
+        self.topology = code.topology
+        self.targets = [
+            replace(target, database=world.store_at(target.database.url_for_people, self))
+            for target in code.targets
+        ]
         self.is_started = False
-        self.has_nothing_to_plan = False
         self.committed: TransactionAttempt | None = None
         self._commands: list[Command[Range]] = []
         self._answers: list[Callable[[], list[Command[Range]]]] = []
         self._attempts: list[TransactionAttempt] = []
-        self._processed: dict[TransactionAttempt, Any] = {}
-        self._open()
-
-    def _open(self) -> None:
-        world = self.world
-        self._views = [DatabaseView(database, self) for database in world.databases]
-        (bolt, semantics), *_ = world.topology.states
-        table = TableSpec(bolt.state, semantics, bolt.reducers)
-        self._component = world.topology.bolts[-1].id
-        self._targets = [
-            StateTarget(
-                view,  # type: ignore[arg-type]  # a model of one
-                (table,),
-                (self._component,),
-                StorePlace(view.database.name, 1.0, 1.0),
-                frozenset({"words"} if view.database.written_by_bolts else ()),
-            )
-            for view in self._views
-        ]
-        self._committer = Committer(world.topology, UUID, self._targets, wait_for=self._wait_for)
+        self._processed: dict[TransactionAttempt, Held] = {}
 
     def __str__(self) -> str:
         return f"driver {self.number}"
@@ -245,20 +147,29 @@ class Driver(Actor):
     # --- one turn -------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        world = self.world
-        world.note(f"{self} starts")
-        epoch = world.mutations.take_over(self.store, self._views)
-        resume: Resume = world.mutations.recover("t", world.semantics, self.store, self._views, world.codec)
-        progress = resume.progress
-        world.note(f"{self} has epoch {epoch}, current {progress.current}, replays {set(resume.replays)}")
-        self.coordinator = world.mutations.coordinator(
-            world.semantics,
-            current=progress.current,
-            stored={txid: batch.metas for txid, batch in progress.batches.items()},
-            next_attempt=AttemptSequence(epoch).next,
-            max_spout_pending=world.random.randint(1, 3),
-            replays=resume.replays,
-        )
+        self.world.note(f"{self} starts")
+        try:
+            taken = takeover.take_up(
+                self.topology, self.store, self.targets, self.world.codec, locked=self.locked
+            )
+        except ServiceUnavailableError as error:
+            self._end(f"cannot start: {error}")
+        else:
+            self._lead(taken)
+
+    def locked(self, error: FenceLockedError) -> None:
+        self.pass_point("waiting for a lock")
+        if self.world.random.random() < 0.3:
+            raise error
+
+    def _lead(self, taken: Takeover) -> None:
+        progress, replays = taken.resume.progress, set(taken.resume.replays)
+        self.world.note(f"{self} has epoch {taken.epoch}, current {progress.current}, replays {replays}")
+        self.uuid = taken.identity.uuid
+        self.coordinator = taken.coordinator
+        self.bindings = bindings_of(self)
+        self.processes = processes_of(self)
+        self._committer = Committer(self.topology, self.uuid, self.targets, wait_for=self._wait_for)
         self.is_started = True
         self._take(self.coordinator.sync())
 
@@ -326,7 +237,6 @@ class Driver(Actor):
     def _plan(self, plan: Plan[Range]) -> None:
         metas = BatchMetas.from_plan(plan.last, self._next_ranges(plan))
         self.world.note(f"{self} plans {plan.txid}", metas)
-        self.has_nothing_to_plan = not metas.has_work
         if metas.has_work or plan.replay:
             self._answers.append(lambda: self.coordinator.planned(plan.ticket, metas))
         else:
@@ -349,25 +259,29 @@ class Driver(Actor):
             self.world.note(f"{self}: {attempt} fails")
             self._answers.append(lambda: self.coordinator.fail(attempt))
         else:
-            self._processed[attempt] = self.world.log.fold(emit.metas)
+            self._processed[attempt] = self.world.log.hold(emit.metas)
             self._answers.append(lambda: self.coordinator.ack(attempt))
 
     def _commit(self, emit: EmitCommit[Range]) -> None:
         attempt, metas = emit.attempt, self.world.codec.encode(emit.metas)
         batch = ProcessedBatch(BatchResult({}, 0, 0.0, 0.0, 0.0), NOW, NOW, None)
-        merged = self._deltas_of(self._processed.pop(attempt))
-        executors = self.world.executors
+        held = self._processed.pop(attempt)
+        tasks = self.world.tasks
+
+        def reached(point: str) -> None:
+            self.pass_point(f"{point} of {attempt}")
+
         try:
-            begun = self._committer.begin(attempt, metas, batch, lambda point: None)
+            begun = self._committer.begin(attempt, metas, batch, reached)
             # What bolts of the commit phase write themselves, between the beginning and the end.
-            executors.wait_for(self, attempt, self._start_bolts(attempt, begun, merged))
+            tasks.run_bolts(self, attempt, held)
             self._committer.commit(
                 attempt,
                 metas,
                 batch,
-                merged,
-                lambda point: self.pass_point(f"{point} of {attempt}"),
-                write=lambda attempt, writes: executors.write(self, attempt, writes),
+                {d.table: d.deltas(held) for d in self.release.tables if not d.by_bolt},
+                reached,
+                write=lambda attempt, writes: tasks.write(self, attempt, writes),
                 begun=begun,
             )
         except StaleAttemptError as error:
@@ -377,18 +291,8 @@ class Driver(Actor):
             self.world.note(f"{self}: {error}")
             self._answers.append(lambda: self.coordinator.fail(attempt))
         else:
+            self.world.note(f"{self} has committed {attempt}")
             self._answers.append(lambda: self.coordinator.ack(attempt))
-
-    def _deltas_of(self, held: Any) -> dict[str, Any]:
-        """What a batch holds, by component."""
-        return {self._component: Counts(held)}
-
-    def _start_bolts(
-        self, attempt: TransactionAttempt, begun: Collection[int], merged: Mapping[str, Any]
-    ) -> list[Task]:
-        executors, deltas = self.world.executors, merged[self._component]
-        started = [executors.start(attempt, self.world.databases[at], deltas) for at in sorted(begun)]
-        return [task for tasks in started for task in tasks]
 
     def _send_stale_message(self) -> None:
         """An ack or a fail of an attempt that is no longer the active one."""

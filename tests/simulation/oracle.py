@@ -12,8 +12,8 @@ from typing import Any
 
 from support.inmemory import Range
 
-from simulation.model import Log
-from simulation.releases import DEFAULT, Held
+from simulation.log import Log
+from simulation.releases import DEFAULT
 from simulation.world import Tree, WrongResultError
 from txstream.metas import BatchMetas, MetaCodec
 from txstream.state.declarations import Owner, declared_spec
@@ -25,24 +25,11 @@ from txstream.zookeeper.documents import StoredBatch, StoredCurrent
 from txstream.zookeeper.paths import Paths
 
 
-class NumberedLog(Log):
-    """Records are a key and a number, by which what a batch holds can be told from another one's."""
-
-    def fold(self, metas: BatchMetas[Range]) -> Any:
-        held: dict[str, tuple[int, int]] = {}
-        for partition, taken in metas.partitions.items():
-            for at in range(taken.start, taken.end):
-                key = self.partitions[partition][at]
-                n, total = held.get(key, (0, 0))
-                held[key] = n + 1, total + at + 1
-        return held
-
-
 @dataclass
 class Oracle:
     """`batches` as they were committed, by txid; `since` by state; `wide` are tables with `total`."""
 
-    log: NumberedLog
+    log: Log
     codec: MetaCodec[Any]
     current: Txid = FIRST_TXID
     batches: dict[Txid, tuple[AttemptId | None, BatchMetas[Range]]] = field(default_factory=dict)
@@ -100,7 +87,7 @@ class Oracle:
         wide_from = self._wide_from(table, start)
         found: dict[str, tuple[int, int]] = {}
         for txid in sorted(txid for txid in self.batches if txid >= start):
-            for key, (n, total) in self._held(txid).items():
+            for key, (n, total) in self.log.hold(self.batches[txid][1]).items():
                 known = found.get(key)
                 if known is None:
                     # A row that is there when the column comes has the default; a later one does not.
@@ -120,20 +107,3 @@ class Oracle:
         committed_by = self.batches[txid][0] if txid in self.batches else None
         was_before = committed_by is not None and committed_by < leader
         return max(start, Txid(txid + 1) if was_before else txid)
-
-    def check_chain(self) -> None:
-        """Every record of the log is in exactly one batch."""
-        if sorted(self.batches) != list(range(1, len(self.batches) + 1)):
-            raise WrongResultError(f"the committed batches are {sorted(self.batches)}")
-        places = dict.fromkeys(self.log.partitions, 0)
-        for txid in sorted(self.batches):
-            for partition, taken in self.batches[txid][1].partitions.items():
-                if taken.start != places[partition]:
-                    raise WrongResultError(f"txid {txid} takes {partition} from {taken.start}, not {places}")
-                places[partition] = taken.end
-        if places != {partition: len(keys) for partition, keys in self.log.partitions.items()}:
-            raise WrongResultError(f"the batches end at {places}")
-
-    def _held(self, txid: Txid) -> Held:
-        held: Held = self.log.fold(self.batches[txid][1])
-        return held

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import functools
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from support.inmemory import MemoryLog, MemorySource
 
+from simulation.log import Held
 from txstream.api.bolts import BatchBolt, Committer
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.reducers import Count, Sum
-from txstream.api.spouts import OpaqueSpout, TransactionalSpout
+from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, TransactionalSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import CommitChoice, Topology
 from txstream.api.tuples import Tuple
 from txstream.bolts.sql import SqlStateBolt
+from txstream.engine.commit.databases import StateTarget, state_targets
 from txstream.semantics import Semantics
 
 DEFAULT = 1000
@@ -26,12 +28,10 @@ DEFAULT = 1000
 
 FIRST, SECOND, THIRD = "one", "two", "three"
 
-Held = Mapping[str, tuple[int, int]]
-"""What a batch holds by key: how many records, and the sum of their numbers."""
-
 _SPOUTS: Mapping[Semantics, Any] = {
     Semantics.OPAQUE: OpaqueSpout,
     Semantics.TRANSACTIONAL: TransactionalSpout,
+    Semantics.NON_TRANSACTIONAL: NonTransactionalSpout,
 }
 _source = MemorySource(MemoryLog({}), output="word string, x bigint")
 
@@ -89,23 +89,49 @@ class Release:
         mine = {declared.table: declared.wide for declared in self.tables}
         return all(name in mine and mine[name] >= wide for name, wide in known.items())
 
-    def topology(self, semantics: Semantics, states: Semantics, commit: CommitChoice) -> Topology:
-        return _topology(self, semantics, states, commit)
+    def code(self, semantics: Semantics, states: Semantics, commit: CommitChoice, pending: int) -> Code:
+        return _code(self, semantics, states, commit, pending)
+
+
+class Code(NamedTuple):
+    """What a driver runs; `targets` have no databases yet."""
+
+    topology: Topology
+    targets: list[StateTarget]
+
+
+@dataclass
+class _Unopened:
+    url_for_people: str
+    on_executors: bool = True
 
 
 @functools.cache
-def _topology(release: Release, semantics: Semantics, states: Semantics, commit: CommitChoice) -> Topology:
+def _code(
+    release: Release, semantics: Semantics, states: Semantics, commit: CommitChoice, pending: int
+) -> Code:
+    """`auto` takes executors for more than one key, and never twice for one txid."""
     rows = 1 if commit == "auto" else None
+    spout = _SPOUTS[semantics](_source)
     builder = TransactionalTopologyBuilder(
-        "t", "rows", _SPOUTS[semantics](_source), commit=commit, driver_commit_rows=rows
+        "t", "rows", spout, commit=commit, driver_commit_rows=rows, max_spout_pending=pending
     )
     for declared in release.tables:
         state = declared.state(states)
         bolt: Any = Keeping(state)
         if not declared.by_bolt:
             bolt = SqlStateBolt(state, n=Count(), **({"total": Sum("x")} if declared.wide else {}))
-        builder.set_committer_bolt(declared.table, bolt).fields_grouping("rows", "word")
-    return builder.build()
+        tasks = 2 if declared.by_bolt else 1
+        builder.set_committer_bolt(declared.table, bolt, tasks).fields_grouping("rows", "word")
+    topology = builder.build()
+    unopened: Any = _Unopened
+    return Code(topology, state_targets(topology, f"memory://{FIRST}", unopened))
+
+
+def still(databases: int, by_bolt: Sequence[bool]) -> Release:
+    """One that no other follows: a table in each of so many databases."""
+    servers = (FIRST, SECOND)[:databases]
+    return Release(1, tuple(Declared(s[0], s, by_bolt=b) for s, b in zip(servers, by_bolt, strict=False)))
 
 
 def releases_of(random: random.Random, *, bolts: bool) -> list[Release]:

@@ -1,4 +1,4 @@
-"""Stores of states whose topology changes under them: the real `StoreBackend` over a server that fails.
+"""Databases that fail: the real `StoreBackend` over a server in memory.
 
 Invariants. A transaction's changes are applied in one piece, at its end or, when its answer is lost, some
 time later; until then it keeps its locks. Who needs a lock that is kept by a transaction on its way has it
@@ -11,10 +11,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
 from txstream.api.errors import ServiceUnavailableError
-from txstream.state import AnswerLostError, FenceLockedError
+from txstream.semantics import Semantics
+from txstream.state import AnswerLostError, FenceLockedError, TableSpec, TopologyStates
 from txstream.state.store.backend import StoreBackend
 from txstream.state.store.layout import Transaction
 from txstream.state.store.merging import Key
@@ -23,11 +25,11 @@ from txstream.state.store.overlay import Overlay, Spaces
 if TYPE_CHECKING:
     from simulation.world import World
 
+_LATE = ("commit", "begin_commit", "write", "end_commit")
+
 
 class Client(Protocol):
     """Whoever talks to a server."""
-
-    world: World
 
     def pass_point(self, where: str) -> None: ...
 
@@ -48,10 +50,11 @@ class Held:
 
 @dataclass
 class Server:
-    """One database server. `applied` is called with what each transaction changes, before it does."""
+    """One database server."""
 
     name: str
-    applied: Callable[[Overlay], None]
+    world: World
+    on_executors: bool = True
     spaces: Spaces = field(default_factory=dict)
     holding: list[Held] = field(default_factory=list)
 
@@ -60,15 +63,22 @@ class Server:
         """Of a scheme that txstream knows, which it asks what place a URL means; it opens nothing itself."""
         return f"memory://{self.name}"
 
-    def begin(self, world: World, alone: frozenset[str], shared: frozenset[str], changes: Overlay) -> Held:
+    def open(self, client: Client) -> Store:
+        return Store(self, client)
+
+    def deliver_late(self) -> None:
+        for held in [held for held in self.holding if held.is_sent]:
+            self._settle(held)
+
+    def begin(self, alone: frozenset[str], shared: frozenset[str], changes: Overlay) -> Held:
         """Grant the locks. Raises FenceLockedError when somebody who sleeps keeps one."""
         for other in [held for held in self.holding if held.excludes(alone, shared)]:
             if other.is_sent:
-                self.settle(world, other)
-            elif world.happens("lock kept"):
+                self._settle(other)
+            elif self.world.happens("lock kept"):
                 raise FenceLockedError(f"{self.name}: somebody who sleeps holds {set(other.alone)}")
             else:
-                world.note(f"{self.name} ends a transaction whose client sleeps")
+                self.world.note(f"{self.name} ends a transaction whose client sleeps")
                 self.end(other)
         held = Held(alone, shared, changes)
         self.holding.append(held)
@@ -80,15 +90,38 @@ class Server:
         held.is_over = True
         self.holding.remove(held)
         if apply:
-            self.applied(held.changes)
+            self.world.applied(held.changes)
             held.changes.apply()
 
-    def settle(self, world: World, held: Held) -> None:
+    def _settle(self, held: Held) -> None:
         """What was on its way has arrived, or never will."""
-        world.steps_done += 1
-        arrives = world.random.random() < 0.8
-        world.note(f"{self.name}: what was late {'is there' if arrives else 'never arrives'}")
+        self.world.steps_done += 1
+        arrives = self.world.random.random() < 0.8
+        self.world.note(f"{self.name}: what was late {'is there' if arrives else 'never arrives'}")
         self.end(held, apply=arrives)
+
+
+def with_late_calls(states: TopologyStates, world: World) -> TopologyStates:
+    """The same, but calls that write may be carried out as a whole some time after they were given up."""
+    return cast(TopologyStates, _Late(states, world))
+
+
+class _Late:
+    def __init__(self, states: TopologyStates, world: World) -> None:
+        self._states = states
+        self._world = world
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._states, name)
+        return partial(self._call, name, found) if name in _LATE else found
+
+    def _call(self, name: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        world, where = self._world, self._states.url_for_people
+        if not world.happens("call late"):
+            return call(*arguments, **options)
+        world.note(f"a {name} to {where} is late")
+        world.late_calls.append((f"a {name} to {where}", partial(call, *arguments, **options)))
+        raise AnswerLostError(f"{where} did not answer")
 
 
 class _Sleeping(Overlay):
@@ -111,11 +144,18 @@ class Store(StoreBackend):
     def __init__(self, server: Server, client: Client) -> None:
         super().__init__(server.url)
         self.server = server
+        self.on_executors = server.on_executors  # type: ignore[misc]  # the kind's, elsewhere
         self._client = client
-        self._world = client.world
+        self._world = server.world
 
     def check(self) -> None:
         self._reach()
+
+    def of(
+        self, topology: str, uuid: str, semantics: Semantics, tables: Sequence[TableSpec] = ()
+    ) -> TopologyStates:
+        states: TopologyStates = super().of(topology, uuid, semantics, tables)
+        return with_late_calls(states, self._world)
 
     @contextlib.contextmanager
     def transaction(
@@ -134,7 +174,7 @@ class Store(StoreBackend):
         client.pass_point(f"before a transaction of {server.name}")
         self._reach()
         changes = _Sleeping(server.spaces, lambda: self._pause(held))
-        held = server.begin(world, frozenset(exclusive), frozenset(shared), changes)
+        held = server.begin(frozenset(exclusive), frozenset(shared), changes)
         try:
             yield changes
             client.pass_point(f"in a transaction of {server.name}, before its end")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simulation.mutants import HUNTS, Hunt
-from simulation.world import Mutations, simulate
+from simulation.world import simulate
 
 MOST_SEEDS = 1500
 
@@ -40,4 +40,4 @@ def test_a_missing_guard_is_found_in_other_histories_too(hunt: Hunt, first: int)
 def test_with_the_guard_the_same_histories_are_exact(hunt: Hunt) -> None:
     """The faults that a hunt makes more likely are not what breaks the results."""
     for seed in range(15):
-        simulate(seed, hunt.semantics, hunt.databases, Mutations(), hunt.faults)
+        simulate(seed, hunt.semantics, hunt.databases, faults=hunt.faults)

@@ -7,46 +7,46 @@ exactly what the oracle counts, and drivers that wake up later must change nothi
 
 from __future__ import annotations
 
-import dataclasses
-import functools
+import contextlib
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
+from unittest.mock import patch
 
-from support.bolts import word_count
-from support.inmemory import MemoryLog, Range
+from support.inmemory import Range
 
+from simulation import sqlite
 from simulation.driver import Actor, Driver
-from simulation.executors import Executors, Task
-from simulation.model import UUID, Database, Guards, Log
+from simulation.log import Log
+from simulation.releases import FIRST, SECOND, Release, still
+from simulation.stores import Server
+from simulation.tasks import Task, Tasks
 from txstream.api.errors import StaleAttemptError
-from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, TransactionalSpout
-from txstream.api.topology import CommitChoice, Topology
-from txstream.coordinator import Coordinator
-from txstream.engine.start.recovery import Resume, recover, take_over
+from txstream.api.topology import CommitChoice
+from txstream.engine.start.identity import claim_identity
 from txstream.metas import BatchMetas, MetaCodec
 from txstream.semantics import Semantics
-from txstream.state import AnswerLostError
+from txstream.state import StateBackend
 from txstream.state.records import COMMITTED
-from txstream.transaction import AttemptId, Epoch, TransactionAttempt
-from txstream.zookeeper import FORMAT, Identity, MemoryProgress, MemoryTree, ProgressStore
+from txstream.state.store.overlay import Overlay
+from txstream.zookeeper import MemoryTree
 from txstream.zookeeper.tree import Node
 
-SPOUTS: Mapping[Semantics, Any] = {
-    Semantics.OPAQUE: OpaqueSpout,
-    Semantics.TRANSACTIONAL: TransactionalSpout,
-    Semantics.NON_TRANSACTIONAL: NonTransactionalSpout,
-}
+AnyWorld = TypeVar("AnyWorld", bound="World")
 
 # How likely each fault is, each time that it could happen.
 FAULTS: Mapping[str, float] = {
-    "crash": 0.015,
-    "freeze": 0.02,
-    "answer lost": 0.05,
+    "crash": 0.007,
+    "freeze": 0.01,
+    "answer lost": 0.02,
     "write late": 0.03,
-    "commit late": 0.08,
-    "database away": 0.05,
+    "commit late": 0.03,
+    "call late": 0.03,
+    "lock kept": 0.3,
+    "asleep in a transaction": 0.01,
+    "database away": 0.015,
     "batch fails": 0.1,
     "stale message": 0.05,
     "another driver": 0.01,
@@ -59,6 +59,7 @@ COMMITS: tuple[CommitChoice, ...] = ("driver", "auto", "executors")
 _KEYS = "abcd"
 _MAX_DEPTH = 2
 _MAX_LAST_STEPS = 3000
+_ON_SQLITE = 0.05
 
 
 class Tree(MemoryTree):
@@ -72,55 +73,27 @@ class Tree(MemoryTree):
 
 
 class Mutations:
-    """The real rules. A mutant overrides one."""
+    """The real rules. A mutant has something else in their place, by its dotted name below `txstream`."""
 
-    guards = Guards()
+    replaces: Mapping[str, Any] = MappingProxyType({})
     tree: type[Tree] = Tree
-    coordinator: type[Coordinator[Range]] = Coordinator
 
-    def take_over(self, store: ProgressStore, databases: Sequence[Any]) -> Epoch:
-        return take_over(store, databases)
+    def __init_subclass__(cls, replaces: Mapping[str, Any] = MappingProxyType({})) -> None:
+        cls.replaces = {**cls.replaces, **replaces}
 
-    def recover(
-        self,
-        topology: str,
-        semantics: Semantics,
-        store: ProgressStore,
-        databases: Sequence[Any],
-        codec: MetaCodec[Any],
-    ) -> Resume:
-        return recover(topology, semantics, store, databases, codec)
-
-    def raise_fence(self, database: Database, attempt: AttemptId) -> None:
-        database.raise_fence(attempt)
-
-    def outcome(self, database: Database, attempt: TransactionAttempt) -> bool:
-        return database.has_committed(attempt)
-
-    def begin_answer_lost(self) -> None:
-        raise AnswerLostError("nobody knows whether it has begun")
-
-    def write(self, world: World, task: Task, *, alone: bool) -> None:
-        """One transaction of a task; `alone` when no driver waits for it in this step."""
-        task.database.write(task.attempt, task.deltas)
+    @contextlib.contextmanager
+    def in_force(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for name, other in self.replaces.items():
+                stack.enter_context(patch(f"txstream.{name}", other))
+            yield
 
     def are_done(self, tasks: Sequence[Task]) -> bool:
         return all(task.is_done for task in tasks)
 
-    def skips_the_end(self, database: Database) -> bool:
-        return False
-
 
 class WrongResultError(AssertionError):
     """A table is not what the log says."""
-
-
-@functools.cache
-def topology_of(semantics: Semantics, commit: CommitChoice) -> Topology:
-    """`auto` takes executors for more than one key, and never twice for one txid."""
-    topology = word_count(MemoryLog({}), spout=SPOUTS[semantics])
-    rows = 1 if commit == "auto" else None
-    return dataclasses.replace(topology, commit=commit, driver_commit_rows=rows)
 
 
 @dataclass
@@ -135,41 +108,55 @@ class World:
     steps: int = 120
     state: Semantics | None = None
 
-    def _begin(self) -> None:
-        """What every history has, whatever it is about."""
+    def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
         self.codec: MetaCodec[Any] = MetaCodec(Range)
-        self.late_calls: list[tuple[str, str, Callable[[], None]]] = []
-        self.drivers: list[Driver] = []
-        self.history: list[tuple[int, str, BatchMetas[Range] | None]] = []
-        self.steps_done = 0
-        self._depth = 0
-        self._has_faults = True
-
-    def __post_init__(self) -> None:
-        self._begin()
-        commit: CommitChoice = self.random.choice(COMMITS)
-        self.topology = topology_of(self.semantics, commit)
+        self.states = self.state or self.semantics
+        self.pending = self.random.randint(1, 3)
         self.log = Log()
         self.tree = self.mutations.tree()
-        self.databases = [
-            Database(
-                f"database {number}",
-                self.state or self.semantics,
-                self.mutations.guards,
-                on_executors=self.random.random() < 0.85,
-                written_by_bolts=commit != "driver" and self.random.random() < 0.25,
-            )
-            for number in range(1, self.databases_count + 1)
-        ]
-        self.executors = Executors(self)
-        store = MemoryProgress(self.tree, "t", self.codec)
-        store.create_identity(Identity(UUID, FORMAT, self.semantics, "spout"))
+        self.tasks = Tasks(self)
+        self.drivers: list[Driver] = []
+        self.history: list[tuple[int, str, BatchMetas[Range] | None]] = []
+        self.late_calls: list[tuple[str, Callable[[], Any]]] = []
+        self.steps_done = 0
+        self._depth = self._awake = 0
+        self._has_faults = False
+        self._begin()
+        first = self._driver_of(self.release, 0)
+        for server in self.servers:
+            server.open(first).ensure_framework_tables()
+        self._prepare(first)
         for _ in range(self.random.randint(1, 3)):
             self.grow()
+        self._has_faults = True
 
-    def database(self, name: str) -> Database:
-        return next(database for database in self.databases if database.name == name)
+    def _begin(self) -> None:
+        """What runs here, and where."""
+        chance = self.random.random
+        self.commit: CommitChoice = self.random.choice(COMMITS)
+        if self.semantics is Semantics.NON_TRANSACTIONAL:
+            by_bolt = [False, False]
+        else:
+            by_bolt = [self.commit != "driver" and chance() < 0.25 for _ in range(2)]
+        self.release = still(self.databases_count, by_bolt)
+        kind = sqlite.Server if chance() < _ON_SQLITE else Server
+        self.note(f"states are in {kind.__module__}")
+        names = (FIRST, SECOND)[: self.databases_count]
+        self.servers: list[Any] = [kind(name, self) for name in names]
+        for server, writes in zip(self.servers, by_bolt, strict=False):
+            server.on_executors = self.commit == "executors" or writes or chance() < 0.85
+
+    def _prepare(self, first: Driver) -> None:
+        """The topology is known, and nobody has led it yet."""
+        claim_identity(first.topology, first.store, first.targets, locked=first.locked)
+
+    def applied(self, changes: Overlay) -> None:
+        """A server in memory is about to apply a transaction."""
+
+    def store_at(self, url: str, client: Any) -> StateBackend:
+        found: StateBackend = next(s for s in self.servers if s.url == url).open(client)
+        return found
 
     def note(self, what: str, metas: BatchMetas[Range] | None = None) -> None:
         self.history.append((self._depth, what, metas))
@@ -191,28 +178,43 @@ class World:
         """The whole history; `alone` with one driver that nobody ever succeeds."""
         for _ in range(self.steps):
             self._step()
-        self._finish(self.drivers[0] if alone else self._new_driver())
+        self._end_faults()
+        self._finish(self.drivers[0] if alone else self.new_driver())
 
-    def freeze(self, driver: Actor, where: str) -> None:
-        """The driver sleeps in the middle of what it does; the world goes on; then it wakes up."""
-        if self._depth == _MAX_DEPTH:
+    def freeze(self, actor: Actor, where: str) -> None:
+        """The actor sleeps in the middle of what it does; the world goes on; then it wakes up."""
+        if not self._can_sleep:
             return
-        self.note(f"{driver} falls asleep: {where}")
-        driver.is_frozen = True
+        self.note(f"{actor} falls asleep: {where}")
+        actor.is_frozen = True
         self.go_on()
-        driver.is_frozen = False
-        self.note(f"{driver} wakes up: {where}")
+        actor.is_frozen = False
+        self.note(f"{actor} wakes up: {where}")
 
     def go_on(self) -> None:
         """Some steps of everybody else, in the middle of somebody's."""
-        if self._depth == _MAX_DEPTH:
+        if not self._can_sleep:
             return
         self._depth += 1
         for _ in range(self.random.randint(5, 60)):
             self._step()
         self._depth -= 1
 
+    @property
+    def _can_sleep(self) -> bool:
+        return self._depth < _MAX_DEPTH and not self._awake
+
+    @contextlib.contextmanager
+    def nobody_sleeps(self) -> Iterator[None]:
+        """While somebody holds what nobody can take away."""
+        self._awake += 1
+        try:
+            yield
+        finally:
+            self._awake -= 1
+
     def _step(self) -> None:
+        self.steps_done += 1
         chance = self.random.random()
         if chance < 0.03:
             self.grow()
@@ -221,7 +223,7 @@ class World:
         elif chance < 0.12:
             self._deliver_late()
         elif chance < 0.17:
-            self.executors.run_one()
+            self.tasks.run_one()
         else:
             self._step_a_driver()
 
@@ -229,15 +231,17 @@ class World:
         awake = [driver for driver in self.drivers if driver.is_alive and not driver.is_frozen]
         leads = self.drivers[-1] in awake if self.drivers else False
         if not awake or self.happens("another driver") or (not leads and self.random.random() < 0.5):
-            awake = [self._new_driver()]
+            awake = [self.new_driver()]
         # Mostly the leader; now and then one that does not know yet that it no longer leads.
         chosen = self.random.choice(awake) if self.random.random() < 0.15 else awake[-1]
         chosen.step()
 
-    def _new_driver(self) -> Driver:
-        driver = Driver(self, len(self.drivers) + 1)
-        self.drivers.append(driver)
+    def new_driver(self) -> Driver:
+        self.drivers.append(driver := self._driver_of(self.release, len(self.drivers) + 1))
         return driver
+
+    def _driver_of(self, release: Release, number: int) -> Driver:
+        return Driver(self, number, release)
 
     def grow(self) -> None:
         """More records, perhaps in a new partition."""
@@ -253,21 +257,28 @@ class World:
     def _deliver_late(self) -> None:
         """What was sent long ago arrives, and is applied as far as fences and versions let it."""
         self.tree.deliver_late()
+        for server in self.servers:
+            server.deliver_late()
         late, self.late_calls = self.late_calls, []
-        for name, what, call in late:
+        for what, call in late:
+            had_faults, self._has_faults = self._has_faults, False
             try:
                 call()
             except StaleAttemptError:
-                self.note(f"{name} refuses {what}, which is late")
+                self.note(f"{what} comes too late")
             else:
-                self.note(f"{name} has {what}, late")
+                self.note(f"{what} is there at last")
+            finally:
+                self._has_faults = had_faults
 
     # --- without faults -------------------------------------------------------------------------------
 
-    def _finish(self, last: Driver) -> None:
+    def _end_faults(self) -> None:
         self.note("no more faults")
         self._has_faults = False
         self.log.lost.clear()
+
+    def _finish(self, last: Driver) -> None:
         for _ in range(_MAX_LAST_STEPS):
             last.step()
             assert last.is_alive, f"{last} ended, though nothing can go wrong any more"
@@ -277,7 +288,7 @@ class World:
             raise AssertionError(f"{last} does not finish")
         self._check("at the end")
         self._deliver_late()
-        self.executors.run_all()
+        self.tasks.run_all()
         for driver in self.drivers[:-1]:
             for _ in range(30):
                 if driver.is_alive:
@@ -289,30 +300,37 @@ class World:
         return coordinator.is_idle and self.log.reached(coordinator.committed_metas().positions())
 
     def _check(self, when: str) -> None:
-        expected = dict(self.log.count())
-        for database in self.databases:
-            found = {key: value for key, value in database.totals().items() if value}
-            if found != expected:
-                raise WrongResultError(f"{when}, {database.name} has {found}, the log {expected}")
+        expected = {key: n for key, (n, _) in self.log.hold(self.log.everything()).items()}
+        for target in self.drivers[-1].targets:
+            for spec in target.tables:
+                rows = target.database.top(spec.state.table, topology="t", n=len(_KEYS) + 1)
+                found = {row["word"]: row["n"] for row in rows}
+                if found != expected:
+                    raise WrongResultError(f"{when}, {spec.state.table} has {found}, the log {expected}")
             if self.semantics is not Semantics.NON_TRANSACTIONAL:
-                self._check_ledger(database)
+                self._check_ledger(target.database)
 
-    def _check_ledger(self, database: Database) -> None:
+    def _check_ledger(self, database: StateBackend) -> None:
         """Every record is in exactly one batch, and no txid is missing."""
-        assert sorted(database.ledger) == list(range(1, len(database.ledger) + 1)), "a txid is missing"
-        assert {row.status for row in database.ledger.values()} <= {COMMITTED}, "a txid is not committed"
+        ledger = database.batches("t")
+        assert [row.txid for row in ledger] == list(range(1, len(ledger) + 1)), "a txid is missing"
+        assert {row.status for row in ledger} <= {COMMITTED}, "a txid is not committed"
+        batches = [self.codec.decode(row.metas, f"txid {row.txid}") for row in ledger]
+        self.check_chain(batches, f"the ledger of {database.url_for_people}")
+
+    def check_chain(self, batches: Iterable[BatchMetas[Range]], whose: str) -> None:
+        """Every record of the log is in exactly one of these batches, in order."""
         places = dict.fromkeys(self.log.partitions, 0)
-        for txid in sorted(database.ledger):
-            metas = self.codec.decode(database.ledger[txid].metas, f"txid {txid}")
+        for txid, metas in enumerate(batches, 1):
             for partition, taken in metas.partitions.items():
                 if taken.start != places[partition]:
                     raise WrongResultError(
-                        f"txid {txid} takes {partition} from {taken.start}, the one before ended at "
+                        f"{whose}: txid {txid} takes {partition} from {taken.start}, the one before ended at "
                         f"{places[partition]}"
                     )
                 places[partition] = taken.end
         if places != {partition: len(keys) for partition, keys in self.log.partitions.items()}:
-            raise WrongResultError(f"the ledger of {database.name} ends at {places}")
+            raise WrongResultError(f"{whose} ends at {places}")
 
 
 def simulate(
@@ -325,12 +343,17 @@ def simulate(
     state: Semantics | None = None,
 ) -> World:
     """Run one history. Raises AssertionError, with the history and the seed, when anything is not right."""
-    world = World(seed, semantics, databases, mutations or Mutations(), faults, steps, state)
+    return tell_of(World(seed, semantics, databases, mutations or Mutations(), faults, steps, state))
+
+
+def tell_of(world: AnyWorld) -> AnyWorld:
+    """Run a world's history."""
     try:
-        world.run()
+        with world.mutations.in_force():
+            world.run()
     except Exception as error:
         raise AssertionError(
-            f"{world.tell()}\nseed {seed}, {semantics} spout, {state or semantics} state, "
-            f"{databases} database(s): {type(error).__name__}: {error}"
+            f"{world.tell()}\nseed {world.seed}, {world.semantics} spout, {world.states} state, "
+            f"{len(world.servers)} database(s): {type(error).__name__}: {error}"
         ) from error
     return world
