@@ -18,7 +18,7 @@ from simulation.world import Tree, WrongResultError
 from txstream.metas import BatchMetas, MetaCodec
 from txstream.state.declarations import Owner, declared_spec
 from txstream.state.store import layout
-from txstream.state.store.overlay import Overlay
+from txstream.state.store.layout import Overlay
 from txstream.transaction import FIRST_TXID, AttemptId, Txid
 from txstream.zookeeper import Identity
 from txstream.zookeeper.documents import StoredBatch, StoredCurrent

@@ -18,9 +18,8 @@ from txstream.api.errors import ServiceUnavailableError
 from txstream.semantics import Semantics
 from txstream.state import AnswerLostError, FenceLockedError, TableSpec, TopologyStates
 from txstream.state.store.backend import StoreBackend
-from txstream.state.store.layout import Transaction
+from txstream.state.store.layout import Overlay, Spaces, Transaction
 from txstream.state.store.merging import Key
-from txstream.state.store.overlay import Overlay, Spaces
 
 if TYPE_CHECKING:
     from simulation.world import World

@@ -61,7 +61,7 @@ def test_exceptions_that_users_may_see_have_the_root() -> None:
     inside = {
         "txstream.api.rows.UnfitValueError",
         "txstream.engine.batch.cells.UnfitCellError",  # told with its state, by `map_state` and by `run_bolt`
-        "txstream.engine.batch.tasks.TaskFailedError",
+        "txstream.engine.batch.stage.TaskFailedError",
         "txstream.zookeeper.tree.LostAnswerError",
         "txstream.zookeeper.tree.RefusedError",
     }

@@ -21,10 +21,9 @@ from txstream.api.spouts import OpaqueSpout
 from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
 from txstream.bolts.sql import SqlStateBolt
-from txstream.engine.batch.messages import Element
+from txstream.engine.batch.messages import Element, pack, unpack
 from txstream.engine.batch.plan import ExecutionPlan, compile_topology
 from txstream.engine.batch.runner import BatchResult
-from txstream.engine.batch.wire import pack, unpack
 from txstream.metas import BatchMetas
 from txstream.testing.inprocess import InProcessRunner
 

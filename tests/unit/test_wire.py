@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, strategies as st
 from support.inmemory import attempt
 
-from txstream.engine.batch.wire import WorkOrder, pack, unpack
+from txstream.engine.batch.messages import WorkOrder, pack, unpack
 
 TABLES = st.dictionaries(
     st.text(max_size=5),

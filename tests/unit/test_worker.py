@@ -36,8 +36,7 @@ from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
 from txstream.bolts.aggregate import CountBolt
 from txstream.bolts.sql import SqlStateBolt
-from txstream.engine.batch.messages import Element
-from txstream.engine.batch.wire import pack, unpack
+from txstream.engine.batch.messages import Element, pack, unpack
 from txstream.metas import BatchMetas
 from txstream.testing import InProcessRunner
 

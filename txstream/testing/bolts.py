@@ -34,7 +34,7 @@ from txstream.api.spouts import (
 from txstream.api.topology import Component, Topology
 from txstream.api.tuples import DEFAULT_STREAM, Chunk
 from txstream.engine.batch.plan import BoltSpec, ExecutionPlan, compile_topology
-from txstream.engine.batch.tasks import Stopwatch, TaskFailedError, TaskRuntime
+from txstream.engine.batch.stage import Stopwatch, TaskFailedError, TaskRuntime
 from txstream.engine.batch.worker_process import WorkerProcess
 from txstream.folding import new_fold
 from txstream.metas import BatchMetas

@@ -19,8 +19,8 @@ from txstream.engine.batch.plan import ExecutionPlan
 from txstream.engine.batch.recording import CallSink, recorded
 from txstream.engine.batch.runner import BatchResult, BatchRunner
 from txstream.engine.commit.committer import Committer, StateTarget
+from txstream.engine.driver.batches import Watcher
 from txstream.engine.driver.driver import Driver
-from txstream.engine.driver.watching import Watcher
 from txstream.engine.fault_points import Point, PointListener, nobody_listens
 from txstream.settings import Settings
 from txstream.spouts.markers import CrashError

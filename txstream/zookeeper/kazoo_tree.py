@@ -1,7 +1,16 @@
-"""The real tree: operations to kazoo's requests, kazoo's answers to refusals."""
+"""The real tree: operations to kazoo's requests, kazoo's answers to refusals; watches that last.
+
+Invariants of a watch.
+- `changed` is called after the watch was set again, never before, so that a read in `changed` sees every
+  change that came while no watch was set.
+- ZooKeeper forgets a watch once it has fired, and kazoo forgets all when the connection is cut: it is set
+  again after each firing and after each new connection.
+- All of this runs in kazoo's own threads, so nothing here waits, and nothing is raised there.
+"""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -14,9 +23,9 @@ from kazoo.exceptions import (
     RolledBackError,
     RuntimeInconsistency,
 )
+from kazoo.protocol.states import EventType, KazooState
 
 from txstream.api.errors import ServiceUnavailableError
-from txstream.zookeeper.kazoo_watch import KazooWatch
 from txstream.zookeeper.tree import (
     Check,
     Create,
@@ -28,6 +37,51 @@ from txstream.zookeeper.tree import (
     SetData,
 )
 from txstream.zookeeper.waiting import Patience
+
+log = logging.getLogger(__name__)
+
+
+class KazooWatch:
+    """Calls `changed` once when it is set, and after every change of `path`, which need not exist."""
+
+    def __init__(self, client: Any, path: str, changed: Callable[[], None]) -> None:
+        self._client = client
+        self._path = path
+        self._changed = changed
+        self._stopped = False
+
+    def start(self) -> None:
+        self._client.add_listener(self._state_changed)
+        self._set()
+
+    def stop(self) -> None:
+        """Tell nothing any more. The server forgets the watch with the znode's next change, or with us."""
+        self._stopped = True
+        self._client.remove_listener(self._state_changed)
+
+    def _state_changed(self, state: str) -> None:
+        if state == KazooState.CONNECTED:
+            self._set()
+
+    def _fired(self, event: Any) -> None:
+        # Without a type it says that the connection was cut; the next one sets the watch.
+        if event.type != EventType.NONE:
+            self._set()
+
+    def _set(self) -> None:
+        if not self._stopped:
+            # A watcher that is set twice is still one to kazoo, because bound methods compare equal.
+            self._client.exists_async(self._path, self._fired).rawlink(self._was_set)
+
+    def _was_set(self, result: Any) -> None:
+        # Where it failed, the connection was cut or closed.
+        if self._stopped or not result.successful():
+            return
+        try:
+            self._changed()
+        except Exception:
+            log.exception("what was to be told of a change of %s failed", self._path)
+
 
 REFUSALS = {
     NodeExistsError: Refusal.NODE_EXISTS,

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from txstream.engine.batch.layout import lay_out, max_width
+from txstream.engine.batch.messages import WorkOrder
 from txstream.engine.batch.plan import ExecutionPlan
-from txstream.engine.batch.wire import WorkOrder
 from txstream.metas import BatchMetas, MetaCodec
 from txstream.transaction import TransactionAttempt
 

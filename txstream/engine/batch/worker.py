@@ -23,14 +23,13 @@ from txstream.engine.batch.messages import (
     Answer,
     Element,
     Message,
+    WorkOrder,
     address_failure,
     address_messages,
     open_messages,
 )
 from txstream.engine.batch.plan import ExecutionPlan
-from txstream.engine.batch.stage import StageRun
-from txstream.engine.batch.tasks import TaskFailedError
-from txstream.engine.batch.wire import WorkOrder
+from txstream.engine.batch.stage import StageRun, TaskFailedError
 from txstream.engine.batch.worker_process import WorkerProcess
 from txstream.placement import TaskPlace
 

@@ -18,8 +18,7 @@ from txstream.coordinator import EmitCommit
 from txstream.engine.batch.runner import BatchResult, BatchRunner
 from txstream.engine.commit.committer import Committer, ProcessedBatch
 from txstream.engine.commit.shares import StateWrite
-from txstream.engine.driver.batches import Batches
-from txstream.engine.driver.watching import Watcher
+from txstream.engine.driver.batches import Batches, Watcher
 from txstream.engine.driver.workers import Lane
 from txstream.engine.fault_points import Point
 from txstream.engine.report import Statistics

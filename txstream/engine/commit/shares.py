@@ -19,7 +19,7 @@ from pyspark import cloudpickle
 
 from txstream.api.errors import ServiceUnavailableError
 from txstream.engine.batch.failures import Failure, describe
-from txstream.engine.batch.wire import pack, unpack
+from txstream.engine.batch.messages import pack, unpack
 from txstream.engine.batch.worker_process import WorkerProcess
 from txstream.engine.commit.open_databases import StorePlace
 from txstream.transaction import TransactionAttempt

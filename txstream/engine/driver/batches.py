@@ -1,11 +1,12 @@
-"""What planning, processing, committing and operators may ask of the event loop, and tell it."""
+"""The open batches: what the event loop's parts may ask of it and tell it, and what can be watched."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from txstream.coordinator import Command, Coordinator
+from txstream.coordinator import Command, Coordinator, EmitBatch
+from txstream.engine.batch.runner import BatchResult
 from txstream.engine.driver.workers import Workers
 from txstream.engine.fault_points import Point
 from txstream.engine.report import BatchTiming
@@ -40,3 +41,28 @@ class Batches(Protocol):
 
     def reach(self, point: Point, txid: Txid) -> None:
         """A batch got to a point. From any thread; what listens may raise."""
+
+
+class Watcher:
+    """Called on the loop's thread; what a method raises ends the run."""
+
+    def emitting(self, emit: EmitBatch[Any]) -> None:
+        """A new attempt is about to be processed."""
+
+    def processed(self, attempt: TransactionAttempt, result: BatchResult) -> None:
+        """It was processed, though it may have been dropped meanwhile."""
+
+    def committing(self, attempt: TransactionAttempt) -> None:
+        """Its commit is about to be asked for."""
+
+    def bolts_committed(self, attempt: TransactionAttempt, result: BatchResult) -> None:
+        """The bolts of its commit phase are through."""
+
+    def committed(self, attempt: TransactionAttempt) -> None:
+        """Every database has it."""
+
+    def dropped(self, attempt: TransactionAttempt) -> None:
+        """It goes again, perhaps because an earlier batch does."""
+
+    def failed(self, attempt: TransactionAttempt, error: BaseException) -> None:
+        """It failed, and nothing has been decided yet."""

@@ -21,9 +21,9 @@ from txstream.engine.batch.plan import ExecutionPlan, compile_topology
 from txstream.engine.batch.runner import BatchRunner
 from txstream.engine.commit.bindings import map_bindings
 from txstream.engine.commit.committer import Committer, StateTarget
+from txstream.engine.driver.batches import Watcher
 from txstream.engine.driver.loop import EventLoop
 from txstream.engine.driver.waiting import Waiting
-from txstream.engine.driver.watching import Watcher
 from txstream.engine.driver.workers import Workers
 from txstream.engine.fault_points import PointListener, nobody_listens
 from txstream.engine.report import RunReport

@@ -31,6 +31,7 @@ from txstream.engine.batch.runner import BatchRunner
 from txstream.engine.batch.sizing import planned_records
 from txstream.engine.commit.committer import Committer
 from txstream.engine.commit.phase import CommitPhase
+from txstream.engine.driver.batches import Watcher
 from txstream.engine.driver.operators import Operators, Slots
 from txstream.engine.driver.planning import Planning
 from txstream.engine.driver.processing import Processing
@@ -43,7 +44,6 @@ from txstream.engine.driver.retries import (
     reason_of,
 )
 from txstream.engine.driver.waiting import RunAbortedError, Waiting
-from txstream.engine.driver.watching import Watcher
 from txstream.engine.driver.workers import Event, Lane, Workers
 from txstream.engine.fault_points import Point, PointListener, nobody_listens
 from txstream.engine.report import BatchTiming, Statistics

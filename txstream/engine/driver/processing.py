@@ -14,10 +14,9 @@ from typing import Any
 from txstream.coordinator import EmitBatch, Phase
 from txstream.engine.batch.runner import BatchResult, BatchRunner
 from txstream.engine.commit.committer import ProcessedBatch
-from txstream.engine.driver.batches import Batches
+from txstream.engine.driver.batches import Batches, Watcher
 from txstream.engine.driver.planning import Planning
 from txstream.engine.driver.retries import TxidFailures
-from txstream.engine.driver.watching import Watcher
 from txstream.engine.driver.workers import Lane
 from txstream.engine.report import Statistics
 from txstream.transaction import TransactionAttempt, Txid

@@ -25,13 +25,20 @@ from txstream.api.bolts import DataFrameBolt
 from txstream.api.errors import TopologyError, TupleError
 from txstream.api.schema import format_schema, format_type
 from txstream.api.tuples import DEFAULT_STREAM, Chunk
+from txstream.engine.batch.collector import Outbox
 from txstream.engine.batch.failures import describe
 from txstream.engine.batch.layout import Stage, lay_out
-from txstream.engine.batch.messages import ANSWER, Answer, Element, Message, address_failure, address_messages
-from txstream.engine.batch.outbox import Outbox
+from txstream.engine.batch.messages import (
+    ANSWER,
+    Answer,
+    Element,
+    Message,
+    WorkOrder,
+    address_failure,
+    address_messages,
+)
 from txstream.engine.batch.plan import BoltSpec, ExecutionPlan, Input
-from txstream.engine.batch.tasks import TaskFailedError
-from txstream.engine.batch.wire import WorkOrder
+from txstream.engine.batch.stage import TaskFailedError
 from txstream.engine.batch.worker_process import WorkerProcess, worker_process
 from txstream.engine.spark.executor import current_order, shipped_plan
 from txstream.placement import TaskPlace

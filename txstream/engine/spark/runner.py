@@ -25,11 +25,10 @@ from pyspark import StorageLevel, cloudpickle
 from txstream.api.errors import BatchFailedError, TxstreamError
 from txstream.engine.batch.answers import collect_result, open_answers
 from txstream.engine.batch.layout import Layout, Stage, lay_out
-from txstream.engine.batch.messages import ANSWER, PYTHON, Answer, Element
+from txstream.engine.batch.messages import ANSWER, PYTHON, Answer, Element, WorkOrder
 from txstream.engine.batch.plan import ExecutionPlan
 from txstream.engine.batch.runner import NOTHING, BatchResult
 from txstream.engine.batch.sizing import work_order
-from txstream.engine.batch.wire import WorkOrder
 from txstream.engine.batch.worker import run_first_stage, run_later_stage
 from txstream.engine.batch.worker_process import worker_process
 from txstream.engine.commit.shares import (

@@ -18,8 +18,7 @@ from urllib.parse import unquote
 from txstream.api.errors import UsageError
 from txstream.state.records import FenceLockedError
 from txstream.state.store.backend import StoreBackend
-from txstream.state.store.layout import Transaction
-from txstream.state.store.overlay import Overlay, Spaces
+from txstream.state.store.layout import Overlay, Spaces, Transaction
 
 SCHEME = "memory"
 
