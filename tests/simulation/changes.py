@@ -19,7 +19,7 @@ from simulation.world import COMMITS, FAULTS, Mutations, Tree, World, WrongResul
 from txstream.api.topology import CommitChoice
 from txstream.semantics import Semantics
 from txstream.state.store import layout
-from txstream.state.store.overlay import Overlay
+from txstream.state.store.layout import Overlay
 from txstream.zookeeper.paths import ROOT, Paths
 from txstream.zookeeper.tree import Operation
 

@@ -30,7 +30,7 @@ from txstream.metas import BatchMetas, MetaCodec
 from txstream.semantics import Semantics
 from txstream.state import StateBackend
 from txstream.state.records import COMMITTED
-from txstream.state.store.overlay import Overlay
+from txstream.state.store.layout import Overlay
 from txstream.zookeeper import MemoryTree
 from txstream.zookeeper.tree import Node
 
