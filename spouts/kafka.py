@@ -32,7 +32,7 @@ from txstream.spouts.kafka_arguments import (
 )
 from txstream.spouts.kafka_options import check_client_options
 from txstream.spouts.kafka_selection import TopicSelection
-from txstream.spouts.ranges import RecordSpan, Span
+from txstream.spouts.ranges import RecordSpan
 
 if TYPE_CHECKING:
     from txstream.spouts.kafka_coordinator import KafkaPartitionCoordinator
@@ -51,16 +51,6 @@ class KafkaRange(RecordSpan):
 
     topic_id: str = ""
     skipped_from: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, value in (("start", self.start), ("end", self.end), ("skipped_from", self.skipped_from)):
-            if isinstance(value, bool) or not isinstance(value, int):
-                if name == "skipped_from" and value is None:
-                    continue
-                raise TypeError(f"{name} must be an integer, found {value!r}")
-        if not isinstance(self.topic_id, str):
-            raise TypeError(f"topic_id must be a string, found {self.topic_id!r}")
-        Span.__post_init__(self)  # super() does not know a class that has got its slots
 
 
 class KafkaSource(PartitionedSpout[KafkaRange]):

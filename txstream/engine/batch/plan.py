@@ -111,11 +111,6 @@ class ExecutionPlan:
     def bolt(self, component: str) -> BoltSpec:
         return next(bolt for bolt in self.bolts if bolt.id == component)
 
-    @property
-    def has_commit_bolts(self) -> bool:
-        """Does anything run in the commit phase but the states' transactions?"""
-        return any(bolt.in_commit for bolt in self.bolts)
-
     def slots(self, changed: Mapping[str, int]) -> dict[str, int]:
         """Slots by component, as declared or as `changed` since."""
         declared = {self.spout_id: self.spout_slots, **{bolt.id: bolt.slots for bolt in self.bolts}}
