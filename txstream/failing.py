@@ -22,3 +22,18 @@ class FailingBatch:
     @property
     def failed_attempts(self) -> int:
         return sum(self.reasons.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A run waits for `what` since `since`. `because` says why nothing goes on without it, where that is
+    worth saying; `reason` what was wrong with it when the wait began."""
+
+    what: str
+    since: datetime
+    because: str
+    reason: str
+
+    def __str__(self) -> str:
+        because = f" ({self.because})" if self.because else ""
+        return f"{self.what} since {self.since.astimezone():%H:%M:%S}{because}"

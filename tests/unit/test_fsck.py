@@ -170,7 +170,7 @@ def test_an_epoch_that_cannot_be_read(make_site: Any) -> None:
     site.finish()
 
 
-@pytest.mark.parametrize("path", ["requests/scale", "requests/scaled", "assignment", "failing"])
+@pytest.mark.parametrize("path", ["requests/scale", "requests/scaled", "assignment", "failing", "waiting"])
 def test_what_operators_are_shown_cannot_be_read(make_site: Any, path: str) -> None:
     """A run refuses it, or `status --tasks` does; nothing is lost with it."""
     site = make_site()

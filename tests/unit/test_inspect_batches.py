@@ -19,7 +19,7 @@ from txstream import inspect
 from txstream.api.errors import UsageError
 from txstream.cli import failing, status
 from txstream.cli.main import main
-from txstream.failing import FailingBatch
+from txstream.failing import FailingBatch, Wait
 from txstream.inspect import ledgers, plain
 from txstream.metas import BatchMetas
 from txstream.settings import Settings
@@ -226,3 +226,33 @@ def test_a_batch_that_fails_is_shown_before_any_ledger_has_it(
         store.advance(Txid(txid), attempt_id(1, txid), metas)
     store.write_failing(FailingBatch(Txid(2), attempt_id(2, 9), NOON, reasons))
     assert "failing" not in told("status", "words"), "it is committed"
+
+
+def test_status_says_what_the_leader_waits_for(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    zookeeper = MemoryZooKeeper()
+    monkeypatch.setattr(status, "open_zookeeper", zookeeper.opened)
+    store = zookeeper.run_topology("words", driver=False)
+    monkeypatch.setattr(plain, "read_progress", lambda *_: (store.read_identity(), store.load()))
+
+    def told(*more: str) -> str:
+        assert main(["status", "words", "--database", rig.url, "--zookeeper", "127.0.0.1:1", *more]) == 0
+        return capsys.readouterr().out
+
+    store.write_waiting([Wait("partition lines/3", NOON, "txid 2 must hold the same tuples", "no broker")])
+    assert json.loads(told("--json"))["waiting"] == [], "nobody runs it"
+    monkeypatch.setattr(MemoryZooKeeper, "leader", lambda *_: "host:1")
+    since = f"{NOON.astimezone():%H:%M:%S}"
+    text = f"waiting for partition lines/3 since {since} (txid 2 must hold the same tuples)"
+    assert told().splitlines()[-1].split(maxsplit=1) == ["now", text]
+    assert json.loads(told("--json"))["waiting"] == [
+        {
+            "what": "partition lines/3",
+            "since": NOON.isoformat(),
+            "because": "txid 2 must hold the same tuples",
+            "reason": "no broker",
+        }
+    ]
+    store.write_waiting([])
+    assert "waiting" not in told()

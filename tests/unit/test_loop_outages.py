@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 import pytest
 from support.inmemory import MemoryLog
-from support.loops import DEADLINE_SECONDS, Run, WatchedStates, World, failing_once, wait, words
+from support.loops import DEADLINE_SECONDS, TOPOLOGY, Run, WatchedStates, World, failing_once, wait, words
 
 from txstream.api.errors import (
     BatchFailedError,
     ServiceUnavailableError,
 )
-from txstream.api.spouts import OpaqueSpout, TransactionalSpout
+from txstream.api.spouts import OpaqueSpout, TransactionalSpout, Unavailable
 from txstream.embedded.process import wait_until
 from txstream.engine.driver.waiting import RunAbortedError
+from txstream.failing import Wait
 from txstream.state import AnswerLostError, Commit
 from txstream.testing import ManualClock
 from txstream.transaction import TransactionAttempt
 from txstream.zookeeper import LostAnswerError
+from txstream.zookeeper.paths import ROOT
 
+HOLDS_THE_SAME = "txid 1 must hold the same tuples"
 BOTH = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
 
 
@@ -54,9 +58,11 @@ def test_waiting_for_a_partition_of_a_stored_plan_is_visible_and_no_attempt_of_i
         assert log.hidden == set() or wait_until(lambda: len(shown) > asked, DEADLINE_SECONDS)
 
     shown: list[str | None] = []
+    stored: list[tuple[Wait, ...]] = []
     unreadable = run.spout.unreadable
 
     def watched(metas: Mapping[str, Any]) -> Any:
+        stored.append(run.store.read_waiting())
         shown.append(run.loop.waiting_for)
         return unreadable(metas)
 
@@ -65,8 +71,10 @@ def test_waiting_for_a_partition_of_a_stored_plan_is_visible_and_no_attempt_of_i
     for _ in range(3):
         let_pass(30)  # as much as an attempt may take
     assert run.runner.attempts == [], "started without the partition"
-    assert shown[-1] is not None
-    assert shown[-1].startswith("partition b since ")
+    [told] = stored[-1]
+    assert (told.what, told.because, told.reason) == ("partition b", HOLDS_THE_SAME, "it is hidden")
+    since = f"{told.since.astimezone():%H:%M:%S}"
+    assert shown[-1] == str(told) == f"partition b since {since} ({HOLDS_THE_SAME})"
     log.hidden.clear()
     let_pass(1)
     run.finish()
@@ -75,6 +83,8 @@ def test_waiting_for_a_partition_of_a_stored_plan_is_visible_and_no_attempt_of_i
     assert run.loop.statistics.failed_attempts == 0
     assert len(run.runner.attempts) == 1
     assert run.loop.statistics.recovered_batches == 1
+    assert run.store.read_waiting() == ()
+    assert world.tree.get(f"{ROOT}/{TOPOLOGY}/waiting") is None
 
 
 def test_a_transactional_replay_waits_for_a_partition_that_was_lost_meanwhile(log: MemoryLog) -> None:
@@ -102,6 +112,47 @@ def test_a_transactional_replay_waits_for_a_partition_that_was_lost_meanwhile(lo
     run.finish()
     assert run.world.table.totals() == words(log)
     assert sorted(run.world.table.batches) == [1], "the replay held all that the first plan did"
+
+
+def test_several_partitions_are_waited_for_in_one_line_and_since_the_first_of_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The list follows what is away by then; the log has the wait's begin and its end, not each change."""
+    log = MemoryLog({f"t/{number}": ["the cat"] for number in range(12)})
+    log.on_emit = failing_once(BatchFailedError("not now"), 1)
+    run = Run(World(log, TransactionalSpout), max_batch_records=100)
+    away = iter([[f"t/{n}" for n in range(12)], ["t/10", "t/9"], []])
+    shown: list[str] = []
+
+    def unreadable(metas: Mapping[str, Any]) -> Any:
+        shown.append(str(run.loop.waiting_for))
+        return {name: Unavailable("no broker") for name in next(away)}
+
+    run.spout.unreadable = unreadable  # type: ignore[method-assign]
+    run.complete()
+    since = shown[1].partition(" since ")[2]
+    assert since.endswith(f" ({HOLDS_THE_SAME})")
+    first = f"partitions {', '.join(f't/{n}' for n in range(8))} and 4 more since {since}"
+    assert shown == ["None", first, f"partitions t/9, t/10 since {since}"]
+    told = [one.message for one in caplog.records if "waiting" in one.message]
+    assert told == [f"waiting for {first}: no broker", f"no longer waiting for {shown[2]}"]
+
+
+def test_nothing_is_stored_of_waits_where_there_are_none(log: MemoryLog) -> None:
+    run = Run(World(log, TransactionalSpout))
+    writes: list[str] = []
+    run.hook = lambda when, write: writes.append(write)
+    run.complete()
+    assert "advance" in writes
+    assert "write_waiting" not in writes
+
+
+def test_what_a_former_leader_waited_for_is_not_shown_as_the_present_ones(log: MemoryLog) -> None:
+    world = World(log)
+    former = Run(world)
+    former.store.write_waiting([Wait("partition b", datetime.now(UTC), "", "it is hidden")])
+    assert former.store.read_waiting()
+    assert Run(world).store.read_waiting() == ()
 
 
 def test_partitions_that_batches_go_without_are_told_once_and_when_they_are_back(

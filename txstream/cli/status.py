@@ -135,7 +135,8 @@ def _check_database(settings: Settings) -> tuple[str, str | None]:
 
 def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
     from txstream.inspect.databases import not_in_zookeeper, open_databases
-    from txstream.inspect.overview import failing_of
+    from txstream.inspect.documents import document as document_of
+    from txstream.inspect.overview import failing_of, waiting_of
     from txstream.inspect.plain import positions, read_progress
 
     with (
@@ -147,6 +148,7 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
             raise not_in_zookeeper(settings, topology_id)
         leader = zookeeper.leader(topology_id)
         failing = failing_of(zookeeper, topology_id, progress.current)
+        waiting = waiting_of(zookeeper, topology_id, leader)
         rows = [row for db in databases.opened if (row := db.last_batch(topology_id)) is not None]
         last = max(rows, key=lambda row: row.txid, default=None)
         places = [database.url_for_people for database in databases.opened]
@@ -169,6 +171,7 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
         "positions": {} if committed is None else positions(committed.metas),
         "lag_records": _lag(settings, identity, progress),
         "failing": None if failing is None else failing_document(failing),
+        "waiting": document_of(waiting),
     }
     if cli.as_json:
         cli.print_json(document)
@@ -191,6 +194,8 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
             lines["last error"] = escaped(last.error)
     if failing is not None:
         lines["failing"] = failing_text(failing)
+    if waiting:
+        lines["now"] = f"waiting for {escaped('; '.join(map(str, waiting)))}"
     cli.print_pairs(lines)
     return 0
 

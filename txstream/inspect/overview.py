@@ -12,7 +12,7 @@ from txstream.settings import Settings
 from txstream.transaction import Txid
 
 if TYPE_CHECKING:
-    from txstream.failing import FailingBatch
+    from txstream.failing import FailingBatch, Wait
     from txstream.inspect.databases import Databases
     from txstream.state import FenceRow
     from txstream.zookeeper import ZooKeeper
@@ -64,6 +64,7 @@ def status(topology_id: str, settings: Settings | None = None) -> TopologyStatus
             raise not_in_zookeeper(settings, topology_id)
         leader = zookeeper.leader(topology_id)
         failing = failing_of(zookeeper, topology_id, progress.current)
+        waiting = waiting_of(zookeeper, topology_id, leader)
     committed = progress.batches.get(Txid(progress.current - 1))
     return TopologyStatus(
         id=topology_id,
@@ -77,6 +78,7 @@ def status(topology_id: str, settings: Settings | None = None) -> TopologyStatus
         stored_plans=tuple(txid for txid in sorted(progress.batches) if txid >= progress.current),
         positions={} if committed is None else positions(committed.metas),
         failing=failing,
+        waiting=waiting,
     )
 
 
@@ -86,6 +88,13 @@ def failing_of(zookeeper: ZooKeeper, topology_id: str, current: Txid) -> Failing
 
     found = read_failing(zookeeper.tree(), Paths(zookeeper.root, topology_id))
     return found if found is not None and found.txid >= current else None
+
+
+def waiting_of(zookeeper: ZooKeeper, topology_id: str, leader: str | None) -> tuple[Wait, ...]:
+    """What the present leader waits for. Raises CorruptStateError."""
+    from txstream.zookeeper import Paths, read_waiting
+
+    return () if leader is None else read_waiting(zookeeper.tree(), Paths(zookeeper.root, topology_id))
 
 
 def _from_zookeeper(zookeeper: ZooKeeper, topology_id: str, known: TopologySummary) -> TopologySummary:

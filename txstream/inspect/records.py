@@ -11,7 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from txstream.failing import FailingBatch
+from txstream.failing import FailingBatch, Wait
 from txstream.semantics import Semantics
 from txstream.transaction import AttemptId, Epoch, Txid
 
@@ -47,7 +47,8 @@ class TopologySummary:
 @dataclass(frozen=True, slots=True)
 class TopologyStatus:
     """How far one topology is. `positions` are the next place of each partition as of the last committed
-    batch: an offset where the source's metas have one. `failing` is a batch whose attempts fail."""
+    batch: an offset where the source's metas have one. `failing` is a batch whose attempts fail,
+    `waiting` what the leader waits for."""
 
     id: str
     uuid: str
@@ -60,6 +61,7 @@ class TopologyStatus:
     stored_plans: tuple[Txid, ...]
     positions: Mapping[str, Any]
     failing: FailingBatch | None = None
+    waiting: tuple[Wait, ...] = ()
 
 
 # --- state -----------------------------------------------------------------------------------------

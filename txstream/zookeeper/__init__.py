@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from txstream.zookeeper.client import ZooKeeper, ZooKeeperProgress
 from txstream.zookeeper.documents import StoredBatch
-from txstream.zookeeper.failing import read_failing
+from txstream.zookeeper.failing import read_failing, read_waiting
 from txstream.zookeeper.identity import FORMAT, Identity
 from txstream.zookeeper.leadership import Leadership
 from txstream.zookeeper.memory import MemoryProgress, MemoryTree
@@ -37,4 +37,5 @@ __all__ = [
     "ZooKeeperProgress",
     "read_assignment",
     "read_failing",
+    "read_waiting",
 ]

@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from txstream.api.errors import CoordinatorError, CorruptStateError, ServiceUnavailableError
-from txstream.failing import FailingBatch
+from txstream.failing import FailingBatch, Wait
 from txstream.metas import BatchMetas, MetaCodec
 from txstream.placement import Assignment
 from txstream.transaction import FIRST_TXID, AttemptId, Epoch, Txid
 from txstream.zookeeper.documents import MAX_ATTEMPT, StoredBatch, StoredCurrent
-from txstream.zookeeper.failing import encode_failing, read_failing
+from txstream.zookeeper.failing import encode_failing, encode_waiting, read_failing, read_waiting
 from txstream.zookeeper.fenced import MAX_RACES, FencedTree, Hook
 from txstream.zookeeper.identity import Identity
 from txstream.zookeeper.notes import NoteWriter
@@ -54,6 +54,7 @@ class TreeProgress:
         self._requests = LeaderRequests(self._fenced, paths)
         self._assignment = NoteWriter(self._fenced, paths.assignment, "write_assignment")
         self._failing = NoteWriter(self._fenced, paths.failing, "write_failing")
+        self._waiting = NoteWriter(self._fenced, paths.waiting, "write_waiting")
         self._lock = threading.RLock()
         self._current: tuple[Txid, int] | None = None
         self._meta_versions: dict[Txid, int] = {}
@@ -345,6 +346,15 @@ class TreeProgress:
     def read_failing(self) -> FailingBatch | None:
         with self._lock:
             return read_failing(self._tree, self._paths)
+
+    def write_waiting(self, waits: Sequence[Wait]) -> None:
+        with self._lock:
+            epoch = self._fenced.require_claim()[0].epoch
+            self._waiting.write(encode_waiting(epoch, waits) if waits else None)
+
+    def read_waiting(self) -> tuple[Wait, ...]:
+        with self._lock:
+            return read_waiting(self._tree, self._paths)
 
     # --- deleting -------------------------------------------------------------------------------------
 

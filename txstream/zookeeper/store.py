@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from txstream.failing import FailingBatch
+from txstream.failing import FailingBatch, Wait
 from txstream.metas import BatchMetas
 from txstream.placement import Assignment
 from txstream.transaction import AttemptId, Epoch, Txid
@@ -121,6 +121,12 @@ class ProgressStore(Protocol):
 
     def read_failing(self) -> FailingBatch | None:
         """What any leader wrote last, even if the batch was committed since; as `read_assignment`."""
+
+    def write_waiting(self, waits: Sequence[Wait]) -> None:
+        """Store what the leader waits for, for people; as `write_assignment`. With nothing it goes."""
+
+    def read_waiting(self) -> tuple[Wait, ...]:
+        """What the newest leader waits for, or did when it ended; as `read_assignment`."""
 
     def delete_everything(self, *, unless_led: bool = False) -> None:
         """Remove the topology's progress and identity, all or nothing. With `unless_led` only while nobody

@@ -111,7 +111,7 @@ class EventLoop:
         codec: MetaCodec[Any] = MetaCodec(topology.spout.source.meta_type)
         release = self._processing.release
         self._commits = CommitPhase(self, committer, runner, codec, watcher, self.statistics, release)
-        self._operators = Operators(self, store, runner, slots)
+        self._operators = Operators(self, store, runner, slots, waiting)
 
     # --- for other threads --------------------------------------------------------------------------
 

@@ -1,5 +1,5 @@
 """What operators ask of a running topology, and what they are shown: other slots, where its tasks ran, why
-a batch fails.
+a batch fails, what is waited for.
 
 Invariants.
 - Slots change in one step: the runner gets another mapping, which every attempt reads once, when it starts.
@@ -21,8 +21,9 @@ from txstream.api.topology import Topology
 from txstream.engine.batch.runner import BatchRunner
 from txstream.engine.driver.batches import Batches
 from txstream.engine.driver.scaling import check_scale, fitting_scale
+from txstream.engine.driver.waiting import Waiting
 from txstream.engine.driver.workers import Lane
-from txstream.failing import FailingBatch
+from txstream.failing import FailingBatch, Wait
 from txstream.placement import Assignment
 from txstream.zookeeper import ProgressStore, Scale, ScaleRequest
 
@@ -108,20 +109,28 @@ class Operators:
     nobody may change any."""
 
     def __init__(
-        self, batches: Batches, store: ProgressStore, runner: BatchRunner, slots: Slots | None
+        self,
+        batches: Batches,
+        store: ProgressStore,
+        runner: BatchRunner,
+        slots: Slots | None,
+        waiting: Waiting,
     ) -> None:
         self.has_finished = False
         self._batches = batches
         self._store = store
         self._runner = runner
         self._slots = slots
+        self._waiting = waiting
+        self._told_waits: tuple[Wait, ...] = ()
         self._stop_watch: Callable[[], None] | None = None
         self._newest: Assignment | None = None
         self._written: Assignment | None = None
         self._pauses = False
 
     def begin(self) -> None:
-        """Before the first batch: put the slots into force, and hear of requests from now on."""
+        """Before the first batch: put the slots into force, and hear of requests and waits from now on."""
+        self._waiting.changed = lambda: self._batches.workers.post(lambda: self._write(self._tell_waits))
         if self._slots is not None:
             self._runner.slots = self._slots.changed
             self._stop_watch = self._store.watch_scale(lambda: self._batches.workers.post(self._look))
@@ -162,6 +171,13 @@ class Operators:
         """Hear of nothing any more. What is not answered stays for the next leader."""
         if self._stop_watch is not None:
             self._stop_watch()
+
+    def _tell_waits(self) -> None:
+        """Store what is waited for by now; many a short wait is over before its turn comes."""
+        waits = self._waiting.waits
+        if waits != self._told_waits:
+            self._told_waits = waits
+            self._store.write_waiting(waits)
 
     # --- slots ----------------------------------------------------------------------------------------
 

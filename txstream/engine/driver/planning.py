@@ -19,6 +19,7 @@ from txstream.engine.driver.waiting import Waiting
 from txstream.engine.driver.workers import Lane
 from txstream.metas import BatchMetas
 from txstream.transaction import Txid
+from txstream.words import in_order
 from txstream.zookeeper import ProgressStore
 
 log = logging.getLogger(__name__)
@@ -119,18 +120,18 @@ class Planning:
     def await_partitions(self, emit: EmitBatch[Any], start: Callable[[EmitBatch[Any]], None]) -> None:
         """Start a stored plan when all its partitions can be read; this is not the attempt's time."""
         batches, key = self._batches, f"txid {emit.attempt.txid}"
+        because = f"{key} must hold the same tuples"
         if not batches.is_active(emit.attempt):
             self._waiting.drop(key)
             return
 
         def again(what: str, reason: object) -> None:
-            self._waiting.begin(key, what, f"{emit.attempt} cannot start ({reason})")
+            self._waiting.begin(key, what, reason, because)
             batches.workers.after(_PARTITION_CHECK_SECONDS, lambda: self.await_partitions(emit, start))
 
         def done(unreadable: Mapping[str, Unavailable]) -> None:
             if unreadable:
-                names = sorted(unreadable)
-                again(f"partition {', '.join(names)}", "; ".join(unreadable[name].reason for name in names))
+                again(_listed(unreadable), "; ".join(sorted({one.reason for one in unreadable.values()})))
             else:
                 self._waiting.end(key)
                 start(emit)
@@ -159,6 +160,6 @@ class Planning:
 
 def _listed(partitions: Collection[str]) -> str:
     """ "partitions lines/1, lines/3", cut where there are many."""
-    named = sorted(partitions)
+    named = sorted(partitions, key=in_order)
     more = f" and {len(named) - _NAMED_PARTITIONS:,} more" if len(named) > _NAMED_PARTITIONS else ""
     return f"partition{'s' if len(named) > 1 else ''} {', '.join(named[:_NAMED_PARTITIONS])}{more}"

@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from txstream.api.errors import ServiceUnavailableError, TxstreamError
-from txstream.engine.driver.retries import BACKOFF_FIRST_SECONDS, BACKOFF_LONGEST_SECONDS
+from txstream.engine.driver.retries import BACKOFF_FIRST_SECONDS, BACKOFF_LONGEST_SECONDS, shortened
+from txstream.failing import Wait
 
 log = logging.getLogger(__name__)
 
@@ -24,22 +25,27 @@ class RunAbortedError(TxstreamError):
 
 class Waiting:
     """May be used from several threads. `pause` blocks before a further try, and is True when the run is to
-    end."""
+    end. `changed` is called whenever a wait begins or ends, on the thread that waits."""
 
     def __init__(self, pause: Callable[[float], bool]) -> None:
+        self.changed: Callable[[], None] = lambda: None
         self._pause = pause
-        # What is waited for since when, and why.
-        self._waits: dict[str, tuple[str, str]] = {}
+        self._waits: dict[str, Wait] = {}
+
+    @property
+    def waits(self) -> tuple[Wait, ...]:
+        """What is waited for now."""
+        return tuple(self._waits.values())
 
     @property
     def shown(self) -> str | None:
         """All waits in one line, "partition lines/3 since 12:00:01"; None when there is none."""
-        return "; ".join([shown for shown, _ in list(self._waits.values())]) or None
+        return "; ".join([str(wait) for wait in self.waits]) or None
 
     @property
     def reasons(self) -> list[str]:
         """Each wait with the reason that it began with."""
-        return [f"{shown} ({reason})" for shown, reason in list(self._waits.values())]
+        return [f"{wait} ({wait.reason})" for wait in self.waits]
 
     def until(
         self, what: str, ask: Callable[[], T], away: type[TxstreamError] = ServiceUnavailableError
@@ -61,19 +67,27 @@ class Waiting:
                 self.end(what)
                 return answer
 
-    def begin(self, key: str, what: str, reason: object) -> None:
-        """Say that `what` is waited for, unless there is a wait under this key already."""
-        if key not in self._waits:
-            shown = f"{what} since {datetime.now(UTC).astimezone():%H:%M:%S}"
-            self._waits[key] = (shown, str(reason))
-            log.warning("waiting for %s: %s", shown, reason)
+    def begin(self, key: str, what: str, reason: object, because: str = "") -> None:
+        """Say that `what` is waited for. A wait under this key that has begun already goes on, be it for
+        something else."""
+        before = self._waits.get(key)
+        if before is not None and before.what == what:
+            return
+        since = datetime.now(UTC) if before is None else before.since
+        wait = self._waits[key] = Wait(what, since, because, shortened(str(reason)))
+        level = logging.WARNING if before is None else logging.INFO
+        log.log(level, "waiting for %s: %s", wait, reason)
+        self.changed()
 
     def end(self, key: str) -> None:
         """What was waited for under this key, if anything, is back."""
+        found = self.drop(key)
+        if found is not None:
+            log.warning("no longer waiting for %s", found)
+
+    def drop(self, key: str) -> Wait | None:
+        """Nobody waits under this key any more, whether it is back or not; the wait, if there was one."""
         found = self._waits.pop(key, None)
         if found is not None:
-            log.warning("no longer waiting for %s", found[0])
-
-    def drop(self, key: str) -> None:
-        """Nobody waits under this key any more, whether it is back or not."""
-        self._waits.pop(key, None)
+            self.changed()
+        return found
