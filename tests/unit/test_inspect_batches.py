@@ -152,6 +152,32 @@ def test_a_batch_is_one_line_of_the_terminal(
     assert set(names.split()) == shown - ({"committed"} if "at" in left_out else set())
 
 
+def test_a_batch_says_what_it_left_out(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
+    """The column is there where a batch went without something."""
+    assert main(["batches", "words", "--database", rig.url]) == 0
+    assert "left out" not in capsys.readouterr().out
+    metas = {
+        "partitions": {"t/0": {"start": 0, "end": 250}},
+        "carried": {"t/9": {"start": 2, "end": 4}},
+        "unavailable": {"t/10": "no broker", "t/9": "no broker"},
+    }
+    engine = sa.create_engine(rig.url)
+    with engine.begin() as connection:
+        update = "UPDATE txstream_batch SET metas = ? WHERE txid = 2"
+        connection.exec_driver_sql(update, (json.dumps(metas),))
+    engine.dispose()
+
+    def told(*more: str) -> list[str]:
+        assert main(["batches", "words", "--database", rig.url, *more]) == 0
+        names, _, *lines = capsys.readouterr().out.strip("\n").splitlines()
+        begin = names.index("left out")
+        return [line[begin:].partition("  ")[0].strip() for line in lines]
+
+    assert told("--before", "4") == ["", "2 of 3", ""]
+    assert told("--before", "4", "--left-out") == ["", "t/9, t/10", ""]
+    assert told("-n", "1", "--left-out") == [""]
+
+
 def test_the_command(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
     def listed(*more: str) -> list[int]:
         assert main(["batches", "words", "--database", rig.url, "--json", *more]) == 0

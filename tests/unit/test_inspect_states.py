@@ -479,7 +479,16 @@ def test_a_batch_in_full(make_rig: Any, capsys: pytest.CaptureFixture[str]) -> N
         "path": "driver",
         "timings": {"processed": 0.25, "committed": 0.004},
         "attempts": [
-            {"attempt": (1 << 32) + 1, "error": "a bolt failed", "failed_at": "2026-01-02T03:04:05+00:00"}
+            {"attempt": (1 << 32) + 1, "error": "a bolt failed", "failed_at": "2026-01-02T03:04:05+00:00"},
+            {
+                "attempt": (1 << 32) + 2,
+                "error": "no broker",
+                "failed_at": "2026-01-02T03:04:06+00:00",
+                "ranges": {"lines/3": {"start": 0, "end": 5}, "lines/0": {"start": 3, "end": 7}},
+                "left_out": ["lines/10", "lines/4"],
+                "more": 2,
+            },
+            {"attempt": (1 << 32) + 3, "error": "once more", "failed_at": "", "same": True},
         ],
     }
     commit = Commit(
@@ -495,7 +504,11 @@ def test_a_batch_in_full(make_rig: Any, capsys: pytest.CaptureFixture[str]) -> N
     assert [(one.partition, one.skipped_from, one.start) for one in found.skipped] == [("lines/2", 2, 8)]
     assert found.unavailable == {"lines/3": "it has no leader"}
     assert (found.path, found.timings) == ("driver", {"processed": 0.25, "committed": 0.004})
-    (failed,) = found.failed_attempts
+    failed, other, same = found.failed_attempts
+    assert failed.ranges is None
+    assert [(one.partition, one.end) for one in other.ranges or ()] == [("lines/0", 7), ("lines/3", 5)]
+    assert (other.left_out, other.more) == (("lines/4", "lines/10"), 2)
+    assert (same.ranges, same.left_out) == (found.ranges, ("lines/3",))
     assert (failed.attempt, failed.error) == ((1 << 32) + 1, "a bolt failed")
     assert failed.failed_at == datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     assert main(["show", "words", "1", "--database", rig.url]) == 0
@@ -503,6 +516,8 @@ def test_a_batch_in_full(make_rig: Any, capsys: pytest.CaptureFixture[str]) -> N
     for words in (
         *("txid 1, committed", "processed 0.250 s", "lines/3 was unavailable: it has no leader"),
         *("attempt 1.1 failed at", "a bolt failed", "skipped 5 to 9: lost", "lines/2 skipped 2 to 8: lost"),
+        "it held lines/0 3-7, lines/3 0-5, without lines/4, lines/10 (2 more are not recorded)\n",
+        "attempt 1.3 failed: once more\n  it held the same ranges\n",
     ):
         assert words in out
     assert main(["show", "words", "1", "--json", "--database", rig.url]) == 0
@@ -510,6 +525,9 @@ def test_a_batch_in_full(make_rig: Any, capsys: pytest.CaptureFixture[str]) -> N
     assert document["partitions"]["lines/0"] == {"start": 3, "end": 7}
     assert document["ranges"][0]["records"] == 4
     assert document["failed_attempts"][0]["error"] == "a bolt failed"
+    assert document["failed_attempts"][0]["ranges"] is None
+    assert document["failed_attempts"][1]["ranges"]["lines/3"] == {"start": 0, "end": 5}
+    assert document["failed_attempts"][1]["left_out"] == ["lines/4", "lines/10"]
 
 
 def test_a_batch_of_an_older_txstream_knows_its_last_error_alone(make_rig: Any) -> None:

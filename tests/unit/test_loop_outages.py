@@ -18,10 +18,12 @@ from txstream.api.errors import (
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout, Unavailable
 from txstream.embedded.process import wait_until
 from txstream.engine.driver.waiting import RunAbortedError
+from txstream.engine.fault_points import Point
 from txstream.failing import Wait
 from txstream.state import AnswerLostError, Commit
+from txstream.state.store.memory import MemoryBackend
 from txstream.testing import ManualClock
-from txstream.transaction import TransactionAttempt
+from txstream.transaction import TransactionAttempt, Txid
 from txstream.zookeeper import LostAnswerError
 from txstream.zookeeper.paths import ROOT
 
@@ -153,6 +155,41 @@ def test_what_a_former_leader_waited_for_is_not_shown_as_the_present_ones(log: M
     former.store.write_waiting([Wait("partition b", datetime.now(UTC), "", "it is hidden")])
     assert former.store.read_waiting()
     assert Run(world).store.read_waiting() == ()
+
+
+@BOTH
+def test_the_ledger_knows_what_a_failed_attempt_held(log: MemoryLog, spout: Any) -> None:
+    """An opaque replay leaves out what is hidden by then; a transactional one holds the same."""
+    log = MemoryLog({"a": ["the cat"], "b": ["a dog"]})
+    run = Run(World(log, spout), max_batch_records=100)
+
+    def on_emit(attempt: TransactionAttempt, partition: str) -> None:
+        if log.hidden == set() and attempt == run.runner.attempts[0]:
+            log.hidden.update("b")
+            raise BatchFailedError("not now")
+
+    unreadable = run.spout.unreadable
+
+    def back(metas: Mapping[str, Any]) -> Any:
+        log.hidden.clear()
+        return unreadable(metas)
+
+    def listener(point: Point, txid: Txid, open_batches: dict[Txid, str]) -> None:
+        if point is Point.AFTER_ADVANCE:
+            log.hidden.clear()
+
+    log.on_emit = on_emit
+    run.listener = listener
+    run.spout.unreadable = back  # type: ignore[method-assign]
+    run.complete()
+    assert run.world.table.totals() == words(log)
+    [failed] = MemoryBackend(run.world.table.url).batches(TOPOLOGY)[0].details["attempts"]
+    assert failed["attempt"] == run.runner.attempts[0].attempt
+    if spout is TransactionalSpout:
+        assert failed["same"]
+    else:
+        held = {"a": {"start": 0, "end": 1}, "b": {"start": 0, "end": 1}}
+        assert (failed["ranges"], failed["left_out"], failed["more"]) == (held, [], 0)
 
 
 def test_partitions_that_batches_go_without_are_told_once_and_when_they_are_back(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from support.inmemory import attempt
+from support.inmemory import Range, attempt
 
 from txstream.api.errors import (
     BatchFailedError,
@@ -23,6 +23,7 @@ from txstream.engine.driver.retries import (
     reason_of,
     reason_without_data,
 )
+from txstream.metas import BatchMetas
 
 
 def from_a_bolt(error: Exception, task: int = 0, sequence: int = 1) -> TxstreamError:
@@ -87,3 +88,24 @@ def test_the_second_timeout_in_a_row_says_what_to_change() -> None:
 def test_a_runs_first_attempts_have_the_warm_up_on_top() -> None:
     assert attempt_seconds(30, 20, is_warm=False) == 50
     assert attempt_seconds(30, 20, is_warm=True) == 30
+
+
+def test_the_ledger_keeps_what_failed_attempts_held_as_far_as_there_is_room() -> None:
+    """Newest first, and those that held what is committed now cost nothing."""
+    failures = TxidFailures()
+    wide = BatchMetas({f"t/{n}": Range(0, 5) for n in range(700)}, unavailable={"t/900": "no broker"})
+    narrow = BatchMetas({"t/0": Range(0, 5)}, {"t/1": Range(0, 0)}, {"t/2": "no broker"})
+    committed = BatchMetas({"t/0": Range(0, 5)}, unavailable={"t/2": "another reason"})
+    for number, held in enumerate((wide, narrow, wide, BatchMetas({"t/0": Range(0, 4)})), 1):
+        failures.add(BatchFailedError(f"no {number}"), attempt(4, number), held)
+    first, second, third, last = failures.for_ledger(committed, vars_of)
+    assert (last["ranges"], last["left_out"], last["more"]) == ({"t/0": {"start": 0, "end": 4}}, [], 0)
+    assert (len(third["ranges"]), third["left_out"], third["more"]) == (499, [], 202)
+    assert second["same"]
+    assert "ranges" not in second
+    assert (first["ranges"], first["left_out"], first["more"]) == ({}, [], 701)
+    assert [one["error"] for one in (first, second, third, last)] == ["no 1", "no 2", "no 3", "no 4"]
+
+
+def vars_of(held: Range) -> dict[str, int]:
+    return {"start": held.start, "end": held.end}

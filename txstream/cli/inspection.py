@@ -18,7 +18,7 @@ from txstream.transaction import epoch_of, sequence_of
 from txstream.words import counted, in_order, shown
 
 if TYPE_CHECKING:
-    from txstream.inspect.records import Batch, BatchDetails, PartitionRange, TopologySummary
+    from txstream.inspect.records import Batch, BatchDetails, FailedAttempt, PartitionRange, TopologySummary
     from txstream.state import BatchRecord
 
 __all__ = ["batch_document", "plain_value", "shown_attempt", "shown_ranges", "shown_time"]
@@ -93,6 +93,9 @@ def batches(
         bool,
         typer.Option("--failed", help="Only those with an attempt that failed, or not committed everywhere."),
     ] = False,
+    left_out: Annotated[
+        bool, typer.Option("--left-out", help="Name the partitions that batches went without.")
+    ] = False,
 ) -> None:
     """List a topology's batches, oldest first. `show ID TXID` has all of one."""
     from txstream.cli.failing import say_reasons
@@ -113,13 +116,16 @@ def batches(
         if failed:
             say_reasons(cli, topology_id, found)
         return
+    # A column of its own only where there is something to tell.
+    gaps = ["left out"] if left_out or any(one.first.metas.get("unavailable") for one in found) else []
     cli.print_table(
-        [">txid", "status", ">tuples", "?>keys", "?committed at", "?attempt", "?ranges"],
+        [">txid", "status", ">tuples", *gaps, "?>keys", "?committed at", "?attempt", "?ranges"],
         [
             [
                 one.txid,
                 _shown_status(one),
                 one.first.tuples,
+                *[shown_left_out(one.first.metas, names=left_out) for _ in gaps],
                 one.keys,
                 shown_time(one.first.committed_at),
                 shown_attempt(one.first.attempt),
@@ -127,6 +133,7 @@ def batches(
             ]
             for one in found
         ],
+        whole=left_out,
     )
     if failed:
         say_reasons(cli, topology_id, found)
@@ -184,6 +191,13 @@ def shown_ranges(metas: Mapping[str, Any]) -> str:
         parts = [*parts[:_LONGEST_RANGE_LIST], f"and {len(parts) - _LONGEST_RANGE_LIST} more"]
     parts += [f"{partition} unavailable" for partition in sorted(metas.get("unavailable", {}), key=in_order)]
     return ", ".join(parts)
+
+
+def shown_left_out(metas: Mapping[str, Any], *, names: bool = False) -> str:
+    """How many of its partitions a batch went without, or which; empty where it had all."""
+    away = sorted(metas.get("unavailable", {}), key=in_order)
+    known = {*metas.get("partitions", {}), *metas.get("carried", {}), *away}
+    return ", ".join(away) if names else f"{len(away):,} of {len(known):,}" if away else ""
 
 
 # --- one batch ---------------------------------------------------------------------------------------------
@@ -251,6 +265,22 @@ def _print_batch(cli: Cli, topology_id: str, found: BatchDetails) -> None:
         attempt = "an attempt" if failed.attempt is None else f"attempt {shown_attempt(failed.attempt)}"
         when = "" if failed.failed_at is None else f" at {shown_time(failed.failed_at)}"
         cli.print(f"{attempt} failed{when}: {escaped(failed.error)}")
+        if failed.ranges is not None:
+            cli.print(f"  it held {_shown_held(failed, found)}")
+
+
+def _shown_held(failed: FailedAttempt, committed: BatchDetails) -> str:
+    """What a failed attempt held, beside what was committed."""
+    same = failed.ranges == committed.ranges and set(failed.left_out) == committed.unavailable.keys()
+    if same:
+        return "the same ranges"
+    held = [
+        one.partition if one.end is None else f"{one.partition} {one.start}-{one.end}"
+        for one in failed.ranges or ()
+    ]
+    without = f", without {', '.join(failed.left_out)}" if failed.left_out else ""
+    more = f" ({failed.more:,} more are not recorded)" if failed.more else ""
+    return f"{', '.join(held) or 'nothing'}{without}{more}"
 
 
 def _shown_gap(one: PartitionRange) -> str:

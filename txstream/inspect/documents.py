@@ -109,7 +109,16 @@ def details_document(details: BatchDetails) -> dict[str, Any]:
         "path": details.path,
         "timings": dict(details.timings),
         "failed_attempts": [
-            {"attempt": one.attempt, "error": one.error, "failed_at": iso(one.failed_at)}
+            {
+                "attempt": one.attempt,
+                "error": one.error,
+                "failed_at": iso(one.failed_at),
+                "ranges": None
+                if one.ranges is None
+                else {held.partition: plain_range(held.meta) for held in one.ranges},
+                "left_out": list(one.left_out),
+                "more": one.more,
+            }
             for one in details.failed_attempts
         ],
     }

@@ -185,16 +185,13 @@ def entry(database: str, row: BatchRecord) -> LedgerEntry:
 def details(found: Batch) -> BatchDetails:
     """What is known of a batch, read from its ledger rows."""
     metas = found.first.metas
-    ranges, carried = (
-        [range_of(partition, of_part[partition]) for partition in sorted(of_part, key=in_order)]
-        for of_part in (_part(metas, "partitions"), _part(metas, "carried"))
-    )
+    ranges, carried = (_ranges(_part(metas, name)) for name in ("partitions", "carried"))
     # The databases of one batch were told the same; the one that committed last may know most.
     best = max(found.entries, key=lambda one: len(one.details))
     timings = best.details.get("timings")
     return BatchDetails(
         batch=found,
-        ranges=tuple(ranges),
+        ranges=ranges,
         skipped=tuple(place for place in carried if place.skipped_from is not None),
         unavailable={partition: str(why) for partition, why in _part(metas, "unavailable").items()},
         path=_text(best.details.get("path")),
@@ -228,12 +225,29 @@ def failed_attempts(found: LedgerEntry) -> list[FailedAttempt]:
                 None if _whole(one.get("attempt")) is None else AttemptId(one["attempt"]),
                 str(one.get("error")),
                 _time(one.get("failed_at")),
+                **_held(one, found.metas),
             )
             for one in listed
             if isinstance(one, Mapping)
         ]
     # Rows of an older txstream know the last error alone.
     return [FailedAttempt(None, found.error, None)] if found.error else []
+
+
+def _held(failed: Mapping[str, Any], committed: Mapping[str, Any]) -> dict[str, Any]:
+    """What a failed attempt held; rows of an older txstream do not know."""
+    if failed.get("same"):
+        left_out = sorted(_part(committed, "unavailable"), key=in_order)
+        return {"ranges": _ranges(_part(committed, "partitions")), "left_out": tuple(left_out)}
+    if "ranges" not in failed:
+        return {}
+    left_out = sorted(map(str, failed.get("left_out") or ()), key=in_order)
+    more = _whole(failed.get("more")) or 0
+    return {"ranges": _ranges(_part(failed, "ranges")), "left_out": tuple(left_out), "more": more}
+
+
+def _ranges(metas: Mapping[str, Any]) -> tuple[PartitionRange, ...]:
+    return tuple(range_of(partition, metas[partition]) for partition in sorted(metas, key=in_order))
 
 
 def _whole(value: Any) -> int | None:

@@ -206,11 +206,15 @@ class PartitionRange:
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
-    """An attempt of a batch that failed before another one committed it."""
+    """An attempt of a batch that failed before another one committed it. `ranges` are what it held, None
+    where that is not known; of these and of what it `left_out`, the ledger had no room for `more`."""
 
     attempt: AttemptId | None
     error: str
     failed_at: datetime | None
+    ranges: tuple[PartitionRange, ...] | None = None
+    left_out: tuple[str, ...] = ()
+    more: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,10 +105,10 @@ class EventLoop:
         stored_plans = {txid for txid in coordinator.stored_txids() if txid >= coordinator.current}
         self._recovered = frozenset(stored_plans)
         self._planning = Planning(self, spout, store, waiting, topology.spout.max_batch_records, targets)
-        self._processing = Processing(
-            self, runner, self._planning, watcher, self._failures, self.statistics, stored_plans
-        )
         codec: MetaCodec[Any] = MetaCodec(topology.spout.source.meta_type)
+        self._processing = Processing(
+            self, runner, self._planning, watcher, self._failures, self.statistics, stored_plans, codec
+        )
         release = self._processing.release
         self._commits = CommitPhase(self, committer, runner, codec, watcher, self.statistics, release)
         self._operators = Operators(self, store, runner, slots, waiting)
@@ -300,8 +300,9 @@ class EventLoop:
             return
         self._processing.is_warm = True
         failures = self._failures.setdefault(attempt.txid, TxidFailures())
-        error = failures.with_advice(error, planned_records(self.coordinator.metas(attempt.txid)))
-        failures.add(error, attempt)
+        held = self.coordinator.metas(attempt.txid)
+        error = failures.with_advice(error, planned_records(held))
+        failures.add(error, attempt, held)
         self.statistics.failed_attempts += 1
         times = count_reason(self.statistics.failure_reasons, reason_of(error))
         reasons = dict(failures.reasons)

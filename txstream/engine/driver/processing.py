@@ -19,6 +19,7 @@ from txstream.engine.driver.planning import Planning
 from txstream.engine.driver.retries import TxidFailures
 from txstream.engine.driver.workers import Lane
 from txstream.engine.report import Statistics
+from txstream.metas import MetaCodec
 from txstream.transaction import TransactionAttempt, Txid
 
 log = logging.getLogger(__name__)
@@ -37,8 +38,10 @@ class Processing:
         failures: Mapping[Txid, TxidFailures],
         statistics: Statistics,
         recheck: set[Txid],
+        codec: MetaCodec[Any],
     ) -> None:
         self.recheck = recheck
+        self._codec = codec
         self.is_warm = False
         self._statistics = statistics
         self._batches = batches
@@ -108,7 +111,7 @@ class Processing:
             self.is_warm = True
             self._watcher.processed(attempt, result)
             if batches.is_active(attempt):
-                self._keep(attempt, result)
+                self._keep(emit, result)
             else:
                 self._release_soon(result)
             batches.carry_out(batches.coordinator.ack(attempt))
@@ -125,7 +128,8 @@ class Processing:
             attempt=attempt,
         )
 
-    def _keep(self, attempt: TransactionAttempt, result: BatchResult) -> None:
+    def _keep(self, emit: EmitBatch[Any], result: BatchResult) -> None:
+        attempt = emit.attempt
         timing = self._batches.timing(attempt.txid)
         timing.records, timing.width = result.records, result.width
         timing.job_seconds = result.job_seconds
@@ -137,5 +141,5 @@ class Processing:
             planned_at=self._planning.planned_at(attempt.txid),
             processed_at=datetime.now(UTC),
             error=failures.last_error if failures is not None else None,
-            attempts=tuple(failures.last) if failures is not None else (),
+            attempts=failures.for_ledger(emit.metas, self._codec.encode_meta) if failures is not None else (),
         )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
+from itertools import islice
 from typing import Any
 
 from txstream.api.errors import (
@@ -18,6 +19,7 @@ from txstream.api.errors import (
     TupleError,
     TxstreamError,
 )
+from txstream.metas import BatchMetas
 from txstream.transaction import TransactionAttempt
 
 BACKOFF_FIRST_SECONDS = 0.05
@@ -29,6 +31,8 @@ Measured: 5 to 8 s on two busy cores for a job that then takes 0.25 s. A cluster
 """
 
 _KEPT_FAILURES = 10
+# Of all attempts of a batch together: a ledger row of a wide topic must not grow with every failure.
+_KEPT_RANGES = 500
 _LONGEST_MESSAGE = 1_000
 _MOST_REASONS = 20
 _OTHER_REASONS = "other reasons"
@@ -94,7 +98,7 @@ def shortened(message: str) -> str:
 
 @dataclass
 class TxidFailures:
-    """How often a txid has failed in this run. `last` are its latest failures, as the ledger keeps them,
+    """How often a txid has failed in this run. `last` are its latest failures and what those attempts held,
     `reasons` are for ZooKeeper, `timeouts` counts those in a row."""
 
     attempts: int = 0
@@ -102,9 +106,16 @@ class TxidFailures:
     timeouts: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     last_error: str | None = None
-    last: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=_KEPT_FAILURES))
+    last: deque[tuple[Mapping[str, Any], BatchMetas[Any]]] = field(
+        default_factory=lambda: deque(maxlen=_KEPT_FAILURES)
+    )
 
-    def add(self, error: BaseException, attempt: TransactionAttempt | None = None) -> None:
+    def add(
+        self,
+        error: BaseException,
+        attempt: TransactionAttempt | None = None,
+        held: BatchMetas[Any] | None = None,
+    ) -> None:
         """One more. Without an `attempt` it is counted, but not kept."""
         self.attempts += 1
         self.bugs += judge(error) is Verdict.BUG
@@ -113,9 +124,33 @@ class TxidFailures:
         count_reason(self.reasons, reason_without_data(error))
         if attempt is not None:
             failed_at = datetime.now(UTC).isoformat(timespec="milliseconds")
-            self.last.append(
-                {"attempt": attempt.attempt, "error": shortened(self.last_error), "failed_at": failed_at}
-            )
+            document = {
+                "attempt": attempt.attempt,
+                "error": shortened(self.last_error),
+                "failed_at": failed_at,
+            }
+            self.last.append((document, held or BatchMetas()))
+
+    def for_ledger(
+        self, committed: BatchMetas[Any], encode: Callable[[Any], Mapping[str, Any]]
+    ) -> tuple[Mapping[str, Any], ...]:
+        """The latest failures as the ledger keeps them: `same` where the attempt held what is committed now,
+        otherwise its `ranges` and what it `left_out`, the newest first as long as there is room; `more` of
+        them there was no room for."""
+        room, kept = _KEPT_RANGES, []
+        for document, held in reversed(self.last):
+            if (held.partitions, held.unavailable.keys()) == (
+                committed.partitions,
+                committed.unavailable.keys(),
+            ):
+                kept.append({**document, "same": True})
+                continue
+            ranges = {name: encode(meta) for name, meta in islice(held.partitions.items(), room)}
+            left_out = list(islice(held.unavailable, room - len(ranges)))
+            room -= len(ranges) + len(left_out)
+            more = len(held.partitions) + len(held.unavailable) - len(ranges) - len(left_out)
+            kept.append({**document, "ranges": ranges, "left_out": left_out, "more": more})
+        return tuple(reversed(kept))
 
     def with_advice(self, error: BaseException, records: int | None) -> BaseException:
         """A timeout that follows another one says what to change; what failed otherwise stays as it is."""
