@@ -30,7 +30,7 @@ demo: $(VENV)/.installed-core
 	$(BIN)/txstream demo $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2 $(ARGS)
+	$(BIN)/python -m pytest -n 3 $(ARGS)
 
 check: lint types test
 

@@ -18,7 +18,7 @@ import pytest
 from mysql_servers import MariaDBServer, MissingServerError, MySQLFamilyServer, MySQLServer
 from postgres import PostgresServer
 from support.bare_python import make_bare_python
-from support.processes import process_of
+from support.processes import process_of, turn_of
 from support.runs import SPARK_STARTS_SOONER, Launcher
 from support.skips import pytest_terminal_summary as pytest_terminal_summary
 from support.spark_standalone import SparkStandalone
@@ -35,14 +35,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# No test is timed, and two processes share the cores.
+# No test is timed: several processes share the cores.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `pytest -n`: who runs what, and the long tests first."""
+    """With `pytest -n`: who runs what."""
     from xdist.scheduler import LoadScopeScheduling
 
     config.option.loadscopereorder = False
@@ -52,6 +52,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return process_of(nodeid)
 
     return ByServices(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first, so that no process is left alone with them."""
+    items.sort(key=lambda item: turn_of(item.nodeid))
 
 
 @pytest.fixture

@@ -7,12 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
-from support.processes import MYSQL, POSTGRES, SERVICES, process_of
+from support.processes import MYSQL, POSTGRES, SERVICES, SPARK, process_of, turn_of
 
 TESTS = Path(__file__).resolve().parents[1]
 FAMILY = re.compile(r"(own_)?(mariadb|mysql)(_server)?|contract_server")
 OWN = {"postgres", "postgres_url", "own_postgres"}
-OTHERS = {"services", "launcher", "own_zookeeper", "own_kafka", "spark", "cluster"}
+OTHERS = {"services", "launcher", "own_zookeeper", "own_kafka"}
+ON_SPARK = {"services", "launcher", "spark", "cluster"}
 
 
 @pytest.mark.parametrize(
@@ -22,25 +23,40 @@ OTHERS = {"services", "launcher", "own_zookeeper", "own_kafka", "spark", "cluste
         ("tests/unit/test_mysql.py::test_it", "tests/unit/test_mysql.py"),
         ("tests/acceptance/test_demo.py::test_it", "tests/acceptance/test_demo.py"),
         ("tests/integration/test_leadership.py::test_it", SERVICES),
+        ("tests/integration/test_leadership.py::test_it[spark]", SERVICES),
         ("tests/integration/test_state_postgres.py::test_it[_mysql.py]", POSTGRES),
         ("tests/integration/test_state_mysql.py::test_it", MYSQL),
+        ("tests/integration/test_graph_on_spark.py::test_it", SPARK),
     ],
 )
 def test_by_the_file(nodeid: str, process: str) -> None:
     assert process_of(nodeid) == process
 
 
+def test_the_longest_begin() -> None:
+    files = [
+        "unit/test_rows",
+        "acceptance/test_demo",
+        "integration/test_leadership",
+        "integration/test_spark_x",
+    ]
+    assert sorted(files, key=lambda file: turn_of(f"tests/{file}.py::test_it")) == [
+        *files[:1:-1],
+        *files[1::-1],
+    ]
+
+
 def test_no_module_needs_servers_of_several() -> None:
-    found = dict.fromkeys((SERVICES, POSTGRES, MYSQL), 0)
+    found = dict.fromkeys((SPARK, SERVICES, POSTGRES, MYSQL), 0)
     for file in sorted([*TESTS.glob("integration/test_*.py"), *TESTS.glob("acceptance/test_*.py")]):
         used = fixtures(file)
         family = {name for name in used if FAMILY.fullmatch(name)}
         process = process_of(file.relative_to(TESTS.parent).as_posix())
-        allowed = {MYSQL: family, POSTGRES: OWN, SERVICES: OWN | OTHERS}.get(
+        allowed = {MYSQL: family, POSTGRES: OWN, SERVICES: OWN | OTHERS, SPARK: OWN | ON_SPARK}.get(
             process,
             {"services"},  # what `txstream up` has started, in tests of commands
         )
-        assert used & (OWN | OTHERS | family) <= allowed, file
+        assert used & (OWN | OTHERS | ON_SPARK | family) <= allowed, file
         if process in found:
             found[process] += bool(used & allowed)
     assert min(found.values()) > 2
