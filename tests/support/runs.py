@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,38 @@ from txstream.embedded import Services
 
 WORD_COUNT = "txstream.examples.word_count:topology"
 
+# Spark's classes as Java keeps them in memory, which spare each start of Spark a third of its work. Java does
+# without where the file is missing, is another Java's or lists other jars.
+SPARK_CLASSES = Path(sys.prefix) / f"txstream-tests-spark-{version('pyspark')}.jsa"
 # Short-lived JVMs: their compiler's second stage, a parallel collector and the verification of classes that
 # everybody has loaded before cost more than they bring.
-QUICK_JVM = (
+_QUICK = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
+QUICK_JVM = f'{_QUICK} -Xlog:disable "-XX:SharedArchiveFile={SPARK_CLASSES}"'
 # Every `java` reads this variable: Spark's drivers, executors and daemons, ZooKeeper and Kafka. It says so on
 # its standard error, which goes to a log file everywhere.
 SPARK_STARTS_SOONER = {"JDK_JAVA_OPTIONS": QUICK_JVM}
+
+_SOME_SPARK = """
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+spark.sparkContext.parallelize([1], 1).map(str).collect()
+spark.stop()
+"""
+
+
+def keep_sparks_classes() -> None:
+    """Make the file, once for an environment, of the classes that a small run loads."""
+    if SPARK_CLASSES.exists() or not os.access(SPARK_CLASSES.parent, os.W_OK):
+        return
+    unfinished = SPARK_CLASSES.with_suffix(f".{os.getpid()}")
+    options = f'{_QUICK} -Xlog:disable "-XX:ArchiveClassesAtExit={unfinished}"'
+    environment = {**os.environ, "JDK_JAVA_OPTIONS": options}
+    subprocess.run([sys.executable, "-c", _SOME_SPARK], env=environment, capture_output=True, check=False)
+    if unfinished.exists():
+        unfinished.rename(SPARK_CLASSES)
+
 
 _WITHOUT_SPARK = Path(__file__).with_name("sparkless.py")
 
