@@ -1,17 +1,20 @@
-"""What goes wrong at a user's hands ends in one clear sentence and the right status, nothing half-written."""
+"""What goes wrong at a user's hands ends in one clear sentence and the right status, nothing half-written.
+
+What needs no service is in tests/unit/test_cli_bad_input.py.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 from kazoo.client import KazooClient
-from support.runs import WORD_COUNT, Launcher, Outcome
+from support.runs import Launcher, Outcome
 from support.tables import read_counts, read_rows, table_exists
 from support.texts import create_topic, fill_topic, make_lines, produce
 
@@ -75,61 +78,6 @@ def test_value_that_is_not_utf8(launcher: Launcher, services: Services, unique: 
     outcome = launcher.without_spark.word_count(unique, unique, unique)
     assert_told(outcome, 1, unique, "partition 2", "offset 0", "UTF-8")
     assert read_counts(launcher.database, unique) == {}, "the batch with the bad value was not committed"
-
-
-def test_field_that_no_stream_declares(launcher: Launcher, tmp_path: Path, unique: str) -> None:
-    (tmp_path / "wrong.py").write_text(
-        "from txstream import *\n"
-        "def topology():\n"
-        "    b = TransactionalTopologyBuilder('wrong', 'lines', OpaqueSpout(KafkaSource('lines')))\n"
-        "    b.set_bolt('count', CountBolt('value')).fields_grouping('lines', 'wort')\n"
-        "    return b.build()\n"
-    )
-    assert_told(launcher.run("run", "wrong:topology"), 1, "wort", "count", "lines")
-
-
-FACTORIES: Mapping[str, tuple[int, Sequence[str]]] = {
-    "no_such_module:topology": (2, ["no_such_module"]),
-    "txstream.examples.word_count:no_such": (2, ["no_such", "topology"]),
-    "txstream.examples.word_count": (2, ["MODULE:FACTORY"]),
-    "broken:topology": (1, ["ZeroDivisionError", "broken.py"]),
-    "broken:not_a_topology": (1, ["not_a_topology", "Topology"]),
-}
-PARAMETERS: Mapping[str, Sequence[str]] = {
-    "tpoic=lines": ["tpoic", "topic"],
-    "parallelism=two": ["parallelism", "two", "int"],
-    "semantics=exactly": ["semantics", "exactly", "opaque"],
-    "topic": ["NAME=VALUE"],
-}
-
-
-@pytest.fixture(scope="module")
-def told(services: Services, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Outcome]:
-    """How `txstream run` ends with each factory and each parameter."""
-    folder = tmp_path_factory.mktemp("told")
-    (folder / "broken.py").write_text(
-        "def topology():\n    return 1 // 0\n\n\ndef not_a_topology():\n    return 'nothing'\n"
-    )
-    asked = {factory: ["run", factory] for factory in FACTORIES}
-    asked |= {parameter: ["run", WORD_COUNT, "-p", parameter] for parameter in PARAMETERS}
-    outcomes = Launcher(services, folder, f"sqlite:///{folder}/state.db").run_together(asked.values())
-    return dict(zip(asked, outcomes, strict=True))
-
-
-@pytest.mark.parametrize("target", FACTORIES)
-def test_factory_that_does_not_exist_or_raises(told: Mapping[str, Outcome], target: str) -> None:
-    status, words = FACTORIES[target]
-    assert_told(told[target], status, *words)
-
-
-@pytest.mark.parametrize("parameter", PARAMETERS)
-def test_parameter_of_unknown_name_or_wrong_type(told: Mapping[str, Outcome], parameter: str) -> None:
-    assert_told(told[parameter], 2, *PARAMETERS[parameter])
-
-
-def test_traceback_only_with_debug(launcher: Launcher, tmp_path: Path) -> None:
-    (tmp_path / "broken.py").write_text("def topology():\n    return 1 // 0\n")
-    assert "Traceback" in launcher.run("run", "broken:topology", "--debug").stderr
 
 
 def test_state_table_of_another_topology_changed_code_and_foreign_table(
