@@ -22,8 +22,8 @@ from support.texts import fill_topic, make_lines
 
 from txstream.embedded import Services
 
-# Each run is killed at the next point and the run after it goes on from there, so that one sequence
-# crosses every point.
+# Each run is killed at the next point and the run after it goes on from there. Between them the two semantics
+# cross every point, and both the one at which they differ; all points of both are for a soak.
 COMMIT_POINTS = [
     "before-commit:3",
     "inside-commit:4",
@@ -35,6 +35,7 @@ COMMIT_POINTS = [
 EXECUTOR_POINTS = ["inside-begin:8", "after-begin:9", "after-write:10"]
 BY_EXECUTORS = ["-p", "driver_commit_rows=1"]
 PERSIST_POINTS = ["before-persist:1", "after-persist:2"]
+EVERY_POINT = PERSIST_POINTS + COMMIT_POINTS + EXECUTOR_POINTS
 LINES = 8_000
 SMALL_BATCHES = "max_records_per_partition=200"  # 4 partitions: ten batches of 8,000 lines
 SEED = int(os.environ.get("TXSTREAM_KILL_SEED", random.SystemRandom().randrange(1 << 32)))
@@ -128,16 +129,16 @@ def sequences(
         ),
         "test_killed_on_spark_at_a_random_moment": moments("opaque", 1, on_spark=True),
         "test_killed_at_every_named_point[transactional]": work(
-            kill_at_points, "transactional", points=PERSIST_POINTS + COMMIT_POINTS + EXECUTOR_POINTS[1:2]
+            kill_at_points, "transactional", points=PERSIST_POINTS + COMMIT_POINTS[:3] + EXECUTOR_POINTS[1:2]
         ),
         "test_killed_at_every_named_point[opaque]": work(
-            kill_at_points, "opaque", points=COMMIT_POINTS + EXECUTOR_POINTS
+            kill_at_points, "opaque", points=COMMIT_POINTS[2:] + EXECUTOR_POINTS
         ),
         "test_non_transactional_miscounts_when_killed_alike": work(
             kill_at_points, "non-transactional", points=["after-commit:2"], lines=4_000
         ),
-        "test_killed_at_random_moments[transactional]": moments("transactional", 3),
-        "test_killed_at_random_moments[opaque]": moments("opaque", 3),
+        "test_killed_at_random_moments[transactional]": moments("transactional", 2),
+        "test_killed_at_random_moments[opaque]": moments("opaque", 2),
     }
     with Ahead(request, works, at_once=4) as begun:
         yield begun
@@ -184,3 +185,10 @@ def test_killed_at_many_random_moments(launcher: Launcher, unique: str, semantic
     print(f"TXSTREAM_KILL_SEED={SEED}")
     rng = random.Random(f"{SEED} {semantics}")
     kill_at_random_moments(launcher, unique, semantics, kills=10, rng=rng).assert_exact(20_000)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("semantics", ["transactional", "opaque"])
+@pytest.mark.timeout(1800)
+def test_killed_at_all_points(launcher: Launcher, unique: str, semantics: str) -> None:
+    kill_at_points(launcher.without_spark, unique, semantics, EVERY_POINT).assert_exact(LINES)
