@@ -15,10 +15,12 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from txstream.api.errors import CorruptStateError, TopologyError
-from txstream.api.spouts import Unavailable
+
+if TYPE_CHECKING:
+    from txstream.api.spouts import Unavailable
 
 Meta = TypeVar("Meta")
 
@@ -37,6 +39,9 @@ class BatchMetas(Generic[Meta]):
     @classmethod
     def from_plan(cls, last: Mapping[str, Meta], plan: Mapping[str, Meta | Unavailable]) -> BatchMetas[Meta]:
         """The metas of a batch, from the places before it and what the spout's coordinator answered."""
+        # Only here: pyarrow comes with it, and a command that asks ZooKeeper alone does without.
+        from txstream.api.spouts import Unavailable
+
         partitions: dict[str, Meta] = {}
         carried = dict(last)
         unavailable: dict[str, str] = {}

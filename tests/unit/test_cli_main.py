@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -144,14 +145,29 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("txstream 0.")
 
 
-def test_help_and_parsing_import_nothing_heavy() -> None:
+@pytest.mark.parametrize(
+    ("typed", "needed"),
+    [
+        (["--help"], []),
+        (["status", "words"], ["kazoo"]),  # looks for embedded services, and finds none
+        (["scale", "words", "count=2", "--zookeeper", "127.0.0.1:1", "--connect-timeout", "1"], ["kazoo"]),
+    ],
+)
+def test_a_command_imports_what_it_needs(typed: list[str], needed: list[str], tmp_path: Path) -> None:
     program = (
-        "import sys; from txstream.cli.main import main; main(['--help']);"
-        "print([m for m in sys.modules if m.split('.')[0] in"
-        " ('pyspark', 'pyarrow', 'kafka', 'kazoo', 'sqlalchemy', 'alembic', 'rich')], file=sys.stderr)"
+        "import sys; from txstream.cli.main import main; main(sys.argv[1:]);"
+        "heavy = {'pyspark', 'pyarrow', 'kafka', 'kazoo', 'sqlalchemy', 'alembic', 'rich'};"
+        "sys.exit(repr(sorted(heavy & sys.modules.keys())))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stderr.strip() == "[]"
+    done = subprocess.run(
+        [sys.executable, "-c", program, *typed],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "TXSTREAM_ZOOKEEPER": ""},
+    )
+    assert done.stderr.splitlines()[-1] == repr(needed), done.stderr
 
 
 def test_python_dash_m_is_the_command(tmp_path: Path) -> None:

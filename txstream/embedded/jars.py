@@ -21,14 +21,16 @@ import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import platformdirs
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from txstream.api.errors import ServiceUnavailableError
 from txstream.embedded.files import locked
 from txstream.embedded.java import LOGGING_JARS, spark_jars
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 LOCK_PATH = Path(__file__).with_name("kafka.lock")
 MAVEN_CENTRAL = "https://repo1.maven.org/maven2/"
@@ -188,6 +190,9 @@ def _check(jar: Jar, path: Path) -> None:
 @contextlib.contextmanager
 def _progress(console: Console | None, title: str, total: int) -> Iterator[Callable[[int], None]]:
     """Shows a bar; gives the function that moves it on by so many bytes."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     shown = console is not None or sys.stderr.isatty()
     with Progress(*columns, console=console or Console(stderr=True), disable=not shown) as bar:

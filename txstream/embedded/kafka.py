@@ -15,9 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
-
-from rich.console import Console
+from typing import TYPE_CHECKING, Self
 
 from txstream.api.errors import ServiceUnavailableError, UsageError
 from txstream.embedded.jars import kafka_classpath
@@ -32,6 +30,9 @@ from txstream.embedded.kafka_storage import (
 from txstream.embedded.ports import HOST, free_port, require_free
 from txstream.embedded.process import ProcessIdentity, ServerProcess, stop_all
 from txstream.embedded.wire import cluster_view
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 READY_SECONDS = 60.0
 

@@ -15,8 +15,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-from rich.console import Console
+from typing import TYPE_CHECKING
 
 from txstream.api.errors import CorruptStateError, UsageError
 from txstream.embedded.files import locked
@@ -27,6 +26,9 @@ from txstream.embedded.process import ProcessIdentity, ServerProcess, stop_all
 from txstream.embedded.service_state import STATE_FILE, ServerRecord, ServicesState, read_state, write_state
 from txstream.embedded.zookeeper import EmbeddedZooKeeper
 from txstream.settings import using_data_dir
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 log = logging.getLogger(__name__)
 
