@@ -50,7 +50,7 @@ ATTEMPT = st.tuples(BATCH, PLACES, st.integers(0, 2), st.booleans())
 HISTORY = st.lists(st.tuples(st.lists(ATTEMPT, max_size=3), ATTEMPT), max_size=6)
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(history=HISTORY, cache_rows=st.sampled_from([0, 1, 100]))
 def test_an_opaque_state_is_exact_and_every_read_is_of_the_batch_before(
     history: list[Any], cache_rows: int

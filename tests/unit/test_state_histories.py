@@ -30,7 +30,7 @@ def database(url: str) -> Iterator[StateBackend]:
 
 @pytest.mark.parametrize("semantics", [Semantics.OPAQUE, Semantics.TRANSACTIONAL])
 @given(data=st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_history_gives_what_its_committed_attempts_held(
     database: StateBackend, url: str, semantics: Semantics, data: st.DataObject
 ) -> None:
