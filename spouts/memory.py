@@ -13,7 +13,6 @@ import uuid
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, ClassVar, Self
 
 import pyarrow as pa
@@ -119,9 +118,7 @@ class MemorySpout(PartitionedSpout[MemoryRange]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # --- for the engine ----------------------------------------------------------------------------------

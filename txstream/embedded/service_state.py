@@ -66,14 +66,7 @@ class ServicesState:
 
 
 def write_state(data_dir: Path, state: ServicesState) -> None:
-    document = {
-        "format": _FORMAT,
-        "zookeeper": asdict(state.zookeeper) if state.zookeeper else None,
-        "kafka": {str(node): asdict(record) for node, record in state.kafka.items()},
-        "brokers": state.brokers,
-        "controller_port": state.controller_port,
-        "ready": state.ready,
-    }
+    document = {"format": _FORMAT, **asdict(state)}
     write_atomically(data_dir / STATE_FILE, json.dumps(document, indent=2) + "\n")
 
 
@@ -89,23 +82,14 @@ def read_state(data_dir: Path) -> ServicesState | None:
             raise ValueError(f"format {document['format']!r} instead of {_FORMAT}")
         zookeeper = document["zookeeper"]
         return ServicesState(
-            _record_from(zookeeper) if zookeeper is not None else None,
-            {int(node): _record_from(entry) for node, entry in document["kafka"].items()},
-            int(document["brokers"]),
-            None if document["controller_port"] is None else int(document["controller_port"]),
-            bool(document["ready"]),
+            None if zookeeper is None else ServerRecord(**zookeeper),
+            {int(node): ServerRecord(**entry) for node, entry in document["kafka"].items()},
+            document["brokers"],
+            document["controller_port"],
+            document["ready"],
         )
     except (ValueError, KeyError, TypeError, AttributeError) as problem:
         raise CorruptStateError(
             f"{path} is not a list of running services ({problem!r}): end what it named, then remove it "
             "(the *in-use.lock files below the data directory hold the pids)"
         ) from problem
-
-
-def _record_from(entry: Mapping[str, object]) -> ServerRecord:
-    name, log, start_time, port, pid = (entry[key] for key in ("name", "log", "start_time", "port", "pid"))
-    if not isinstance(name, str) or not isinstance(log, str) or not isinstance(start_time, int | float):
-        raise TypeError(f"not a server's record: {entry!r}")
-    if not isinstance(port, int) or not isinstance(pid, int) or pid <= 1:
-        raise TypeError(f"not a server's port and pid: {entry!r}")
-    return ServerRecord(name, port, pid, float(start_time), log)

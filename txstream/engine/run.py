@@ -8,7 +8,6 @@ import time
 import traceback
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from txstream.api.errors import BoltError, CorruptStateError, UsageError
@@ -191,9 +190,7 @@ class RunningTopology:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _main(self) -> None:

@@ -11,7 +11,6 @@ import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from txstream.api.builder import TransactionalTopologyBuilder
@@ -107,9 +106,7 @@ class TopologyTest:
         self._control.start(self.topology)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -14,7 +14,6 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from sqlalchemy import Connection
@@ -99,9 +98,7 @@ class Watchdog:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._done.set()
         self._thread.join()
         os.close(self._descriptor)
