@@ -11,7 +11,7 @@ import json
 import signal
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -22,6 +22,7 @@ from txstream.api.errors import TxstreamError
 from txstream.cli.context import Cli
 from txstream.cli.demo_text import count_words, make_text
 from txstream.cli.options import command
+from txstream.cli.stage import ended_by_signals, services_for
 from txstream.words import counted
 
 if TYPE_CHECKING:
@@ -111,9 +112,9 @@ def demo(
     given = cli.settings.resolve_given()
     given.make_data_dir()
     with (
-        _ended_by_signals(),
+        ended_by_signals(),
         locked(given.data_dir / "demo.lock", waiting_for="running a demo here", timeout_seconds=1),
-        _services(cli, given) as settings,
+        services_for(cli, given) as settings,
     ):
         if not keep:
             _remove_older(cli, settings)
@@ -131,48 +132,6 @@ def demo(
         _fill_topic(here)
         result = _count(here)
     return _tell(here, result)
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the demo as Ctrl-C does: in order, with everything that it started."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextlib.contextmanager
-def _services(cli: Cli, given: Settings) -> Iterator[Settings]:
-    """The settings with addresses of services that run: those given, otherwise embedded ones, started."""
-    from txstream.embedded import EmbeddedKafka, EmbeddedZooKeeper, embedded
-
-    console = cli.error_console()
-    with contextlib.ExitStack() as stack:
-        if given.zookeeper and given.kafka:
-            zookeeper, kafka = given.zookeeper, given.kafka
-            cli.say(f"using ZooKeeper at {zookeeper} and Kafka at {kafka}")
-        elif given.zookeeper:
-            zookeeper = given.zookeeper
-            kafka = stack.enter_context(EmbeddedKafka(given.data_dir, console=console)).address
-            cli.say(f"using ZooKeeper at {zookeeper}; started Kafka at {kafka}")
-        elif given.kafka:
-            kafka = given.kafka
-            zookeeper = stack.enter_context(EmbeddedZooKeeper(given.data_dir)).address
-            cli.say(f"using Kafka at {kafka}; started ZooKeeper at {zookeeper}")
-        else:
-            cli.say("starting ZooKeeper and Kafka")
-            services = stack.enter_context(embedded(given.data_dir, console=console))
-            zookeeper, kafka = services.zookeeper, services.kafka
-            verb = "found" if services.already_running else "started"
-            cli.say(f"{verb} ZooKeeper at {zookeeper} and Kafka at {kafka}")
-        yield replace(given, zookeeper=zookeeper, kafka=kafka)
 
 
 # --- before ------------------------------------------------------------------------------------------------

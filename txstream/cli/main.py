@@ -15,7 +15,18 @@ from typing import Annotated, Any
 import typer
 
 from txstream.api.errors import TxstreamError
-from txstream.cli import administration, demo, describe, inspection, repair, run, scale, services, topic
+from txstream.cli import (
+    administration,
+    compare,
+    demo,
+    describe,
+    inspection,
+    repair,
+    run,
+    scale,
+    services,
+    topic,
+)
 from txstream.cli.context import print_error
 
 _USAGE_STATUS = 2
@@ -50,6 +61,7 @@ def _root(
 
 
 demo.register(app)
+compare.register(app)
 services.register(app)
 topic.register(app)
 run.register(app)

@@ -1,0 +1,72 @@
+"""`txstream compare` over real services: what each semantics shows, for certain, for each kind of fault."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from kafka import KafkaAdminClient
+from support.runs import Launcher
+
+from txstream.embedded import Services
+from txstream.zookeeper import ZooKeeper
+
+EXACT = {"exact": True, "lost": 0, "doubled": 0, "wrong_rows": 0}
+
+
+def compare(launcher: Launcher, *arguments: str) -> dict[str, Any]:
+    done = launcher.run("compare", "--records", "2000", "--json", *arguments)
+    assert done.status == 0, done.stderr
+    found: dict[str, Any] = done.json()
+    return found
+
+
+def is_exact(found: dict[str, Any]) -> bool:
+    return {name: found[name] for name in EXACT} == EXACT
+
+
+@pytest.mark.parametrize("kind", ["none", "batch", "partition", "crash", "all"])
+def test_each_semantics_shows_what_it_does(launcher: Launcher, kind: str) -> None:
+    found = compare(launcher, "--faults", kind)
+    opaque, transactional, neither = (
+        found["semantics"][name] for name in ("opaque", "transactional", "non-transactional")
+    )
+    every = (opaque, transactional, neither)
+    assert all(one["faults_that_never_came"] == [] for one in every)
+    assert {one["records"] for one in every} == {2_000}
+    assert is_exact(opaque)
+    assert is_exact(transactional)
+    assert opaque["total"] == found["true_total"]
+
+    dies = kind in ("crash", "all")
+    assert [one["drivers"] for one in every] == [1 + dies] * 3
+    assert is_exact(neither) is not dies
+    assert (neither["doubled"] > 0, neither["lost"]) == (dies, 0)
+
+    fails = {"none": 0, "batch": 1, "partition": 1, "crash": 0, "all": 2}[kind]
+    assert all(one["failed_attempts"] >= fails for one in every)
+    assert transactional["failed_attempts"] == fails
+
+    is_away = kind in ("partition", "all")
+    assert transactional["moved_tuples"] == 0
+    assert (opaque["moved_tuples"] > 0) is (neither["moved_tuples"] > 0) is is_away
+    assert (transactional["stalled_seconds"] >= 3.0) is is_away
+
+
+def test_nothing_is_left_unless_it_is_kept(launcher: Launcher, services: Services) -> None:
+    def left() -> tuple[set[str], set[str], set[str]]:
+        engine = sa.create_engine(launcher.database)
+        tables = {name for name in sa.inspect(engine).get_table_names() if name.startswith("compare_")}
+        engine.dispose()
+        admin = KafkaAdminClient(bootstrap_servers=services.kafka)
+        topics = {name for name in admin.list_topics() if name.startswith("txstream-compare-")}
+        admin.close()
+        with ZooKeeper(services.zookeeper) as zookeeper:
+            return tables, topics, {name for name in zookeeper.topologies() if name.startswith("compare-")}
+
+    before = left()
+    compare(launcher, "--faults", "none")
+    assert left() == before
+    compare(launcher, "--faults", "none", "--keep")
+    assert [len(now - then) for now, then in zip(left(), before, strict=True)] == [3, 1, 3]

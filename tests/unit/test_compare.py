@@ -1,0 +1,204 @@
+"""Comparisons: schedules and when their faults come, names of their own, and the figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from txstream import SpoutContext, UsageError
+from txstream.api.errors import BatchFailedError, PartitionUnavailableError
+from txstream.api.spouts import Unavailable
+from txstream.compare.report import difference, figures, in_a_sentence, moved_records, stalls
+from txstream.compare.run import Outcome
+from txstream.compare.schedule import SCHEDULES, Fault, Injector, load_schedule
+from txstream.compare.timeline import Fate, Made, Timeline
+from txstream.compare.variant import clipped, fixed_end, is_reached, under_own_names, with_batches_of
+from txstream.coordinator import EmitBatch
+from txstream.engine.batch.failures import CrashError
+from txstream.engine.fault_points import Point
+from txstream.examples import accounts, word_count
+from txstream.metas import BatchMetas
+from txstream.spouts.memory import MemoryRange, MemorySpout
+from txstream.transaction import AttemptId, TransactionAttempt, Txid
+
+
+def attempt(txid: int, number: int = 1) -> TransactionAttempt:
+    return TransactionAttempt(Txid(txid), AttemptId(number))
+
+
+# --- schedules --------------------------------------------------------------------------------------------
+
+
+def test_a_schedule_has_a_name_or_is_a_file(tmp_path: Path) -> None:
+    assert load_schedule("none") == ()
+    assert [fault.fault for fault in load_schedule("all")] == ["batch", "partition", "crash"]
+    own = [
+        {"fault": "partition", "txid": 2, "partition": "lines/3", "seconds": 0.5},
+        {"fault": "crash", "txid": 4},
+    ]
+    path = tmp_path / "faults.json"
+    path.write_text(json.dumps(own))
+    assert load_schedule(str(path)) == (Fault("partition", 2, "lines/3", seconds=0.5), Fault("crash", 4))
+
+
+@pytest.mark.parametrize(
+    ("document", "told"),
+    [
+        ("{", "faults.json: "),
+        ({"fault": "batch"}, "write a list, such as"),
+        (
+            [{"fault": "flood", "txid": 1}],
+            r"entry 1 is .* an object with fault \(batch, partition, crash\)",
+        ),
+        ([{"fault": "batch", "txid": 1}, {"fault": "batch", "when": 1}], "entry 2 is "),
+        ([{"fault": "batch"}], "txid is a number"),
+        ([{"fault": "batch", "txid": 0}], "txid is 0; it must be a number from 1 on"),
+        ([{"fault": "partition", "txid": 1, "seconds": True}], "seconds is True"),
+        ([{"fault": "partition", "txid": 1, "partition": 3}], "partition a name"),
+    ],
+)
+def test_a_schedule_that_is_none_is_told_in_a_sentence(tmp_path: Path, document: object, told: str) -> None:
+    path = tmp_path / "faults.json"
+    path.write_text(document if isinstance(document, str) else json.dumps(document))
+    with pytest.raises(UsageError, match=told):
+        load_schedule(str(path))
+    with pytest.raises(UsageError, match="it is none, batch, partition, crash, all or a JSON file"):
+        load_schedule("elsewhere.json")
+
+
+def test_faults_come_at_their_txid_and_once() -> None:
+    injector = Injector([Fault("batch", 2), Fault("crash", 3), Fault("crash", 9)])
+    injector.emitting(attempt(2), ["p0"])
+    injector.emitted(attempt(1))
+    with pytest.raises(BatchFailedError):
+        injector.emitted(attempt(2))
+    injector.emitted(attempt(2, 2))
+    injector.reached(Point.BEFORE_COMMIT, Txid(3), {})
+    with pytest.raises(CrashError):
+        injector.reached(Point.AFTER_COMMIT, Txid(3), {})
+    injector.reached(Point.AFTER_COMMIT, Txid(3), {})
+    assert [fault for fault, _ in injector.happened] == [Fault("batch", 2), Fault("crash", 3)]
+    assert injector.never == (Fault("crash", 9),)
+
+
+def test_a_partition_is_back_after_so_many_batches_or_so_long() -> None:
+    now = [100.0]
+    injector = Injector([Fault("partition", 5, batches=2, seconds=3.0)], clock=lambda: now[0])
+    injector.emitting(attempt(4), ["t/2", "t/10"])
+    with pytest.raises(PartitionUnavailableError, match="partition 't/2' cannot be read"):
+        injector.emitting(attempt(5), ["t/10", "t/2"])
+    injector.emitting(attempt(5, 2), ["t/10"])
+    injector.committed(Txid(4))
+    injector.committed(Txid(5))
+    assert list(injector.unreadable()) == ["t/2"]
+    injector.committed(Txid(6))
+    assert injector.unreadable() == {}
+    assert (injector.outages[0].began, injector.outages[0].ended) == (100.0, 100.0)
+
+    waits = Injector([Fault("partition", 5, "t/9", seconds=3.0)], clock=lambda: now[0])
+    waits.emitting(attempt(5), ["t/2"])
+    now[0] = 102.9
+    assert list(waits.unreadable()) == ["t/9"]
+    now[0] = 103.0
+    assert waits.unreadable() == {}
+
+
+# --- names and ends ---------------------------------------------------------------------------------------
+
+
+def test_a_topology_has_an_id_and_tables_of_its_own_and_the_given_one_stays_as_it_is() -> None:
+    given = word_count.topology("lines")
+    own = with_batches_of(under_own_names(given, "compare-x", "cmp_"), 10)
+    assert (own.id, own.spout.max_batch_records) == ("compare-x", 10)
+    assert [bolt.state.table for bolt, _ in own.states] == ["cmp_word_count"]
+    assert own.component("store").instance is own.states[0][0]
+    assert (given.id, given.states[0][0].state.table) == ("word-count", "word_count")
+    assert given.spout.max_batch_records == 500_000
+    assert [use.state.table for use in under_own_names(accounts.topology(), "a", "cmp_").map_states] == [
+        f"cmp_{use.state.table}" for use in accounts.topology().map_states
+    ]
+
+
+def test_all_runs_end_at_the_same_place_however_the_log_grows() -> None:
+    with MemorySpout("n int", {"a": [*range(50)], "b": [*range(5)]}, max_records_per_partition=4) as spout:
+        source = spout.coordinator(SpoutContext("t", "numbers", {}))
+        assert {name: meta.end for name, meta in fixed_end(source, 1_000).items()} == {"a": 50, "b": 5}
+        end = fixed_end(source, 20)
+        assert sum(meta.end for meta in end.values()) == 20
+        spout.append("c", 1, 2)
+        plan = source.plan({"a": MemoryRange(0, end["a"].end - 1)}, 100)
+        assert clipped(plan, end) == {
+            "a": MemoryRange(end["a"].end - 1, end["a"].end),
+            "b": MemoryRange(0, 4),
+        }
+        assert clipped({"b": Unavailable("away")}, end) == {"b": Unavailable("away")}
+        assert not is_reached({"a": end["a"]}, end)
+        assert is_reached(end, end)
+        spout.hide("b")
+        with pytest.raises(PartitionUnavailableError, match="'b'"):
+            fixed_end(source, 20)
+
+
+# --- what is found ----------------------------------------------------------------------------------------
+
+
+def test_a_difference_is_by_how_much_numbers_are_too_small_and_too_great() -> None:
+    truth = {"t": {("a",): (5, "x"), ("b",): (2, "y"), ("c",): (1, "z")}, "u": {(1,): (0.1 + 0.2,)}}
+    assert difference(truth, truth) == difference({}, {})
+    found = difference(
+        truth, {"t": {("a",): (9, "x"), ("b",): (1, "y"), ("d",): (7, "w")}, "u": {(1,): (0.3,)}}
+    )
+    assert (found.lost, found.doubled, found.wrong_rows) == (2, 11, 4)
+
+
+def made(txid: int, fate: Fate, began: float = 0.0, **ranges: tuple[int, int]) -> Made:
+    return Made(attempt(txid), ranges, began, began + 1, fate)
+
+
+def test_records_that_were_committed_in_another_txid_are_counted_once() -> None:
+    history = [
+        made(1, Fate.FAILED, a=(0, 10), b=(0, 10)),
+        made(2, Fate.DROPPED, a=(10, 20), b=(10, 20)),
+        made(1, Fate.FAILED, a=(0, 10), b=(0, 10)),
+        made(1, Fate.COMMITTED, a=(0, 10)),
+        made(2, Fate.COMMITTED, a=(10, 20), b=(0, 8)),
+        made(3, Fate.COMMITTED, b=(8, 20)),
+    ]
+    assert moved_records(history) == 10 + 10
+    assert moved_records([made(1, Fate.FAILED, a=(0, 9)), made(1, Fate.COMMITTED, a=(0, 9))]) == 0
+
+
+def test_a_timeline_tells_what_the_next_driver_found_in_the_ledger_from_what_was_written_twice() -> None:
+    for again, fate in ((False, Fate.COMMITTED), (True, Fate.WRITTEN)):
+        timeline = Timeline(Injector([]))
+        metas = BatchMetas({"p": MemoryRange(0, 3)})
+        for txid in (1, 2, 3):
+            timeline.emitting(EmitBatch(attempt(txid), metas, stored=False))
+        timeline.committed(attempt(1))
+        with pytest.raises(CrashError):
+            timeline.failed(attempt(2), CrashError("killed"))
+        timeline.driver_died()
+        if again:
+            timeline.emitting(EmitBatch(attempt(2, 7), metas, stored=False))
+            timeline.committed(attempt(2, 7))
+        assert [one.fate for one in timeline.settled()][:3] == [Fate.COMMITTED, fate, Fate.DROPPED]
+
+
+def test_the_figures_of_a_run() -> None:
+    now = [10.0]
+    injector = Injector(SCHEDULES["batch"], clock=lambda: now[0])
+    outcome = Outcome(Timeline(injector), injector, {"t": {("a",): (3,)}}, size=9, round_trips=4, drivers=1)
+    with pytest.raises(BatchFailedError):
+        injector.emitted(attempt(3))
+    outcome.timeline.made += [
+        made(3, Fate.FAILED, 9.0, a=(0, 5)),
+        made(3, Fate.COMMITTED, 11.5, a=(0, 5)),
+        made(4, Fate.COMMITTED, 12.0, a=(5, 9)),
+    ]
+    assert stalls(outcome) == [(10.0, 12.5)]
+    found = figures(outcome, {"t": {("a",): (2,)}})
+    assert (found["exact"], found["lost"], found["doubled"], found["stalled_seconds"]) == (False, 0, 1, 2.5)
+    assert (found["batches"], found["attempts"], found["records"], found["seconds"]) == (2, 3, 9, 4.0)
+    assert in_a_sentence(found) == "1 doubled; 2.5 s without a commit after faults"

@@ -1,0 +1,231 @@
+"""`txstream compare`: one topology under the three semantics, through the same faults, side by side.
+
+Invariant: what it has made is removed when it ends, however it ends, unless it is to be kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from txstream.api.errors import UsageError
+from txstream.cli.context import Cli
+from txstream.cli.demo_text import WORDS_PER_LINE, count_words, make_text
+from txstream.cli.factory import load_topology, shipped_module, user_code_prints_to_stderr
+from txstream.cli.options import command
+from txstream.cli.stage import ended_by_signals, services_for
+from txstream.words import counted
+
+if TYPE_CHECKING:
+    from txstream.api.topology import Topology
+    from txstream.compare.report import Tables
+    from txstream.compare.run import Outcome
+    from txstream.compare.schedule import Fault
+    from txstream.compare.variant import Positions
+    from txstream.settings import Settings
+
+SEMANTICS = ("opaque", "transactional", "non-transactional")
+_EXACT = ("opaque", "transactional")  # what must be, whatever happens
+_WORD_COUNT = "txstream.examples.word_count:topology"
+_PARTITIONS = 4
+_BATCHES = 16
+
+
+def register(app: typer.Typer) -> None:
+    command(app, "compare")(compare)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared: `parameters` are the factory's, as for `-p`; `truth` is None for that of a run
+    without faults."""
+
+    cli: Cli
+    settings: Settings
+    target: str
+    parameters: tuple[str, ...]
+    records: int
+    faults: tuple[Fault, ...]
+    spark: bool
+    keep: bool
+    truth: Tables | None = None
+
+    @property
+    def engine(self) -> str:
+        return f"Spark {self.settings.master or 'local[*]'}" if self.spark else "this process, without Spark"
+
+
+def compare(
+    cli: Cli,
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODULE:FACTORY]",
+            help="A function with a parameter `semantics` that returns a topology; unset: the word count.",
+        ),
+    ] = None,
+    parameter: Annotated[
+        list[str] | None,
+        typer.Option("-p", "--parameter", metavar="NAME=VALUE", help="An argument of FACTORY."),
+    ] = None,
+    topic: Annotated[
+        str | None,
+        typer.Option(
+            "--topic", metavar="TOPIC", help="A topic of yours, FACTORY's `topic`; unset: made lines."
+        ),
+    ] = None,
+    records: Annotated[
+        int,
+        typer.Option("--records", metavar="N", help="How many records about, from the beginning.", min=100),
+    ] = 20_000,
+    faults: Annotated[
+        str,
+        typer.Option(
+            "--faults", metavar="NAME|FILE", help="none, batch, partition, crash, all, or a JSON file."
+        ),
+    ] = "all",
+    spark: Annotated[
+        bool, typer.Option("--spark", help="Run batches on Spark, as `run` does, not in this process.")
+    ] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the topologies, their tables and the topic of made lines.")
+    ] = False,
+) -> int:
+    """Run a topology under each semantics, through the same faults.
+
+    Each run has a topology id and tables of its own, which are removed at the end, and is compared with the
+    truth: the text itself where it was made for this, otherwise a run without faults. Starts ZooKeeper and
+    Kafka on this machine unless they are given.
+
+    Ends with status 1 when an opaque or a transactional total is not exact.
+    """
+    from txstream.compare.schedule import load_schedule
+    from txstream.embedded.java import find_java
+
+    schedule = load_schedule(faults)
+    find_java()
+    given = cli.settings.resolve_given()
+    given.make_data_dir()
+    with ended_by_signals(), contextlib.ExitStack() as stack:
+        settings = stack.enter_context(services_for(cli, given))
+        chosen = target or _WORD_COUNT
+        settings = replace(settings, py_files=stack.enter_context(shipped_module(chosen)) if spark else ())
+        given_parameters = (*(parameter or []), *([f"topic={topic}"] if topic else []))
+        here = Comparison(cli, settings, chosen, given_parameters, records, schedule, spark, keep)
+        if target is None:
+            share = max(1, records // (_PARTITIONS * _BATCHES))
+            here = replace(here, parameters=(*given_parameters, f"max_records_per_partition={share}"))
+            if topic is None:
+                here = stack.enter_context(_made_lines(here))
+        with user_code_prints_to_stderr():
+            truth, outcomes = _play_all(here)
+    return _tell(here, truth, outcomes)
+
+
+@contextlib.contextmanager
+def _made_lines(here: Comparison) -> Iterator[Comparison]:
+    """The comparison over a topic of lines that are made for it; their words are the truth."""
+    from txstream.cli.kafka_topics import KafkaTopics
+
+    settings = here.settings
+    topics = KafkaTopics(settings.require_kafka(), settings.connect_timeout_seconds)
+    topic = f"txstream-compare-{uuid.uuid4().hex[:6]}"
+    lines = make_text(2 * WORDS_PER_LINE * here.records)[: here.records]
+    truth = {(word,): (count,) for word, count in count_words(lines).items()}
+    topics.create(topic, _PARTITIONS)
+    try:
+        topics.fill(topic, [(None, line.encode()) for line in lines], _PARTITIONS, lambda _: None)
+        here.cli.say(f"produced {counted(len(lines), 'line')} into topic {topic} ({_PARTITIONS} partitions)")
+        yield replace(here, parameters=(*here.parameters, f"topic={topic}"), truth={"word_count": truth})
+    finally:
+        if not here.keep:
+            topics.remove(lambda name: name == topic)
+
+
+# --- the runs ----------------------------------------------------------------------------------------------
+
+
+def _play_all(here: Comparison) -> tuple[Tables, Mapping[str, Outcome]]:
+    from txstream.compare.run import end_of_log
+
+    topologies = {
+        semantics: load_topology(here.target, [*here.parameters, f"semantics={semantics}"])
+        for semantics in SEMANTICS
+    }
+    end = end_of_log(topologies["opaque"], here.settings, here.records)
+    if not any(meta.end for meta in end.values()):
+        raise UsageError(f"the source of {here.target} holds no records; there is nothing to compare")
+    here.cli.say(f"batches run in {here.engine}")
+    run = uuid.uuid4().hex[:6]
+    truth = here.truth
+    if truth is None:
+        truth = _play(here, topologies["opaque"], f"{run}-truth", end, ()).tables
+    return truth, {
+        semantics: _play(here, topology, f"{run}-{semantics}", end, here.faults)
+        for semantics, topology in topologies.items()
+    }
+
+
+def _play(
+    here: Comparison, topology: Topology, name: str, end: Positions, faults: tuple[Fault, ...]
+) -> Outcome:
+    from txstream.compare.run import play, removed
+    from txstream.compare.variant import under_own_names, with_batches_of
+    from txstream.testing import InProcessRunner
+
+    prefix = f"compare_{name.replace('-', '_')}_"
+    own = under_own_names(topology, f"compare-{name}", prefix)
+    own = with_batches_of(own, math.ceil(here.records / _BATCHES))
+    here.cli.say(f"running {own.id}")
+    with removed(own, here.settings, keep=here.keep):
+        factory = None if here.spark else InProcessRunner
+        return play(own, here.settings, end, faults, runner_factory=factory, prefix=prefix)
+
+
+# --- what came of it ---------------------------------------------------------------------------------------
+
+
+def _tell(here: Comparison, truth: Tables, outcomes: Mapping[str, Outcome]) -> int:
+    from txstream.compare.report import figures, in_a_sentence, total
+
+    found = {semantics: figures(outcome, truth) for semantics, outcome in outcomes.items()}
+    document: dict[str, Any] = {
+        "topology": here.target,
+        "parameters": list(here.parameters),
+        "engine": here.engine,
+        "faults": [fault.to_document() for fault in here.faults],
+        "truth": "the text itself" if here.truth is not None else "a run without faults",
+        "true_total": total(truth),
+        "semantics": found,
+    }
+    if here.cli.as_json:
+        here.cli.print_json(document)
+    else:
+        _print(here, document)
+        for semantics, one in found.items():
+            here.cli.print(f"{semantics}: {in_a_sentence(one)}")
+    return 0 if all(found[semantics]["exact"] for semantics in _EXACT) else 1
+
+
+def _print(here: Comparison, document: Mapping[str, Any]) -> None:
+    found = document["semantics"]
+    for fault in here.faults:
+        here.cli.print(f"fault: {fault}")
+    for semantics, one in found.items():
+        for fault in one["faults_that_never_came"]:
+            here.cli.say(
+                f"txstream: {semantics} had no txid {fault['txid']}: its fault {fault['fault']} never came"
+            )
+    from txstream.compare.report import ROWS
+
+    here.cli.print_table(
+        ["", *(f">{semantics}" for semantics in found)],
+        [[words, *(one[name] for one in found.values())] for name, words in ROWS],
+    )
+    here.cli.print(f"truth: {document['true_total']:,} in all, by {document['truth']}")

@@ -1,0 +1,209 @@
+"""One run of a comparison: a driver over real services, with the faults of the schedule, and what it left.
+
+Invariant: what a run has stored under its id is gone after `removed`, however the run ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from txstream.api.spouts import PartitionCoordinator, SpoutContext, Unavailable
+from txstream.api.topology import Topology
+from txstream.compare.schedule import Fault, Injector
+from txstream.compare.timeline import Timeline
+from txstream.compare.variant import Positions, clipped, fixed_end, is_reached
+from txstream.engine.batch.failures import CrashError
+from txstream.engine.batch.runner import BatchResult, BatchRunner
+from txstream.engine.driver.driver import Driver, RunnerFactory
+from txstream.engine.driver.retries import WARM_UP_SECONDS
+from txstream.engine.driver.services import RunServices, source_context
+from txstream.metas import BatchMetas
+from txstream.settings import Settings
+from txstream.state import StateBackend, open_database
+from txstream.transaction import TransactionAttempt, Txid
+from txstream.zookeeper import ZooKeeper
+
+_ALL_ROWS = 100_000_000
+
+Rows = dict[tuple[Any, ...], tuple[Any, ...]]
+"""Values by key, of one state table."""
+
+
+@dataclass
+class Outcome:
+    """What a run did and left. `tables` are by the name that the topology gives them; `size` is in bytes."""
+
+    timeline: Timeline
+    injector: Injector
+    tables: dict[str, Rows] = field(default_factory=dict)
+    size: int = 0
+    round_trips: int = 0
+    drivers: int = 0
+
+
+class _Source(PartitionCoordinator[Any]):
+    """The source up to a fixed end, without the partitions that are away."""
+
+    def __init__(self, inner: PartitionCoordinator[Any], end: Positions, injector: Injector) -> None:
+        self._inner = inner
+        self._end = end
+        self._injector = injector
+
+    def is_ready(self) -> bool:
+        return self._inner.is_ready()
+
+    def plan(self, last: Mapping[str, Any], limit: int) -> Mapping[str, Any]:
+        plan = clipped(self._inner.plan(last, limit), self._end)
+        return {**plan, **self._away(plan)}
+
+    def unreadable(self, metas: Mapping[str, Any]) -> Mapping[str, Unavailable]:
+        return {**self._inner.unreadable(metas), **self._away(metas)}
+
+    def targets(self) -> Positions:
+        return self._end
+
+    def reached(self, last: Mapping[str, Any], targets: Mapping[str, Any]) -> bool:
+        return is_reached(last, targets)
+
+    def cleanup_before(self, txid: Txid) -> None:
+        self._inner.cleanup_before(txid)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _away(self, partitions: Mapping[str, Any]) -> dict[str, Unavailable]:
+        unreadable = self._injector.unreadable()
+        return {name: Unavailable(reason) for name, reason in unreadable.items() if name in partitions}
+
+
+class _Runner:
+    """The runner, with attempts that fail as the schedule says; everything else is the runner's own."""
+
+    def __init__(self, inner: BatchRunner, injector: Injector) -> None:
+        self._inner = inner
+        self._injector = injector
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
+        self._injector.emitting(attempt, metas.partitions)
+        result = self._inner.run(attempt, metas)
+        self._injector.emitted(attempt)
+        return result
+
+
+class _Services(RunServices):
+    """Those of a run, with the schedule's faults between them and the driver."""
+
+    def __init__(
+        self, topology: Topology, settings: Settings, end: Positions, injector: Injector, **options: Any
+    ) -> None:
+        super().__init__(topology, settings, **options)
+        self._end = end
+        self._injector = injector
+
+    @property
+    def round_trips(self) -> int:
+        return self._zookeeper.round_trips if hasattr(self, "_zookeeper") else 0
+
+    def open_source(self, context: SpoutContext) -> PartitionCoordinator[Any]:
+        return _Source(super().open_source(context), self._end, self._injector)
+
+    def keep(self, runner: BatchRunner) -> BatchRunner:
+        kept: Any = _Runner(super().keep(runner), self._injector)
+        return kept  # type: ignore[no-any-return]
+
+
+def end_of_log(topology: Topology, settings: Settings, records: int) -> Positions:
+    """See `fixed_end`; the source is asked once, before all runs."""
+    context = source_context(topology, settings)
+    spout = topology.spout.source.coordinator(context)
+    with contextlib.closing(spout):
+        return fixed_end(spout, records)
+
+
+def play(
+    topology: Topology,
+    settings: Settings,
+    end: Positions,
+    faults: tuple[Fault, ...],
+    *,
+    runner_factory: RunnerFactory | None,
+    prefix: str,
+) -> Outcome:
+    """Run a topology to the end through its faults, each driver's death followed at once by the next driver.
+
+    `runner_factory` is None for Spark. `prefix` is what its tables' names begin with here.
+    """
+    injector = Injector(faults)
+    outcome = Outcome(Timeline(injector), injector)
+    while True:
+        services = _Services(topology, settings, end, injector, runner_factory=runner_factory)
+        outcome.drivers += 1
+        driver = Driver(
+            topology,
+            services,
+            until_caught_up=True,
+            warm_up_seconds=WARM_UP_SECONDS if runner_factory is None else 0.0,
+            listener=injector.reached,
+            watcher=outcome.timeline,
+        )
+        try:
+            driver.run()
+        except CrashError:
+            outcome.timeline.driver_died()
+        else:
+            break
+        finally:
+            outcome.round_trips += services.round_trips
+    with _databases(topology, settings) as databases:
+        for database in databases:
+            _read(database, topology, prefix, outcome)
+    return outcome
+
+
+@contextlib.contextmanager
+def removed(topology: Topology, settings: Settings, *, keep: bool = False) -> Iterator[None]:
+    """Whatever the topology has stored by the end of the block is removed, unless it is kept."""
+    try:
+        yield
+    finally:
+        if not keep:
+            with _databases(topology, settings) as databases:
+                for database in databases:
+                    database.delete(topology.id, drop_state=True)
+            with ZooKeeper(settings.require_zookeeper()) as zookeeper:
+                zookeeper.delete_topology(topology.id, force=True)  # its driver was in this process
+
+
+@contextlib.contextmanager
+def _databases(topology: Topology, settings: Settings) -> Iterator[list[StateBackend]]:
+    states = [*(bolt.state for bolt, _ in topology.states), *(use.state for use in topology.map_states)]
+    urls = dict.fromkeys(state.url or settings.database_url() for state in states)
+    with contextlib.ExitStack() as stack:
+        opened = []
+        for url in urls or [settings.database_url()]:
+            opened.append(open_database(url, connect_timeout_seconds=settings.connect_timeout_seconds))
+            stack.callback(opened[-1].close)
+        yield opened
+
+
+def _read(database: StateBackend, topology: Topology, prefix: str, outcome: Outcome) -> None:
+    with database.read_state(topology.id) as state:
+        for table in state.tables():
+            found = state.top(table.name, _ALL_ROWS)
+            outcome.tables[table.name.removeprefix(prefix)] = {
+                tuple(row.key.values()): tuple(row.value.values()) for row in found
+            }
+            outcome.size += sum(_size(value) for row in found for value in table.columns(row).values())
+
+
+def _size(value: object) -> int:
+    """Bytes of a value as databases keep it, without what is around it."""
+    return (
+        len(str(value).encode()) if isinstance(value, str) else len(value) if isinstance(value, bytes) else 8
+    )

@@ -1,0 +1,181 @@
+"""What goes wrong in a comparison, and when: at chosen txids, so that every run shows the same each time.
+
+Invariants. A fault happens once, however many attempts and drivers its txid has. A partition that went away
+comes back when so many further batches were committed, or after so many seconds, whichever is first: a run
+that goes on and one that waits both see the end of it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from txstream.api.errors import BatchFailedError, PartitionUnavailableError, UsageError
+from txstream.engine.batch.failures import CrashError
+from txstream.engine.fault_points import Point
+from txstream.transaction import TransactionAttempt, Txid
+from txstream.words import in_order
+
+Kind = Literal["batch", "partition", "crash"]
+
+_WORDS = {
+    "batch": "txid {txid} fails in processing, after it has emitted",
+    "partition": "{partition} cannot be read from txid {txid} on, for {batches} batches or {seconds:g} s",
+    "crash": "the driver dies between the commit of txid {txid} and the note of it in ZooKeeper",
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that goes wrong, at `txid`. `partition`, `batches` and `seconds` are of an outage: which
+    partition (none for the first that the batch reads), and when it ends."""
+
+    fault: Kind
+    txid: int
+    partition: str | None = None
+    batches: int = 4
+    seconds: float = 3.0
+
+    def __str__(self) -> str:
+        values = asdict(self)
+        values["partition"] = f"partition {self.partition}" if self.partition else "a partition"
+        return _WORDS[self.fault].format(**values)
+
+    def to_document(self) -> dict[str, Any]:
+        document = asdict(self)
+        return document if self.fault == "partition" else {name: document[name] for name in ("fault", "txid")}
+
+
+SCHEDULES: Mapping[str, tuple[Fault, ...]] = {
+    "none": (),
+    "batch": (Fault("batch", 3),),
+    "partition": (Fault("partition", 5),),
+    "crash": (Fault("crash", 12),),
+    "all": (Fault("batch", 3), Fault("partition", 5), Fault("crash", 12)),
+}
+
+
+def load_schedule(text: str) -> tuple[Fault, ...]:
+    """The schedule of this name, or of a JSON file: a list of objects with the fields of `Fault`.
+
+    Raises UsageError that says what is wrong in it.
+    """
+    if text in SCHEDULES:
+        return SCHEDULES[text]
+    path = Path(text)
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"--faults {text}: it is {', '.join(SCHEDULES)} or a JSON file") from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--faults {text}: {error}") from error
+    if not isinstance(document, list):
+        raise UsageError(f'--faults {text}: write a list, such as [{{"fault": "batch", "txid": 3}}]')
+    return tuple(
+        _fault(entry, f"--faults {text}, entry {number}") for number, entry in enumerate(document, 1)
+    )
+
+
+def _fault(entry: Any, where: str) -> Fault:
+    kinds, names = get_args(Kind), [field.name for field in fields(Fault)]
+    if not isinstance(entry, dict) or entry.get("fault") not in kinds or not set(entry) <= set(names):
+        raise UsageError(
+            f"{where} is {entry!r:.200}; write an object with fault ({', '.join(kinds)}), txid, and for a "
+            f"partition also {', '.join(names[2:])}"
+        )
+    for name, least in (("txid", 1), ("batches", 1), ("seconds", 0)):
+        value = entry.get(name, least)
+        is_number = isinstance(value, int) or (name == "seconds" and isinstance(value, float))
+        if isinstance(value, bool) or not is_number or value < least:
+            raise UsageError(f"{where}: {name} is {value!r}; it must be a number from {least} on")
+    if "txid" not in entry or not isinstance(entry.get("partition", ""), str):
+        raise UsageError(f"{where} is {entry!r:.200}; txid is a number, partition a name")
+    return Fault(**entry)
+
+
+@dataclass
+class Outage:
+    """A partition that could not be read, from when until when (None: it still cannot)."""
+
+    partition: str
+    fault: Fault
+    began: float
+    ended: float | None = None
+    committed: int = 0
+
+
+class Injector:
+    """The faults of one run, over all its drivers. Called from several threads; `clock` tells seconds."""
+
+    def __init__(self, faults: Iterable[Fault], clock: Callable[[], float] = time.monotonic) -> None:
+        self.outages: list[Outage] = []
+        self.happened: list[tuple[Fault, float]] = []
+        self._pending = list(faults)
+        self._clock = clock
+        self._lock = threading.Lock()
+
+    @property
+    def never(self) -> Sequence[Fault]:
+        """What has not happened."""
+        return tuple(self._pending)
+
+    def emitting(self, attempt: TransactionAttempt, partitions: Iterable[str]) -> None:
+        """An attempt is about to read these partitions. Raises PartitionUnavailableError."""
+        partitions = sorted(partitions, key=in_order)
+        with self._lock:
+            fault = self._take("partition", attempt.txid)
+            if fault is not None and (fault.partition or partitions):
+                self.outages.append(Outage(fault.partition or partitions[0], fault, self._clock()))
+        for partition, reason in self.unreadable().items():
+            if partition in partitions:
+                raise PartitionUnavailableError(f"partition {partition!r} cannot be read: {reason}")
+
+    def emitted(self, attempt: TransactionAttempt) -> None:
+        """An attempt was processed. Raises BatchFailedError."""
+        with self._lock:
+            fault = self._take("batch", attempt.txid)
+        if fault is not None:
+            raise BatchFailedError("the batch fails, as the schedule says")
+
+    def reached(self, point: Point, txid: Txid, open_batches: Mapping[Txid, str]) -> None:
+        """The listener of the run. Raises CrashError, which stands for the driver's death."""
+        if point is Point.AFTER_COMMIT:
+            with self._lock:
+                fault = self._take("crash", txid)
+            if fault is not None:
+                raise CrashError(f"the driver dies after the commit of txid {txid}, as the schedule says")
+
+    def committed(self, txid: Txid) -> None:
+        """A batch was committed."""
+        with self._lock:
+            for outage in self.outages:
+                if txid >= outage.fault.txid and outage.ended is None:
+                    outage.committed += 1
+
+    def unreadable(self) -> Mapping[str, str]:
+        """The partitions that cannot be read now, with the reason."""
+        with self._lock:
+            now = self._clock()
+            for outage in self.outages:
+                due = outage.began + outage.fault.seconds
+                if outage.ended is None and (now >= due or outage.committed >= outage.fault.batches):
+                    outage.ended = now
+            return {
+                outage.partition: "it is away, as the schedule says"
+                for outage in self.outages
+                if outage.ended is None
+            }
+
+    def _take(self, kind: Kind, txid: int) -> Fault | None:
+        """The fault of this kind that is due at this txid; it is so only once."""
+        for fault in self._pending:
+            if (fault.fault, fault.txid) == (kind, txid):
+                self._pending.remove(fault)
+                self.happened.append((fault, self._clock()))
+                return fault
+        return None

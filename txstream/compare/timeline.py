@@ -1,0 +1,103 @@
+"""What became of each attempt of a run, in the order in which they began."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from txstream.compare.schedule import Injector
+from txstream.coordinator import EmitBatch
+from txstream.engine.batch.failures import CrashError
+from txstream.engine.driver.watching import Watcher
+from txstream.transaction import TransactionAttempt
+
+Range = tuple[int, int]
+"""Positions `[start, end)` of one partition."""
+
+
+class Fate(StrEnum):
+    """What became of an attempt.
+
+    WRITTEN: it was committed, but its driver died before it was noted, and the txid was processed again.
+    DROPPED: it was given up because an earlier batch, or its driver, had failed.
+    """
+
+    OPEN = "open"
+    COMMITTED = "committed"
+    WRITTEN = "written"
+    FAILED = "failed"
+    DROPPED = "dropped"
+
+
+@dataclass
+class Made:
+    """One attempt: what it was to read, from when until when, what became of it, and why it failed."""
+
+    attempt: TransactionAttempt
+    ranges: Mapping[str, Range]
+    began: float
+    ended: float | None = None
+    fate: Fate = Fate.OPEN
+    reason: str = ""
+
+    @property
+    def txid(self) -> int:
+        return int(self.attempt.txid)
+
+    @property
+    def records(self) -> int:
+        return sum(end - start for start, end in self.ranges.values())
+
+
+class Timeline(Watcher):
+    """Writes down every attempt of a run, over all its drivers. Called on the loop's thread."""
+
+    def __init__(self, injector: Injector) -> None:
+        self.made: list[Made] = []
+        self._injector = injector
+
+    def emitting(self, emit: EmitBatch[Any]) -> None:
+        ranges = {
+            partition: (meta.start, meta.end)
+            for partition, meta in emit.metas.partitions.items()
+            if hasattr(meta, "start") and hasattr(meta, "end")
+        }
+        self.made.append(Made(emit.attempt, ranges, time.monotonic()))
+
+    def committed(self, attempt: TransactionAttempt) -> None:
+        self._end(attempt, Fate.COMMITTED)
+        self._injector.committed(attempt.txid)
+
+    def dropped(self, attempt: TransactionAttempt) -> None:
+        self._end(attempt, Fate.DROPPED)
+
+    def failed(self, attempt: TransactionAttempt, error: BaseException) -> None:
+        if isinstance(error, CrashError):
+            self._end(attempt, Fate.WRITTEN)
+            raise error  # the driver is dead: nothing is decided any more
+        self._end(attempt, Fate.FAILED, str(error))
+
+    def driver_died(self) -> None:
+        """What was open dies with it."""
+        for made in self.made:
+            if made.fate is Fate.OPEN:
+                self._end(made.attempt, Fate.DROPPED)
+
+    def settled(self) -> list[Made]:
+        """All attempts, once the run is over. What was written and not processed again was found in the
+        ledger by the next driver: it is committed."""
+        again = {made.txid for made in self.made if made.fate is Fate.COMMITTED}
+        for made in self.made:
+            if made.fate is Fate.WRITTEN and made.txid not in again:
+                made.fate = Fate.COMMITTED
+        return self.made
+
+    def _end(self, attempt: TransactionAttempt, fate: Fate, reason: str = "") -> None:
+        for made in reversed(self.made):
+            if made.attempt == attempt:
+                if made.fate is Fate.OPEN:  # the first that is said of it is why it ended
+                    made.fate, made.ended, made.reason = fate, time.monotonic(), reason
+                return

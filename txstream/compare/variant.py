@@ -1,0 +1,90 @@
+"""A topology of the user's under names of its own, and the end of what it is to read."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from txstream.api.bolts import StateCommitter
+from txstream.api.errors import PartitionUnavailableError
+from txstream.api.spouts import PartitionCoordinator, Unavailable
+from txstream.api.state import SqlState
+from txstream.api.topology import Topology
+from txstream.engine.batch.sizing import planned_records
+from txstream.metas import BatchMetas
+from txstream.spouts.ranges import RecordSpan
+
+Positions = Mapping[str, Any]
+"""For every partition the meta that its place is at."""
+
+
+def under_own_names(topology: Topology, topology_id: str, prefix: str) -> Topology:
+    """The topology under another id, with tables whose names begin with `prefix`."""
+
+    def renamed(state: SqlState) -> SqlState:
+        return replace(state, table=f"{prefix}{state.table}")
+
+    bolts: dict[int, StateCommitter] = {}
+    for bolt, _ in topology.states:
+        bolts[id(bolt)] = copy.copy(bolt)
+        bolts[id(bolt)].state = renamed(bolt.state)
+    return replace(
+        topology.with_id(topology_id),
+        components=tuple(
+            replace(one, instance=bolts.get(id(one.instance), one.instance)) for one in topology.components
+        ),
+        states=tuple((bolts[id(bolt)], semantics) for bolt, semantics in topology.states),
+        map_states=tuple(replace(use, state=renamed(use.state)) for use in topology.map_states),
+    )
+
+
+def with_batches_of(topology: Topology, records: int) -> Topology:
+    """The topology with at most so many records in a batch."""
+    spout = copy.copy(topology.spout)
+    spout.max_batch_records = min(spout.max_batch_records, records)
+    first, *others = topology.components
+    return replace(topology, components=(replace(first, instance=spout), *others))
+
+
+def fixed_end(spout: PartitionCoordinator[Any], records: int) -> Positions:
+    """Where every partition ends for all runs alike: after about so many records, or where the log ends now.
+
+    The limit is for sources of numbered records, such as Kafka; of others everything is read. Raises
+    PartitionUnavailableError for a partition that cannot be read, and what the source raises.
+    """
+    targets = spout.targets()
+    last: Positions = {}
+    taken = 0
+    while not spout.reached(last, targets):
+        metas = BatchMetas.from_plan(last, spout.plan(last, max(1, records - taken)))
+        if metas.unavailable:
+            partition, reason = next(iter(metas.unavailable.items()))
+            raise PartitionUnavailableError(f"partition {partition!r} cannot be read: {reason}")
+        if not metas.has_work:
+            break
+        last = metas.positions()
+        taken += planned_records(metas) or 0
+        if taken >= records and _is_limited(last):
+            break
+    return last
+
+
+def _is_limited(positions: Positions) -> bool:
+    return all(isinstance(meta, RecordSpan) for meta in positions.values())
+
+
+def clipped(plan: Mapping[str, Any], end: Positions) -> dict[str, Any]:
+    """What of a plan comes before the end. Partitions that have come up since are left out."""
+    return {
+        partition: replace(meta, end=end[partition].end)
+        if isinstance(meta, RecordSpan) and meta.end > end[partition].end
+        else meta
+        for partition, meta in plan.items()
+        if partition in end or isinstance(meta, Unavailable)
+    }
+
+
+def is_reached(last: Positions, end: Positions) -> bool:
+    return all(name in last and last[name].end >= meta.end for name, meta in end.items())
