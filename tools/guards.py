@@ -618,17 +618,25 @@ COMMIT = (
         "5.3",
         "stop ends on a txid boundary",
         _COORDINATOR,
-        "if self._draining and not self._must_finish(txid):",
-        "if self._draining:",
+        "end = self.last_open if end is None else end",
+        "end = Txid(self.current - 1) if end is None else end",
         "tests/unit/test_coordinator_ends.py",
     ),
     Guard(
         "5.3",
         "stop waits for the plan of a replay",
         _COORDINATOR,
-        "if self._planning is not None and not self._planning.replay:",
+        "if self._planning is not None and self._planning.txid > self._end:",
         "if self._planning is not None:",
         "tests/unit/test_coordinator_ends.py::test_draining_waits_for_the_plan_of_a_replay",
+    ),
+    Guard(
+        "5.3",
+        "while it is paused no txid is opened",
+        _COORDINATOR,
+        "if not replay and (self._idle or self._paused):",
+        "if not replay and self._idle:",
+        "tests/unit/test_coordinator_ends.py",
     ),
 )
 
@@ -834,8 +842,7 @@ HOLES = (
         "hole 3",
         "ZooKeeper made again: which states there are is read after the fences were raised",
         "txstream/inspect/rebuilding.py",
-        "    identity = identity_from(topology_id, own, open_store, topology)\n"
-        "    _refuse_unseen(topology_id, identity, own)\n    rebuilt",
+        "    snapshot, identity = look()\n    rebuilt",
         "    rebuilt",
         "tests/unit/test_recover.py::test_a_state_that_joined_while_somebody_was_asked",
     ),

@@ -11,6 +11,7 @@ Invariants.
 - When an attempt fails, it and all later active ones are dropped and go again under new attempts. For an
   opaque spout their plans are dropped as well: a replay may shrink, and the batch behind it must then
   start where the replay ends.
+- While it is paused no txid is opened; what is open, or was and must be replayed, still finishes.
 - Answers to superseded plans and attempts change nothing.
 """
 
@@ -191,7 +192,8 @@ class Coordinator(Generic[Meta]):
         self._persisting: Txid | None = None
         self._tickets = 0
         self._idle = False
-        self._draining = False
+        self._end: Txid | None = None
+        self._paused = False
 
     def _check_stored(self, stored: Mapping[Txid, BatchMetas[Meta]]) -> None:
         if self.current > FIRST_TXID and Txid(self.current - 1) not in stored:
@@ -217,7 +219,13 @@ class Coordinator(Generic[Meta]):
 
     @property
     def is_draining(self) -> bool:
-        return self._draining
+        """Is no further txid opened any more?"""
+        return self._end is not None and self._end <= self.last_open
+
+    @property
+    def last_open(self) -> Txid:
+        """The last txid that was opened and will be committed; the last committed one when none is open."""
+        return max((Txid(self.current - 1), *self.active, *self._replays))
 
     def is_planning(self, ticket: int) -> bool:
         """Is the answer to this `Plan` still wanted?"""
@@ -247,10 +255,10 @@ class Coordinator(Generic[Meta]):
             txid = Txid(self.current + offset)
             if txid in self.active:
                 continue
-            if self.last_txid is not None and txid > self.last_txid:
+            if any(end is not None and txid > end for end in (self.last_txid, self._end)):
                 break
             if self._metas.has(txid) and self._persisting != txid:
-                if self._draining and not self._must_finish(txid):
+                if self._paused and txid not in self._replays:
                     break
                 commands.append(self._emit(txid))
                 continue
@@ -267,12 +275,27 @@ class Coordinator(Generic[Meta]):
         self._idle = False
         return self.sync()
 
-    def drain(self) -> None:
-        """Open no further txid. What is active, or was and must be replayed, still finishes; the answer to a
-        plan of a new txid, which may be long in coming, is not waited for."""
-        self._draining = True
+    def drain(self, end: Txid | None = None) -> None:
+        """Open no further txid, or none after `end`. What is active, or was and must be replayed, still
+        finishes; the answer to a plan of a new txid, which may be long in coming, is not waited for.
+
+        Raises CoordinatorError when something after `end` is open."""
+        end = self.last_open if end is None else end
+        if end < self.last_open:
+            raise CoordinatorError(f"txid {self.last_open} is open or committed, so {end} cannot be the last")
+        self._end = end if self._end is None else min(end, self._end)
+        if self._planning is not None and self._planning.txid > self._end:
+            self._planning = None
+
+    def pause(self) -> None:
+        """Open no further txid until `resume`; what is open finishes as in `drain`."""
+        self._paused = True
         if self._planning is not None and not self._planning.replay:
             self._planning = None
+
+    def resume(self) -> None:
+        """Open txids again, from the next `sync` on."""
+        self._paused = False
 
     def planned(self, ticket: int, metas: BatchMetas[Meta]) -> list[Command[Meta]]:
         """The answer to `Plan`."""
@@ -358,9 +381,6 @@ class Coordinator(Generic[Meta]):
         batch = self.active.get(attempt.txid)
         return batch if batch is not None and batch.attempt == attempt else None
 
-    def _must_finish(self, txid: Txid) -> bool:
-        return txid in self._replays
-
     def _emit(self, txid: Txid) -> Command[Meta]:
         attempt = TransactionAttempt(txid, self._next_attempt())
         self.active[txid] = ActiveBatch(attempt, Phase.PROCESSING)
@@ -370,7 +390,7 @@ class Coordinator(Generic[Meta]):
         replay = txid in self._replays
         if self._planning is not None or self._persisting is not None:
             return []
-        if not replay and (self._idle or self._draining):
+        if not replay and (self._idle or self._paused):
             return []
         self._tickets += 1
         self._planning = Plan(self._tickets, txid, self._before(txid).positions(), replay)

@@ -26,8 +26,8 @@ from txstream.embedded import running
 
 SPARKLESS = Path(__file__).parents[1] / "support" / "sparkless.py"
 
-# What checks this project itself, wants a cluster, or belongs to systemd.
-NOT_RUN = re.compile(r"^(make|systemctl|journalctl) |--master spark://")
+# What checks this project itself, wants a cluster or a driver that runs, or belongs to systemd.
+NOT_RUN = re.compile(r"^(make|systemctl|journalctl|txstream (pause|resume|stop)) |--master spark://")
 # What a guide shows when ZooKeeper has lost the topology.
 LOST = re.compile("it knows nothing of this topology|nothing in ZooKeeper")
 # Databases that a reader has, by the file that stands for them here.

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.requests_contract import RequestsContract, Told, answer_all, waiting
+from support.requests_contract import RequestsContract, Told, answer_all, slots, waiting
 from support.zookeeper_backends import Real, leader_of
 from support.zookeeper_proxy import Proxy
 
 from txstream.embedded import Services
 from txstream.embedded.process import wait_until
-from txstream.zookeeper import Leadership, ProgressStore, Scale, ZooKeeper
+from txstream.zookeeper import Kind, Leadership, ProgressStore, ZooKeeper
 
 
 @pytest.fixture(scope="module")
@@ -50,22 +50,22 @@ def cut_off(proxy: Proxy, unique: str, session_seconds: float) -> Iterator[Real]
         yield Real(unique, zk)
 
 
-def asking_is_told(told: Told, backend: Real, store: ProgressStore, slots: dict[str, int]) -> bool:
+def asking_is_told(told: Told, backend: Real, store: ProgressStore, asked: dict[str, int]) -> bool:
     heard = told.times
-    backend.operator().ask_scale(slots)
-    return told.wait(heard + 1) and slots in waiting(store.read_scale())
+    backend.operator().ask(Kind.SCALE, asked)
+    return told.wait(heard + 1) and asked in waiting(store.read_requests())
 
 
 def test_a_watch_survives_a_cut_connection(backend: Real, cut_off: Real, proxy: Proxy) -> None:
     store, told = leader_of(cut_off), Told()
-    store.watch_scale(told)
+    store.watch_requests(told)
     assert told.wait(1)
     proxy.cut()
-    backend.operator().ask_scale({"count": 3})
+    backend.operator().ask(Kind.SCALE, {"count": 3})
     assert told.times == 1
     proxy.restore()
     assert told.wait(2), "what was asked during the cut"
-    assert waiting(store.read_scale()) == [{"count": 3}]
+    assert waiting(store.read_requests()) == [{"count": 3}]
     assert cut_off.zk.sessions_lost == 0
     assert asking_is_told(told, backend, store, {"split": 2})
 
@@ -74,7 +74,7 @@ def test_a_watch_survives_a_cut_connection(backend: Real, cut_off: Real, proxy: 
 def test_a_watch_survives_a_lost_session(backend: Real, cut_off: Real, proxy: Proxy) -> None:
     store, told = leader_of(cut_off), Told()
     Leadership(cut_off.zk, cut_off.topology_id).acquire(wait=False)
-    store.watch_scale(told)
+    store.watch_requests(told)
     assert told.wait(1)
     proxy.cut()
     # The session has ended on the server before it is let through again.
@@ -91,10 +91,10 @@ def test_an_operator_whose_connection_is_cut_gets_its_answer(
     store = leader_of(backend)
     with ThreadPoolExecutor(1) as pool:
         proxy.lose_next_multi("answer")
-        request_id = cut_off.operator().ask_scale({"count": 3})
+        request_id = cut_off.operator().ask(Kind.SCALE, {"count": 3})
         assert proxy.lost == 1
-        assert [request.request_id for request in store.read_scale().waiting] == [request_id]
-        answer = pool.submit(cut_off.operator().wait_scale_answer, request_id, 60)
+        assert [request.request_id for request in store.read_requests().waiting] == [request_id]
+        answer = pool.submit(cut_off.operator().wait_answer, request_id, 60)
         proxy.cut()
         answer_all(store)
         proxy.restore()
@@ -108,8 +108,8 @@ def test_a_leaders_answer_lost_on_the_way_is_given_once(
     backend: Real, cut_off: Real, proxy: Proxy, what: str
 ) -> None:
     store = leader_of(cut_off)
-    backend.operator().ask_scale({"count": 3})
+    backend.operator().ask(Kind.SCALE, {"count": 3})
     proxy.lose_next_multi(what)
     answer_all(store)
     assert proxy.lost == 1
-    assert backend.store().read_scale() == Scale({"count": 3})
+    assert backend.store().read_requests() == slots(count=3)

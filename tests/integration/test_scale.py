@@ -101,7 +101,7 @@ def test_unreadable_slots_end_a_start(launcher: Launcher, services: Services, un
     fill_topic(services.kafka, unique, make_lines(10))
     assert launcher.without_spark.word_count(unique, unique, unique).status == 0
     with ZooKeeper(services.zookeeper) as zookeeper:
-        zookeeper.client.create(Paths(zookeeper.root, unique).scaled, b"three")
+        zookeeper.client.create(Paths(zookeeper.root, unique).answered, b"three")
     outcome = launcher.without_spark.word_count(unique, unique, unique)
     assert outcome.status == 1
-    assert f"/{unique}/requests/scaled" in outcome.stderr
+    assert f"/{unique}/requests/answered" in outcome.stderr

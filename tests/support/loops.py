@@ -27,7 +27,7 @@ from txstream.state.store.memory import MemoryBackend
 from txstream.testing import InProcessRunner
 from txstream.testing.services import MemoryServices
 from txstream.transaction import TransactionAttempt, Txid
-from txstream.zookeeper import MemoryTree
+from txstream.zookeeper import MemoryTree, Requests
 
 DEADLINE_SECONDS = 60.0
 TOPOLOGY = "word-count"
@@ -143,6 +143,7 @@ class DriverRun:
         make_runner: RunnerFactory,
         listener: PointListener = nobody_listens,
         clock: Clock | None = None,
+        asked_before: Requests | None = None,
         **options: Any,
     ) -> None:
         self.hook: Callable[[str, str], None] = lambda when, write: None
@@ -158,6 +159,8 @@ class DriverRun:
             hook=lambda when, write: self.hook(when, write),
             open_database=place.open_database,
         )
+        if asked_before is not None:  # as if it had stood by since
+            self.services.asked_before = lambda: asked_before  # type: ignore[method-assign]
         self.driver = Driver(
             topology,
             self.services,
@@ -168,6 +171,8 @@ class DriverRun:
         )
         loop = self.driver.start()
         assert loop is not None
+        assert self.driver.taken is not None
+        self.steering = self.driver.taken.steering
         self.loop = loop
         self.store = self.services.store
         self.coordinator = loop.coordinator

@@ -190,6 +190,79 @@ def test_nothing_is_opened_after_the_last_txid(semantics: Semantics) -> None:
     assert coordinator.current == 3
 
 
+@BOTH
+def test_a_pause_opens_nothing_and_finishes_what_is_open_until_it_is_resumed(semantics: Semantics) -> None:
+    coordinator, (first, second) = filled(semantics, pending=2)
+    coordinator.pause()
+    assert coordinator.last_open == 2
+    commands: Commands = coordinator.fail(first)
+    if semantics is not TRANSACTIONAL:
+        _, commands = plan_and_emit(coordinator, commands, metas(0, 10))
+        plan_and_emit(coordinator, commands, metas(10, 20))
+    for txid in (1, 2):
+        commands = commit(coordinator, coordinator.ack(coordinator.active[Txid(txid)].attempt))
+    assert commands == []
+    assert coordinator.is_idle
+    assert coordinator.wake() == []
+    assert (coordinator.last_open, second.txid) == (2, 2)
+    coordinator.resume()
+    assert only(coordinator.sync(), Plan).txid == 3
+
+
+def test_a_pause_does_not_wait_for_the_plan_of_a_new_txid() -> None:
+    coordinator = make()
+    plan = only(coordinator.sync(), Plan)
+    coordinator.pause()
+    assert coordinator.is_idle
+    coordinator.resume()
+    again = only(coordinator.sync(), Plan)
+    assert coordinator.planned(plan.ticket, metas(0, 10)) == [], "the plan of before the pause is stale"
+    assert only(coordinator.planned(again.ticket, metas(0, 10)), EmitBatch).attempt.txid == 1
+
+
+def test_a_plan_that_was_being_stored_when_it_was_paused_is_emitted_after_it() -> None:
+    coordinator = make(TRANSACTIONAL)
+    persist = only(coordinator.planned(only(coordinator.sync(), Plan).ticket, metas(0, 10)), Persist)
+    coordinator.pause()
+    assert coordinator.persisted(persist.txid, persist.metas) == []
+    assert (coordinator.is_idle, coordinator.last_open) == (True, 0)
+    coordinator.resume()
+    assert kinds(coordinator.sync()) == ["EmitBatch", "Plan"]
+
+
+def test_a_paused_leader_finishes_what_an_earlier_one_committed_in_part() -> None:
+    plans = stored(metas(0, 10), metas(10, 20), metas(20, 30))
+    coordinator = make(TRANSACTIONAL, current=Txid(2), stored=plans, replays=frozenset({Txid(2)}))
+    coordinator.pause()
+    assert coordinator.last_open == 2
+    attempt = only(coordinator.sync(), EmitBatch).attempt
+    assert attempt.txid == 2
+    assert commit(coordinator, coordinator.ack(attempt)) == []
+
+
+@BOTH
+def test_an_end_may_be_set_behind_what_is_open_and_not_before(semantics: Semantics) -> None:
+    coordinator, attempts = filled(semantics, pending=2)
+    with pytest.raises(CoordinatorError, match="txid 2 is open or committed, so 1 cannot be the last"):
+        coordinator.drain(Txid(1))
+    for end in (3, 9):  # the earlier one counts
+        coordinator.drain(Txid(end))
+    assert not coordinator.is_draining
+    commands = commit(coordinator, coordinator.ack(attempts[0]))
+    _, commands = plan_and_emit(coordinator, commands, metas(20, 30))
+    assert kinds(commands) == ["EmitBatch"], "txid 4 is not planned"
+    assert coordinator.is_draining
+
+
+def test_an_end_after_what_is_open_does_not_wait_for_the_plan_of_a_new_txid() -> None:
+    coordinator = make()
+    attempt, commands = plan_and_emit(coordinator, coordinator.sync(), metas(0, 10))
+    assert only(commands, Plan).txid == 2
+    coordinator.drain(Txid(1))
+    assert commit(coordinator, coordinator.ack(attempt)) == []
+    assert coordinator.is_idle
+
+
 # --- the map of metas ------------------------------------------------------------------------------
 
 
@@ -242,18 +315,21 @@ def test_an_emptied_map_goes_on_with_the_next_txid(empty: Callable[[Any], None],
 def test_whatever_the_order_of_events_the_rules_hold(
     semantics: Semantics, pending: int, choices: list[int]
 ) -> None:
-    """Answers come in any order, some of them stale; after every event the invariants are checked."""
+    """Answers come in any order, some of them stale, with pauses between them; after every event the
+    invariants are checked."""
     counter = itertools.count(1)
     coordinator = make(semantics, pending, next_attempt=lambda: AttemptId(next(counter)))
     open_commands: list[Command[Range]] = []
     old_attempts: list[TransactionAttempt] = []
     committed: list[int] = []
     emitted: dict[int, int] = {}
+    paused = False
 
     def take(commands: Commands) -> None:
         for command in commands:
             if isinstance(command, EmitBatch):
                 assert command.attempt.attempt > emitted.get(command.attempt.txid, 0)
+                assert not paused or command.attempt.txid in emitted, "opened during a pause"
                 emitted[command.attempt.txid] = command.attempt.attempt
                 old_attempts.append(command.attempt)
             if isinstance(command, EmitCommit):
@@ -277,7 +353,14 @@ def test_whatever_the_order_of_events_the_rules_hold(
 
     take(coordinator.sync())
     for choice in choices:
-        if choice % 7 == 0 and old_attempts:
+        if choice % 11 == 5:
+            paused = not paused
+            if paused:
+                coordinator.pause()
+            else:
+                coordinator.resume()
+                take(coordinator.sync())
+        elif choice % 7 == 0 and old_attempts:
             stale = old_attempts[choice % len(old_attempts)]
             active = coordinator.active.get(stale.txid)
             if active is None or active.attempt != stale:

@@ -3,6 +3,7 @@ tests/acceptance/test_guides.py."""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -84,6 +85,14 @@ def test_the_unit_file_is_one_and_starts_a_command_that_exists(tmp_path: Path) -
     if verify is not None:
         done = subprocess.run([verify, "verify", unit], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_deployment_starts_a_command_that_exists() -> None:
+    shown = files_of(DOCS / "production.md")["word-count.yaml"]
+    program, *words = json.loads(re.findall(r"^ *command: (.+)$", shown, re.M)[0])
+    found, arguments = find(words)
+    assert program == "txstream"
+    found.make_context("txstream", arguments)
 
 
 def test_code_that_no_command_runs(tmp_path: Path) -> None:

@@ -18,13 +18,16 @@ from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.embedded.process import wait_until
 from txstream.engine.batch.runner import BatchResult
 from txstream.engine.driver.operators import ASSIGNMENT_SECONDS
+from txstream.engine.driver.waiting import RunAbortedError
 from txstream.placement import Assignment
 from txstream.transaction import Epoch, TransactionAttempt
 from txstream.zookeeper import (
     ROOT,
+    Answer,
+    Kind,
     OperatorRequests,
     Paths,
-    ScaleAnswer,
+    Requests,
     WaitStoppedError,
     read_assignment,
 )
@@ -34,7 +37,14 @@ PATHS = Paths(ROOT, TOPOLOGY)
 LINES = [f"w{n} w{n * n % 17} end" for n in range(24)]
 
 
-def driver(world: World, until: str | int | None = None, *, tasks: int = 4, **options: Any) -> Run:
+def driver(
+    world: World,
+    until: str | int | None = None,
+    *,
+    tasks: int = 4,
+    asked_before: Requests | None = None,
+    **options: Any,
+) -> Run:
     """lines (2 slots), split (2), count (2 slots and so many tasks, for it is not merged), store (2). Four
     Spark tasks for every batch, as far as slots go; what every component emits is kept."""
     return Run(
@@ -44,6 +54,7 @@ def driver(world: World, until: str | int | None = None, *, tasks: int = 4, **op
         width=4,
         capture=True,
         options={"count": CountByHand(), "tasks": tasks, **options},
+        asked_before=asked_before,
     )
 
 
@@ -75,16 +86,20 @@ def operator(world: World) -> OperatorRequests:
     return OperatorRequests(world.tree, PATHS)
 
 
-def ask(world: World, **slots: int) -> ScaleAnswer:
+def ask(world: World, **slots: int) -> Answer:
+    return order(world, Kind.SCALE, **slots)
+
+
+def order(world: World, kind: Kind, **body: Any) -> Answer:
     """What the leader answers."""
     requests = operator(world)
-    answer = requests.wait_scale_answer(requests.ask_scale(slots), DEADLINE_SECONDS)
+    answer = requests.wait_answer(requests.ask(kind, body), DEADLINE_SECONDS)
     assert answer is not None, "no answer"
     return answer
 
 
-def answer_to(world: World, request_id: str) -> ScaleAnswer | None:
-    return operator(world).wait_scale_answer(request_id, 0)
+def answer_to(world: World, request_id: str) -> Answer | None:
+    return operator(world).wait_answer(request_id, 0)
 
 
 def slots_used(result: BatchResult, component: str = "count") -> set[int]:
@@ -116,7 +131,7 @@ def test_a_running_topology_is_scaled_up_and_down_and_every_word_keeps_its_task(
     slots = 2
     homes: dict[str, int] = {}
     for count in (4, 1, 3):
-        assert ask(world, count=count).before == {"count": slots}
+        assert ask(world, count=count).told["before"] == {"count": slots}
         slots = count
         earlier = set(run.runner.results)
         feed(run)
@@ -183,8 +198,8 @@ def test_what_cannot_be_had_is_refused_and_changes_nothing(
     assert all(word in refused for word in words_of_refusal), refused
     feed(run)
     assert all(slots_used(result) == {0, 1} for result in run.runner.results.values())
-    assert operator(world).read_scale().slots == {}
-    assert ask(world, count=4).before == {"count": 2}, "the next request is served"
+    assert operator(world).read().in_force.slots == {}
+    assert ask(world, count=4).told["before"] == {"count": 2}, "the next request is served"
     stop(run)
 
 
@@ -234,32 +249,32 @@ def test_what_was_asked_while_nothing_ran_is_in_force_from_the_first_batch_on(
     if watch is not None:
         monkeypatch.setattr(world.tree, "watch", watch)
     driver(world, "caught-up").complete()
-    asked = [operator(world).ask_scale(slots) for slots in ({"count": 3}, {"count": 9}, {"count": 4})]
+    asked = [operator(world).ask(Kind.SCALE, slots) for slots in ({"count": 3}, {"count": 9}, {"count": 4})]
     world.log.partitions["a"] += LINES
     run = driver(world, "caught-up").complete()
     assert all(slots_used(result) == {0, 1, 2, 3} for result in run.runner.results.values())
     answers = [answer_to(world, request_id) for request_id in asked]
     assert [a is not None and a.refused is None for a in answers] == [True, False, True]
-    assert [a.before for a in answers if a is not None] == [{"count": 2}, {}, {"count": 3}]
-    assert operator(world).read_scale().waiting == ()
+    assert [a.told.get("before") for a in answers if a is not None] == [{"count": 2}, None, {"count": 3}]
+    assert operator(world).read().waiting == ()
 
 
 def test_a_run_with_nothing_to_do_answers_too() -> None:
     world = empty_world()
     driver(world, "caught-up").complete()
-    request_id = operator(world).ask_scale({"count": 3})
+    request_id = operator(world).ask(Kind.SCALE, {"count": 3})
     run = driver(world, "caught-up").complete()
     assert run.loop.statistics.batches == 0
     answer = answer_to(world, request_id)
     assert answer is not None
-    assert answer.before == {"count": 2}
+    assert answer.told["before"] == {"count": 2}
 
 
 def test_unreadable_slots_end_a_start() -> None:
     world = empty_world()
     driver(world, "caught-up").complete()
-    world.tree.write(PATHS.scaled, b"three")
-    with pytest.raises(CorruptStateError, match="requests/scaled"):
+    world.tree.write(PATHS.answered, b"three")
+    with pytest.raises(CorruptStateError, match="requests/answered"):
         driver(world, "caught-up")
 
 
@@ -269,15 +284,15 @@ def test_unreadable_slots_end_a_start() -> None:
 def test_an_unreadable_request_is_told_and_batches_go_on(caplog: pytest.LogCaptureFixture) -> None:
     world = empty_world()
     run = driver(world).start()
-    request_id = operator(world).ask_scale({"split": 1})
-    assert operator(world).wait_scale_answer(request_id, DEADLINE_SECONDS) is not None
-    world.tree.write(PATHS.scale, b"three")
-    assert wait_until(lambda: "requests/scale" in caplog.text, DEADLINE_SECONDS)
-    assert [record.levelno for record in caplog.records if PATHS.scale in record.getMessage()][-1] == (
+    request_id = operator(world).ask(Kind.SCALE, {"split": 1})
+    assert operator(world).wait_answer(request_id, DEADLINE_SECONDS) is not None
+    world.tree.write(PATHS.asked, b"three")
+    assert wait_until(lambda: "requests/asked" in caplog.text, DEADLINE_SECONDS)
+    assert [record.levelno for record in caplog.records if PATHS.asked in record.getMessage()][-1] == (
         logging.ERROR
     )
     feed(run)
-    world.tree.remove(PATHS.scale)
+    world.tree.remove(PATHS.asked)
     assert ask(world, count=4).refused is None, "mended, it is served"
     stop(run)
 
@@ -288,12 +303,12 @@ def test_an_answer_that_could_not_be_stored_is_given_again() -> None:
     away = iter(range(2))
 
     def hook(when: str, write: str) -> None:
-        if (when, write) == ("before", "answer_scale") and next(away, None) is not None:
+        if (when, write) == ("before", "answer_request") and next(away, None) is not None:
             raise ServiceUnavailableError("ZooKeeper is away")
 
     run.hook = hook
     run.start()
-    assert ask(world, count=4).before == {"count": 2}, "judged once, however often it is answered"
+    assert ask(world, count=4).told["before"] == {"count": 2}, "judged once, however often it is answered"
     assert next(away, None) is None
     feed(run)
     stop(run)
@@ -304,10 +319,168 @@ def test_a_leader_that_was_succeeded_ends_when_it_is_asked() -> None:
     run = driver(world).start()
     feed(run)
     Run(world).store.claim_epoch(Epoch(0))
-    request_id = operator(world).ask_scale({"count": 4})
+    request_id = operator(world).ask(Kind.SCALE, {"count": 4})
     with pytest.raises(FencedError):
         run.finish()
     assert answer_to(world, request_id) is None, "the new leader answers"
+
+
+# --- pause and resume ------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_a_paused_topology_commits_what_is_open_opens_nothing_and_goes_on(spout: Any) -> None:
+    world = empty_world(spout)
+    reading, go_on = threading.Event(), threading.Event()
+
+    def on_emit(attempt: TransactionAttempt, partition: str) -> None:
+        if attempt.txid == 1:
+            reading.set()
+            wait(go_on, "the pause")
+
+    world.log.on_emit = on_emit
+    world.log.partitions["a"] += LINES
+    run = driver(world, max_spout_pending=1).start()
+    wait(reading, "the first batch being read")
+    assert order(world, Kind.PAUSE).told["after"] == 1
+    assert f"`txstream resume {TOPOLOGY}` since" in (run.loop.waiting_for or "")
+    go_on.set()
+    assert wait_until(lambda: run.loop.statistics.batches == 1, DEADLINE_SECONDS)
+    assert order(world, Kind.PAUSE).told["already"] is True
+    assert run.loop.statistics.batches == 1, "the loop was asked twice since, and has opened nothing"
+    was = order(world, Kind.RESUME).told
+    assert "@" in was["by"]
+    assert run.loop.waiting_for is None
+    until_committed(run)
+    stop(run)
+
+
+def test_a_pause_survives_the_driver_and_the_new_one_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    world = empty_world()
+    first = driver(world).start()
+    order(world, Kind.PAUSE)
+    stop(first)
+    world.log.partitions["a"] += LINES
+    second = driver(world).start()
+    assert order(world, Kind.SCALE, count=1).refused is None, "it runs, and answers"
+    assert second.loop.statistics.batches == 0
+    assert f"`txstream resume {TOPOLOGY}`" in caplog.text
+    assert "paused since" in caplog.text
+    order(world, Kind.RESUME)
+    until_committed(second)
+    stop(second)
+
+
+def test_what_was_paused_while_nothing_ran_begins_paused() -> None:
+    world = empty_world()
+    driver(world, "caught-up").complete()
+    asked = operator(world).ask(Kind.PAUSE, {})
+    world.log.partitions["a"] += LINES
+    run = driver(world).start()
+    answer = operator(world).wait_answer(asked, DEADLINE_SECONDS)
+    assert answer is not None
+    assert answer.told["after"] == 0
+    assert run.runner.attempts == []
+    order(world, Kind.RESUME)
+    until_committed(run)
+    stop(run)
+
+
+# --- stop ------------------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_a_stop_ends_the_run_when_what_is_open_is_committed(spout: Any) -> None:
+    world = empty_world(spout)
+    run = driver(world).start()
+    feed(run)
+    last = run.coordinator.last_open
+    assert order(world, Kind.STOP).told == {"after": last}
+    run.finish()
+    assert run.coordinator.current == last + 1
+    assert run.steering.stopped_by is not None
+    world.log.partitions["a"] += LINES
+    later = driver(world, "caught-up").complete()
+    assert world.table.totals() == words(world.log)
+    assert later.steering.stopped_by is None, "a run that was started after the stop is not concerned"
+
+
+def test_a_stop_at_a_txid_commits_that_one_and_none_after_it() -> None:
+    world = empty_world()
+    run = driver(world, max_spout_pending=3).start()
+    assert order(world, Kind.STOP, at=2).told == {"after": 2}
+    world.log.partitions["a"] += LINES
+    run.finish()
+    assert sorted(world.table.batches) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("at", "words_of_refusal"),
+    [
+        (1, "txid 1 is committed already: the first that the run can end after is txid 3"),
+        (0, "a run cannot end after txid 0"),
+        ("2", "a run cannot end after txid '2'"),
+    ],
+)
+def test_a_stop_where_it_cannot_end_is_refused(at: Any, words_of_refusal: str) -> None:
+    world = empty_world()
+    run = driver(world).start()
+    feed(run)
+    assert run.coordinator.last_open == 3
+    assert words_of_refusal in (order(world, Kind.STOP, at=at).refused or "")
+    stop(run)
+
+
+def test_a_stop_at_a_txid_holds_for_the_next_leader_until_that_is_committed() -> None:
+    world = empty_world()
+    first = driver(world).start()
+    order(world, Kind.STOP, at=2)
+    first.loop.abort()
+    with pytest.raises(RunAbortedError):
+        first.finish()
+    world.log.partitions["a"] += LINES
+    driver(world).complete()
+    assert sorted(world.table.batches) == [1, 2]
+    driver(world, "caught-up").complete()
+    assert world.table.totals() == words(world.log), "carried out, it concerns nobody any more"
+
+
+def test_a_standby_ends_with_the_leader_that_was_stopped() -> None:
+    world = empty_world()
+    first = driver(world).start()
+    before = operator(world).read()
+    order(world, Kind.STOP)
+    first.finish()
+    world.log.partitions["a"] += LINES
+    standby = driver(world, asked_before=before).complete()
+    assert standby.loop.statistics.batches == 0
+    assert standby.steering.stopped_by is not None
+
+
+def test_a_stop_that_nobody_answered_is_for_a_standby_and_not_for_a_later_run() -> None:
+    world = empty_world()
+    driver(world, "caught-up").complete()
+    before = operator(world).read()
+    asked = operator(world).ask(Kind.STOP, {})
+    later = driver(world).start()
+    answer = operator(world).wait_answer(asked, DEADLINE_SECONDS)
+    assert answer is not None
+    assert "has ended" in (answer.refused or "")
+    stop(later)
+    asked = operator(world).ask(Kind.STOP, {})
+    standby = driver(world, asked_before=before).complete()
+    assert standby.steering.stopped_by is not None
+    answer = answer_to(world, asked)
+    assert answer is not None
+    assert answer.refused is None
+
+
+def test_a_request_of_a_newer_txstream_is_refused() -> None:
+    world = empty_world()
+    run = driver(world).start()
+    newer: Any = "replay"
+    assert "knows no request 'replay'" in (order(world, newer).refused or "")
+    stop(run)
 
 
 # --- where tasks ran -------------------------------------------------------------------------------------

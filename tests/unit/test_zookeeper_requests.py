@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.requests_contract import RequestsContract, answer_all, assignment, waiting
+from support.requests_contract import RequestsContract, answer_all, assignment, slots, waiting
 from support.zookeeper_backends import InMemory, leader_of
 
-from txstream.zookeeper import Scale
+from txstream.zookeeper import Kind
 
 
 @pytest.fixture
@@ -23,14 +23,14 @@ class TestInMemory(RequestsContract):
 def test_writes_that_arrive_late_change_nothing(backend: InMemory) -> None:
     store = leader_of(backend)
     backend.tree.delay_next_write()
-    backend.operator().ask_scale({"count": 3})
+    backend.operator().ask(Kind.SCALE, {"count": 3})
     assert backend.tree.deliver_late() == 0
-    assert waiting(store.read_scale()) == [{"count": 3}]
+    assert waiting(store.read_requests()) == [{"count": 3}]
     backend.tree.delay_next_write()
     answer_all(store)
     assert backend.tree.deliver_late() == 0
-    assert store.read_scale() == Scale({"count": 3})
-    assert len(json.loads(backend.get("requests/scaled") or b"")["answers"]) == 1
+    assert store.read_requests() == slots(count=3)
+    assert len(json.loads(backend.get("requests/answered") or b"")["answers"]) == 1
 
 
 def test_a_late_assignment_does_not_replace_a_newer_one(backend: InMemory) -> None:
@@ -47,8 +47,8 @@ def test_only_the_newest_answers_are_kept(backend: InMemory) -> None:
     store, operator = leader_of(backend), backend.operator()
     asked = []
     for number in range(1, 50):
-        asked.append(operator.ask_scale({"count": number}))
+        asked.append(operator.ask(Kind.SCALE, {"count": number}))
         answer_all(store)
-    stored = json.loads(backend.get("requests/scaled") or b"")
+    stored = json.loads(backend.get("requests/answered") or b"")
     assert [answer["request"] for answer in stored["answers"]] == asked[-40:]
-    assert stored["slots"] == {"count": 49}
+    assert stored["in_force"]["slots"] == {"count": 49}

@@ -21,9 +21,9 @@ from txstream.cli import (
     demo,
     describe,
     inspection,
+    operate,
     repair,
     run,
-    scale,
     services,
     topic,
 )
@@ -66,7 +66,7 @@ services.register(app)
 topic.register(app)
 run.register(app)
 describe.register(app)
-scale.register(app)
+operate.register(app)
 inspection.register(app)
 repair.register(app)
 administration.register(app)

@@ -270,7 +270,7 @@ def _tell(
         cli.print_json(report.to_document())
     else:
         cli.print(summary(report))
-    if not stopped:
+    if not stopped and report.stopped_by is None:
         return 0
     done = report.caught_up if until else until_txid is None or report.last_txid >= until_txid
     if not done:

@@ -75,7 +75,8 @@ class RunReport:
     """What one run did. `failed_attempts` failed themselves: an outage, a `BatchFailedError`, an error in a
     bolt; `failure_reasons` says how often for each reason. `replayed_attempts` counts attempts beyond each
     txid's first, those of later txids that had to go again among them; `recovered_batches` the batches that
-    an earlier run had open or half committed."""
+    an earlier run had open or half committed. `stopped_by` is the operator who asked for its end
+    (`txstream stop`)."""
 
     topology: str
     uuid: str
@@ -91,6 +92,7 @@ class RunReport:
     seconds: float
     caught_up: bool
     failure_reasons: Mapping[str, int] = field(default_factory=dict)
+    stopped_by: str | None = None
 
     def __repr__(self) -> str:
         done = f"{counted(self.batches, 'batch', 'batches')}, {counted(self.records, 'record')}"

@@ -110,7 +110,7 @@ def gather(
             break
     # After the fences: an epoch is claimed before it is in a fence.
     epoch = _tried(store.read_epoch, here)
-    for read in (store.read_scale, store.read_assignment, store.read_failing, store.read_waiting):
+    for read in (store.read_requests, store.read_assignment, store.read_failing, store.read_waiting):
         _tried(read, here)
     return Evidence(topology_id, identity, progress, epoch, leader(), tuple(found), moved, (*errors, *here))
 

@@ -16,7 +16,15 @@ from txstream.engine.driver.workers import Workers
 from txstream.metas import MetaCodec
 from txstream.settings import Settings
 from txstream.state import FenceLockedError, StateBackend, open_database
-from txstream.zookeeper import MemoryProgress, MemoryTree, ProgressStore
+from txstream.zookeeper import (
+    ROOT,
+    MemoryProgress,
+    MemoryTree,
+    OperatorRequests,
+    Paths,
+    ProgressStore,
+    Requests,
+)
 
 
 class MemoryServices:
@@ -64,6 +72,9 @@ class MemoryServices:
             in_this_process=self._in_this_process,
         )
         return self.targets
+
+    def asked_before(self) -> Requests:
+        return OperatorRequests(self._tree, Paths(ROOT, self._topology.id)).read()
 
     def lead(self, codec: MetaCodec[Any]) -> ProgressStore:
         self.store = MemoryProgress(

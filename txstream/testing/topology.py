@@ -30,7 +30,7 @@ from txstream.testing.control import Control, NotReachedError
 from txstream.testing.driver import World
 from txstream.testing.progress import StoredProgress
 from txstream.transaction import Txid
-from txstream.zookeeper import MemoryTree
+from txstream.zookeeper import Kind, MemoryTree
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -234,9 +234,9 @@ class TopologyTest:
         Raises UsageError when the topology refuses them."""
         control = self._control
         requests = control.running.requests
-        request = requests.ask_scale(slots)
+        request = requests.ask(Kind.SCALE, slots)
         control.settle("the slots to be changed")
-        answer = requests.wait_scale_answer(request, 0.0)
+        answer = requests.wait_answer(request, 0.0)
         if answer is None:
             raise NotReachedError(f"the request for other slots, {dict(slots)}, was not answered")
         if answer.refused is not None:

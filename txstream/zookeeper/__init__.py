@@ -10,8 +10,8 @@ from txstream.zookeeper.leadership import Leadership
 from txstream.zookeeper.memory import MemoryProgress, MemoryTree
 from txstream.zookeeper.paths import ROOT, Paths
 from txstream.zookeeper.placement import read_assignment
-from txstream.zookeeper.requests import OperatorRequests
-from txstream.zookeeper.scale import Scale, ScaleAnswer, ScaleRequest
+from txstream.zookeeper.request_queue import OperatorRequests
+from txstream.zookeeper.requests import Answer, InForce, Kind, Request, Requests
 from txstream.zookeeper.store import Progress, ProgressStore
 from txstream.zookeeper.tree import LostAnswerError
 from txstream.zookeeper.waiting import WaitStoppedError
@@ -19,7 +19,10 @@ from txstream.zookeeper.waiting import WaitStoppedError
 __all__ = [
     "FORMAT",
     "ROOT",
+    "Answer",
     "Identity",
+    "InForce",
+    "Kind",
     "Leadership",
     "LostAnswerError",
     "MemoryProgress",
@@ -28,9 +31,8 @@ __all__ = [
     "Paths",
     "Progress",
     "ProgressStore",
-    "Scale",
-    "ScaleAnswer",
-    "ScaleRequest",
+    "Request",
+    "Requests",
     "StoredBatch",
     "WaitStoppedError",
     "ZooKeeper",

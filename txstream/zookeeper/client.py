@@ -34,6 +34,7 @@ from txstream.zookeeper.identity import Identity
 from txstream.zookeeper.kazoo_tree import REFUSALS, KazooTree, Send, back_off
 from txstream.zookeeper.paths import ROOT, Paths
 from txstream.zookeeper.progress import TreeProgress
+from txstream.zookeeper.request_queue import OperatorRequests
 from txstream.zookeeper.tree import LostAnswerError
 from txstream.zookeeper.waiting import Patience
 
@@ -129,7 +130,15 @@ class ZooKeeper:
 
     def identity(self, topology_id: str) -> Identity | None:
         """Whose progress is stored under this id; None where there is none. Raises CorruptStateError."""
-        return TreeProgress(self.tree(), Paths(self.root, topology_id), MetaCodec(Paths)).read_identity()
+        return self.progress(topology_id, MetaCodec(Paths)).read_identity()
+
+    def progress(self, topology_id: str, codec: MetaCodec[Any]) -> TreeProgress:
+        """The store of a topology's progress, with a command's patience."""
+        return TreeProgress(self.tree(), Paths(self.root, topology_id), codec)
+
+    def requests(self, topology_id: str) -> OperatorRequests:
+        """What operators ask of a topology, to be read or added to."""
+        return OperatorRequests(self.tree(), Paths(self.root, topology_id))
 
     def delete_topology(self, topology_id: str, *, force: bool = False) -> bool:
         """Remove what is stored about a topology, readable or not; was there anything?
@@ -144,7 +153,7 @@ class ZooKeeper:
                 f"topology {topology_id!r} is run by {leader}; stop that driver before deleting it"
             )
         existed = _exists(tree, paths.base)
-        TreeProgress(tree, paths, MetaCodec(Paths)).delete_everything()  # no metas are decoded
+        self.progress(topology_id, MetaCodec(Paths)).delete_everything()  # no metas are decoded
         return existed
 
     # --- requests -------------------------------------------------------------------------------------

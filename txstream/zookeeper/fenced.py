@@ -22,8 +22,8 @@ from txstream.zookeeper.paths import Paths
 from txstream.zookeeper.tree import Check, LostAnswerError, Operation, RefusedError, SetData, Tree
 
 # Called with "before" or "after" and the write's name (create_identity, mend, claim_epoch, persist, advance,
-# answer_scale, write_assignment, write_failing, write_waiting, outdate, rebuild, delete). What it raises is
-# raised there: LostAnswerError is a lost answer, anything else a crash.
+# answer_request, write_assignment, write_failing, write_waiting, outdate, rebuild, delete). What it raises
+# is raised there: LostAnswerError is a lost answer, anything else a crash.
 Hook = Callable[[str, str], None]
 
 # Each lost race means that another driver got on; so many in a row is not a race any more.

@@ -60,12 +60,12 @@ class Paths:
         return f"{self.base}/requests"
 
     @property
-    def scale(self) -> str:
-        return f"{self.requests}/scale"
+    def asked(self) -> str:
+        return f"{self.requests}/asked"
 
     @property
-    def scaled(self) -> str:
-        return f"{self.requests}/scaled"
+    def answered(self) -> str:
+        return f"{self.requests}/answered"
 
     @property
     def assignment(self) -> str:

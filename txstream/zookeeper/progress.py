@@ -27,8 +27,8 @@ from txstream.zookeeper.notes import NoteWriter
 from txstream.zookeeper.paths import Paths
 from txstream.zookeeper.placement import encode_assignment, read_assignment
 from txstream.zookeeper.rebuild import rebuild
-from txstream.zookeeper.requests import LeaderRequests
-from txstream.zookeeper.scale import Scale, ScaleRequest
+from txstream.zookeeper.request_queue import LeaderRequests
+from txstream.zookeeper.requests import Request, Requests
 from txstream.zookeeper.store import Progress
 from txstream.zookeeper.tree import (
     Check,
@@ -317,19 +317,17 @@ class TreeProgress:
 
     # --- for operators --------------------------------------------------------------------------------
 
-    def read_scale(self) -> Scale:
+    def read_requests(self) -> Requests:
         with self._lock:
-            return self._requests.read_scale()
+            return self._requests.read()
 
-    def answer_scale(
-        self, request: ScaleRequest, refused: str | None = None, before: Mapping[str, int] | None = None
-    ) -> None:
+    def answer_request(self, request: Request, refused: str | None, told: Mapping[str, Any]) -> None:
         with self._lock:
-            self._requests.answer_scale(request, refused, before)
+            self._requests.answer(request, refused, told)
 
-    def watch_scale(self, changed: Callable[[], None]) -> Callable[[], None]:
+    def watch_requests(self, changed: Callable[[], None]) -> Callable[[], None]:
         # Without the lock: `changed` may be called at once, from another thread.
-        return self._requests.watch_scale(changed)
+        return self._requests.watch(changed)
 
     def write_assignment(self, assignment: Assignment) -> None:
         with self._lock:

@@ -1,194 +1,224 @@
-"""Operators' requests to a running topology: asked by commands, answered by the leader.
+"""What operators ask of a topology, and what became of it: the values of two znodes.
 
-Invariants.
-- Operators write `requests/scale` by compare-and-set, so that of several who ask at once none is lost. They
-  claim no epoch, and write nothing else.
-- An answer is one fenced multi over both znodes (see `scale`): only the newest leader answers, once, and the
-  slots in force change with the answer or not at all.
-- What nobody has answered is kept over restarts, for the next leader.
+`requests/asked` holds the requests that no leader has answered yet, oldest first. `requests/answered` is the
+leader's: what is in force, accumulated over all that was granted, and the newest answers. A request leaves
+the one in the write that brings its answer into the other, so it is answered once, and a refused one leaves
+nothing behind that later ones could trip over.
+
+A request is stored as it was asked. Only the leader judges whether it can be granted.
 """
 
 from __future__ import annotations
 
-import threading
-import time
-import uuid
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
 
-from txstream.api.errors import CorruptStateError, ServiceUnavailableError, UsageError
-from txstream.zookeeper.fenced import MAX_RACES, FencedTree, Hook
-from txstream.zookeeper.paths import Paths
-from txstream.zookeeper.scale import Scale, ScaleAnswer, ScaleRequest, StoredRequests, StoredScale
-from txstream.zookeeper.tree import (
-    Create,
-    LostAnswerError,
-    Operation,
-    Refusal,
-    RefusedError,
-    SetData,
-    Tree,
-)
+from txstream.api.errors import CorruptStateError
+from txstream.metas import to_json
+from txstream.transaction import Txid
+from txstream.zookeeper.documents import parse_object, take, take_optional, take_time
 
-# Far below what one request to ZooKeeper carries, even with as many answers as are kept.
-_MAX_WAITING_BYTES = 16 * 1024
+# An operator waits for seconds; so many answers do not come meanwhile.
+_KEPT_ANSWERS = 40
+_LONGEST_REASON = 1_000
+_REQUEST_FIELDS = {"request", "kind", "body", "asked_at", "asked_by"}
 
 
-class ScaleZnodes:
-    """Both znodes as they are now, each with its version, None where there is none."""
+class Kind(StrEnum):
+    """What can be asked, with the body that it takes."""
 
-    def __init__(self, tree: Tree, paths: Paths) -> None:
-        self._tree = tree
-        self._paths = paths
-
-    def requests(self) -> tuple[StoredRequests, int | None]:
-        node = self._tree.get(self._paths.scale)
-        if node is None:
-            return StoredRequests(), None
-        return StoredRequests.decode(node.data, self._paths.scale), node.version
-
-    def scaled(self) -> tuple[StoredScale, int | None]:
-        node = self._tree.get(self._paths.scaled)
-        if node is None:
-            return StoredScale(), None
-        return StoredScale.decode(node.data, self._paths.scaled), node.version
-
-    def read(self) -> Scale:
-        """Raises CorruptStateError."""
-        self._tree.sync()
-        # In this order, a request that is answered between the two reads is seen as answered.
-        requests, _ = self.requests()
-        scaled, _ = self.scaled()
-        waiting = [r for r in requests.requests if scaled.answer_to(r.request_id) is None]
-        return Scale(scaled.slots, tuple(waiting))
+    SCALE = "scale"  # {component: slots, ...}
+    PAUSE = "pause"  # {}
+    RESUME = "resume"  # {}
+    STOP = "stop"  # {} or {"at": txid}
 
 
-class LeaderRequests:
-    """The leader's side, under its claim."""
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One operator's wish. `kind` is a `Kind`, unless a newer txstream has asked."""
 
-    def __init__(self, fenced: FencedTree, paths: Paths) -> None:
-        self._fenced = fenced
-        self._paths = paths
-        self._znodes = ScaleZnodes(fenced.tree, paths)
+    request_id: str
+    kind: str
+    body: Mapping[str, Any]
+    asked_at: datetime
+    asked_by: str
 
-    def read_scale(self) -> Scale:
-        return self._znodes.read()
+    @property
+    def at(self) -> Txid | None:
+        """Where a granted stop is to end the run; None for "now"."""
+        return self.body.get("at")
 
-    def watch_scale(self, changed: Callable[[], None]) -> Callable[[], None]:
-        return self._fenced.tree.watch(self._paths.scale, changed)
+    @property
+    def shown(self) -> str:
+        """Since when and by whom, for people."""
+        return f"since {self.asked_at.astimezone():%Y-%m-%d %H:%M:%S} by {self.asked_by}"
 
-    def answer_scale(
-        self, request: ScaleRequest, refused: str | None = None, before: Mapping[str, int] | None = None
-    ) -> None:
-        problem: RefusedError | LostAnswerError | None = None
-        for failures in range(1, MAX_RACES):
-            requests, requests_version = self._znodes.requests()
-            scaled, scaled_version = self._znodes.scaled()
-            if scaled.answer_to(request.request_id) is not None:  # only its own answer was lost
-                return
-            answered = scaled.answered(request, refused, before or {}, datetime.now(UTC))
-            operations = [_put(self._paths.scaled, answered.encode(), scaled_version)]
-            if requests.has(request.request_id):
-                left = requests.without(request.request_id)
-                operations.append(_put(self._paths.scale, left.encode(), requests_version))
-            problem = self._fenced.try_multi("answer_scale", operations)
-            if problem is None:
-                return
-            self._fenced.verify()
-            if isinstance(problem, LostAnswerError):
-                self._fenced.tree.back_off(failures)
-        raise ServiceUnavailableError(f"{self._paths.scaled} keeps changing while it is written ({problem})")
+    def document(self) -> dict[str, Any]:
+        return {
+            "request": self.request_id,
+            "kind": self.kind,
+            "body": dict(self.body),
+            "asked_at": _iso(self.asked_at),
+            "asked_by": self.asked_by,
+        }
 
-
-class OperatorRequests:
-    """A command's side. `hook` is called as a store's is, with the write `ask_scale`."""
-
-    def __init__(self, tree: Tree, paths: Paths, hook: Hook | None = None) -> None:
-        self._tree = tree
-        self._paths = paths
-        self._hook = hook
-        self._znodes = ScaleZnodes(tree, paths)
-
-    def read_scale(self) -> Scale:
-        """The slots in force and the requests that wait. Raises CorruptStateError."""
-        return self._znodes.read()
-
-    def ask_scale(self, slots: Mapping[str, int]) -> str:
-        """Store the wish for so many slots for each of these components; its id, to wait for the answer.
-
-        Raises UsageError for slots that cannot be, and for a topology that is not there;
-        ServiceUnavailableError when too much waits for an answer already.
-        """
-        request = ScaleRequest(uuid.uuid4().hex, _checked(slots), datetime.now(UTC))
-        problem: RefusedError | LostAnswerError | None = None
-        for failures in range(1, MAX_RACES):
-            self._tree.sync()
-            stored, version = self._znodes.requests()
-            if problem is not None and (stored.has(request.request_id) or self._is_answered(request)):
-                return request.request_id  # only its answer was lost
-            data = StoredRequests((*stored.requests, request)).encode()
-            if len(data) > _MAX_WAITING_BYTES:
-                raise ServiceUnavailableError(
-                    f"{self._paths.scale} has no room for one more request: {len(stored.requests)} wait for "
-                    f"the driver of topology {self._paths.topology_id!r}; check that it runs"
-                )
-            try:
-                self._write(_put(self._paths.scale, data, version))
-            except LostAnswerError as lost:
-                problem = lost
-                self._tree.back_off(failures)
-            except RefusedError as refused:
-                if version is None and refused.refusal is Refusal.NO_NODE:
-                    raise self._missing() from refused
-                problem = refused
-            else:
-                return request.request_id
-        raise ServiceUnavailableError(f"{self._paths.scale} keeps changing while it is written ({problem})")
-
-    def wait_scale_answer(self, request_id: str, deadline_seconds: float) -> ScaleAnswer | None:
-        """The leader's answer; None when there is none within `deadline_seconds`."""
-        deadline = time.monotonic() + deadline_seconds
-        changed = threading.Event()
-        stop = self._tree.watch(self._paths.scaled, changed.set)
-        try:
-            while True:
-                changed.clear()
-                answer = self._znodes.scaled()[0].answer_to(request_id)
-                rest_seconds = deadline - time.monotonic()
-                if answer is not None or rest_seconds <= 0:
-                    return answer
-                changed.wait(rest_seconds)
-        finally:
-            stop()
-
-    def _is_answered(self, request: ScaleRequest) -> bool:
-        return self._znodes.scaled()[0].answer_to(request.request_id) is not None
-
-    def _write(self, operation: Operation) -> None:
-        if self._hook is not None:
-            self._hook("before", "ask_scale")
-        self._tree.multi([operation])
-        if self._hook is not None:
-            self._hook("after", "ask_scale")
-
-    def _missing(self) -> Exception:
-        if self._tree.get(self._paths.identity) is None:
-            return UsageError(
-                f"topology {self._paths.topology_id!r} was not run yet, or was deleted; start it first"
-            )
-        return CorruptStateError(f"{self._paths.requests} is missing, so somebody has deleted it")
+    @classmethod
+    def from_document(cls, document: Any, path: str) -> Request:
+        _check_fields(document, _REQUEST_FIELDS, path)
+        return cls(
+            take(document, "request", str, path),
+            take(document, "kind", str, path),
+            take(document, "body", dict, path),
+            take_time(document, "asked_at", path),
+            take(document, "asked_by", str, path),
+        )
 
 
-def _put(path: str, data: bytes, version: int | None) -> Operation:
-    return Create(path, data) if version is None else SetData(path, data, version)
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A leader's answer: `refused` says why not, or is None when the request is in force. `told` is what the
+    leader says of it, for people."""
+
+    request_id: str
+    refused: str | None
+    told: Mapping[str, Any]
+    answered_at: datetime
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "request": self.request_id,
+            "refused": self.refused,
+            "told": dict(self.told),
+            "answered_at": _iso(self.answered_at),
+        }
+
+    @classmethod
+    def from_document(cls, document: Any, path: str) -> Answer:
+        _check_fields(document, {"request", "refused", "told", "answered_at"}, path)
+        return cls(
+            take(document, "request", str, path),
+            take_optional(document, "refused", str, path),
+            take(document, "told", dict, path),
+            take_time(document, "answered_at", path),
+        )
 
 
-def _checked(slots: Mapping[str, int]) -> dict[str, int]:
-    if not slots:
-        raise UsageError("no component was named; say which, for example count=3")
-    for component, count in slots.items():
-        if not component or not component.isprintable():
-            raise UsageError(f"{component!a} cannot be a component's name")
-        if type(count) is not int or count < 1:
-            raise UsageError(f"{component}={count!r}: a component has a whole number of slots, 1 or more")
-    return dict(slots)
+@dataclass(frozen=True, slots=True)
+class InForce:
+    """What was granted and holds for every leader: the `slots` that were asked for, component by component;
+    the pause, while there is one; the newest stop, carried out or not."""
+
+    slots: Mapping[str, int] = field(default_factory=dict)
+    paused: Request | None = None
+    stopped: Request | None = None
+
+    def after(self, request: Request) -> InForce:
+        """This, with `request` granted."""
+        match request.kind:
+            case Kind.SCALE:
+                return replace(self, slots={**self.slots, **request.body})
+            case Kind.PAUSE:
+                return replace(self, paused=self.paused or request)
+            case Kind.RESUME:
+                return replace(self, paused=None)
+            case Kind.STOP:
+                return replace(self, stopped=request)
+        return self
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "slots": dict(self.slots),
+            "paused": self.paused and self.paused.document(),
+            "stopped": self.stopped and self.stopped.document(),
+        }
+
+    @classmethod
+    def from_document(cls, document: Any, path: str) -> InForce:
+        _check_fields(document, {"slots", "paused", "stopped"}, path)
+        slots = take(document, "slots", dict, path)
+        for component, count in slots.items():
+            if type(count) is not int or count < 1:
+                raise CorruptStateError(f"{path}: {component!r} cannot have {count!r:.100} slots")
+        paused, stopped = (
+            None if document[name] is None else Request.from_document(document[name], path)
+            for name in ("paused", "stopped")
+        )
+        if stopped is not None and not (stopped.at is None or type(stopped.at) is int):
+            raise CorruptStateError(f"{path}: a stop at {stopped.at!r:.100}, which is no txid")
+        return cls(slots, paused, stopped)
+
+
+@dataclass(frozen=True, slots=True)
+class Requests:
+    """What a leader goes by: what is in force, and the requests that wait for an answer, oldest first."""
+
+    in_force: InForce = field(default_factory=InForce)
+    waiting: tuple[Request, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The value of `requests/asked`."""
+
+    requests: tuple[Request, ...] = ()
+
+    def encode(self) -> bytes:
+        return to_json({"requests": [request.document() for request in self.requests]}).encode()
+
+    @classmethod
+    def decode(cls, data: bytes, path: str) -> Asked:
+        requests = take(parse_object(data, path, {"requests"}), "requests", list, path)
+        return cls(tuple(Request.from_document(request, path) for request in requests))
+
+    def has(self, request_id: str) -> bool:
+        return any(request.request_id == request_id for request in self.requests)
+
+    def without(self, request_id: str) -> Asked:
+        return Asked(tuple(r for r in self.requests if r.request_id != request_id))
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The value of `requests/answered`; `answers` are the newest, oldest first."""
+
+    in_force: InForce = field(default_factory=InForce)
+    answers: tuple[Answer, ...] = ()
+
+    def encode(self) -> bytes:
+        answers = [answer.document() for answer in self.answers]
+        return to_json({"in_force": self.in_force.document(), "answers": answers}).encode()
+
+    @classmethod
+    def decode(cls, data: bytes, path: str) -> Answered:
+        document = parse_object(data, path, {"in_force", "answers"})
+        answers = take(document, "answers", list, path)
+        return cls(
+            InForce.from_document(document["in_force"], path),
+            tuple(Answer.from_document(answer, path) for answer in answers),
+        )
+
+    def answer_to(self, request_id: str) -> Answer | None:
+        return next((answer for answer in self.answers if answer.request_id == request_id), None)
+
+    def answered(
+        self, request: Request, refused: str | None, told: Mapping[str, Any], at: datetime
+    ) -> Answered:
+        """This with one more answer; a request that is granted is in force."""
+        reason = None if refused is None else refused[:_LONGEST_REASON]
+        answer = Answer(request.request_id, reason, told, at)
+        in_force = self.in_force if refused is not None else self.in_force.after(request)
+        return Answered(in_force, (*self.answers, answer)[-_KEPT_ANSWERS:])
+
+
+def _iso(moment: datetime) -> str:
+    return moment.isoformat(timespec="seconds")
+
+
+def _check_fields(document: Any, fields: set[str], path: str) -> None:
+    if not isinstance(document, dict) or set(document) != fields:
+        raise CorruptStateError(
+            f"{path}: expected an object with the fields {', '.join(sorted(fields))}, found {document!r:.200}"
+        )

@@ -12,7 +12,7 @@ from txstream.placement import Assignment
 from txstream.transaction import AttemptId, Epoch, Txid
 from txstream.zookeeper.documents import StoredBatch
 from txstream.zookeeper.identity import Identity
-from txstream.zookeeper.scale import Scale, ScaleRequest
+from txstream.zookeeper.requests import Request, Requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +87,20 @@ class ProgressStore(Protocol):
         """Make these what is stored, whatever was there, readable or not: for `txstream recover`, after an
         epoch was claimed and every fence raised. Repeated until it is known to be stored."""
 
-    def read_scale(self) -> Scale:
-        """The slots that operators put in force, and their requests that wait for an answer. Without a claim
-        it only reads. Called when a leader starts, and whenever `watch_scale` told of a change.
+    def read_requests(self) -> Requests:
+        """What operators have put in force, and their requests that wait for an answer. Without a claim it
+        only reads. Called when a leader starts, and whenever `watch_requests` told of a change.
 
         Raises CorruptStateError."""
 
-    def answer_scale(
-        self, request: ScaleRequest, refused: str | None = None, before: Mapping[str, int] | None = None
-    ) -> None:
-        """Answer one of the waiting requests: with `refused`, why not; without, its slots are in force from
-        now on, for this leader and for all that follow. `before` has the slots until then, for display only.
+    def answer_request(self, request: Request, refused: str | None, told: Mapping[str, Any]) -> None:
+        """Answer one of the waiting requests: with `refused`, why not; without, it is in force from now on,
+        for this leader and for all that follow. `told` is for whoever asked.
 
-        Called on the driver, once per request, after the slots were changed: a request that was not answered
+        Called on the driver, once per request, after it was carried out: a request that was not answered
         comes again to the next leader. Repeated until it is known to be stored."""
 
-    def watch_scale(self, changed: Callable[[], None]) -> Callable[[], None]:
+    def watch_requests(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Call `changed` soon, and again whenever requests may have come; returns what ends that. It survives
         lost connections and sessions, and costs nothing while nobody asks.
 

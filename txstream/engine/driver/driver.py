@@ -31,7 +31,7 @@ from txstream.engine.start.takeover import Takeover, take_up
 from txstream.metas import MetaCodec
 from txstream.state import FenceLockedError
 from txstream.transaction import Txid
-from txstream.zookeeper import ProgressStore
+from txstream.zookeeper import ProgressStore, Requests
 
 RunnerFactory = Callable[[ExecutionPlan], BatchRunner]
 
@@ -45,6 +45,9 @@ class Services(AbstractContextManager["Services"], Protocol):
 
     def connect(self) -> Sequence[StateTarget]:
         """The topology's databases, open and answering, once the progress store is reached too."""
+
+    def asked_before(self) -> Requests:
+        """What operators have asked so far. What they ask while this driver stands by is asked of it too."""
 
     def lead(self, codec: MetaCodec[Any]) -> ProgressStore:
         """Be elected, and write to this from now on."""
@@ -147,6 +150,7 @@ class Driver:
         topology, services = self.topology, self._services
         codec: MetaCodec[Any] = MetaCodec(topology.spout.source.meta_type)
         targets = services.connect()
+        asked_before = services.asked_before()
         store = services.lead(codec)
         if self.is_told_to_stop:
             return None
@@ -162,7 +166,13 @@ class Driver:
         services.state = "recovering"
         last_txid = None if self._until_txid is None else Txid(self._until_txid)
         taken = self.taken = take_up(
-            topology, store, targets, codec, locked=services.locked, last_txid=last_txid
+            topology,
+            store,
+            targets,
+            codec,
+            locked=services.locked,
+            last_txid=last_txid,
+            asked_before=asked_before,
         )
         if self._until_caught_up:
             self.goal = self.waiting.until("the end of the log", spout.targets, PartitionUnavailableError)
@@ -178,7 +188,7 @@ class Driver:
             committer,
             services.workers,
             self.waiting,
-            slots=taken.slots,
+            taken.steering,
             targets=self.goal,
             until_txid=self._until_txid,
             warm_up_seconds=self._warm_up_seconds,
@@ -205,4 +215,5 @@ class Driver:
             seconds=round(seconds, 3),
             caught_up=loop.caught_up,
             failure_reasons=dict(statistics.failure_reasons),
+            stopped_by=taken.steering.stopped_by,
         )

@@ -32,7 +32,7 @@ from txstream.engine.batch.sizing import planned_records
 from txstream.engine.commit.committer import Committer
 from txstream.engine.commit.phase import CommitPhase
 from txstream.engine.driver.batches import Watcher
-from txstream.engine.driver.operators import Operators, Slots
+from txstream.engine.driver.operators import Operators
 from txstream.engine.driver.planning import Planning
 from txstream.engine.driver.processing import Processing
 from txstream.engine.driver.retries import (
@@ -43,6 +43,7 @@ from txstream.engine.driver.retries import (
     judge,
     reason_of,
 )
+from txstream.engine.driver.steering import Steering
 from txstream.engine.driver.waiting import RunAbortedError, Waiting
 from txstream.engine.driver.workers import Event, Lane, Workers
 from txstream.engine.fault_points import Point, PointListener, nobody_listens
@@ -59,9 +60,8 @@ log = logging.getLogger(__name__)
 class EventLoop:
     """See the module. `run` returns when the run has ended; it raises what ended it.
 
-    `slots` are those to begin with, which operators may change; without it they may not. `targets` (the end
-    of the log) and `until_txid` say when to end; neither means never. The first attempts of a run have
-    `warm_up_seconds` on top of the message timeout.
+    `steering` is what operators may change. `targets` (the end of the log) and `until_txid` say when to end;
+    neither means never. The first attempts of a run have `warm_up_seconds` on top of the message timeout.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class EventLoop:
         committer: Committer,
         workers: Workers,
         waiting: Waiting,
+        steering: Steering,
         *,
-        slots: Slots | None = None,
         targets: Mapping[str, Any] | None = None,
         until_txid: int | None = None,
         warm_up_seconds: float = 0.0,
@@ -111,7 +111,7 @@ class EventLoop:
         )
         release = self._processing.release
         self._commits = CommitPhase(self, committer, runner, codec, watcher, self.statistics, release)
-        self._operators = Operators(self, store, runner, slots, waiting)
+        self._operators = Operators(self, store, runner, waiting, steering)
 
     # --- for other threads --------------------------------------------------------------------------
 

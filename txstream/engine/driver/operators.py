@@ -1,31 +1,26 @@
-"""What operators ask of a running topology, and what they are shown: other slots, where its tasks ran, why
-a batch fails, what is waited for.
+"""What operators ask of a running topology, and what they are shown: where its tasks ran, why a batch fails,
+what is waited for.
 
 Invariants.
-- Slots change in one step: the runner gets another mapping, which every attempt reads once, when it starts.
-  So an attempt in flight ends with the slots that it began with.
-- A request is judged once, the oldest first, and answered after its slots are in force. An answer that
-  could not be stored is given again.
-- The store is asked on the pool of ZooKeeper's writes only, and `Slots` is used by one thread at a time: by
-  the one that starts the run, then by that pool's.
+- Requests are judged on the loop's thread, the oldest first, and answered once they are in force. An answer
+  that could not be stored is given again.
+- The store is asked on the lane of ZooKeeper's writes only.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
-from txstream.api.errors import CorruptStateError, ServiceUnavailableError, UsageError
-from txstream.api.topology import Topology
+from txstream.api.errors import CorruptStateError, ServiceUnavailableError
 from txstream.engine.batch.runner import BatchRunner
 from txstream.engine.driver.batches import Batches
-from txstream.engine.driver.scaling import check_scale, fitting_scale
+from txstream.engine.driver.steering import Steering
 from txstream.engine.driver.waiting import Waiting
 from txstream.engine.driver.workers import Lane
 from txstream.failing import FailingBatch, Wait
 from txstream.placement import Assignment
-from txstream.zookeeper import ProgressStore, Scale, ScaleRequest
+from txstream.zookeeper import ProgressStore, Request, Requests
 
 log = logging.getLogger(__name__)
 
@@ -33,95 +28,26 @@ ASSIGNMENT_SECONDS = 2.0
 _RETRY_SECONDS = 1.0
 # All is committed by then; a ZooKeeper that is away must not keep a run from ending.
 _END_SECONDS = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """What becomes of a request: `refused` says why not, `before` has the slots until then."""
-
-    refused: str | None
-    before: Mapping[str, int]
-
-
-class Slots:
-    """The slots of a topology's components: as declared, and as operators have changed them since.
-
-    `changed` is replaced, never modified: whoever holds it keeps what was in force then.
-    """
-
-    def __init__(self, topology: Topology) -> None:
-        self.changed: Mapping[str, int] = {}
-        self._declared = {component.id: component.parallelism for component in topology.components}
-        self._tasks = {component.id: component.tasks for component in topology.components}
-        self._spout = topology.components[0].id
-        self._judged: dict[str, Judgement] = {}
-
-    def restore(self, scale: Scale) -> None:
-        """Begin with the stored slots, as far as this code can have them, and with what waits to be asked."""
-        self.changed, ignored = fitting_scale(scale.slots, self._now(), spout=self._spout)
-        for sentence in ignored:
-            log.warning("%s", sentence)
-        for request in scale.waiting:
-            self.judge(request)
-        for component, count in sorted(self.changed.items()):
-            declared = self._declared[component]
-            if count != declared:
-                log.warning(
-                    "component %r has %d slots, as asked by `txstream scale`, not its parallelism of %d",
-                    component,
-                    count,
-                    declared,
-                )
-
-    def judge(self, request: ScaleRequest) -> Judgement:
-        """Put the slots of a request into force, or refuse it. Asked again, it answers the same."""
-        judgement = self._judged.get(request.request_id)
-        if judgement is None:
-            judgement = self._judged[request.request_id] = self._apply(request)
-        return judgement
-
-    def answered(self, request: ScaleRequest) -> None:
-        """The judgement is stored, so nobody will ask for it again."""
-        self._judged.pop(request.request_id, None)
-
-    def _apply(self, request: ScaleRequest) -> Judgement:
-        now = self._now()
-        try:
-            granted = check_scale(request.slots, now, spout=self._spout)
-        except UsageError as error:
-            log.info("a request for other slots is refused: %s", error)
-            return Judgement(str(error), {})
-        self.changed = {**self.changed, **granted}
-        before = {component: now[component][0] for component in granted}
-        for component, count in sorted(granted.items()):
-            log.info("component %r: %d slots, until now %d", component, count, before[component])
-        return Judgement(None, before)
-
-    def _now(self) -> dict[str, tuple[int, int]]:
-        return {
-            component: (self.changed.get(component, slots), self._tasks[component])
-            for component, slots in self._declared.items()
-        }
+_PAUSE = "pause"
 
 
 class Operators:
-    """The operators' side of the event loop; its methods are called on the loop's thread. Without `slots`
-    nobody may change any."""
+    """The operators' side of the event loop; its methods are called on the loop's thread."""
 
     def __init__(
         self,
         batches: Batches,
         store: ProgressStore,
         runner: BatchRunner,
-        slots: Slots | None,
         waiting: Waiting,
+        steering: Steering,
     ) -> None:
         self.has_finished = False
         self._batches = batches
         self._store = store
         self._runner = runner
-        self._slots = slots
         self._waiting = waiting
+        self._steering = steering
         self._told_waits: tuple[Wait, ...] = ()
         self._stop_watch: Callable[[], None] | None = None
         self._newest: Assignment | None = None
@@ -129,11 +55,10 @@ class Operators:
         self._pauses = False
 
     def begin(self) -> None:
-        """Before the first batch: put the slots into force, and hear of requests and waits from now on."""
+        """Before the first batch: go by what is in force, and hear of requests and waits from now on."""
         self._waiting.changed = lambda: self._batches.workers.post(lambda: self._write(self._tell_waits))
-        if self._slots is not None:
-            self._runner.slots = self._slots.changed
-            self._stop_watch = self._store.watch_scale(lambda: self._batches.workers.post(self._look))
+        self._follow()
+        self._stop_watch = self._store.watch_requests(lambda: self._batches.workers.post(self._look))
 
     def advanced(self, assignment: Assignment | None) -> None:
         """A batch is committed and stored; its tasks ran there."""
@@ -164,8 +89,19 @@ class Operators:
                 log.warning("ZooKeeper is away; `txstream status --tasks` will not show the last batch")
                 finished()
 
+        def answered(requests: Requests) -> None:
+            self._judge(requests)
+            self._batches.workers.submit(Lane.WRITE, self._write_last, finished, failed)
+
+        def unread(error: BaseException) -> None:
+            if isinstance(error, CorruptStateError):
+                self._not_carried_out(error)
+                answered(Requests())
+            else:
+                failed(error)
+
         self._batches.workers.after(_END_SECONDS, give_up, is_deadline=True)
-        self._batches.workers.submit(Lane.WRITE, self._finish, finished, failed)
+        self._batches.workers.submit(Lane.WRITE, self._store.read_requests, answered, unread)
 
     def shut_down(self) -> None:
         """Hear of nothing any more. What is not answered stays for the next leader."""
@@ -179,27 +115,45 @@ class Operators:
             self._told_waits = waits
             self._store.write_waiting(waits)
 
-    # --- slots ----------------------------------------------------------------------------------------
+    # --- requests -------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        self._batches.workers.submit(Lane.WRITE, self._carry_out, None, self._not_carried_out)
+        self._batches.workers.submit(
+            Lane.WRITE, self._store.read_requests, self._judge, self._not_carried_out
+        )
 
-    def _carry_out(self) -> None:
-        if self._slots is None:
-            return
-        try:
-            for request in self._store.read_scale().waiting:
-                judgement = self._slots.judge(request)
-                self._runner.slots = self._slots.changed
-                self._store.answer_scale(request, judgement.refused, judgement.before)
-                self._slots.answered(request)
-        except CorruptStateError as error:
-            # It concerns what comes next, not the batches; a start would end with it.
-            log.error("slots cannot be changed now: %s", error)
+    def _judge(self, requests: Requests) -> None:
+        for request in requests.waiting:
+            self._answer(request)
+        if requests.waiting:
+            self._follow()
+            self._batches.carry_out(self._batches.coordinator.sync())
+
+    def _answer(self, request: Request) -> None:
+        judgement = self._steering.judge(request)
+        self._batches.workers.submit(
+            Lane.WRITE,
+            lambda: self._store.answer_request(request, judgement.refused, judgement.told),
+            lambda _: self._steering.answered(request),
+            self._not_carried_out,
+        )
+
+    def _follow(self) -> None:
+        """Have the runner, and whoever watches the run, know what is in force."""
+        self._runner.slots = self._steering.slots.changed
+        paused = self._steering.paused
+        if paused is None:
+            self._waiting.end(_PAUSE)
+        else:
+            resume = f"`txstream resume {self._store.topology_id}`"
+            self._waiting.begin(_PAUSE, resume, "an operator has paused it", because=f"paused {paused.shown}")
 
     def _not_carried_out(self, error: BaseException) -> None:
-        if isinstance(error, ServiceUnavailableError):
-            log.warning("a request for other slots is not answered yet: %s", error)
+        if isinstance(error, CorruptStateError):
+            # It concerns what comes next, not the batches; a start would end with it.
+            log.error("what operators ask cannot be read now: %s", error)
+        elif isinstance(error, ServiceUnavailableError):
+            log.warning("a request is not answered yet: %s", error)
             self._batches.workers.after(_RETRY_SECONDS, self._look)
         else:
             self._batches.fail_run(error)
@@ -229,7 +183,6 @@ class Operators:
         else:
             self._batches.fail_run(error)
 
-    def _finish(self) -> None:
-        self._carry_out()
+    def _write_last(self) -> None:
         if self._newest is not None and self._newest is not self._written:
             self._store.write_assignment(self._newest)

@@ -1,11 +1,63 @@
-"""May a component have so many slots? Asked for each operator's request, and for stored slots at a start."""
+"""The slots of a topology's components: which they have, and which they may have.
+
+Asked for each operator's request, and for stored slots at a start.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 from txstream.api.errors import UsageError
+from txstream.api.topology import Topology
 from txstream.words import counted
+
+log = logging.getLogger(__name__)
+
+
+class Slots:
+    """As declared, and as operators have changed them since.
+
+    `changed` is replaced, never modified: whoever holds it keeps what was in force then.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self.changed: Mapping[str, int] = {}
+        self._declared = {component.id: component.parallelism for component in topology.components}
+        self._tasks = {component.id: component.tasks for component in topology.components}
+        self._spout = topology.components[0].id
+
+    def restore(self, slots: Mapping[str, int]) -> None:
+        """Begin with the stored slots, as far as this code can have them."""
+        self.changed, ignored = fitting_scale(slots, self._now(), spout=self._spout)
+        for sentence in ignored:
+            log.warning("%s", sentence)
+
+    def change(self, slots: Mapping[str, int]) -> Mapping[str, int]:
+        """Put these into force; the slots that their components had until now. Raises UsageError."""
+        now = self._now()
+        granted = check_scale(slots, now, spout=self._spout)
+        self.changed = {**self.changed, **granted}
+        before = {component: now[component][0] for component in granted}
+        for component, count in sorted(granted.items()):
+            log.info("component %r: %d slots, until now %d", component, count, before[component])
+        return before
+
+    def tell_changed(self) -> None:
+        """Log which components have other slots than their code says."""
+        for component, count in sorted(self.changed.items()):
+            declared = self._declared[component]
+            if count != declared:
+                log.warning(
+                    "component %r has %d slots, as asked by `txstream scale`, not its parallelism of %d",
+                    component, count, declared,
+                )  # fmt: skip
+
+    def _now(self) -> dict[str, tuple[int, int]]:
+        return {
+            component: (self.changed.get(component, slots), self._tasks[component])
+            for component, slots in self._declared.items()
+        }
 
 
 def check_scale(

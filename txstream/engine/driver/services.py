@@ -25,7 +25,7 @@ from txstream.engine.driver.workers import ThreadWorkers, Workers
 from txstream.metas import MetaCodec
 from txstream.settings import Settings
 from txstream.state import FenceLockedError, StateBackend, open_database
-from txstream.zookeeper import Leadership, ProgressStore, ZooKeeper, ZooKeeperProgress
+from txstream.zookeeper import Leadership, ProgressStore, Requests, ZooKeeper, ZooKeeperProgress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,6 +83,9 @@ class RunServices:
             self._connecting_to(f"database {target.database.url_for_people}")
             target.database.check()
         return self._targets
+
+    def asked_before(self) -> Requests:
+        return self._zookeeper.requests(self._topology.id).read()
 
     def lead(self, codec: MetaCodec[Any]) -> ProgressStore:
         zookeeper, topology_id = self._zookeeper, self._topology.id

@@ -13,24 +13,24 @@ from typing import Any
 from txstream.api.topology import Topology
 from txstream.coordinator import Coordinator
 from txstream.engine.commit.committer import StateTarget
-from txstream.engine.driver.operators import Slots
+from txstream.engine.driver.steering import Steering
 from txstream.engine.start.identity import claim_identity, confirm
 from txstream.engine.start.joining import newcomers_of, settle_changes
 from txstream.engine.start.recovery import Resume, recover, take_over
 from txstream.metas import MetaCodec
 from txstream.state import FenceLockedError
 from txstream.transaction import AttemptSequence, Epoch, Txid
-from txstream.zookeeper import Identity, ProgressStore
+from txstream.zookeeper import Identity, ProgressStore, Requests
 
 
 @dataclass(frozen=True)
 class Takeover:
-    """A topology taken up: under which identity and epoch, where it resumes, with which slots."""
+    """A topology taken up: under which identity and epoch, where it resumes, and how operators steer it."""
 
     identity: Identity
     epoch: Epoch
     resume: Resume
-    slots: Slots
+    steering: Steering
     coordinator: Coordinator[Any]
 
 
@@ -42,11 +42,13 @@ def take_up(
     *,
     locked: Callable[[FenceLockedError], None],
     last_txid: Txid | None = None,
+    asked_before: Requests | None = None,
 ) -> Takeover:
     """Claim the id and an epoch, recover, and make the coordinator that goes on from there.
 
     `locked` is called while a frozen writer holds a database's lock; it raises to give up. `last_txid` is
-    the last that the coordinator opens. Raises what `claim_identity`, `take_over` and `recover` do.
+    the last that the coordinator opens, `asked_before` what operators had asked before this driver stood for
+    election. Raises what `claim_identity`, `take_over` and `recover` do.
     """
     claim = claim_identity(topology, store, targets, locked=locked)
     states = [target.of(topology, claim.identity.uuid) for target in targets]
@@ -56,8 +58,6 @@ def take_up(
     settled = [one for one in states if one not in newcomers]
     resume = recover(topology.id, topology.semantics, store, settled, codec)
     identity = settle_changes(topology, claim, store, states, newcomers, epoch, resume, codec, locked=locked)
-    slots = Slots(topology)
-    slots.restore(store.read_scale())
     coordinator: Coordinator[Any] = Coordinator(
         topology.semantics,
         current=resume.progress.current,
@@ -67,4 +67,6 @@ def take_up(
         replays=resume.replays,
         last_txid=last_txid,
     )
-    return Takeover(identity, epoch, resume, slots, coordinator)
+    steering = Steering(topology, coordinator)
+    steering.restore(store.read_requests(), asked_before)
+    return Takeover(identity, epoch, resume, steering, coordinator)

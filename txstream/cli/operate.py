@@ -1,0 +1,214 @@
+"""`txstream scale`, `pause`, `resume` and `stop`: what is asked of the driver that runs a topology."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import typer
+
+from txstream.api.errors import ServiceUnavailableError, TxstreamError, UsageError
+from txstream.cli.context import Cli
+from txstream.cli.databases import UnknownTopologyError, open_zookeeper
+from txstream.cli.inspection import shown_time
+from txstream.cli.options import Id, command
+from txstream.words import counted
+
+if TYPE_CHECKING:
+    from txstream.zookeeper import ZooKeeper
+
+_MOST_DIGITS = 9
+
+Timeout = Annotated[
+    float, typer.Option("--timeout", metavar="SECONDS", help="How long to wait for the driver.", min=0.1)
+]
+Later = Annotated[
+    bool,
+    typer.Option("--later", help="Do not wait; if nothing runs the topology, its next run begins so."),
+]
+
+
+class NotRunningError(TxstreamError):
+    """No driver runs the topology, so nobody would answer."""
+
+    exit_status: ClassVar[int] = 1
+
+
+def register(app: typer.Typer) -> None:
+    for one in (scale, pause, resume, stop):
+        command(app, one.__name__)(one)
+
+
+def scale(
+    cli: Cli,
+    topology_id: Id,
+    slots: Annotated[
+        list[str], typer.Argument(metavar="COMPONENT=N", help="Components, and the slots that each gets.")
+    ],
+    timeout: Timeout = 30.0,
+    later: Later = False,
+) -> None:
+    """Change the slots of a running topology's components. Later runs keep them."""
+    asked = parse_slots(slots)
+    with _opened(cli, topology_id) as zookeeper:
+        request_id, told = _ask(zookeeper, topology_id, "scale", asked, timeout, later=later)
+    before: Mapping[str, int] = {} if told is None else told["before"]
+    changes = {name: {"before": before.get(name), "asked": asked[name]} for name in sorted(asked)}
+    _tell(
+        cli,
+        topology_id,
+        request_id,
+        told,
+        {"slots": changes},
+        *(_change(name, before.get(name), asked[name], told is not None) for name in sorted(asked)),
+    )
+
+
+def pause(cli: Cli, topology_id: Id, timeout: Timeout = 30.0, later: Later = False) -> None:
+    """Open no further batch until `txstream resume`. Open ones finish; later runs begin paused."""
+    with _opened(cli, topology_id) as zookeeper:
+        request_id, told = _ask(zookeeper, topology_id, "pause", {}, timeout, later=later)
+    line = "is to be paused"
+    if told is not None:
+        already = f" already, {_since(told)}" if told["already"] else ""
+        line = f"is paused{already}; nothing is opened after txid {told['after']}"
+    _tell(cli, topology_id, request_id, told, told or {}, line)
+
+
+def resume(cli: Cli, topology_id: Id, timeout: Timeout = 30.0, later: Later = False) -> None:
+    """Open batches again after `txstream pause`."""
+    with _opened(cli, topology_id) as zookeeper:
+        request_id, told = _ask(zookeeper, topology_id, "resume", {}, timeout, later=later)
+    line = "is to go on"
+    if told is not None:
+        line = "was not paused" if told["since"] is None else f"goes on; it was paused {_since(told)}"
+    _tell(cli, topology_id, request_id, told, told or {}, line)
+
+
+def stop(
+    cli: Cli,
+    topology_id: Id,
+    at: Annotated[
+        int | None, typer.Option("--at", metavar="TXID", help="End when this txid is committed.", min=1)
+    ] = None,
+    timeout: Timeout = 30.0,
+) -> None:
+    """End the run of a topology between two batches. Its standbys end with it."""
+    from txstream.embedded.process import wait_until
+
+    with _opened(cli, topology_id) as zookeeper:
+        leader = zookeeper.leader(topology_id)
+        body = {} if at is None else {"at": at}
+        request_id, told = _ask(zookeeper, topology_id, "stop", body, timeout)
+        after = (told or {})["after"]
+        # Another leader is a standby, which has not long to go.
+        ended = at is None and wait_until(lambda: zookeeper.leader(topology_id) != leader, timeout)
+    if at is None and not ended:
+        raise ServiceUnavailableError(
+            f"{leader} ends topology {topology_id!r} when txid {after} is committed, which it was not within "
+            f"{timeout:g} s; `txstream status {topology_id}` shows what it waits for"
+        )
+    line = f"{'ended' if ended else 'ends'} after txid {after}"
+    _tell(cli, topology_id, request_id, told, {"after": after, "ended": ended}, line)
+
+
+def _since(told: Mapping[str, Any]) -> str:
+    return f"since {shown_time(datetime.fromisoformat(told['since']))} by {told['by']}"
+
+
+@contextlib.contextmanager
+def _opened(cli: Cli, topology_id: str) -> Iterator[ZooKeeper]:
+    """ZooKeeper, where the topology is. Raises UnknownTopologyError."""
+    settings = cli.resolve()
+    settings.require_zookeeper()
+    with open_zookeeper(settings) as zookeeper:
+        if topology_id not in zookeeper.topologies():
+            raise UnknownTopologyError(topology_id)
+        yield zookeeper
+
+
+def _ask(
+    zookeeper: ZooKeeper,
+    topology_id: str,
+    kind: str,
+    body: Mapping[str, Any],
+    timeout: float,
+    *,
+    later: bool | None = None,
+) -> tuple[str, Mapping[str, Any] | None]:
+    """Ask, and wait for the answer: the request's id and what the driver tells, None when it is asked for
+    `later` (None where that cannot be). Raises UsageError when the driver refuses."""
+    from txstream.zookeeper import Kind
+
+    if not later and zookeeper.leader(topology_id) is None:
+        remedy = (
+            "nothing has to be stopped"
+            if later is None
+            else "start it first, or add --later to have its next run begin so"
+        )
+        raise NotRunningError(f"nothing runs topology {topology_id!r} now, so nobody could answer; {remedy}")
+    operator = zookeeper.requests(topology_id)
+    request_id = operator.ask(Kind(kind), body)
+    if later:
+        return request_id, None
+    answer = operator.wait_answer(request_id, timeout)
+    if answer is None:
+        raise ServiceUnavailableError(
+            f"{zookeeper.leader(topology_id) or 'the driver, which is gone,'} has not answered within "
+            f"{timeout:g} s; the request is stored, and the driver that runs topology {topology_id!r} will "
+            "still carry it out"
+        )
+    if answer.refused is not None:
+        raise UsageError(f"{topology_id} stays as it is: {answer.refused}")
+    return request_id, answer.told
+
+
+def _tell(
+    cli: Cli,
+    topology_id: str,
+    request_id: str,
+    told: Mapping[str, Any] | None,
+    document: Mapping[str, Any],
+    *lines: str,
+) -> None:
+    if cli.as_json:
+        applied = {"topology": topology_id, "request": request_id, "applied": told is not None}
+        cli.print_json({**applied, **document})
+        return
+    for line in lines:
+        cli.print(f"{topology_id}: {line}")
+    if told is None:
+        cli.say("the request is stored; the driver that runs the topology, now or next, carries it out")
+
+
+def parse_slots(pairs: Sequence[str]) -> dict[str, int]:
+    """COMPONENT=N texts as a mapping. Raises UsageError."""
+    slots: dict[str, int] = {}
+    for pair in pairs:
+        component, equals, text = pair.partition("=")
+        component = component.strip()
+        if not equals or not component:
+            raise UsageError(f"{pair!r:.60}: write COMPONENT=N, for example count=3")
+        if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS and int(text) >= 1):
+            raise UsageError(
+                f"{pair!r:.60}: a component has a whole number of slots, 1 or more; write {component}=3"
+            )
+        if component in slots:
+            raise UsageError(
+                f"component {component!r} was given twice, {counted(slots[component], 'slot')} and {text}"
+            )
+        slots[component] = int(text)
+    return slots
+
+
+def _change(component: str, before: int | None, count: int, applied: bool) -> str:
+    slots = counted(count, "slot")
+    if not applied:
+        return f"{component} is to have {slots}"
+    if before is None:
+        return f"{component} has {slots}"
+    return (
+        f"{component} stays at {slots}" if before == count else f"{component} went from {before:,} to {slots}"
+    )
