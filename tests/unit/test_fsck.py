@@ -170,7 +170,9 @@ def test_an_epoch_that_cannot_be_read(make_site: Any) -> None:
     site.finish()
 
 
-@pytest.mark.parametrize("path", ["requests/scale", "requests/scaled", "assignment", "failing", "waiting"])
+@pytest.mark.parametrize(
+    "path", ["requests/asked", "requests/answered", "requests/scaled", "assignment", "failing", "waiting"]
+)
 def test_what_operators_are_shown_cannot_be_read(make_site: Any, path: str) -> None:
     """A run refuses it, or `status --tasks` does; nothing is lost with it."""
     site = make_site()
@@ -325,8 +327,7 @@ def test_a_damaged_table(make_site: Any, statement: str, code: str, words: str) 
 def test_rows_whose_prevs_contradict_each_other(tmp_path: Path) -> None:
     from support.states import Rig, word_table
 
-    from txstream.inspect.evidence import gather
-    from txstream.inspect.plain import PlainCodec
+    from txstream.inspect.snapshot import Depth, take
     from txstream.state import StateDatabase
     from txstream.zookeeper import MemoryProgress, MemoryTree
 
@@ -338,14 +339,8 @@ def test_rows_whose_prevs_contradict_each_other(tmp_path: Path) -> None:
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE word_count SET prev_m = NULL WHERE word = 'a'")
     tree = MemoryTree()
-    evidence = gather(
-        "words",
-        lambda codec: MemoryProgress(tree, "words", codec),
-        lambda _: PlainCodec(),
-        [database],
-        lambda: None,
-    )
-    (table,) = evidence.databases[0].tables
+    snapshot = take("words", lambda codec: MemoryProgress(tree, "words", codec), [database], depth=Depth.ALL)
+    (table,) = snapshot.databases[0].tables or ()
     database.close()
     assert table.half_created == 1
 

@@ -20,7 +20,7 @@ from txstream.api.errors import UsageError
 from txstream.cli import failing, status
 from txstream.cli.main import main
 from txstream.failing import FailingBatch, Wait
-from txstream.inspect import ledgers, plain
+from txstream.inspect import ledgers
 from txstream.metas import BatchMetas
 from txstream.settings import Settings
 from txstream.state import StateDatabase
@@ -220,7 +220,6 @@ def test_a_batch_that_fails_is_shown_before_any_ledger_has_it(
     for module in (failing, status):
         monkeypatch.setattr(module, "open_zookeeper", zookeeper.opened)
     store = zookeeper.run_topology("words")
-    monkeypatch.setattr(plain, "read_progress", lambda *_: (store.read_identity(), store.load()))
 
     def told(*command: str, status: int = 0) -> str:
         asked = ["--database", rig.url, "--zookeeper", "127.0.0.1:1"]
@@ -260,7 +259,6 @@ def test_status_says_what_the_leader_waits_for(
     zookeeper = MemoryZooKeeper()
     monkeypatch.setattr(status, "open_zookeeper", zookeeper.opened)
     store = zookeeper.run_topology("words", driver=False)
-    monkeypatch.setattr(plain, "read_progress", lambda *_: (store.read_identity(), store.load()))
 
     def told(*more: str) -> str:
         assert main(["status", "words", "--database", rig.url, "--zookeeper", "127.0.0.1:1", *more]) == 0

@@ -24,9 +24,9 @@ from txstream.api.errors import (
 from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, SourceSpout, TransactionalSpout
 from txstream.engine.fault_points import Point
 from txstream.inspect.databases import with_states_of
-from txstream.inspect.holdings import Own, own_of
 from txstream.inspect.rebuilding import identity_from, recover_in
 from txstream.inspect.records import Severity
+from txstream.inspect.snapshot import DatabasePart, Depth, take
 from txstream.settings import Settings
 from txstream.state import Commit, StateDatabase, TableSpec
 from txstream.testing import CrashError
@@ -80,12 +80,14 @@ def test_what_a_joining_that_was_given_up_has_left_does_not_take_a_state_away(ma
     site.test.crash()
     left = site.databases[1].read_fence("words")
     before = {**left.identity["identity"], "tables": ["words_0"]}
-    own = [
-        *own_of("words", site.databases[:1]),
-        Own(site.databases[1], replace(left, identity={"identity": before}), None, None, ("words_1",)),
-    ]
     site.lose_zookeeper()
-    assert identity_from("words", own, site.store, None).tables == ("words_0", "words_1")
+    snapshot = take("words", site.store, site.databases, depth=Depth.TABLES)
+    whole, joining = snapshot.databases
+    given_up = DatabasePart(
+        joining.database, replace(left, identity={"identity": before}), (), joining.tables
+    )
+    identity = identity_from(replace(snapshot, databases=(whole, given_up)), None)
+    assert identity.tables == ("words_0", "words_1")
 
 
 # --- what it mends ---------------------------------------------------------------------------------

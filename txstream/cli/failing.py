@@ -12,7 +12,6 @@ from txstream.cli.databases import open_zookeeper
 from txstream.cli.inspection import shown_attempt, shown_time
 from txstream.cli.tables import escaped
 from txstream.engine.report import shown_reasons
-from txstream.transaction import Txid
 from txstream.words import counted
 
 if TYPE_CHECKING:
@@ -41,15 +40,13 @@ def failing_document(batch: FailingBatch) -> dict[str, Any]:
 
 def failing_batch(cli: Cli, topology_id: str) -> FailingBatch | None:
     """For commands that read ledgers: a batch that is not in them. None when ZooKeeper does not answer."""
-    from txstream.inspect.overview import failing_of
-    from txstream.inspect.plain import read_progress
+    from txstream.inspect.overview import look
 
     if not cli.settings.zookeeper:
         return None
     try:
         with open_zookeeper(cli.settings) as zookeeper:
-            _, progress = read_progress(zookeeper, topology_id)
-            return failing_of(zookeeper, topology_id, Txid(1) if progress is None else progress.current)
+            return look(zookeeper, topology_id).failing
     except ServiceUnavailableError:
         return None
 

@@ -32,13 +32,12 @@ from txstream.words import counted
 
 if TYPE_CHECKING:
     from txstream.inspect.records import TopologySummary
+    from txstream.inspect.snapshot import Snapshot
     from txstream.settings import Settings
-    from txstream.zookeeper import Identity, Progress
 
 # A service's address, and a remark; raises when it cannot be reached.
 Check = Callable[["Settings"], tuple[str, str | None]]
 
-_KAFKA_SOURCE = "txstream.spouts.kafka.KafkaSource"
 _LAG_SECONDS = 3.0
 
 
@@ -134,55 +133,51 @@ def _check_database(settings: Settings) -> tuple[str, str | None]:
 
 
 def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
-    from txstream.inspect.databases import not_in_zookeeper, open_databases
+    from txstream.inspect.databases import open_databases
     from txstream.inspect.documents import document as document_of
-    from txstream.inspect.overview import failing_of, waiting_of
-    from txstream.inspect.plain import positions, read_progress
+    from txstream.inspect.overview import look, status_of
 
     with (
         open_zookeeper(settings) as zookeeper,
         open_databases(settings, topology_id) as databases,
     ):
-        identity, progress = read_progress(zookeeper, topology_id)
-        if identity is None or progress is None:
-            raise not_in_zookeeper(settings, topology_id)
-        leader = zookeeper.leader(topology_id)
-        failing = failing_of(zookeeper, topology_id, progress.current)
-        waiting = waiting_of(zookeeper, topology_id, leader)
-        rows = [row for db in databases.opened if (row := db.last_batch(topology_id)) is not None]
-        last = max(rows, key=lambda row: row.txid, default=None)
-        places = [database.url_for_people for database in databases.opened]
+        snapshot = look(zookeeper, topology_id, databases.opened)
+    found = status_of(settings, snapshot)
     warn_of_missing(databases.missing)
-    committed = progress.batches.get(Txid(progress.current - 1))
-    open_plans = [txid for txid in sorted(progress.batches) if txid >= progress.current]
-    document: dict[str, Any] = {
-        "topology": topology_id,
-        "uuid": identity.uuid,
-        "semantics": str(identity.semantics),
-        "spout": identity.spout,
-        "source": dict(identity.source),
-        "tables": list(identity.tables),
-        "database": places[0] if places else None,
-        "databases": places,
-        "leader": leader,
-        "current_txid": progress.current,
-        "stored_plans": open_plans,
-        "last_batch": None if last is None else batch_document(last),
-        "positions": {} if committed is None else positions(committed.metas),
-        "lag_records": _lag(settings, identity, progress),
-        "failing": None if failing is None else failing_document(failing),
-        "waiting": document_of(waiting),
-    }
+    last = max((one.last for one in snapshot.databases if one.last), key=lambda row: row.txid, default=None)
+    places = [one.url for one in snapshot.databases]
+    paused = snapshot.in_force.paused
+    lag_records = _lag(settings, snapshot)
     if cli.as_json:
+        document: dict[str, Any] = {
+            "topology": topology_id,
+            "uuid": found.uuid,
+            "semantics": str(found.semantics),
+            "spout": found.spout,
+            "source": found.source,
+            "tables": list(found.tables),
+            "database": places[0] if places else None,
+            "databases": places,
+            "leader": found.leader,
+            "paused": paused and {"since": paused.asked_at.isoformat(), "by": paused.asked_by},
+            "current_txid": found.current_txid,
+            "stored_plans": list(found.stored_plans),
+            "last_batch": None if last is None else batch_document(last),
+            "positions": found.positions,
+            "lag_records": lag_records,
+            "failing": None if found.failing is None else failing_document(found.failing),
+            "waiting": document_of(found.waiting),
+        }
         cli.print_json(document)
         return 0
+    plans = f", plans stored for {list(found.stored_plans)}" if found.stored_plans else ""
     lines = {
-        "topology": f"{topology_id} ({identity.semantics})",
-        "source": f"{identity.spout} {dict(identity.source)}",
-        "tables": f"{', '.join(identity.tables)} in {', '.join(places) or 'no database yet'}",
-        "leader": leader or "none, it is not running",
-        "next txid": f"{progress.current}{f', plans stored for {open_plans}' if open_plans else ''}",
-        "lag": "not known" if document["lag_records"] is None else counted(document["lag_records"], "record"),
+        "topology": f"{topology_id} ({found.semantics})",
+        "source": f"{found.spout} {found.source}",
+        "tables": f"{', '.join(found.tables)} in {', '.join(places) or 'no database yet'}",
+        "leader": found.leader or "none, it is not running",
+        "next txid": f"{found.current_txid}{plans}",
+        "lag": "not known" if lag_records is None else counted(lag_records, "record"),
     }
     if last is not None:
         lines["last batch"] = (
@@ -192,32 +187,34 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
         )
         if last.error:
             lines["last error"] = escaped(last.error)
-    if failing is not None:
-        lines["failing"] = failing_text(failing)
-    if waiting:
-        lines["now"] = f"waiting for {escaped('; '.join(map(str, waiting)))}"
+    if paused is not None:
+        lines["paused"] = f"{escaped(paused.shown)}; `txstream resume {topology_id}` goes on"
+    if found.failing is not None:
+        lines["failing"] = failing_text(found.failing)
+    if found.waiting:
+        lines["now"] = f"waiting for {escaped('; '.join(map(str, found.waiting)))}"
     cli.print_pairs(lines)
     return 0
 
 
-def _lag(settings: Settings, identity: Identity, progress: Progress) -> int | None:
+def _lag(settings: Settings, snapshot: Snapshot) -> int | None:
     """Records between the last committed batch and Kafka's end; None where that cannot be told quickly (no
     Kafka, another source, a cluster that wants credentials that only the topology's code has)."""
-    if identity.spout != _KAFKA_SOURCE or not settings.kafka:
-        return None
-    topics, pattern = identity.source.get("topics"), identity.source.get("topic_pattern")
     from txstream.api.spouts import SpoutContext
+    from txstream.inspect.source_checks import source_of
     from txstream.metas import MetaCodec
-    from txstream.spouts.kafka import KafkaRange, KafkaSource
 
-    codec = MetaCodec(KafkaRange)
+    source, progress = source_of(snapshot.identity, None, settings), snapshot.progress
+    if source is None or progress is None:
+        return None
+    codec = MetaCodec(source.meta_type)
     committed = progress.batches.get(Txid(progress.current - 1))
     seconds = min(_LAG_SECONDS, settings.connect_timeout_seconds)
     context = SpoutContext("status", "status", settings.addresses(), seconds, seconds)
     try:
         metas = {} if committed is None else committed.metas.positions()
         places = {name: codec.decode_meta(meta, name) for name, meta in metas.items()}
-        coordinator = KafkaSource(topics, topic_pattern=pattern).coordinator(context)
+        coordinator = source.coordinator(context)
         try:
             return coordinator.lag_records(places, coordinator.targets())
         finally:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 from txstream.api.errors import CorruptStateError
 from txstream.inspect.checks import check_all
@@ -17,19 +18,17 @@ from txstream.inspect.databases import (
     open_zookeeper,
     with_states_of,
 )
-from txstream.inspect.evidence import Evidence, gather
-from txstream.inspect.holdings import kept_identity
 from txstream.inspect.plain import codec_of
 from txstream.inspect.records import Finding, FsckReport, MissingDatabase, Severity
+from txstream.inspect.snapshot import Depth, OpenStore, Snapshot, take
 from txstream.inspect.source_checks import check_source, source_of
 from txstream.settings import Settings
 from txstream.words import counted
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology
-    from txstream.metas import MetaCodec
     from txstream.state import StateBackend
-    from txstream.zookeeper import Identity, ProgressStore
+    from txstream.zookeeper import Identity
 
 _WORST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
 
@@ -43,8 +42,6 @@ def fsck(
     Raises UsageError without an address of ZooKeeper, ServiceUnavailableError when it cannot be reached,
     UnknownTopologyError. A database that cannot be opened is a finding.
     """
-    from txstream.zookeeper import ZooKeeperProgress
-
     settings = with_states_of((settings or Settings()).resolve(), topology)
     with (
         open_zookeeper(settings) as zookeeper,
@@ -54,9 +51,7 @@ def fsck(
             raise UnknownTopologyError(topology_id)
         return fsck_in(
             topology_id,
-            lambda codec: ZooKeeperProgress(
-                zookeeper, topology_id, codec, deadline_seconds=zookeeper.connect_timeout_seconds
-            ),
+            partial(zookeeper.progress, topology_id),
             databases.opened,
             settings,
             topology=topology,
@@ -67,7 +62,7 @@ def fsck(
 
 def fsck_in(
     topology_id: str,
-    open_store: Callable[[MetaCodec[Any]], ProgressStore],
+    open_store: OpenStore,
     databases: Sequence[StateBackend],
     settings: Settings,
     *,
@@ -76,29 +71,32 @@ def fsck_in(
     leader: Callable[[], str | None] = lambda: None,
 ) -> FsckReport:
     """As `fsck`, over what is open."""
-    evidence = gather(
-        topology_id, open_store, lambda identity: codec_of(identity, topology), databases, leader
+    snapshot = take(
+        topology_id,
+        open_store,
+        databases,
+        leader=leader,
+        codec_for=lambda identity: codec_of(identity, topology),
+        depth=Depth.ALL,
     )
-    known = evidence.identity or _kept(evidence)
+    known = snapshot.identity or _kept(snapshot)
     codec = codec_of(known, topology)
     source = source_of(known, topology, settings)
     found = [_not_opened(one) for one in missing]
-    if not databases and not missing and evidence.identity is not None:
+    if not databases and not missing and snapshot.identity is not None:
         found.append(_no_database())
-    found += check_all(evidence, codec, is_whole=bool(databases) and not missing)
-    found += check_source(evidence, source, codec, settings)
+    found += check_all(snapshot, codec, is_whole=bool(databases) and not missing)
+    found += check_source(snapshot, source, codec, settings)
     found.sort(key=lambda finding: _WORST_FIRST.index(finding.severity))
-    return FsckReport(topology_id, tuple(_checked(evidence, asked=source is not None)), tuple(found))
+    return FsckReport(topology_id, tuple(_checked(snapshot, asked=source is not None)), tuple(found))
 
 
-def _kept(evidence: Evidence) -> Identity | None:
+def _kept(snapshot: Snapshot) -> Identity | None:
     """The identity beside a fence, when ZooKeeper has lost it."""
-    for database in evidence.databases:
-        if database.fence is not None:
-            with contextlib.suppress(CorruptStateError):
-                found = kept_identity(database.fence, database.url)
-                if found is not None:
-                    return found
+    for database in snapshot.databases:
+        with contextlib.suppress(CorruptStateError):
+            if (found := database.identity()) is not None:
+                return found
     return None
 
 
@@ -114,19 +112,19 @@ def _no_database() -> Finding:
     )  # fmt: skip
 
 
-def _checked(evidence: Evidence, *, asked: bool) -> list[str]:
-    progress = evidence.progress
+def _checked(snapshot: Snapshot, *, asked: bool) -> list[str]:
+    progress = snapshot.progress
     places = [
         "ZooKeeper: nothing"
-        if evidence.identity is None
-        else f"ZooKeeper: txid {progress.current - 1} committed last, epoch {evidence.epoch}"
+        if snapshot.identity is None
+        else f"ZooKeeper: txid {progress.current - 1} committed last, epoch {snapshot.epoch}"
         if progress is not None
         else "ZooKeeper: progress cannot be read"
     ]
-    for database in evidence.databases:
+    for database in snapshot.databases:
         last = database.last
         state = "no batch" if last is None else f"txid {last.txid} {last.status}"
-        tables = len(database.tables)
+        tables = len(database.tables or ())
         places.append(
             f"{database.url}: {state}, {counted(len(database.rows), 'ledger row')}, "
             f"{counted(tables, 'state table')}"

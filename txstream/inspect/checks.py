@@ -1,11 +1,11 @@
 """What `fsck` says to what it has read: one small pure function per question.
 
-Each takes the evidence and yields findings; a finding's remedy is a command wherever one exists.
+Each takes the snapshot and yields findings; a finding's remedy is a command wherever one exists.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -13,9 +13,9 @@ from txstream.api.errors import CorruptStateError, ProgressMismatchError, Schema
 from txstream.engine.start.recovery import AdoptPlan, AdvanceFirst, decide
 from txstream.inspect import table_checks
 from txstream.inspect.databases import GRANT_REMEDY, upgrade_remedy
-from txstream.inspect.evidence import DatabaseEvidence, Evidence
-from txstream.inspect.ledgers import range_of
+from txstream.inspect.ledgers import part_of, range_of
 from txstream.inspect.records import Finding, Severity
+from txstream.inspect.snapshot import DatabasePart, Snapshot
 from txstream.metas import MetaCodec
 from txstream.semantics import Semantics
 from txstream.state import BatchRecord
@@ -34,9 +34,9 @@ def recover_command(topology: str) -> str:
     return f"txstream recover {topology} --from-ledger"
 
 
-def check_all(evidence: Evidence, codec: MetaCodec[Any], *, is_whole: bool = True) -> list[Finding]:
+def check_all(snapshot: Snapshot, codec: MetaCodec[Any], *, is_whole: bool = True) -> list[Finding]:
     """Everything but the source. Without `is_whole` databases are missing, which is a finding already."""
-    checks: list[Callable[[Evidence], Findings]] = [
+    checks: list[Callable[[Snapshot], Findings]] = [
         _zookeeper,
         _uuids,
         _epochs,
@@ -44,14 +44,14 @@ def check_all(evidence: Evidence, codec: MetaCodec[Any], *, is_whole: bool = Tru
         _ledgers,
         table_checks.tables,
     ]
-    found = [finding for check in checks for finding in check(evidence)]
+    found = [finding for check in checks for finding in check(snapshot)]
     if is_whole:
-        found += table_checks.unknown_tables(evidence)
-    found += _ledgers_of_one_batch(evidence, codec)
-    found += _progress(evidence, codec)
-    if evidence.leader is not None:
+        found += table_checks.unknown_tables(snapshot)
+    found += _ledgers_of_one_batch(snapshot, codec)
+    found += _progress(snapshot, codec)
+    if snapshot.leader is not None:
         found.append(
-            Finding("running", NOTE, "ZooKeeper", f"it is run by {evidence.leader}", "nothing to mend")
+            Finding("running", NOTE, "ZooKeeper", f"it is run by {snapshot.leader}", "nothing to mend")
         )
     return found
 
@@ -59,58 +59,58 @@ def check_all(evidence: Evidence, codec: MetaCodec[Any], *, is_whole: bool = Tru
 # --- ZooKeeper -------------------------------------------------------------------------------------
 
 
-def _zookeeper(evidence: Evidence) -> Findings:
-    command = recover_command(evidence.topology)
-    for error in evidence.errors:
+def _zookeeper(snapshot: Snapshot) -> Findings:
+    command = recover_command(snapshot.topology)
+    for error in (*snapshot.errors, *snapshot.other_errors):
         path = znode_in(error)
-        mend = remedy(path, evidence.topology)
+        mend = remedy(path, snapshot.topology)
         yield Finding(
             "zookeeper-unreadable", ERROR, path, str(error), mend, command if command in mend else None
         )
-    if evidence.identity is None and not evidence.errors:
+    if snapshot.identity is None and not snapshot.errors:
         yield Finding(
             "zookeeper-missing", ERROR, "ZooKeeper", "it knows nothing of this topology",
             f"if this is the right ZooKeeper, rebuild it by `{command}`", command,
         )  # fmt: skip
 
 
-def _uuids(evidence: Evidence) -> Findings:
+def _uuids(snapshot: Snapshot) -> Findings:
     known: dict[str, str] = {}
-    if evidence.identity is not None:
-        known["ZooKeeper"] = evidence.identity.uuid
-    known |= {db.url: db.uuid for db in evidence.databases if db.uuid is not None}
+    if snapshot.identity is not None:
+        known["ZooKeeper"] = snapshot.identity.uuid
+    known |= {db.url: db.uuid for db in snapshot.databases if db.uuid is not None}
     if len(set(known.values())) > 1:
         listed = ", ".join(f"{uuid} in {place}" for place, uuid in known.items())
         yield Finding(
             "other-uuid", ERROR, "ZooKeeper and databases",
             f"the id stands for different topologies: uuid {listed}",
             f"point at the places of one of them (--zookeeper, --database); one that is not wanted goes by "
-            f"`txstream delete {evidence.topology} --uuid UUID`, with --drop-state its results, too",
+            f"`txstream delete {snapshot.topology} --uuid UUID`, with --drop-state its results, too",
         )  # fmt: skip
 
 
-def _epochs(evidence: Evidence) -> Findings:
-    if evidence.epoch is None or evidence.identity is None:
+def _epochs(snapshot: Snapshot) -> Findings:
+    if snapshot.epoch is None or snapshot.identity is None:
         return
-    for database in evidence.databases:
+    for database in snapshot.databases:
         epoch = 0 if database.fence is None else epoch_of(database.fence.attempt)
-        if epoch > evidence.epoch:
+        if epoch > snapshot.epoch:
             yield Finding(
                 "epoch-behind", WARNING, database.url,
-                f"its fence is at epoch {epoch}, ZooKeeper at {evidence.epoch}: ZooKeeper was restored from "
+                f"its fence is at epoch {epoch}, ZooKeeper at {snapshot.epoch}: ZooKeeper was restored from "
                 f"an older copy",
                 "the next `txstream run` claims an epoch above both",
             )  # fmt: skip
 
 
-def _progress(evidence: Evidence, codec: MetaCodec[Any]) -> Findings:
+def _progress(snapshot: Snapshot, codec: MetaCodec[Any]) -> Findings:
     """What a new leader would decide now."""
-    identity, progress = evidence.identity, evidence.progress
-    settled = [db for db in evidence.databases if not db.is_joining]
+    identity, progress = snapshot.identity, snapshot.progress
+    settled = [db for db in snapshot.databases if not db.is_joining]
     ledgers = {db.url: db.last for db in settled if db.fence is not None and not db.errors}
     if len(ledgers) != len(settled) or not ledgers:
         return  # told already; a decision over some of the ledgers would mean nothing
-    semantics = _semantics(evidence)
+    semantics = _semantics(snapshot)
     if semantics is None or semantics is Semantics.NON_TRANSACTIONAL:
         return
     txids = {url: 0 if row is None else int(row.txid) for url, row in ledgers.items()}
@@ -124,18 +124,18 @@ def _progress(evidence: Evidence, codec: MetaCodec[Any]) -> Findings:
         return
     if identity is None or progress is None:
         return
-    if evidence.moved:
+    if snapshot.moved:
         yield Finding(
             "too-fast", NOTE, "ZooKeeper",
             "it commits faster than ZooKeeper and ledgers can be read together; they were not compared",
             "look again, or when it is stopped",
         )  # fmt: skip
         return
-    command = recover_command(evidence.topology)
+    command = recover_command(snapshot.topology)
     try:
-        decision = decide(evidence.topology, semantics, progress, ledgers, codec)
+        decision = decide(snapshot.topology, semantics, progress, ledgers, codec)
     except ProgressMismatchError as error:
-        old = [db.url for db in settled if table_checks.is_behind_its_tables(db)]
+        old = [db.url for db in settled if db.is_behind_its_tables]
         remedy = (
             f"if the databases are right, or copies of one moment from which on they may be filled again, "
             f"`{command}`"
@@ -160,28 +160,28 @@ def _progress(evidence: Evidence, codec: MetaCodec[Any]) -> Findings:
         unfinished = f"txid {min(decision.replays)} is committed in part"
     if unfinished:
         remedy = (
-            "the driver that runs it is at it" if evidence.leader else "the next `txstream run` settles it"
+            "the driver that runs it is at it" if snapshot.leader else "the next `txstream run` settles it"
         )
         yield Finding("unfinished-commit", NOTE, "ledgers", unfinished, remedy)
 
 
-def _semantics(evidence: Evidence) -> Semantics | None:
-    if evidence.identity is not None:
-        return evidence.identity.semantics
-    return next((db.last.semantics for db in evidence.databases if db.last is not None), None)
+def _semantics(snapshot: Snapshot) -> Semantics | None:
+    if snapshot.identity is not None:
+        return snapshot.identity.semantics
+    return next((db.last.semantics for db in snapshot.databases if db.last is not None), None)
 
 
 # --- fences ----------------------------------------------------------------------------------------
 
 
-def _fences(evidence: Evidence) -> Findings:
-    command = recover_command(evidence.topology)
-    for database in evidence.databases:
+def _fences(snapshot: Snapshot) -> Findings:
+    command = recover_command(snapshot.topology)
+    for database in snapshot.databases:
         fence = database.fence
         if fence is None:
             if not database.errors:
                 # The fence is what names the other databases.
-                unseen = table_checks.unseen_tables(evidence)
+                unseen = table_checks.unseen_tables(snapshot)
                 more = f" --state-database URL (the database of {', '.join(unseen)})" if unseen else ""
                 yield Finding(
                     "fence-missing", ERROR, database.url,
@@ -193,7 +193,7 @@ def _fences(evidence: Evidence) -> Findings:
             continue
         newest = max((row.attempt for row in database.rows), default=0)
         # Non-transactional commits leave the fence where their leader has raised it to.
-        if newest > fence.attempt and _semantics(evidence) is not Semantics.NON_TRANSACTIONAL:
+        if newest > fence.attempt and _semantics(snapshot) is not Semantics.NON_TRANSACTIONAL:
             yield Finding(
                 "fence-behind", ERROR, database.url,
                 f"the fence is at attempt {shown_attempt(fence.attempt)}, but the ledger has a batch by "
@@ -207,8 +207,8 @@ def _fences(evidence: Evidence) -> Findings:
                 "it was last run by a txstream that kept no identity here; `recover` would need the code",
                 "the next `txstream run` writes it",
             )  # fmt: skip
-        elif evidence.identity is not None and fence.identity.get("identity") != (
-            evidence.identity.to_document()
+        elif snapshot.identity is not None and fence.identity.get("identity") != (
+            snapshot.identity.to_document()
         ):
             yield Finding(
                 "fence-identity", WARNING, database.url,
@@ -220,8 +220,8 @@ def _fences(evidence: Evidence) -> Findings:
 # --- ledgers ---------------------------------------------------------------------------------------
 
 
-def _ledgers(evidence: Evidence) -> Findings:
-    for database in evidence.databases:
+def _ledgers(snapshot: Snapshot) -> Findings:
+    for database in snapshot.databases:
         for error in database.errors:
             yield _unreadable(database, error)
         strangers = {row.uuid for row in database.rows} - {database.uuid}
@@ -239,10 +239,10 @@ def _ledgers(evidence: Evidence) -> Findings:
                 f"its ledger goes from txid {listed}: rows between were deleted",
                 "runs do not need them; restore them from a backup if you do",
             )  # fmt: skip
-        yield from _ranges(evidence, database)
+        yield from _ranges(snapshot, database)
 
 
-def _unreadable(database: DatabaseEvidence, error: TxstreamError) -> Finding:
+def _unreadable(database: DatabasePart, error: TxstreamError) -> Finding:
     if isinstance(error, SchemaRevisionError):
         remedy = upgrade_remedy(database.url)
         return Finding("database-missing", ERROR, database.url, str(error), remedy)
@@ -256,9 +256,9 @@ def _unreadable(database: DatabaseEvidence, error: TxstreamError) -> Finding:
     return Finding("ledger-unreadable", ERROR, database.url, str(error), "restore the row from a backup")
 
 
-def _ranges(evidence: Evidence, database: DatabaseEvidence) -> Findings:
+def _ranges(snapshot: Snapshot, database: DatabasePart) -> Findings:
     """Does each batch begin where the one before it ended? Where metas are offsets."""
-    if _semantics(evidence) is Semantics.NON_TRANSACTIONAL:
+    if _semantics(snapshot) is Semantics.NON_TRANSACTIONAL:
         return
     found = []
     for before, row in pairwise(row for row in database.rows if row.status == COMMITTED):
@@ -277,29 +277,24 @@ def _breaks(before: BatchRecord, row: BatchRecord) -> Iterator[str]:
     ends = {
         name: range_of(name, meta).end
         for part in ("carried", "partitions")
-        for name, meta in _part(before.metas, part).items()
+        for name, meta in part_of(before.metas, part).items()
     }
-    for name, meta in _part(row.metas, "partitions").items():
+    for name, meta in part_of(row.metas, "partitions").items():
         here, end = range_of(name, meta), ends.get(name)
         start = here.start if here.skipped_from is None else here.skipped_from
         if start is not None and end is not None and start != end:
             yield f"txid {before.txid} ends {name} at {end}, txid {row.txid} begins it at {start}"
 
 
-def _part(metas: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    part = metas.get(name, {})
-    return part if isinstance(part, Mapping) else {}
-
-
-def _ledgers_of_one_batch(evidence: Evidence, codec: MetaCodec[Any]) -> Findings:
+def _ledgers_of_one_batch(snapshot: Snapshot, codec: MetaCodec[Any]) -> Findings:
     """One batch is one attempt with one set of ranges, in every database. The newest may be under way."""
-    semantics = _semantics(evidence)
-    databases = [db for db in evidence.databases if not db.is_joining]
+    semantics = _semantics(snapshot)
+    databases = [db for db in snapshot.databases if not db.is_joining]
     if len(databases) < 2 or semantics is Semantics.NON_TRANSACTIONAL:
         return
     done = min((int(db.last.txid) if db.last else 0) for db in databases)
-    if evidence.progress is not None:
-        done = min(done, evidence.progress.current - 1)
+    if snapshot.progress is not None:
+        done = min(done, snapshot.progress.current - 1)
     first, *others = databases
     known = {row.txid: row for row in first.rows if row.txid <= done}
     for other in others:

@@ -5,12 +5,12 @@ Invariant: what the rules do not explain is refused with the figures; nothing is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from txstream.api.errors import ProgressMismatchError
-from txstream.inspect.holdings import Own, is_newcomer
+from txstream.inspect.snapshot import DatabasePart, Snapshot
 from txstream.metas import BatchMetas, MetaCodec
 from txstream.semantics import Semantics
 from txstream.state import BatchRecord
@@ -28,20 +28,34 @@ class Rebuilt:
     again: bool
 
 
-def rebuilt_from(
-    topology_id: str,
-    semantics: Semantics,
-    own: Sequence[Own],
-    stored: Progress | None,
-    codec: MetaCodec[Any],
-) -> Rebuilt:
+def rebuilt_from(snapshot: Snapshot, semantics: Semantics, codec: MetaCodec[Any]) -> Rebuilt:
     """The progress that the ledgers mean, by the rules for a new leader. Pure.
 
     All at one txid, committed by one attempt: the next one is current. Some at C, committing or committed,
     the others at C - 1: C runs again everywhere, a transactional one with the plan that the ledgers have.
     Raises ProgressMismatchError for anything else.
     """
-    rows = {one.database.url_for_people: one for one in own if not is_newcomer(one)}
+    rebuilt = _by_the_rules(snapshot, semantics, codec)
+    _refuse_older_ledgers(snapshot)
+    return rebuilt
+
+
+def _refuse_older_ledgers(snapshot: Snapshot) -> None:
+    """Rows of a txid that the ledger lacks would not be undone before that txid runs again."""
+    for one in snapshot.databases:
+        ends = 0 if one.last is None else int(one.last.txid)
+        newest = max(one.tables or (), key=lambda table: table.newest_txid, default=None)
+        if newest is not None and newest.newest_txid > ends:
+            raise ProgressMismatchError(
+                f"topology {snapshot.topology!r}: state table {newest.table.name!r} in {one.url} has a row "
+                f"that carries txid {newest.newest_txid}, and its ledger ends with txid {ends}: it is older "
+                f"than its tables, so it is not built upon; restore both of one moment"
+            )
+
+
+def _by_the_rules(snapshot: Snapshot, semantics: Semantics, codec: MetaCodec[Any]) -> Rebuilt:
+    topology_id = snapshot.topology
+    rows = {one.url: one for one in snapshot.databases if not one.is_joining}
     txids = {url: 0 if one.last is None else int(one.last.txid) for url, one in rows.items()}
     newest, oldest = max(txids.values()), min(txids.values())
     if semantics is Semantics.NON_TRANSACTIONAL:
@@ -58,7 +72,7 @@ def rebuilt_from(
         return Rebuilt(Progress(FIRST_TXID, None, {}), again=False)
     if everywhere and len({row.attempt for row in at_newest.values()}) == 1:
         batch = _agreed(topology_id, at_newest, codec)
-        return _after(newest, batch, semantics, stored, codec)
+        return _after(newest, batch, semantics, snapshot.progress, codec)
     before: dict[str, BatchRecord] = {}
     for url, one in rows.items():
         row = one.before if one.last and one.last.txid == newest else one.last
@@ -124,7 +138,7 @@ def _same_metas(topology_id: str, rows: Mapping[str, BatchRecord], codec: MetaCo
     return metas
 
 
-def _at_least_once(rows: Mapping[str, Own], oldest: int, codec: MetaCodec[Any]) -> Rebuilt:
+def _at_least_once(rows: Mapping[str, DatabasePart], oldest: int, codec: MetaCodec[Any]) -> Rebuilt:
     """Non-transactional: from the database that is furthest behind, so that nothing is lost; what the others
     have more is counted again."""
     if oldest == 0:

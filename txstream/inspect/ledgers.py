@@ -185,7 +185,7 @@ def entry(database: str, row: BatchRecord) -> LedgerEntry:
 def details(found: Batch) -> BatchDetails:
     """What is known of a batch, read from its ledger rows."""
     metas = found.first.metas
-    ranges, carried = (_ranges(_part(metas, name)) for name in ("partitions", "carried"))
+    ranges, carried = (_ranges(part_of(metas, name)) for name in ("partitions", "carried"))
     # The databases of one batch were told the same; the one that committed last may know most.
     best = max(found.entries, key=lambda one: len(one.details))
     timings = best.details.get("timings")
@@ -193,7 +193,7 @@ def details(found: Batch) -> BatchDetails:
         batch=found,
         ranges=ranges,
         skipped=tuple(place for place in carried if place.skipped_from is not None),
-        unavailable={partition: str(why) for partition, why in _part(metas, "unavailable").items()},
+        unavailable={partition: str(why) for partition, why in part_of(metas, "unavailable").items()},
         path=_text(best.details.get("path")),
         timings={
             str(step): float(seconds)
@@ -211,7 +211,8 @@ def range_of(partition: str, meta: Any) -> PartitionRange:
     return PartitionRange(partition, start, end, skipped_from, meta)
 
 
-def _part(metas: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def part_of(metas: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A part of stored metas ("partitions", "carried", "unavailable"), as far as it is one."""
     part = metas.get(name, {})
     return part if isinstance(part, Mapping) else {}
 
@@ -237,13 +238,13 @@ def failed_attempts(found: LedgerEntry) -> list[FailedAttempt]:
 def _held(failed: Mapping[str, Any], committed: Mapping[str, Any]) -> dict[str, Any]:
     """What a failed attempt held; rows of an older txstream do not know."""
     if failed.get("same"):
-        left_out = sorted(_part(committed, "unavailable"), key=in_order)
-        return {"ranges": _ranges(_part(committed, "partitions")), "left_out": tuple(left_out)}
+        left_out = sorted(part_of(committed, "unavailable"), key=in_order)
+        return {"ranges": _ranges(part_of(committed, "partitions")), "left_out": tuple(left_out)}
     if "ranges" not in failed:
         return {}
     left_out = sorted(map(str, failed.get("left_out") or ()), key=in_order)
     more = _whole(failed.get("more")) or 0
-    return {"ranges": _ranges(_part(failed, "ranges")), "left_out": tuple(left_out), "more": more}
+    return {"ranges": _ranges(part_of(failed, "ranges")), "left_out": tuple(left_out), "more": more}
 
 
 def _ranges(metas: Mapping[str, Any]) -> tuple[PartitionRange, ...]:

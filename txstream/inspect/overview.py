@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from txstream.api.errors import CorruptStateError
 from txstream.inspect.databases import databases_of, not_in_zookeeper, open_databases, open_zookeeper
-from txstream.inspect.records import MissingDatabase, TopologyStatus, TopologySummary
+from txstream.inspect.records import TopologyStatus, TopologySummary
 from txstream.settings import Settings
 from txstream.transaction import Txid
 
 if TYPE_CHECKING:
-    from txstream.failing import FailingBatch, Wait
     from txstream.inspect.databases import Databases
-    from txstream.state import FenceRow
+    from txstream.inspect.snapshot import Snapshot
+    from txstream.state import FenceRow, StateBackend
     from txstream.zookeeper import ZooKeeper
 
 
@@ -23,125 +25,106 @@ def topologies(settings: Settings | None = None) -> list[TopologySummary]:
     ZooKeeper, ServiceUnavailableError. One whose progress cannot be read has a note that says so."""
     settings = (settings or Settings()).resolve()
     with open_zookeeper(settings) as zookeeper, open_databases(settings) as databases:
-        return summaries(zookeeper, databases)
-
-
-def summaries(zookeeper: ZooKeeper, databases: Databases) -> list[TopologySummary]:
-    """As `topologies`, from what is open."""
-    fences: dict[str, list[tuple[str, FenceRow]]] = {}
-    last: dict[str, list[Txid]] = {}
-    for database in databases.opened:
-        for fence in database.topologies():
-            fences.setdefault(fence.topology, []).append((database.url_for_people, fence))
-            row = database.last_batch(fence.topology)
-            last.setdefault(fence.topology, []).append(Txid(0) if row is None else row.txid)
-    stored = set(zookeeper.topologies())
-    found = []
-    for topology_id in sorted(stored | fences.keys()):
-        here = fences.get(topology_id, [])
-        named = {url for _, fence in here for url in databases_of(fence)}
-        missing = tuple(one for one in databases.missing if one.database in named)
-        places = tuple(sorted({url for url, _ in here} | {one.database for one in missing}))
-        known = _from_databases(databases, topology_id, here, max(last.get(topology_id, [Txid(0)])), places)
-        if topology_id in stored:
-            found.append(_from_zookeeper(zookeeper, topology_id, known))
-        else:
-            found.append(known)
-        if missing:
-            found[-1] = _with_missing(found[-1], missing)
-    return found
+        fences: dict[str, list[tuple[StateBackend, FenceRow]]] = {}
+        for database in databases.opened:
+            for fence in database.topologies():
+                fences.setdefault(fence.topology, []).append((database, fence))
+        stored = set(zookeeper.topologies())
+        found = []
+        for topology_id in sorted(stored | fences.keys()):
+            known = _from_databases(databases, topology_id, fences.get(topology_id, []))
+            found.append(_from_zookeeper(zookeeper, known) if topology_id in stored else known)
+        return [_with_missing(one) if one.missing else one for one in found]
 
 
 def status(topology_id: str, settings: Settings | None = None) -> TopologyStatus:
     """How far a topology is, as ZooKeeper has it. Raises UnknownTopologyError, CorruptStateError, and as
     `topologies`."""
-    from txstream.inspect.plain import positions, read_progress
-
     settings = (settings or Settings()).resolve()
     with open_zookeeper(settings) as zookeeper:
-        identity, progress = read_progress(zookeeper, topology_id)
-        if identity is None or progress is None:
-            raise not_in_zookeeper(settings, topology_id)
-        leader = zookeeper.leader(topology_id)
-        failing = failing_of(zookeeper, topology_id, progress.current)
-        waiting = waiting_of(zookeeper, topology_id, leader)
+        return status_of(settings, look(zookeeper, topology_id))
+
+
+def look(zookeeper: ZooKeeper, topology_id: str, databases: Sequence[StateBackend] = ()) -> Snapshot:
+    """The snapshot of a topology, metas as JSON. Raises CorruptStateError for what cannot be read."""
+    from txstream.inspect.snapshot import take
+
+    snapshot = take(
+        topology_id,
+        partial(zookeeper.progress, topology_id),
+        databases,
+        leader=lambda: zookeeper.leader(topology_id),
+    )
+    for error in (error for database in snapshot.databases for error in database.errors):
+        raise error
+    for error in (*snapshot.errors, *snapshot.other_errors):
+        raise CorruptStateError(f"{error}; `txstream fsck {topology_id}` says how it is mended") from error
+    return snapshot
+
+
+def status_of(settings: Settings, snapshot: Snapshot) -> TopologyStatus:
+    """How far the topology of a snapshot is. Raises UnknownTopologyError."""
+    from txstream.inspect.plain import positions
+
+    identity, progress, paused = snapshot.identity, snapshot.progress, snapshot.in_force.paused
+    if identity is None or progress is None:
+        raise not_in_zookeeper(settings, snapshot.topology)
     committed = progress.batches.get(Txid(progress.current - 1))
     return TopologyStatus(
-        id=topology_id,
+        id=snapshot.topology,
         uuid=identity.uuid,
         semantics=identity.semantics,
         spout=identity.spout,
         source=dict(identity.source),
         tables=identity.tables,
-        leader=leader,
+        leader=snapshot.leader,
         current_txid=progress.current,
         stored_plans=tuple(txid for txid in sorted(progress.batches) if txid >= progress.current),
         positions={} if committed is None else positions(committed.metas),
-        failing=failing,
-        waiting=waiting,
-    )
-
-
-def failing_of(zookeeper: ZooKeeper, topology_id: str, current: Txid) -> FailingBatch | None:
-    """The batch that has failed last, unless it was committed since. Raises CorruptStateError."""
-    from txstream.zookeeper import Paths, read_failing
-
-    found = read_failing(zookeeper.tree(), Paths(zookeeper.root, topology_id))
-    return found if found is not None and found.txid >= current else None
-
-
-def waiting_of(zookeeper: ZooKeeper, topology_id: str, leader: str | None) -> tuple[Wait, ...]:
-    """What the present leader waits for. Raises CorruptStateError."""
-    from txstream.zookeeper import Paths, read_waiting
-
-    return () if leader is None else read_waiting(zookeeper.tree(), Paths(zookeeper.root, topology_id))
-
-
-def _from_zookeeper(zookeeper: ZooKeeper, topology_id: str, known: TopologySummary) -> TopologySummary:
-    """`known` is what the databases know: one that is damaged in ZooKeeper must not hide the others."""
-    from txstream.inspect.plain import read_progress
-
-    leader = zookeeper.leader(topology_id)
-    try:
-        identity, progress = read_progress(zookeeper, topology_id)
-    except CorruptStateError as error:
-        return replace(known, leader=leader, note=str(error))
-    return TopologySummary(
-        id=topology_id,
-        uuid=identity.uuid if identity else None,
-        semantics=identity.semantics if identity else None,
-        txid=Txid(progress.current - 1) if progress else Txid(0),
-        leader=leader,
-        tables=identity.tables if identity else (),
-        databases=known.databases,
-        note=None,
+        failing=snapshot.failing,
+        waiting=snapshot.waiting,
+        paused_since=None if paused is None else paused.asked_at,
+        paused_by=None if paused is None else paused.asked_by,
     )
 
 
 def _from_databases(
-    databases: Databases,
-    topology_id: str,
-    fences: list[tuple[str, FenceRow]],
-    txid: Txid,
-    places: tuple[str, ...],
+    databases: Databases, topology_id: str, here: Sequence[tuple[StateBackend, FenceRow]]
 ) -> TopologySummary:
-    row = next(
-        (row for db in databases.opened if (row := db.last_batch(topology_id)) is not None),
-        None,
-    )
+    rows = [row for database, _ in here if (row := database.last_batch(topology_id)) is not None]
+    named = {url for _, fence in here for url in databases_of(fence)}
+    missing = tuple(one for one in databases.missing if one.database in named)
     return TopologySummary(
         id=topology_id,
-        uuid=fences[0][1].uuid if fences else None,
-        semantics=row.semantics if row else None,
-        txid=txid,
+        uuid=here[0][1].uuid if here else None,
+        semantics=rows[0].semantics if rows else None,
+        txid=max((row.txid for row in rows), default=Txid(0)),
         leader=None,
         tables=(),
-        databases=places,
+        databases=tuple(sorted({one.url_for_people for one, _ in here} | {one.database for one in missing})),
         note="not in this ZooKeeper",
+        missing=missing,
     )
 
 
-def _with_missing(summary: TopologySummary, missing: tuple[MissingDatabase, ...]) -> TopologySummary:
-    named = ", ".join(one.database for one in missing)
-    note = f"could not look at {named}"
-    return replace(summary, missing=missing, note=f"{summary.note}; {note}" if summary.note else note)
+def _from_zookeeper(zookeeper: ZooKeeper, known: TopologySummary) -> TopologySummary:
+    """`known` is what the databases know: one that is damaged in ZooKeeper must not hide the others."""
+    try:
+        snapshot = look(zookeeper, known.id)
+    except CorruptStateError as error:
+        return replace(known, leader=zookeeper.leader(known.id), note=str(error))
+    identity, progress = snapshot.identity, snapshot.progress
+    return replace(
+        known,
+        uuid=identity.uuid if identity else None,
+        semantics=identity.semantics if identity else None,
+        txid=Txid(progress.current - 1) if progress else Txid(0),
+        leader=snapshot.leader,
+        tables=identity.tables if identity else (),
+        note=None,
+    )
+
+
+def _with_missing(summary: TopologySummary) -> TopologySummary:
+    note = f"could not look at {', '.join(one.database for one in summary.missing)}"
+    return replace(summary, note=f"{summary.note}; {note}" if summary.note else note)

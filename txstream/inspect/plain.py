@@ -9,13 +9,11 @@ import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from txstream.api.errors import CorruptStateError
 from txstream.metas import BatchMetas, MetaCodec
-from txstream.zookeeper import ZooKeeperProgress
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology
-    from txstream.zookeeper import Identity, Progress, ZooKeeper
+    from txstream.zookeeper import Identity
 
 _OWN_SOURCES = "txstream.spouts."
 
@@ -32,18 +30,6 @@ class PlainCodec(MetaCodec[Mapping[str, Any]]):
 
     def decode_meta(self, document: Any, where: str) -> Mapping[str, Any]:
         return dict(document) if isinstance(document, dict) else {"value": document}
-
-
-def read_progress(zookeeper: ZooKeeper, topology_id: str) -> tuple[Identity | None, Progress | None]:
-    """What ZooKeeper has of a topology; (None, None) when it has nothing. Raises CorruptStateError, and
-    ServiceUnavailableError where ZooKeeper goes away meanwhile."""
-    seconds = zookeeper.connect_timeout_seconds
-    store = ZooKeeperProgress(zookeeper, topology_id, PlainCodec(), deadline_seconds=seconds)
-    try:
-        identity = store.read_identity()
-        return identity, None if identity is None else store.load()
-    except CorruptStateError as error:
-        raise CorruptStateError(f"{error}; `txstream fsck {topology_id}` says how it is mended") from error
 
 
 def positions(batch: BatchMetas[Any]) -> dict[str, Any]:

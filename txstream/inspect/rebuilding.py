@@ -11,10 +11,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from txstream.api.errors import (
-    CorruptStateError,
     LeaderExistsError,
     ProgressMismatchError,
     ServiceUnavailableError,
@@ -31,19 +31,19 @@ from txstream.inspect.databases import (
     with_states_of,
 )
 from txstream.inspect.derived import Rebuilt, rebuilt_from
-from txstream.inspect.holdings import Own, is_newcomer, own_of
 from txstream.inspect.plain import codec_of
 from txstream.inspect.records import Recovery
+from txstream.inspect.snapshot import DatabasePart, Depth, OpenStore, Snapshot, take
 from txstream.inspect.tables import refuse_missing
 from txstream.metas import MetaCodec
 from txstream.semantics import Semantics
 from txstream.settings import Settings
 from txstream.state import StateBackend, place_of
-from txstream.zookeeper import Identity, Leadership, Progress
+from txstream.zookeeper import Identity, Leadership
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology
-    from txstream.zookeeper import ProgressStore, ZooKeeper
+    from txstream.zookeeper import ZooKeeper
 
 
 def recover(
@@ -74,7 +74,7 @@ def recover(
         with elected(zookeeper, topology_id):
             return recover_in(
                 topology_id,
-                lambda codec: _store(zookeeper, topology_id, codec),
+                partial(zookeeper.progress, topology_id),
                 databases.opened,
                 topology=topology,
                 confirm=confirm,
@@ -83,40 +83,44 @@ def recover(
 
 def recover_in(
     topology_id: str,
-    open_store: Callable[[MetaCodec[Any]], ProgressStore],
+    open_store: OpenStore,
     databases: Sequence[StateBackend],
     *,
     topology: Topology | None = None,
     confirm: Callable[[str], bool] = lambda _: True,
 ) -> Recovery:
     """As `recover`, over what is open; nobody else may lead the topology meanwhile."""
-    own = own_of(topology_id, databases)
-    identity = identity_from(topology_id, own, open_store, topology)
-    _refuse_unseen(topology_id, identity, own)
+
+    def look() -> tuple[Snapshot, Identity]:
+        snapshot = take(
+            topology_id,
+            open_store,
+            databases,
+            codec_for=lambda one: codec_of(one, topology),
+            depth=Depth.TABLES,
+        )
+        return snapshot, identity_from(snapshot, topology)
+
+    snapshot, identity = look()
     codec = codec_of(identity, topology)
-    store = open_store(codec)
-    problem = problem_of(topology_id, identity, store, own, codec)
-    if problem is None:
-        progress = store.load()
-        return Recovery(topology_id, None, identity.uuid, progress.current, False, store.read_epoch(), ())
-    expected = rebuilt_from(topology_id, identity.semantics, own, stored_or_none(store), codec)
-    _refuse_older_ledger(topology_id, own)
+    problem = problem_of(snapshot, identity, codec)
+    if problem is None and snapshot.progress is not None and snapshot.epoch is not None:
+        current = snapshot.progress.current
+        return Recovery(topology_id, None, identity.uuid, current, False, snapshot.epoch, ())
+    expected = rebuilt_from(snapshot, identity.semantics, codec)
     if not confirm(f"{problem}\n{_sentence(expected)}"):
         raise UsageError(f"topology {topology_id!r} was left as it is")
     changes = []
-    for one in own:
+    for one in snapshot.databases:
         if one.fence is None:
-            _join_again(topology_id, identity, one, own)
-            changes.append(f"made the fence of {one.database.url_for_people} again")
+            _join_again(identity, one, snapshot)
+            changes.append(f"made the fence of {one.url} again")
+    store = open_store(codec)
     store.mend_epoch()
-    states = [database.of(topology_id, identity.uuid, identity.semantics) for database in databases]
-    epoch = take_over(store, states)
+    epoch = take_over(store, [one.of(topology_id, identity.uuid, identity.semantics) for one in databases])
     # From here on no older driver can change what is read; until here one may have let a state join.
-    own = own_of(topology_id, databases)
-    identity = identity_from(topology_id, own, open_store, topology)
-    _refuse_unseen(topology_id, identity, own)
-    rebuilt = rebuilt_from(topology_id, identity.semantics, own, stored_or_none(store), codec)
-    _refuse_older_ledger(topology_id, own)
+    snapshot, identity = look()
+    rebuilt = rebuilt_from(snapshot, identity.semantics, codec)
     store.rebuild(identity, rebuilt.progress)
     changes.append(f"stored in ZooKeeper that txid {rebuilt.progress.current} commits next")
     return Recovery(
@@ -126,50 +130,24 @@ def recover_in(
         rebuilt.progress.current,
         rebuilt.again,
         epoch,
-        tuple(database.url_for_people for database in databases),
+        tuple(one.url for one in snapshot.databases),
         tuple(changes),
     )
-
-
-def _refuse_older_ledger(topology_id: str, own: Sequence[Own]) -> None:
-    """Rows of a txid that the ledger lacks would not be undone before that txid runs again."""
-    for one in own:
-        ends = 0 if one.last is None else int(one.last.txid)
-        if one.newest is not None and one.newest[1] > ends:
-            table, txid = one.newest
-            raise ProgressMismatchError(
-                f"topology {topology_id!r}: state table {table!r} in {one.database.url_for_people} has a row "
-                f"that carries txid {txid}, and its ledger ends with txid {ends}: it is older than its "
-                f"tables, so it is not built upon; restore both of one moment"
-            )
 
 
 # --- whose it is -----------------------------------------------------------------------------------
 
 
-def _refuse_unseen(topology_id: str, identity: Identity, own: Sequence[Own]) -> None:
-    """A table that is in none of the databases is in one that was not looked at: what its ledger says would
-    be left out of the decision."""
-    unseen = set(identity.tables).difference(*(one.tables or () for one in own))
-    if unseen and all(one.tables is not None for one in own):
-        raise ServiceUnavailableError(
-            f"topology {topology_id!r} has the state table {', '.join(sorted(unseen))}, which is in none of "
-            f"the databases that were looked at ({', '.join(one.database.url_for_people for one in own)}); "
-            f"give its database by --state-database, since all of them must take part"
-        )
-
-
-def identity_from(
-    topology_id: str,
-    own: Sequence[Own],
-    open_store: Callable[[MetaCodec[Any]], ProgressStore],
-    topology: Topology | None,
-) -> Identity:
+def identity_from(snapshot: Snapshot, topology: Topology | None) -> Identity:
     """The identity that the databases keep; that of ZooKeeper or of the code where they keep none.
 
-    Raises ProgressMismatchError when there are two lives of this id, UsageError when the code is needed.
+    Raises what could not be read of a database, ProgressMismatchError when there are two lives of this id,
+    UsageError when the code is needed, ServiceUnavailableError when a database is missing.
     """
-    uuids = {one.uuid: one.database.url_for_people for one in own if one.uuid is not None}
+    topology_id, databases, stored = snapshot.topology, snapshot.databases, snapshot.identity
+    for error in (error for one in databases for error in one.errors):
+        raise error
+    uuids = {one.uuid: one.url for one in databases if one.uuid is not None}
     if len(uuids) != 1:
         listed = ", ".join(f"{uuid} in {url}" for uuid, url in uuids.items()) or "none at all"
         raise ProgressMismatchError(
@@ -177,72 +155,55 @@ def identity_from(
             f"give only those of one by --database and --state-database"
         )
     (uuid,) = uuids
-    stored = _stored_identity(open_store)
     if stored is not None and stored.uuid != uuid:
         raise ProgressMismatchError(
             f"topology {topology_id!r} has uuid {stored.uuid} in ZooKeeper and {uuid} in {uuids[uuid]}: "
             f"ZooKeeper holds another topology of this id, which is not overwritten; point at the right one "
             f"of the two, or run `txstream delete {topology_id} --uuid {stored.uuid}` if it is not wanted"
         )
-    known = [found for one in own if (found := one.kept) is not None and found.uuid == uuid]
+    known = [found for one in databases if (found := one.identity()) is not None and found.uuid == uuid]
     # They differ in the tables only. A state is named beside a fence once it has joined, and never leaves
     # again; who names fewer is an older copy, or what a joining that was given up has left.
     if stored is not None:
         known.append(stored)
-    if known:
-        return max(known, key=_tables_of)
-    if topology is None:
+    if not known and topology is None:
         raise UsageError(
             f"the databases of topology {topology_id!r} were last run by a txstream that did not keep its "
             f"identity there; give the topology's code: txstream recover {topology_id} --from-ledger "
             f"--topology MODULE:FACTORY"
         )
-    return replace(identity_of(topology), uuid=uuid)
-
-
-def _tables_of(identity: Identity) -> int:
-    return len(identity.tables)
-
-
-def _stored_identity(open_store: Callable[[MetaCodec[Any]], ProgressStore]) -> Identity | None:
-    with contextlib.suppress(CorruptStateError):  # then it is what is to be mended
-        return open_store(codec_of(None, None)).read_identity()
-    return None
-
-
-def stored_or_none(store: ProgressStore) -> Progress | None:
-    """ZooKeeper's progress, where it can be read."""
-    with contextlib.suppress(CorruptStateError):
-        return store.load() if store.read_identity() is not None else None
-    return None
+    if topology is not None:
+        known = known or [replace(identity_of(topology), uuid=uuid)]
+    identity = max(known, key=lambda one: len(one.tables))
+    # What the ledger of a database that was not looked at says would be left out of the decision.
+    unseen = {*identity.tables}.difference(*(one.names for one in databases))
+    if unseen and all(one.tables is not None for one in databases):
+        raise ServiceUnavailableError(
+            f"topology {topology_id!r} has the state table {', '.join(sorted(unseen))}, which is in none of "
+            f"the databases that were looked at ({', '.join(one.url for one in databases)}); "
+            f"give its database by --state-database, since all of them must take part"
+        )
+    return identity
 
 
 # --- what is wrong ---------------------------------------------------------------------------------
 
 
-def problem_of(
-    topology_id: str,
-    identity: Identity,
-    store: ProgressStore,
-    own: Sequence[Own],
-    codec: MetaCodec[Any],
-) -> str | None:
+def problem_of(snapshot: Snapshot, identity: Identity, codec: MetaCodec[Any]) -> str | None:
     """What keeps `txstream run` from going on, and a rebuild would mend; None when nothing does."""
-    for one in own:
+    topology_id = snapshot.topology
+    for one in snapshot.databases:
         if one.fence is None:
-            return f"database {one.database.url_for_people} has lost the fence of topology {topology_id!r}"
-    try:
-        if store.read_identity() is None:
-            return f"topology {topology_id!r} is not in ZooKeeper"
-        progress = store.load()
-        store.read_epoch()
-    except CorruptStateError as error:
+            return f"database {one.url} has lost the fence of topology {topology_id!r}"
+    for error in snapshot.errors:
         return f"what ZooKeeper has of topology {topology_id!r} cannot be read: {error}"
+    if snapshot.progress is None:
+        return f"topology {topology_id!r} is not in ZooKeeper"
     if identity.semantics is Semantics.NON_TRANSACTIONAL:
         return None
-    ledgers = {one.database.url_for_people: one.last for one in own if not is_newcomer(one)}
+    ledgers = {one.url: one.last for one in snapshot.databases if not one.is_joining}
     try:
-        decide(topology_id, identity.semantics, progress, ledgers, codec)
+        decide(topology_id, identity.semantics, snapshot.progress, ledgers, codec)
     except ProgressMismatchError as error:
         return str(error)
     return None
@@ -251,12 +212,14 @@ def problem_of(
 # --- doing it --------------------------------------------------------------------------------------
 
 
-def _join_again(topology_id: str, identity: Identity, lost: Own, own: Sequence[Own]) -> None:
+def _join_again(identity: Identity, lost: DatabasePart, snapshot: Snapshot) -> None:
     """A fence that was deleted, at attempt 0; it is raised above all others next."""
-    listed = next((databases_of(one.fence) for one in own if one.fence and databases_of(one.fence)), [])
-    urls = {place_of(url): url for url in [*listed, *(one.database.url_for_people for one in own)]}
+    parts = snapshot.databases
+    listed = next((databases_of(one.fence) for one in parts if one.fence and databases_of(one.fence)), [])
+    urls = {place_of(url): url for url in [*listed, *(one.url for one in parts)]}
     kept = {"identity": identity.to_document(), "databases": sorted(urls.values())}
-    lost.database.of(topology_id, identity.uuid, identity.semantics).join(first_run=True, identity=kept)
+    life = lost.database.of(snapshot.topology, identity.uuid, identity.semantics)
+    life.join(first_run=True, identity=kept)
 
 
 def _sentence(expected: Rebuilt) -> str:
@@ -264,14 +227,6 @@ def _sentence(expected: Rebuilt) -> str:
     if expected.again:
         return f"The ledgers say that txid {current} was committed in part: it will run again."
     return f"The ledgers say that txid {current - 1} was committed last: txid {current} will be next."
-
-
-def _store(zookeeper: ZooKeeper, topology_id: str, codec: MetaCodec[Any]) -> ProgressStore:
-    from txstream.zookeeper import ZooKeeperProgress
-
-    return ZooKeeperProgress(
-        zookeeper, topology_id, codec, deadline_seconds=zookeeper.connect_timeout_seconds
-    )
 
 
 @contextlib.contextmanager

@@ -47,8 +47,8 @@ class TopologySummary:
 @dataclass(frozen=True, slots=True)
 class TopologyStatus:
     """How far one topology is. `positions` are the next place of each partition as of the last committed
-    batch: an offset where the source's metas have one. `failing` is a batch whose attempts fail,
-    `waiting` what the leader waits for."""
+    batch: an offset where the source's metas have one. `failing` is a batch whose attempts fail, `waiting`
+    what the leader waits for; `paused_since` and `paused_by` are None unless an operator has paused it."""
 
     id: str
     uuid: str
@@ -62,6 +62,8 @@ class TopologyStatus:
     positions: Mapping[str, Any]
     failing: FailingBatch | None = None
     waiting: tuple[Wait, ...] = ()
+    paused_since: datetime | None = None
+    paused_by: str | None = None
 
 
 # --- state -----------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from txstream.transaction import Txid
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology
-    from txstream.inspect.evidence import Evidence
+    from txstream.inspect.snapshot import Snapshot
     from txstream.zookeeper import Identity
 
 KAFKA_SOURCE = "txstream.spouts.kafka.KafkaSource"
@@ -42,7 +42,7 @@ def source_of(
 
 
 def check_source(
-    evidence: Evidence,
+    snapshot: Snapshot,
     source: PartitionedSpout[Any] | None,
     codec: MetaCodec[Any],
     settings: Settings,
@@ -56,7 +56,7 @@ def check_source(
         )  # fmt: skip
         return
     context = SpoutContext(
-        evidence.topology,
+        snapshot.topology,
         "fsck",
         settings.addresses(),
         settings.fetch_timeout_seconds,
@@ -71,15 +71,15 @@ def check_source(
         )  # fmt: skip
         return
     try:
-        yield from _plans(evidence, coordinator)
-        yield from _places(evidence, coordinator, codec)
+        yield from _plans(snapshot, coordinator)
+        yield from _places(snapshot, coordinator, codec)
     finally:
         coordinator.close()
 
 
-def _plans(evidence: Evidence, coordinator: PartitionCoordinator[Any]) -> Iterator[Finding]:
+def _plans(snapshot: Snapshot, coordinator: PartitionCoordinator[Any]) -> Iterator[Finding]:
     """Stored plans of a transactional topology, which a replay reads again."""
-    progress = evidence.progress
+    progress = snapshot.progress
     for txid, batch in sorted(progress.batches.items()) if progress is not None else ():
         if progress is None or txid < progress.current:
             continue
@@ -95,10 +95,10 @@ def _plans(evidence: Evidence, coordinator: PartitionCoordinator[Any]) -> Iterat
 
 
 def _places(
-    evidence: Evidence, coordinator: PartitionCoordinator[Any], codec: MetaCodec[Any]
+    snapshot: Snapshot, coordinator: PartitionCoordinator[Any], codec: MetaCodec[Any]
 ) -> Iterator[Finding]:
     """The place after the last planned batch, where the next one begins."""
-    metas = _last_planned(evidence, codec)
+    metas = _last_planned(snapshot, codec)
     if metas is None:
         return
     places = dict(metas.positions())
@@ -128,15 +128,15 @@ def _gap(skipped_from: int, start: int | None) -> str:
     return f"what was at {skipped_from} to {'?' if start is None else start} is lost; the source skips it"
 
 
-def _last_planned(evidence: Evidence, codec: MetaCodec[Any]) -> BatchMetas[Any] | None:
-    if evidence.progress is not None:
-        batches = evidence.progress.batches
+def _last_planned(snapshot: Snapshot, codec: MetaCodec[Any]) -> BatchMetas[Any] | None:
+    if snapshot.progress is not None:
+        batches = snapshot.progress.batches
         return batches[max(batches)].metas if batches else None
-    rows = [db.last for db in evidence.databases if db.last is not None]
+    rows = [db.last for db in snapshot.databases if db.last is not None]
     if not rows:
         return None
     newest = max(rows, key=lambda row: row.txid)
-    return codec.decode(newest.metas, f"ledger of topology {evidence.topology!r}, txid {Txid(newest.txid)}")
+    return codec.decode(newest.metas, f"ledger of topology {snapshot.topology!r}, txid {Txid(newest.txid)}")
 
 
 def _asked(metas: Mapping[str, Any], ask: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> dict[str, Any]:

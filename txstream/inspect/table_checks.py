@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from txstream.inspect.evidence import DatabaseEvidence, Evidence, TableEvidence
 from txstream.inspect.records import Finding, Severity
+from txstream.inspect.snapshot import DatabasePart, Snapshot, TablePart
 from txstream.state.records import COMMITTED
 
 ERROR = Severity.ERROR
@@ -13,16 +13,16 @@ ERROR = Severity.ERROR
 Findings = Iterator[Finding]
 
 
-def unseen_tables(evidence: Evidence) -> list[str]:
+def unseen_tables(snapshot: Snapshot) -> list[str]:
     """The topology's tables that none of the databases knows."""
-    there = {table.table.name for db in evidence.databases for table in db.tables}
-    return sorted({*evidence.identity.tables} - there) if evidence.identity is not None else []
+    named = () if snapshot.identity is None else snapshot.identity.tables
+    return sorted({*named}.difference(*(db.names for db in snapshot.databases)))
 
 
-def unknown_tables(evidence: Evidence) -> Findings:
-    if any(db.errors or db.fence is None for db in evidence.databases):
+def unknown_tables(snapshot: Snapshot) -> Findings:
+    if any(db.errors or db.fence is None for db in snapshot.databases):
         return  # told already, and it may be why
-    for name in unseen_tables(evidence):
+    for name in unseen_tables(snapshot):
         yield Finding(
             "table-unknown", ERROR, name,
             "the topology fills this table, and none of its databases knows it",
@@ -30,16 +30,16 @@ def unknown_tables(evidence: Evidence) -> Findings:
         )  # fmt: skip
 
 
-def tables(evidence: Evidence) -> Findings:
-    for database in evidence.databases:
-        for one in database.tables:
-            yield from _table(evidence, database, one)
+def tables(snapshot: Snapshot) -> Findings:
+    for database in snapshot.databases:
+        for one in database.tables or ():
+            yield from _table(snapshot, database, one)
         yield from _rows_of_last(database)
 
 
-def _table(evidence: Evidence, database: DatabaseEvidence, one: TableEvidence) -> Findings:
+def _table(snapshot: Snapshot, database: DatabasePart, one: TablePart) -> Findings:
     table, where = one.table, f"table {one.table.name} in {database.url}"
-    afresh = f"txstream delete {evidence.topology} --drop-state"
+    afresh = f"txstream delete {snapshot.topology} --drop-state"
     if database.uuid is not None and table.owner != database.uuid:
         yield Finding(
             "table-owner", ERROR, where,
@@ -59,7 +59,7 @@ def _table(evidence: Evidence, database: DatabaseEvidence, one: TableEvidence) -
             "put the columns back as they were declared",
         )  # fmt: skip
         return
-    last = database.snapshot_last
+    last = database.tables_last
     newest = 0 if last is None else int(last.txid)
     if one.newest_txid > newest:
         key = ", ".join(f"{name}={value!r}" for name, value in (one.newest_key or {}).items())
@@ -82,21 +82,15 @@ def _table(evidence: Evidence, database: DatabaseEvidence, one: TableEvidence) -
         )  # fmt: skip
 
 
-def is_behind_its_tables(database: DatabaseEvidence) -> bool:
-    """Has a table rows of a txid that the ledger does not know yet?"""
-    newest = 0 if database.snapshot_last is None else int(database.snapshot_last.txid)
-    return any(one.newest_txid > newest for one in database.tables)
-
-
-def _rows_of_last(database: DatabaseEvidence) -> Findings:
+def _rows_of_last(database: DatabasePart) -> Findings:
     """The rows that the last batch wrote are all there: nobody has changed them since."""
-    last = database.snapshot_last
+    last = database.tables_last
     if last is None or last.status != COMMITTED or last.details.get("path") == "executors":
         return
-    counts = [one.carrying_last for one in database.tables]
+    counts = [one.carrying_last for one in database.tables or ()]
     if not counts or any(count is None for count in counts):
         return
-    if is_behind_its_tables(database):
+    if database.is_behind_its_tables:
         return  # told already
     there = sum(count for count in counts if count is not None)
     if there < last.keys:

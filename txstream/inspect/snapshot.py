@@ -1,0 +1,236 @@
+"""What is stored of a topology, read once: ZooKeeper's part, and each database's fence, ledger and tables.
+
+`status`, `fsck` and `recover` judge a snapshot and read nothing besides.
+
+Invariant: ZooKeeper's progress is read before and after the databases, and is the same both times, so that
+the two can be compared while the topology runs; `moved` says where it was not. What cannot be read is kept as
+its error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+from txstream.api.errors import (
+    CorruptStateError,
+    SchemaRevisionError,
+    StateTableError,
+    TxstreamError,
+    UsageError,
+)
+from txstream.inspect.plain import PlainCodec
+from txstream.metas import MetaCodec
+from txstream.state import BatchRecord, FenceRow, StateBackend
+from txstream.state.reading import StateReading, StoredTable
+from txstream.state.records import AccessDeniedError
+from txstream.transaction import Epoch
+from txstream.zookeeper import Identity, InForce, Requests
+
+if TYPE_CHECKING:
+    from txstream.failing import FailingBatch, Wait
+    from txstream.zookeeper import Progress, ProgressStore
+
+_READS = 5
+_UNREADABLE = (CorruptStateError, SchemaRevisionError, AccessDeniedError)
+
+OpenStore = Callable[[MetaCodec[Any]], "ProgressStore"]
+
+
+class Depth(IntEnum):
+    """How much of each database is read."""
+
+    ENDS = 0  # the fence and the ledger's newest two rows
+    TABLES = 1  # and the newest row of each table, which takes a scan
+    ALL = 2  # and the whole ledger, and counts of rows
+
+
+@dataclass(frozen=True)
+class TablePart:
+    """One table. `differences` is None when it is gone; the newest row and counts are only there when it is
+    as declared and its rows carry txids."""
+
+    table: StoredTable
+    differences: tuple[str, ...] | None
+    newest_txid: int = 0
+    newest_key: Any = None
+    before_the_first: int = 0
+    half_created: int = 0
+    carrying_last: int | None = None
+
+
+@dataclass(frozen=True)
+class DatabasePart:
+    """One database. `rows` are the ledger's, oldest first. `tables` is None where its store cannot tell, or
+    was not asked; `tables_last` is the ledger's last row of the moment in which they were read; `errors` is
+    what could not be read."""
+
+    database: StateBackend
+    fence: FenceRow | None
+    rows: tuple[BatchRecord, ...]
+    tables: tuple[TablePart, ...] | None = None
+    tables_last: BatchRecord | None = None
+    errors: tuple[TxstreamError, ...] = ()
+
+    @property
+    def url(self) -> str:
+        return self.database.url_for_people
+
+    @property
+    def last(self) -> BatchRecord | None:
+        return self.rows[-1] if self.rows else None
+
+    @property
+    def before(self) -> BatchRecord | None:
+        """The row of the txid before the last."""
+        found = self.rows[-2] if len(self.rows) > 1 else None
+        return found if found is not None and found.txid == self.rows[-1].txid - 1 else None
+
+    @property
+    def uuid(self) -> str | None:
+        known = self.fence or self.last
+        return None if known is None else known.uuid
+
+    @property
+    def names(self) -> set[str]:
+        """Its tables."""
+        return {one.table.name for one in self.tables or ()}
+
+    def identity(self) -> Identity | None:
+        """The identity beside its fence. Raises CorruptStateError."""
+        document = None if self.fence is None else (self.fence.identity or {}).get("identity")
+        if not document:
+            return None
+        return Identity.decode(json.dumps(document).encode(), f"txstream_fence of {self.url}")
+
+    @property
+    def is_joining(self) -> bool:
+        """Does it only hold states that were joining when their driver died? Then it has no ledger yet, and
+        the next run lets them join."""
+        if self.rows or not self.tables:
+            return False
+        try:
+            kept = self.identity()
+        except CorruptStateError:
+            return False
+        return kept is not None and not self.names & {*kept.tables}
+
+    @property
+    def is_behind_its_tables(self) -> bool:
+        """Has a table rows of a txid that the ledger does not know yet?"""
+        newest = 0 if self.tables_last is None else int(self.tables_last.txid)
+        return any(one.newest_txid > newest for one in self.tables or ())
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything. `failing` is the batch that has failed last, unless it was committed since; `waiting` is
+    what the leader waits for. `errors` is what could not be read of the progress, `other_errors` of what
+    operators ask and are shown."""
+
+    topology: str
+    identity: Identity | None
+    progress: Progress | None
+    epoch: Epoch | None = None
+    leader: str | None = None
+    in_force: InForce = field(default_factory=InForce)
+    failing: FailingBatch | None = None
+    waiting: tuple[Wait, ...] = ()
+    databases: tuple[DatabasePart, ...] = ()
+    moved: bool = False
+    errors: tuple[TxstreamError, ...] = ()
+    other_errors: tuple[TxstreamError, ...] = ()
+
+
+def take(
+    topology_id: str,
+    open_store: OpenStore,
+    databases: Sequence[StateBackend] = (),
+    *,
+    leader: Callable[[], str | None] = lambda: None,
+    codec_for: Callable[[Identity | None], MetaCodec[Any]] = lambda _: PlainCodec(),
+    depth: Depth = Depth.ENDS,
+) -> Snapshot:
+    """Read it all. `codec_for` says how the metas of an identity are read; without it they stay JSON."""
+    errors: list[TxstreamError] = []
+    identity = _tried(lambda: open_store(codec_for(None)).read_identity(), errors)
+    store = open_store(codec_for(identity))
+    for _ in range(_READS):
+        here: list[TxstreamError] = []
+        progress: Progress | None = None if identity is None else _tried(store.load, here)
+        parts = tuple(_look(topology_id, database, depth) for database in databases)
+        after = None if identity is None or not databases else _tried(store.load, [])
+        moved = bool(databases) and (progress and progress.current) != (after and after.current)
+        if not moved:
+            break
+    # After the fences: an epoch is claimed before it is in a fence.
+    epoch = _tried(store.read_epoch, here)
+    others: list[TxstreamError] = []
+    requests: Requests = _tried(store.read_requests, others) or Requests()
+    failing: FailingBatch | None = _tried(store.read_failing, others)
+    if failing is not None and progress is not None and failing.txid < progress.current:
+        failing = None
+    waiting: tuple[Wait, ...] = _tried(store.read_waiting, others) or ()
+    if depth is Depth.ALL:
+        _tried(store.read_assignment, others)
+    led_by = leader()
+    return Snapshot(
+        topology_id, identity, progress, epoch, led_by, requests.in_force, failing,
+        waiting if led_by else (), parts, moved, (*errors, *here), tuple(others),
+    )  # fmt: skip
+
+
+def _tried(read: Callable[[], Any], errors: list[TxstreamError]) -> Any:
+    try:
+        return read()
+    except _UNREADABLE as error:
+        errors.append(error)
+        return None
+
+
+def _look(topology_id: str, database: StateBackend, depth: Depth) -> DatabasePart:
+    errors: list[TxstreamError] = []
+    limit = None if depth is Depth.ALL else 2
+    # The ledger first: an attempt is in the fence before it is in the ledger.
+    rows = _tried(lambda: tuple(database.batches(topology_id, limit=limit)), errors) or ()
+    fence = _tried(lambda: database.read_fence(topology_id), errors)
+    if depth is Depth.ENDS:
+        return DatabasePart(database, fence, rows, errors=tuple(errors))
+    tables: tuple[TablePart, ...] | None = ()
+    last: BatchRecord | None = None
+    try:
+        with database.read_state(topology_id) as reading:
+            last = reading.last
+            tables = tuple(_table(reading, table, depth) for table in reading.tables())
+    except _UNREADABLE as error:
+        if not errors:  # the ledger's own trouble is known already
+            errors.append(error)
+    except StateTableError:
+        tables = ()  # nothing is there, which the fence's absence tells
+    except UsageError:
+        tables = None
+    return DatabasePart(database, fence, rows, tables, last, tuple(errors))
+
+
+def _table(reading: StateReading, table: StoredTable, depth: Depth) -> TablePart:
+    differences = reading.differences(table.name)
+    if differences is None or differences:
+        return TablePart(table, None if differences is None else tuple(differences))
+    if not table.has_txid:
+        return TablePart(table, ())
+    newest, key = reading.newest_row(table.name)
+    if depth is not Depth.ALL:
+        return TablePart(table, (), newest, key)
+    last = reading.last
+    return TablePart(
+        table,
+        (),
+        newest,
+        key,
+        reading.rows_before_the_first(table.name),
+        reading.rows_half_created(table.name),
+        None if last is None else reading.count_written_by(table.name, last.txid),
+    )
