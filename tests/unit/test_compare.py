@@ -10,8 +10,8 @@ import pytest
 from txstream import SpoutContext, UsageError
 from txstream.api.errors import BatchFailedError, PartitionUnavailableError
 from txstream.api.spouts import Unavailable
-from txstream.compare.report import difference, figures, in_a_sentence, moved_records, stalls
-from txstream.compare.run import Outcome
+from txstream.compare.report import Tables, difference, figures, in_a_sentence, moved_records, stalls
+from txstream.compare.run import Outcome, Rows
 from txstream.compare.schedule import SCHEDULES, Fault, Injector, load_schedule
 from txstream.compare.timeline import Fate, Made, Timeline
 from txstream.compare.variant import clipped, fixed_end, is_reached, under_own_names, with_batches_of
@@ -145,11 +145,10 @@ def test_all_runs_end_at_the_same_place_however_the_log_grows() -> None:
 
 
 def test_a_difference_is_by_how_much_numbers_are_too_small_and_too_great() -> None:
-    truth = {"t": {("a",): (5, "x"), ("b",): (2, "y"), ("c",): (1, "z")}, "u": {(1,): (0.1 + 0.2,)}}
+    truth: Tables = {"t": {("a",): (5, "x"), ("b",): (2, "y"), ("c",): (1, "z")}, "u": {(1,): (0.1 + 0.2,)}}
     assert difference(truth, truth) == difference({}, {})
-    found = difference(
-        truth, {"t": {("a",): (9, "x"), ("b",): (1, "y"), ("d",): (7, "w")}, "u": {(1,): (0.3,)}}
-    )
+    table: Rows = {("a",): (9, "x"), ("b",): (1, "y"), ("d",): (7, "w")}
+    found = difference(truth, {"t": table, "u": {(1,): (0.3,)}})
     assert (found.lost, found.doubled, found.wrong_rows) == (2, 11, 4)
 
 

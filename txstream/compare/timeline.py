@@ -11,7 +11,7 @@ from typing import Any
 from txstream.compare.schedule import Injector
 from txstream.coordinator import EmitBatch
 from txstream.engine.batch.failures import CrashError
-from txstream.engine.driver.watching import Watcher
+from txstream.engine.driver.batches import Watcher
 from txstream.transaction import TransactionAttempt
 
 Range = tuple[int, int]
