@@ -355,8 +355,8 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
     def _lost_plan(self, name: str, meta: KafkaRange, what: str) -> DataLostError:
         return DataLostError(
             f"partition {name} cannot be read again from offset {meta.start} to {meta.end}, as its stored "
-            f"plan has it: {what}; a transactional batch cannot be repeated without it: start under a new "
-            f"topology id"
+            f"plan has it: {what}; an open transactional batch cannot be repeated without it: start under a "
+            f"new topology id"
         )
 
     def _vanished(self, view: ClusterView) -> list[str]:

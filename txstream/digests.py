@@ -57,11 +57,11 @@ class TableDigest:
         )
 
     def differences(self, other: TableDigest) -> list[str]:
-        """What differs, in a few words each; of value columns, those that both have."""
+        """What differs: rows, keys, and of the value columns those that both have, in the order of `other`."""
         found = ["rows"] if self.rows != other.rows else []
         found += ["keys"] if self.keys != other.keys else []
         return found + [
-            name for name, number in self.values.items() if number != other.values.get(name, number)
+            name for name, number in other.values.items() if number != self.values.get(name, number)
         ]
 
     def to_document(self) -> dict[str, Any]:

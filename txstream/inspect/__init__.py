@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         TopologyStatus,
         TopologySummary,
     )
+    from txstream.inspect.replaying import BatchReplay, Replay, ReplayChange, TableReplay, replay
     from txstream.inspect.tables import diff, get, states, top
 
 _HOMES = {
@@ -61,6 +62,7 @@ _HOMES = {
         "TopologySummary",
     ),
     "txstream.inspect.databases": ("UnknownTopologyError",),
+    "txstream.inspect.replaying": ("BatchReplay", "Replay", "ReplayChange", "TableReplay", "replay"),
     "txstream.inspect.tables": ("diff", "get", "states", "top"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
@@ -68,6 +70,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [
     "Batch",
     "BatchDetails",
+    "BatchReplay",
     "FailedAttempt",
     "Finding",
     "FsckReport",
@@ -75,12 +78,15 @@ __all__ = [
     "MissingDatabase",
     "PartitionRange",
     "Recovery",
+    "Replay",
+    "ReplayChange",
     "RowChange",
     "Severity",
     "StateRow",
     "StateRows",
     "StateTable",
     "TableDiff",
+    "TableReplay",
     "TopologyStatus",
     "TopologySummary",
     "UnknownTopologyError",
@@ -91,6 +97,7 @@ __all__ = [
     "fsck",
     "get",
     "recover",
+    "replay",
     "states",
     "status",
     "top",

@@ -169,7 +169,7 @@ def databases_of(fence: FenceRow) -> list[str]:
 def _missing(url: str, error: TxstreamError) -> MissingDatabase:
     from txstream.state.sql.failures import REMEDY
 
-    shown = _for_people(url)
+    shown = for_people(url)
     remedy = "start or repair it"
     if isinstance(error, _NoFileError):
         remedy = f"restore it, or {_OPTION} if it is elsewhere"
@@ -193,7 +193,7 @@ def upgrade_remedy(url: str) -> str:
     return f"type `txstream db upgrade --database {url}`, or use the newer txstream that it belongs to"
 
 
-def _for_people(url: str) -> str:
+def for_people(url: str) -> str:
     """A URL without its password; of one that cannot be understood only what comes before the first colon."""
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError
@@ -248,7 +248,7 @@ def place_for_people(settings: Settings) -> str:
     url = settings.database_url()
     if is_missing_file(url):
         return f"{url.partition(':///')[2]} (no such file)"
-    return _for_people(url)
+    return for_people(url)
 
 
 def is_missing_file(url: str) -> bool:

@@ -84,7 +84,7 @@ def _plans(snapshot: Snapshot, coordinator: PartitionCoordinator[Any]) -> Iterat
         if progress is None or txid < progress.current:
             continue
         planned = {name: meta for name, meta in batch.metas.partitions.items() if not is_empty(meta)}
-        for name, answer in _asked(planned, coordinator.unreadable).items():
+        for name, answer in asked(planned, coordinator.unreadable).items():
             if isinstance(answer, DataLostError):
                 yield Finding(
                     "plan-lost", Severity.ERROR, f"partition {name}", f"stored plan of txid {txid}: {answer}",
@@ -102,7 +102,7 @@ def _places(
     if metas is None:
         return
     places = dict(metas.positions())
-    for name, answer in _asked(places, lambda last: coordinator.plan(last, 1)).items():
+    for name, answer in asked(places, lambda last: coordinator.plan(last, 1)).items():
         if name not in places:
             continue  # a partition that is new
         skipped_from = getattr(answer, "skipped_from", None)
@@ -139,7 +139,7 @@ def _last_planned(snapshot: Snapshot, codec: MetaCodec[Any]) -> BatchMetas[Any] 
     return codec.decode(newest.metas, f"ledger of topology {snapshot.topology!r}, txid {Txid(newest.txid)}")
 
 
-def _asked(metas: Mapping[str, Any], ask: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> dict[str, Any]:
+def asked(metas: Mapping[str, Any], ask: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> dict[str, Any]:
     """What the source answers, by partition. It raises for the first one that is lost: then each is asked by
     itself. What it is not certain of yet, it is asked again."""
     deadline = time.monotonic() + _CERTAIN_SECONDS

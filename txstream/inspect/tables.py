@@ -142,12 +142,14 @@ def _reading(
     topology_id: str, table: str, settings: Settings | None, database: str | None
 ) -> Iterator[tuple[StateBackend, StateReading, StoredTable]]:
     with topology_databases((settings or Settings()).resolve(), topology_id) as databases:
-        place = _place_of_table(topology_id, table, databases, database)
+        place = place_of_table(topology_id, table, databases, database)
         with place.read_state(topology_id) as reading:
             yield place, reading, next(found for found in reading.tables() if found.name == table)
 
 
-def _place_of_table(topology_id: str, table: str, databases: Databases, wanted: str | None) -> StateBackend:
+def place_of_table(topology_id: str, table: str, databases: Databases, wanted: str | None) -> StateBackend:
+    """The database that has a state table; of several, the one with `wanted` in its URL. Raises
+    StateTableError when none has it, or more than one."""
     places: list[StateBackend] = []
     known: list[str] = []
     for place in databases.opened:
