@@ -57,7 +57,7 @@ class TableDigest:
         )
 
     def differences(self, other: TableDigest) -> list[str]:
-        """What differs: rows, keys, and of the value columns those that both have, in the order of `other`."""
+        """What differs: rows, keys, and value columns, of those that both have, in the order of `other`."""
         found = ["rows"] if self.rows != other.rows else []
         found += ["keys"] if self.keys != other.keys else []
         return found + [

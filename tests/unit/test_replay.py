@@ -9,13 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
+from support.replays import Changed, Summary, Words, run, topology
 
 from txstream import inspect
-from txstream.api.bolts import BasicBolt, BatchBolt, Committer
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.errors import DataLostError, UsageError
-from txstream.api.reducers import Count, Max, Sum
-from txstream.api.spouts import OpaqueSpout, SourceSpout, TransactionalSpout
+from txstream.api.reducers import Sum
+from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.bolts.aggregate import CountBolt
@@ -28,56 +28,6 @@ from txstream.testing import TopologyTest
 LINES = {"p0": ["the cat", "the dog"], "p1": ["a cat", "the end"]}
 
 
-class Words(BasicBolt):
-    output = "word string, length bigint"
-
-    def execute(self, tup: Any, collector: Any) -> None:
-        for word in self.words(tup["line"]):
-            collector.emit((word, len(word)))
-
-    def words(self, line: str) -> list[str]:
-        return line.split()
-
-
-class Changed(Words):
-    """Another count of `the`, nothing of `end`, and a word more."""
-
-    def words(self, line: str) -> list[str]:
-        return [*(word for word in line.split() if word != "end"), *(["the", "new"] if "the" in line else [])]
-
-
-class Summary(BatchBolt, Committer):
-    """A committer of the user's, with a state below it."""
-
-    output = "word string, length bigint"
-    dry = False
-
-    def execute(self, tup: Any) -> None:
-        assert not Summary.dry, "bolts of the commit phase are not run dry"
-
-
-def topology(
-    source: MemorySpout,
-    words: type[Words] = Words,
-    spout: type[SourceSpout[Any]] = OpaqueSpout,
-    *,
-    commit: Any = "driver",
-    below: bool = False,
-) -> Topology:
-    builder = TransactionalTopologyBuilder(
-        "words", "lines", spout(source, max_batch_records=2), 2, commit=commit
-    )
-    builder.set_bolt("split", words(), parallelism=2).shuffle_grouping("lines")
-    state = SqlState("words", key="word string", value="n bigint, longest bigint")
-    store = SqlStateBolt(state, n=Count(), longest=Max("length"))
-    builder.set_committer_bolt("store", store, parallelism=2).fields_grouping("split", "word")
-    if below:
-        builder.set_bolt("summary", Summary()).global_grouping("split")
-        later = SqlStateBolt(SqlState("later", key="word string", value="n bigint"), n=Count())
-        builder.set_bolt("below", later).fields_grouping("summary", "word")
-    return builder.build()
-
-
 @pytest.fixture
 def source() -> Iterator[MemorySpout]:
     with MemorySpout("line string", LINES) as made:
@@ -87,12 +37,6 @@ def source() -> Iterator[MemorySpout]:
 @pytest.fixture
 def database(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'state.db'}"
-
-
-def run(made: Topology, database: str) -> Settings:
-    with TopologyTest(made, database=database) as test:
-        test.run()
-    return Settings(database=database)
 
 
 def everything(database: str) -> dict[str, list[Any]]:

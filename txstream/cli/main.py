@@ -23,6 +23,7 @@ from txstream.cli import (
     inspection,
     operate,
     repair,
+    replay,
     run,
     services,
     topic,
@@ -68,6 +69,7 @@ run.register(app)
 describe.register(app)
 operate.register(app)
 inspection.register(app)
+replay.register(app)
 repair.register(app)
 administration.register(app)
 

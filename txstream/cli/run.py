@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import typer
 
 from txstream.api.errors import TxstreamError, UsageError
+from txstream.cli.code import remember_code
 from txstream.cli.context import Cli, print_error
 from txstream.cli.factory import load_topology, shipped_module, user_code_prints_to_stderr
 from txstream.cli.logs import library_log
@@ -117,6 +118,7 @@ def run(
 
     find_java()
     settings.make_data_dir()
+    remember_code(settings, topology.id, target, parameter or [])
     log_file = spark_log(cli.log_dir, topology.id)
     with shipped_module(target) as modules:
         settings = replace(

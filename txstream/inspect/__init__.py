@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from txstream.inspect.databases import UnknownTopologyError
     from txstream.inspect.ledgers import UnknownTxidError, batch, batches
     from txstream.inspect.overview import status, topologies
+    from txstream.inspect.provenance import Why, WhyPart, why
     from txstream.inspect.rebuilding import recover
     from txstream.inspect.records import (
         Batch,
@@ -62,6 +63,7 @@ _HOMES = {
         "TopologySummary",
     ),
     "txstream.inspect.databases": ("UnknownTopologyError",),
+    "txstream.inspect.provenance": ("Why", "WhyPart", "why"),
     "txstream.inspect.replaying": ("BatchReplay", "Replay", "ReplayChange", "TableReplay", "replay"),
     "txstream.inspect.tables": ("diff", "get", "states", "top"),
 }
@@ -91,6 +93,8 @@ __all__ = [
     "TopologySummary",
     "UnknownTopologyError",
     "UnknownTxidError",
+    "Why",
+    "WhyPart",
     "batch",
     "batches",
     "diff",
@@ -102,6 +106,7 @@ __all__ = [
     "status",
     "top",
     "topologies",
+    "why",
 ]
 
 

@@ -84,13 +84,14 @@ class ReplayedTable:
 @dataclass(frozen=True)
 class DryRuns:
     """One topology's code, its databases and its source. `left_out` are the tables that the commit phase
-    fills."""
+    fills; `small` is the runner for parts of a batch, which are not worth Spark."""
 
     topology: Topology
     settings: Settings
     databases: Databases
     plan: ExecutionPlan
     runner: BatchRunner
+    small: BatchRunner
     coordinator: PartitionCoordinator[Any]
     jobs_at_once: int = 1
 
@@ -160,8 +161,9 @@ class DryRuns:
 
     def run(self, batch: DryBatch, partitions: Mapping[str, Any] | None = None) -> BatchResult:
         """Process a batch, or only these ranges of it. Raises what an attempt fails with."""
-        metas = batch.metas if partitions is None else BatchMetas(partitions)
-        return self.runner.run(batch.attempt, metas)
+        if partitions is None:
+            return self.runner.run(batch.attempt, batch.metas)
+        return self.small.run(batch.attempt, BatchMetas(partitions))
 
     def replayed(self, txids: Iterable[int]) -> Iterator[tuple[DryBatch, BatchResult]]:
         """Each of these batches, run again, in this order; on Spark, several at once. Raises as `batch`,
@@ -210,12 +212,15 @@ def dry_runs(
         plan = compile_topology(topology, context, uuid.uuid4().hex, capture=capture)
         coordinator = topology.spout.source.coordinator(context)
         stack.callback(coordinator.close)
-        on_spark = on_spark or any(bolt.is_dataframe for bolt in plan.bolts)
-        runner = _on_spark(topology, settings, plan, stack) if on_spark else _in_this_process(plan)
-        stack.callback(runner.close)
-        yield DryRuns(
-            topology, settings, databases, plan, runner, coordinator, _JOBS_AT_ONCE if on_spark else 1
-        )
+        needs_spark = any(bolt.is_dataframe for bolt in plan.bolts)
+        runner = _on_spark(topology, settings, plan, stack) if on_spark or needs_spark else None
+        if runner is None or not needs_spark:
+            small = _in_this_process(plan)
+            stack.callback(small.close)
+        else:
+            small = runner
+        jobs_at_once = 1 if runner is None else _JOBS_AT_ONCE
+        yield DryRuns(topology, settings, databases, plan, runner or small, small, coordinator, jobs_at_once)
 
 
 def _in_this_process(plan: ExecutionPlan) -> BatchRunner:
@@ -248,4 +253,6 @@ def _on_spark(
         context.addPyFile(str(Path(path).resolve()))
     patience = settings.connect_timeout_seconds
     await_executor(context, patience_seconds=patience, wait=threading.Event().wait, tell=log.warning)
-    return SparkRunner(context, plan)
+    runner = SparkRunner(context, plan)
+    stack.callback(runner.close)
+    return runner

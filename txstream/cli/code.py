@@ -1,0 +1,65 @@
+"""Which code a topology was last run with from this folder: the default of commands that need it again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from txstream.api.errors import UsageError
+from txstream.cli.context import Cli
+from txstream.cli.factory import load_topology
+from txstream.settings import Settings
+
+if TYPE_CHECKING:
+    from txstream.api.topology import Topology
+
+Target = Annotated[
+    str | None,
+    typer.Option(
+        "--topology", metavar="MODULE:FACTORY", help="The topology's code; unset: as it was last run here."
+    ),
+]
+Parameters = Annotated[
+    list[str] | None,
+    typer.Option("-p", "--parameter", metavar="NAME=VALUE", help="With --topology: an argument of FACTORY."),
+]
+
+
+def remember_code(settings: Settings, topology_id: str, target: str, parameters: Sequence[str]) -> None:
+    """Note what a run was given; readable for its user alone, since a parameter may be a password."""
+    file = _file(settings, topology_id)
+    with contextlib.suppress(OSError):  # a note for later: the run needs none
+        file.parent.mkdir(exist_ok=True)
+        file.touch(mode=0o600)
+        file.write_text(json.dumps({"target": target, "parameters": list(parameters)}), encoding="utf-8")
+
+
+def find_code(
+    cli: Cli, topology_id: str, target: str | None, parameters: Sequence[str] | None
+) -> tuple[Topology, str]:
+    """The topology under this id, and MODULE:FACTORY: the one given, else the one it was last run with here.
+
+    Raises UsageError when neither is known; as `load_topology`.
+    """
+    if target is None:
+        if parameters:
+            raise UsageError("-p is for the factory of --topology MODULE:FACTORY; give that, too")
+        try:
+            noted = json.loads(_file(cli.settings, topology_id).read_text(encoding="utf-8"))
+            target, parameters = str(noted["target"]), [str(one) for one in noted["parameters"]]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise UsageError(
+                f"with which code? topology {topology_id!r} was not run from this folder; give its code by "
+                f"--topology MODULE:FACTORY, with -p as for `txstream run`"
+            ) from None
+        cli.say(f"code: {target}, as it was last run here (--topology for other code)")
+    return load_topology(target, parameters or []).with_id(topology_id), target
+
+
+def _file(settings: Settings, topology_id: str) -> Path:
+    return settings.data_dir / "code" / f"{topology_id}.json"

@@ -1,0 +1,341 @@
+"""`txstream replay` and `txstream why`: committed batches run again, dry, rendered."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from txstream.api.errors import UsageError
+from txstream.cli.code import Parameters, Target, find_code
+from txstream.cli.context import Cli
+from txstream.cli.factory import shipped_module, user_code_prints_to_stderr
+from txstream.cli.options import Id, command
+from txstream.cli.state import Table
+from txstream.cli.tables import escaped, quoted
+from txstream.inspect.documents import document, plain_value
+from txstream.settings import Settings
+from txstream.words import counted
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from txstream.inspect.provenance import Why, WhyPart
+    from txstream.inspect.replaying import Replay, TableReplay
+
+_SHOWN_TUPLES = 20
+_RESULTS = {True: "same", False: "different", None: "not compared"}
+
+
+def register(app: typer.Typer) -> None:
+    command(app, "replay", state_databases=True)(replay)
+    command(app, "why", state_databases=True)(why)
+
+
+# --- replay ------------------------------------------------------------------------------------------------
+
+
+def replay(
+    cli: Cli,
+    topology_id: Id,
+    txids: Annotated[str, typer.Argument(metavar="TXID[..TXID]", help="A committed txid, or a range.")],
+    target: Target = None,
+    parameter: Parameters = None,
+    component: Annotated[
+        str | None, typer.Option("--component", metavar="NAME", help="Show the tuples that it emitted.")
+    ] = None,
+    stream: Annotated[
+        str | None, typer.Option("--stream", metavar="NAME", help="With --component: which of its streams.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="FILE", help="With --component: save them, as FILE.parquet or FILE.jsonl."
+        ),
+    ] = None,
+    into: Annotated[
+        str | None,
+        typer.Option("--into", metavar="TABLE", help="Write the deltas into a new table of this name."),
+    ] = None,
+    table: Annotated[
+        str | None, typer.Option("--table", metavar="TABLE", help="With --into: of which state table.")
+    ] = None,
+    rows: Annotated[
+        int,
+        typer.Option(
+            "--rows", "-n", metavar="N", help="At most so many rows of a table that differs.", min=0
+        ),
+    ] = 20,
+) -> int:
+    """Run committed batches again, dry, and compare. Nothing of the topology is touched; exit status 1 when
+    they would add something else today. Runs in this process; with --master, on Spark."""
+    first, last = _range(txids)
+    _check_out(component, stream, out)
+    if table is not None and into is None:
+        raise UsageError("--table says whose deltas --into TABLE takes; give that, too")
+    from txstream import inspect
+
+    made, code = find_code(cli, topology_id, target, parameter)
+    with _running(cli, code) as (settings, on_spark):
+        found = inspect.replay(
+            made,
+            first,
+            settings,
+            last=last,
+            component=component,
+            stream=stream,
+            into=into,
+            table=table,
+            changes=rows,
+            on_spark=on_spark,
+        )
+    tuples = found.tuples
+    if tuples is not None and out is not None:
+        _save(out, tuples)
+        cli.say(f"wrote {counted(tuples.num_rows, 'tuple')} to {out}")
+        tuples = None
+    if cli.as_json:
+        cli.print_json(_replay_document(found, tuples))
+        return 0 if found.same else 1
+    if tuples is not None:
+        _print_tuples(cli, tuples)
+    _print_replay(cli, found)
+    if into is not None:
+        cli.say(f"wrote the deltas to the new table {into}; drop it when you have seen them")
+    return 0 if found.same else 1
+
+
+def _range(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d{1,18})(?:\.\.(\d{1,18}))?", text)
+    first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 1 <= first <= last:
+        raise UsageError(f"{text!r} is neither a txid nor a range of txids; write for example 7 or 7..9")
+    return first, last
+
+
+def _check_out(component: str | None, stream: str | None, out: Path | None) -> None:
+    if component is None and (out is not None or stream is not None):
+        raise UsageError("--out and --stream are for the tuples of a component: give --component NAME, too")
+    if out is not None and out.suffix not in (".parquet", ".jsonl"):
+        raise UsageError(f"--out {out}: name a file that ends in .parquet or .jsonl")
+
+
+@contextlib.contextmanager
+def _running(cli: Cli, target: str) -> Iterator[tuple[Settings, bool]]:
+    """Settings for batches that are run again, and whether on Spark: a master given by flag means that."""
+    from txstream.engine.spark.log import spark_log
+
+    on_spark = cli.settings.master is not None
+    settings = cli.resolve()
+    with shipped_module(target) as modules, user_code_prints_to_stderr():
+        log_file = spark_log(cli.log_dir, "replay") if on_spark else None
+        yield replace(settings, py_files=modules, spark_log=log_file), on_spark
+
+
+def _replay_document(found: Replay, tuples: pa.Table | None) -> dict[str, Any]:
+    """`same` of all, `batches` with what was read, and `tables`: one entry by txid and table."""
+    written: dict[str, Any] = {
+        "topology": found.topology,
+        "same": found.same,
+        "batches": [
+            {"txid": b.txid, "attempt": b.attempt, "records": b.records, "records_read": b.records_read}
+            for b in found.batches
+        ],
+        "tables": document(found.tables),
+    }
+    if found.into is not None:
+        written["into"] = found.into
+    if tuples is not None:
+        written["tuples"] = document(tuples.to_pylist())
+    return written
+
+
+def _print_replay(cli: Cli, found: Replay) -> None:
+    records = {batch.txid: batch for batch in found.batches}
+    cli.print_table(
+        [">txid", "table", "replay", ">records", ">rows", "?>rows then", "?differs in"],
+        [
+            [
+                one.txid,
+                one.table,
+                _RESULTS[one.same],
+                records[one.txid].records,
+                one.rows,
+                one.rows_written,
+                ", ".join(one.differs) or None,
+            ]
+            for one in found.tables
+        ],
+    )
+    for batch in found.batches:
+        if batch.records != batch.records_read:
+            cli.say(
+                f"note: txid {batch.txid} had {counted(batch.records_read, 'record')} and its ranges have "
+                f"{batch.records:,} now: the log was compacted, or the source gives others"
+            )
+    for note in dict.fromkeys(f"{one.table}: {one.note}" for one in found.tables if one.note):
+        cli.say(f"note: {note}")
+    for one in found.tables:
+        if one.same is False:
+            _print_changes(cli, one)
+    if not any(one.same is not None for one in found.tables):
+        cli.say("nothing could be compared")
+
+
+def _print_changes(cli: Cli, one: TableReplay) -> None:
+    if one.changes:
+        keys = list(one.changes[0].key)
+        sample = one.changes[0].written or one.changes[0].replayed or {}
+        moments = ("before", "written", "replayed")
+        cli.print_table(
+            [*keys, *(f">{name} {moment}" for name in sample for moment in moments)],
+            [
+                [
+                    *(quoted(plain_value(change.key[name])) for name in keys),
+                    *(
+                        plain_value((getattr(change, moment) or {}).get(name))
+                        for name in sample
+                        for moment in moments
+                    ),
+                ]
+                for change in one.changes
+            ],
+        )
+    told = f"txid {one.txid} of {one.table} differs; {counted(len(one.changes), 'row')} shown"
+    if one.untold:
+        told += (
+            f", and of {one.untold:,} it cannot be told: later batches have changed them, or the table "
+            f"keeps no earlier values"
+        )
+    cli.say(told)
+
+
+def _print_tuples(cli: Cli, tuples: pa.Table) -> None:
+    shown = tuples.slice(0, _SHOWN_TUPLES)
+    import pyarrow as pa
+
+    numbers = [pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in tuples.schema.types]
+    names = [
+        f">{name}" if number else name for name, number in zip(tuples.schema.names, numbers, strict=True)
+    ]
+    rows = zip(*(column.to_pylist() for column in shown.columns), strict=True)
+    cli.print_table(names, [[quoted(plain_value(value)) for value in row] for row in rows])
+    if tuples.num_rows > shown.num_rows:
+        cli.say(f"{tuples.num_rows - shown.num_rows:,} more tuples; --out FILE and --json have all of them")
+
+
+def _save(out: Path, tuples: pa.Table) -> None:
+    try:
+        if out.suffix == ".parquet":
+            import pyarrow.parquet as pq
+
+            pq.write_table(tuples, out)
+        else:
+            with out.open("w", encoding="utf-8") as file:
+                for row in tuples.to_pylist():
+                    file.write(f"{json.dumps(document(row), ensure_ascii=False)}\n")
+    except OSError as error:
+        raise UsageError(f"--out {out} cannot be written: {error.strerror or error}") from error
+
+
+# --- why ---------------------------------------------------------------------------------------------------
+
+
+def why(
+    cli: Cli,
+    topology_id: Id,
+    table: Table,
+    key: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY", help="One per key column; dates and times in ISO 8601, binary as hexadecimal."
+        ),
+    ],
+    target: Target = None,
+    parameter: Parameters = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", help="At most so many parts.", min=1)] = 20,
+    within: Annotated[
+        int, typer.Option("--within", metavar="N", help="Look at most so many batches back.", min=1)
+    ] = 1000,
+    ranges: Annotated[
+        bool, typer.Option("--ranges", help="Ranges of partitions instead of offsets, which is sooner done.")
+    ] = False,
+) -> int:
+    """Show what made a value: txid, partition and offset of the records in it, the newest first. Batches are
+    run again for it, in this process; with --master, on Spark."""
+    from txstream import inspect
+
+    made, code = find_code(cli, topology_id, target, parameter)
+    with _running(cli, code) as (settings, on_spark):
+        found = inspect.why(
+            made,
+            table,
+            key,
+            settings,
+            limit=limit,
+            within=within,
+            exact=not ranges,
+            parse=True,
+            on_spark=on_spark,
+        )
+    if cli.as_json:
+        cli.print_json(_why_document(found))
+    elif found.value is not None:
+        _print_why(cli, found)
+    if found.value is None:
+        wanted = ", ".join(str(quoted(one)) for one in key)
+        cli.say(f"table {table} has no row of key {wanted} as of txid {found.as_of}")
+        return 1
+    return 0
+
+
+def _why_document(found: Why) -> dict[str, Any]:
+    """`delta` and `value` of a part are by column; of a table with one value column, that column's."""
+    only = found.value is not None and len(found.value) == 1
+
+    def flat(values: Any) -> Any:
+        plain = document(values)
+        return next(iter(plain.values()), None) if only else plain
+
+    return {
+        **document(replace(found, parts=())),
+        "parts": [
+            {**document(part), "delta": flat(part.delta), "value": flat(part.value)} for part in found.parts
+        ],
+    }
+
+
+def _print_why(cli: Cli, found: Why) -> None:
+    value = found.value or {}
+    only = len(value) == 1
+    names = [f">{kind}" if only else f">{kind} {name}" for name in value for kind in ("delta", "value")]
+    if found.parts:
+        cli.print_table(
+            [">txid", "partition", ">offset", *names],
+            [
+                [
+                    part.txid,
+                    part.partition or "all of them",
+                    _place(part),
+                    *(plain_value(values.get(name)) for name in value for values in (part.delta, part.value)),
+                ]
+                for part in found.parts
+            ],
+        )
+    shown = ", ".join(f"{name} {plain_value(one)}" for name, one in value.items())
+    whole = "all of it" if found.is_complete else "a part of it"
+    cli.say(f"{escaped(shown)} as of txid {found.as_of}: {counted(len(found.parts), 'part')}, {whole}")
+    for note in found.notes:
+        cli.say(f"note: {escaped(note)}")
+
+
+def _place(part: WhyPart) -> str | None:
+    if part.offset is not None:
+        return f"{part.offset:,}"
+    return None if part.start is None or part.end is None else f"{part.start:,} to {part.end - 1:,}"

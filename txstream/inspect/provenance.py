@@ -1,0 +1,262 @@
+"""`why`: which batches, partitions and offsets made a value, by running batches again, the newest first.
+
+A batch is run whole; when it changes the row, halves of its ranges are run, and halves of those that change
+it, down to single records. That a batch's parts make what the whole makes is checked: where records act
+together (a bolt that compares them, say), the batch is told as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from txstream.api.errors import DataLostError, UsageError
+from txstream.api.reducers import Reducer
+from txstream.digests import digest_of
+from txstream.engine.batch.runner import BatchResult
+from txstream.engine.commit.committer import merged_deltas
+from txstream.inspect.dry import DryBatch, DryRuns, ReplayedTable, dry_runs
+from txstream.inspect.keys import check_key, parse_key
+from txstream.inspect.ledgers import UnknownTxidError
+from txstream.inspect.replaying import alike, combined
+from txstream.inspect.tables import place_of_table
+from txstream.settings import Settings
+from txstream.spouts.ranges import RecordSpan
+from txstream.transaction import Txid
+from txstream.words import in_order
+
+if TYPE_CHECKING:
+    from txstream.api.topology import Topology
+    from txstream.state import StateBackend
+    from txstream.state.reading import StoredRow
+
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class WhyPart:
+    """What one record added to the row; where `offset` is None, what `start` to `end` - 1 of a partition did,
+    and where `partition` is None, the batch. `value` is the row's value then, of columns that are sums."""
+
+    txid: Txid
+    partition: str | None
+    offset: int | None
+    start: int | None
+    end: int | None
+    delta: Values
+    value: Values
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """The parts of a row's `value` as of txid `as_of`, newest first; `value` is None when there is no row.
+
+    `is_complete`: they make the whole value. Otherwise `notes` say what ended the search. `txids` are the
+    first and the last batch that were looked at.
+    """
+
+    topology: str
+    database: str
+    table: str
+    key: Values
+    value: Values | None
+    as_of: Txid
+    parts: tuple[WhyPart, ...] = ()
+    is_complete: bool = False
+    txids: tuple[Txid, Txid] | None = None
+    notes: tuple[str, ...] = ()
+
+
+def why(
+    topology: Topology,
+    table: str,
+    key: Sequence[Any] | Mapping[str, Any],
+    settings: Settings | None = None,
+    *,
+    limit: int = 20,
+    within: int = 1000,
+    exact: bool = True,
+    parse: bool = False,
+    on_spark: bool = False,
+) -> Why:
+    """Which records made the value of a row: at most `limit` parts, looked for in at most `within` batches,
+    back from the last one that changed the row. It ends when the parts make the value.
+
+    `key` is as for `get`, texts with `parse`. With `exact=False` parts are ranges of partitions, which takes
+    fewer runs. Batches run in this process, or, several at once, `on_spark`. Raises as `replay` and `get`;
+    UsageError for a table that is filled in the commit phase, whose bolts are not run.
+    """
+    for name, number in (("limit", limit), ("within", within)):
+        if number < 1:
+            raise UsageError(f"{name} is {number}; it must be at least 1")
+    with dry_runs(topology, settings, on_spark=on_spark) as runs:
+        wanted, database = _table(runs, table)
+        with database.read_state(topology.id) as reading:
+            stored = next(one for one in reading.tables() if one.name == table)
+            values = parse_key(table, stored.key, list(key)) if parse else check_key(table, stored.key, key)
+            row, as_of = reading.find(table, values), reading.as_of
+        answer = Why(
+            topology=topology.id,
+            database=database.url_for_people,
+            table=table,
+            key=dict(zip(stored.key.names, values, strict=True)),
+            value=None if row is None else row.value,
+            as_of=as_of,
+        )
+        if row is None:
+            return answer
+        search = _Search(runs, wanted, answer.key, row, limit, exact=exact)
+        search.back_from(as_of if row.txid is None else row.txid, within)
+    parts = tuple(_with_values(search.parts, row.value, wanted.bolt.reducers))
+    looked = (min(search.looked_at), max(search.looked_at)) if search.looked_at else None
+    return replace(
+        answer, parts=parts, is_complete=search.is_complete, txids=looked, notes=tuple(search.notes)
+    )
+
+
+def _table(runs: DryRuns, table: str) -> tuple[ReplayedTable, StateBackend]:
+    if table in runs.left_out:
+        raise UsageError(
+            f"table {table!r} is filled in the commit phase, whose bolts are not run dry; `txstream show` "
+            f"has the ranges of the batch that changed a row last"
+        )
+    for one in runs.tables():
+        if one.name == table and one.database is not None:
+            return one, one.database
+    place_of_table(runs.topology.id, table, runs.databases, None)  # tells which tables there are
+    raise UsageError(f"the code of topology {runs.topology.id!r} does not fill table {table!r}")
+
+
+@dataclass
+class _Search:
+    """From batch to batch, back in time."""
+
+    runs: DryRuns
+    table: ReplayedTable
+    key: Values
+    row: StoredRow
+    limit: int
+    exact: bool
+    parts: list[WhyPart] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    looked_at: list[Txid] = field(default_factory=list)
+    is_complete: bool = False
+    _total: Values | None = None
+
+    def back_from(self, newest: Txid, within: int) -> None:
+        last = max(1, newest - within + 1)
+        try:
+            for batch, result in self.runs.replayed(range(newest, last - 1, -1)):
+                self._look(batch, result)
+                if self.is_complete or len(self.parts) >= self.limit:
+                    break
+        except (DataLostError, UnknownTxidError) as error:
+            self.notes.append(f"of earlier batches nothing is known: {error}")
+            return
+        if self.is_complete:
+            return
+        if len(self.parts) >= self.limit:
+            self.notes.append(f"these are the newest {len(self.parts)} parts; a greater limit finds more")
+        elif last > 1:
+            self.notes.append(f"batches before txid {last} were not looked at; say within how many to look")
+        else:
+            self.notes.append("the parts of all batches do not make the value: other code may have run then")
+
+    def _look(self, batch: DryBatch, result: BatchResult) -> None:
+        txid = batch.attempt.txid
+        self.looked_at.append(txid)
+        deltas = self.table.deltas(result)
+        written = self.table.written_in(batch)
+        if written is not None and written.differences(digest_of(deltas, list(self.key))):
+            self.notes.append(
+                f"txid {txid} does not add today what it added then (`txstream replay` tells how): the code "
+                f"has changed, or does not give the same each time"
+            )
+        delta = self._delta_in(deltas)
+        if delta is None:
+            return
+        self.parts += self._parts_of(batch, result, delta)
+        self._total = delta if self._total is None else combined(self._reducers, delta, self._total)
+        self.is_complete = len(self.parts) <= self.limit and alike(self._total, self.row.value)
+        del self.parts[self.limit :]
+
+    @property
+    def _reducers(self) -> Mapping[str, Reducer]:
+        return self.table.bolt.reducers
+
+    def _delta_in(self, deltas: pa.Table) -> Values | None:
+        """What deltas add to the row; None when they do not touch it."""
+        mask: Any = pa.repeat(True, deltas.num_rows)
+        for place, value in enumerate(self.key.values()):
+            column = deltas.column(place)
+            mask = pc.and_(mask, pc.equal(column, pa.scalar(value, column.type)))
+        rows = deltas.filter(mask).to_pylist()
+        return {name: rows[0][name] for name in self._reducers} if rows else None
+
+    def _parts_of(self, batch: DryBatch, whole: BatchResult, delta: Values) -> list[WhyPart]:
+        """One more than there is room for, when there are more."""
+        room = self.limit - len(self.parts) + 1
+        found: list[WhyPart] = []
+        results: list[BatchResult] = []
+        for part, result in self._split(batch, dict(batch.metas.partitions), whole):
+            found.append(part)
+            results.append(result)
+            if len(found) == room:
+                return found
+        together = self._delta_in(merged_deltas(self.table.component, self.table.bolt, results))
+        if together is not None and alike(together, delta):
+            return found
+        self.notes.append(
+            f"the records of txid {batch.attempt.txid} act together: none of them has a part of its own"
+        )
+        return [WhyPart(batch.attempt.txid, None, None, None, None, delta, {})]
+
+    def _split(
+        self, batch: DryBatch, metas: dict[str, Any], known: BatchResult | None
+    ) -> Iterator[tuple[WhyPart, BatchResult]]:
+        """The parts of these ranges, which are not empty; what is newest in a partition comes first."""
+        result = self.runs.run(batch, metas) if known is None else known
+        delta = self._delta_in(self.table.deltas(result))
+        if delta is None:
+            return
+        halves = list(_halves(metas, exact=self.exact))
+        if halves:
+            for half in halves:
+                yield from self._split(batch, half, None)
+            return
+        ((partition, meta),) = metas.items()
+        start, end = (_whole(getattr(meta, name, None)) for name in ("start", "end"))
+        offset = start if isinstance(meta, RecordSpan) and meta.end == meta.start + 1 else None
+        yield WhyPart(batch.attempt.txid, partition, offset, start, end, delta, {}), result
+
+
+def _halves(metas: dict[str, Any], *, exact: bool) -> Iterator[dict[str, Any]]:
+    """Two parts of these ranges; nothing where they cannot be divided."""
+    if len(metas) > 1:
+        names = sorted(metas, key=in_order)
+        for part in (names[: len(names) // 2], names[len(names) // 2 :]):
+            yield {name: metas[name] for name in part}
+        return
+    ((partition, meta),) = metas.items()
+    if exact and isinstance(meta, RecordSpan) and meta.end - meta.start > 1:  # a file's positions are bytes
+        middle = (meta.start + meta.end) // 2
+        yield {partition: replace(meta, start=middle)}
+        yield {partition: replace(meta, end=middle)}
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
+
+
+def _with_values(parts: list[WhyPart], value: Values, reducers: Mapping[str, Reducer]) -> Iterator[WhyPart]:
+    """Each part with the row's value after it: known where a part can be taken off again."""
+    running = {name: value[name] for name, reducer in reducers.items() if reducer.merge == "sum"}
+    for part in parts:
+        yield replace(part, value=dict(running))
+        for name, number in running.items():
+            taken = part.delta[name]
+            running[name] = number if taken is None or number is None else number - taken
