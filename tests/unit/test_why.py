@@ -86,7 +86,7 @@ def test_a_limit_ends_it_and_is_told(source: MemorySpout, database: str) -> None
     found = inspect.why(made, "words", ["the"], settings, limit=2)
     assert len(found.parts) == 2
     assert not found.is_complete
-    assert "a greater limit finds more" in found.notes[0]
+    assert "a greater limit finds them" in found.notes[0]
     near = inspect.why(made, "words", ["the"], settings, within=1)
     assert not near.is_complete
     assert "were not looked at" in near.notes[0]

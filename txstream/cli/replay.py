@@ -74,7 +74,7 @@ def replay(
     ] = 20,
 ) -> int:
     """Run committed batches again, dry, and compare. Nothing of the topology is touched; exit status 1 when
-    they would add something else today. Runs in this process; with --master, on Spark."""
+    they would add something else today. It runs in this process; with --master, on Spark."""
     first, last = _range(txids)
     _check_out(component, stream, out)
     if table is not None and into is None:
@@ -209,10 +209,7 @@ def _print_changes(cli: Cli, one: TableReplay) -> None:
         )
     told = f"txid {one.txid} of {one.table} differs; {counted(len(one.changes), 'row')} shown"
     if one.untold:
-        told += (
-            f", and of {one.untold:,} it cannot be told: later batches have changed them, or the table "
-            f"keeps no earlier values"
-        )
+        told += f", {one.untold:,} cannot be told: changed by later batches, or earlier values are not kept"
     cli.say(told)
 
 
@@ -267,8 +264,8 @@ def why(
         bool, typer.Option("--ranges", help="Ranges of partitions instead of offsets, which is sooner done.")
     ] = False,
 ) -> int:
-    """Show what made a value: txid, partition and offset of the records in it, the newest first. Batches are
-    run again for it, in this process; with --master, on Spark."""
+    """Show which records made a value. Their txid, partition and offset, the newest first; for that, batches
+    are run again, dry, in this process or, with --master, on Spark."""
     from txstream import inspect
 
     made, code = find_code(cli, topology_id, target, parameter)

@@ -160,7 +160,7 @@ class _Search:
         if self.is_complete:
             return
         if len(self.parts) >= self.limit:
-            self.notes.append(f"these are the newest {len(self.parts)} parts; a greater limit finds more")
+            self.notes.append("there are more parts; a greater limit finds them")
         elif last > 1:
             self.notes.append(f"batches before txid {last} were not looked at; say within how many to look")
         else:
