@@ -101,7 +101,7 @@ def _maps(values: Column, data_type: pa.MapType) -> pa.Array:
 
 
 def _elements(values: Column, field: pa.Field, names: Sequence[str] | None = None) -> pa.Array:
-    """What lists or maps hold. A misfit is named by its place in the list, or by its name in the map."""
+    """The elements of lists or maps. A misfit is named by its place in the list, or its name in the map."""
     try:
         _check_nulls(values, field)
         return _read(values, field.type)
@@ -248,7 +248,7 @@ def _any(values: Column) -> Any:
 
 
 def kind_of(value: Any) -> str:
-    """What a value is in JSON's words, and the value itself if it is short."""
+    """A value's kind in JSON's words, and the value itself if it is short."""
     if value is None:
         return "null"
     if isinstance(value, bool):

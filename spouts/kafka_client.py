@@ -3,7 +3,7 @@ each.
 
 Why not `KafkaConsumer`: its `end_offsets` waits half a minute for a topic that does not exist and fails for
 all partitions when one is missing; it creates topics by asking for them; it keeps what it has prefetched for
-a range that nobody wants any more. Here every request is explicit, goes to one broker, and has a deadline.
+a range that is no longer wanted. Here every request is explicit, goes to one broker, and has a deadline.
 
 Invariants:
 

@@ -54,7 +54,7 @@ class MemorySpout(PartitionedSpout[MemoryRange]):
     max_records_per_partition: upper bound, per batch, on the positions taken from one partition.
 
     It may be used in several runs, at once or one after the other; rows stay until `close`, which is also
-    called when it is used as a context manager, when nobody refers to it any more and when Python ends.
+    called at the end of a `with` block, when the last reference goes, and when Python ends.
     Spark's workers can read it on the machine, and as the user, of the process that made it; elsewhere they
     raise UsageError.
 

@@ -116,7 +116,7 @@ class Settings:
         return self.kafka
 
     def addresses(self) -> dict[str, str]:
-        """What a source may need to know: the addresses that are there."""
+        """The known addresses that a source may need."""
         return {"kafka": self.kafka} if self.kafka else {}
 
     def database_url(self) -> str:

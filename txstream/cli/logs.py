@@ -17,7 +17,7 @@ from txstream.cli.context import Cli, print_error
 
 log = logging.getLogger(__name__)
 
-# py4j and kazoo tell of every cut connection at WARNING or above, several lines each.
+# py4j and kazoo log every cut connection at WARNING or above, several lines each.
 _FILE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 

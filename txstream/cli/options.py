@@ -132,7 +132,7 @@ def command(
 
 
 def _signature(function: Command, shared: dict[str, Any]) -> inspect.Signature:
-    """The function's own parameters, then the shared ones, with annotations that are no strings any more."""
+    """The function's own parameters, then the shared ones, with resolved annotations."""
     hints = get_type_hints(function, include_extras=True)
     own = list(inspect.signature(function).parameters.values())[1:]
     keyword = inspect.Parameter.KEYWORD_ONLY

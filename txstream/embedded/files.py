@@ -47,7 +47,7 @@ def try_lock(path: Path) -> int | None:
     """A file descriptor that holds an exclusive flock on `path`, or None when another process has it.
 
     The lock belongs to the open file: it lasts until the descriptor and every inherited copy of it are
-    closed, hence never longer than the processes that hold it.
+    closed, so never longer than the processes that hold it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)

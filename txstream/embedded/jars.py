@@ -75,7 +75,7 @@ def kafka_classpath(*, cache_dir: Path | None = None, console: Console | None = 
 
     KAFKA_HOME, if set, is an unpacked Kafka whose `libs` are used as they are. `cache_dir` is by default the
     user's. Progress is shown on `console`, or on standard error if that is a terminal. Raises
-    ServiceUnavailableError when the jars cannot be had or one of them is not what it should be.
+    ServiceUnavailableError when the jars cannot be fetched or one of them does not match its hash.
     """
     home = os.environ.get("KAFKA_HOME")
     if home:

@@ -1,4 +1,4 @@
-"""`StateBackend`: what the engine asks of a store of states, be it a SQL database or one of your own.
+"""`StateBackend`: what the engine needs from a store of states: a SQL database, or one of your own.
 
 A store brings transactions (`begin`), tables and reading. How a batch is committed with them is in
 `protocol`, for every store alike; `of` gives it, bound to one life of a topology.
@@ -104,7 +104,7 @@ class StateBackend(ABC):
     def of(
         self, topology: str, uuid: str, semantics: Semantics, tables: Sequence[TableSpec] = ()
     ) -> TopologyStates:
-        """What one life of a topology does here; `tables` are those of its tables that are in this store."""
+        """This store, bound to one life of a topology; `tables` are those of its tables that are here."""
         return self.bound(self, TopologyLife(topology, uuid, semantics, tuple(tables)))
 
     @abstractmethod

@@ -27,7 +27,7 @@ def added_values(declared: Mapping[str, Any], spec: TableSpec) -> tuple[str, ...
 
 
 def refused_changes(declared: Mapping[str, Any], spec: TableSpec) -> list[str]:
-    """What differs from how the table was declared and cannot be migrated, a sentence each."""
+    """The differences from the table's declaration that cannot be migrated, a sentence each."""
     now = spec.state.declaration(spec.semantics)
     sentences = []
     for part in now:

@@ -26,7 +26,7 @@ from txstream.zookeeper.tree import Check, LostAnswerError, Operation, RefusedEr
 # is raised there: LostAnswerError is a lost answer, anything else a crash.
 Hook = Callable[[str, str], None]
 
-# Each lost race means that another driver got on; so many in a row is not a race any more.
+# Each lost race means that another driver made progress; so many in a row are no race.
 MAX_RACES = 100
 
 _MAX_STEPS = 500

@@ -55,7 +55,7 @@ class KazooWatch:
         self._set()
 
     def stop(self) -> None:
-        """Tell nothing any more. The server forgets the watch with the znode's next change, or with us."""
+        """Stop calling. The server forgets the watch at the znode's next change, or with our session."""
         self._stopped = True
         self._client.remove_listener(self._state_changed)
 

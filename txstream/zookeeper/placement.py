@@ -36,7 +36,7 @@ def read_assignment(tree: Tree, paths: Paths) -> Assignment | None:
 
 
 def encode_assignment(assignment: Assignment) -> bytes:
-    """What is stored of it. Past what one request carries, the tasks that took the shortest are left out."""
+    """The part of it that is stored. Beyond the size of one request, the quickest tasks are left out."""
     tasks = assignment.tasks
     while True:
         left_out = assignment.left_out + len(assignment.tasks) - len(tasks)

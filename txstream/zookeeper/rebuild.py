@@ -43,7 +43,7 @@ def rebuild(
 
 
 def _operations(tree: Tree, paths: Paths, wanted: dict[str, bytes]) -> list[Operation]:
-    """What it takes to get from what is there to what is wanted; parents first."""
+    """The operations that turn the present tree into the wanted one; parents first."""
     operations: list[Operation] = [
         Create(folder, b"")
         for folder in (paths.coordinator, paths.metas, paths.requests)

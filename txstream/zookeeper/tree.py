@@ -85,7 +85,7 @@ class Tree(Protocol):
     """
 
     def sync(self) -> None:
-        """What is read after this is at least as new as everything acknowledged to anybody before it."""
+        """Reads after this are at least as new as every write acknowledged to any client before it."""
 
     def get(self, path: str) -> Node | None:
         """The znode, or None where there is none."""

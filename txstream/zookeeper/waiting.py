@@ -53,7 +53,7 @@ class Patience:
         now = self._clock()
         if self._since is None:
             self._since = now
-            # A person compares this with other logs, hence wall time; nothing is computed from it.
+            # Wall time, to compare with other logs; nothing is computed from it.
             self._message = f"waiting for {self._service} since {datetime.now().astimezone():%H:%M:%S}"
         self.stop_if_asked()
         waited_seconds = now - self._since

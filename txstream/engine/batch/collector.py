@@ -1,7 +1,7 @@
 """What bolt tasks emit: checked against the declared streams, turned into Arrow, sent to its readers.
 
 Invariants. What leaves a collector has exactly the schema of its stream, and no value was changed to fit.
-After `close` it takes nothing any more. A stream's tuples are routed to each subscription once, in the order
+After `close` it takes nothing. A stream's tuples are routed to each subscription once, in the order
 in which they were emitted, so that the same emissions always make the same parcels.
 """
 

@@ -53,7 +53,7 @@ class RecordedSpec(BoltSpec):
     sink: CallSink | None = None
 
     def create(self) -> Bolt:
-        """A fresh instance, which tells of its calls from `prepare` on."""
+        """A fresh instance that records its calls from `prepare` on."""
         bolt = super().create()
         if self.sink is not None:
             _Recorder(self, self.sink).watch(bolt)

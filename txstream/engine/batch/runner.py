@@ -77,7 +77,7 @@ class BatchRunner(Protocol):
         shares may be written, or be written still."""
 
     def release(self, processed: BatchResult) -> None:
-        """The result is not needed any more: drop what is kept for its commit."""
+        """The result is no longer needed: drop what was kept for its commit."""
 
     def cancel(self, attempt: TransactionAttempt) -> None:
         """Ask a running attempt to stop; it may go on for a while."""

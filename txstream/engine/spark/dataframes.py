@@ -140,8 +140,8 @@ def compute(
     spec: BoltSpec,
     messages: RDD[Element],
 ) -> Iterator[tuple[str, RDD[Element]]]:
-    """What a DataFrame bolt of `stage` makes of the messages before it, for each of its output streams: a
-    name for the sender, and elements for the next stage.
+    """The results of a DataFrame bolt of `stage` over the messages before it, for each of its output streams:
+    a name for the sender, and elements for the next stage.
 
     Raises the error of its `transform`, or TupleError when that answers with other columns than declared.
     """

@@ -98,7 +98,7 @@ class SparkProcess:
         """Stop the context, if there is one, and the process."""
         if context is not None:
             if self.process is not None and self.process.poll() is not None:
-                context._jsc = None  # there is nobody to ask any more
+                context._jsc = None  # the process is gone
             try:
                 context.stop()
             except Exception as error:  # noqa: BLE001 - what ended the run must not be hidden

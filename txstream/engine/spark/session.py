@@ -49,7 +49,7 @@ RECIPE: Mapping[str, str] = {
 def worker_settings(workers: int | None, slots: int, master: str | None) -> dict[str, str]:
     """Spark's settings for so many workers (executor processes) that have `slots` cores together, at least.
 
-    A local master has one worker, this process: more are told and not had. Other settings of the user's win.
+    A local master has one worker, this process: asked for more, it warns. Other settings of the user's win.
     """
     if workers is None:
         return {}

@@ -130,7 +130,7 @@ def keep_identity(identity: Identity, states: Sequence[TopologyStates], attempt:
 
 
 def confirm(topology: Topology, claim: Claim, store: ProgressStore) -> Claim:
-    """The claim as it is when nobody else can change it any more: after the epoch was claimed.
+    """The final claim, which nobody else can change: after the epoch was claimed.
 
     Another driver may have led between `claim_identity` and that, with other code: what has joined under it
     counts. Raises IdentityMismatchError when this code lacks it, CorruptStateError when all was deleted.

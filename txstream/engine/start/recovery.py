@@ -95,7 +95,7 @@ def take_over(
 
 
 def patiently(step: Callable[[], T], locked: Callable[[FenceLockedError], None]) -> T:
-    """What `step` answers once nobody holds the fence any more; `locked` is called before a further try."""
+    """The result of `step` once no session holds the fence; `locked` is called before each retry."""
     while True:
         try:
             return step()

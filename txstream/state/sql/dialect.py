@@ -173,7 +173,7 @@ class StateDialect(ABC):
     case."""
 
     def name_length(self, name: str) -> int:
-        """How long a name is, as this database counts."""
+        """The length of a name, as this database counts."""
         return len(name)
 
     def stored_name(self, name: str) -> str:
@@ -258,7 +258,7 @@ class StateDialect(ABC):
         return pa.array(values, data_type)
 
     def ordering(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        """What to sort by to have the order of the values, where that is not the column itself."""
+        """The expression to sort by, where the column itself does not give the order of the values."""
         return column
 
     def literal(self, column: pa.ChunkedArray, column_type: types.TypeEngine[Any]) -> ColumnElement[Any]:

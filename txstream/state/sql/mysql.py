@@ -192,7 +192,8 @@ class MySQLDialect(ServerDialect):
         connection.exec_driver_sql(f"SET SESSION {setting} = 0")
 
     def _put_back(self, driver: Any, record: Any, _state: object) -> None:
-        """What belonged to a transaction and is the session's here, when the connection goes to its pool."""
+        """Undo what was set for one transaction but lasts for the session here, when the connection goes back
+        to its pool."""
         defining, setting = record.info.pop(_DEFINING, False), record.info.pop(_PATIENT, None)
         if not driver.open or not (defining or setting):
             return

@@ -69,7 +69,7 @@ class JoinedUpsert(Upsert):
         self._head, self._tail = self._joining(update) if self._joined else self._adding(update)
 
     def _joining(self, update: Update) -> tuple[str, str]:
-        """What stands before and after the rows: the new rows are computed, and overwrite."""
+        """The text before and after the rows: the new rows are computed, and overwrite."""
         columns = self._table.c
         delta: Any = plain_table(_DELTA, *(plain_column(name, columns[name].type) for name in self._names))
         values = _values(self._table, delta, update)
@@ -83,7 +83,7 @@ class JoinedUpsert(Upsert):
         )
 
     def _adding(self, update: Update) -> tuple[str, str]:
-        """What stands before and after the rows: each column adds to itself."""
+        """The text before and after the rows: each column adds to itself."""
         new = {
             # SQLAlchemy doubles the percent signs of a literal column itself.
             name: literal_column(_new(name).replace("%%", "%"), self._table.c[name].type)
@@ -140,7 +140,7 @@ class JoinedUpsert(Upsert):
 
 
 def _values(table: Table, delta: Any, update: Update) -> dict[str, Any]:
-    """What each column gets, by name: of a row that is new, and of one that is there."""
+    """The value of each column, by name: for a new row, and for an existing one."""
     excluded = {name: delta.c[name] for name in delta.c.keys()}  # noqa: SIM118 - no mapping
     txid = bindparam(_TXID, type_=BigInteger)
     names = {column.name for column in table.columns if "txid" in column.info}
@@ -173,7 +173,7 @@ def _placeholder(column: Column[Any]) -> str:
 
 
 def _longest(deltas: pa.Table) -> int:
-    """How many bytes the statement has at most."""
+    """An upper bound on the statement's bytes."""
     # Escaped, each byte of text becomes two at most, and so does each byte in hexadecimal.
     values = 2 * deltas.nbytes + _LONGEST_VALUE_BYTES * deltas.num_rows * deltas.num_columns
     return int(values) + _LONGEST_RULES_BYTES

@@ -5,7 +5,7 @@ definitions' lock and is one transaction. MySQL and MariaDB commit each step by 
 that a change has begun, from before its first step until after its last, and the next holder of the lock that
 finds this table continues the change.
 
-Reading needs no script, and nor does creating where that is part of a transaction: both work from a zip.
+Reading needs no script, nor does creating where that is part of a transaction: both work from a zip.
 Upgrading runs Alembic's scripts, which must be files on disk, and so does creating on MySQL and MariaDB,
 where it may have to go on with a change that was broken off. Alembic is imported only then: it costs as
 much start-up time as all of SQLAlchemy.

@@ -55,7 +55,7 @@ class Sessions:
         """One transaction, committed at the end, and whom to tell that the server has answered. A `patient`
         one may work on a whole table, for longer than a commit may take.
 
-        `doing` is for messages. Raises what `failures.to_error` makes of the database's errors."""
+        `doing` is for messages. Raises the database's errors as `failures.to_error` translates them."""
         connection = self._connect(doing)
         at_commit = False
         try:
@@ -139,14 +139,14 @@ class Sessions:
 
     @property
     def _driver_error(self) -> type[Exception]:
-        """What the driver raises where SQLAlchemy is not asked: for a timeout, a ping, a deadline."""
+        """What the driver raises in calls that bypass SQLAlchemy: for a timeout, a ping, a deadline."""
         found: type[Exception] = self.engine.dialect.loaded_dbapi.Error
         return found
 
     def _wrapped(self, error: Exception, connection: Connection) -> DBAPIError:
         if isinstance(error, DBAPIError):
             return error
-        # The driver's connection is no connection of SQLAlchemy's any more once it was invalidated.
+        # Once invalidated, SQLAlchemy's connection no longer gives the driver's.
         dialect: Any = connection.dialect
         lost = connection.invalidated or dialect.is_disconnect(error, connection.connection, None)
         if lost:

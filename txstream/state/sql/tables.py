@@ -282,7 +282,7 @@ def _refuse_differences(
 def differences_from_declaration(
     connection: Connection, dialect: StateDialect, table: Table
 ) -> list[str] | None:
-    """How the table that is there differs from the declared one, a sentence each; None when it is gone."""
+    """How the existing table differs from the declared one, a sentence each; None when it is gone."""
     there = inspect(connection).has_table(table.name)
     return _column_differences(connection, dialect, table) if there else None
 
