@@ -33,6 +33,11 @@ _COMMIT_EACH_STEP = ("mysql", "mariadb")
 _UNFINISHED = "txstream_alembic_unfinished"
 
 
+def commits_each_step(connection: Connection) -> bool:
+    """Does this database commit each definition of a table by itself?"""
+    return connection.dialect.name in _COMMIT_EACH_STEP
+
+
 def read_revision(connection: Connection, database: str) -> str | None:
     """The revision of the framework's tables; None when there are none, or not all of them yet.
 
@@ -73,7 +78,7 @@ def create_or_check(connection: Connection, database: str) -> None:
     revision = read_revision(connection, database)
     if revision is not None:
         refuse_other_revision(revision, database)
-    elif connection.dialect.name in _COMMIT_EACH_STEP:
+    elif commits_each_step(connection):
         _run_scripts(connection)
     else:
         metadata.create_all(connection, checkfirst=False)
@@ -116,7 +121,7 @@ def _run_scripts(connection: Connection, *, to: str = HEAD) -> None:
     from alembic import command
 
     config = _config(connection)
-    if connection.dialect.name not in _COMMIT_EACH_STEP:
+    if not commits_each_step(connection):
         command.upgrade(config, to)
         return
     config.attributes["resuming"] = inspect(connection).has_table(_UNFINISHED)
