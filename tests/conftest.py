@@ -22,8 +22,10 @@ from support.processes import process_of, turn_of
 from support.runs import SPARK_STARTS_SOONER, Launcher
 from support.skips import pytest_terminal_summary as pytest_terminal_summary
 from support.spark_standalone import SparkStandalone
+from support.states import Rig
 
 from txstream.embedded import EmbeddedKafka, EmbeddedZooKeeper, Services, embedded
+from txstream.state import StateBackend, open_database
 
 FamilyServer = TypeVar("FamilyServer", bound=MySQLFamilyServer)
 
@@ -68,6 +70,20 @@ def unique() -> str:
 @pytest.fixture
 def sqlite_url(tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path / 'state.db'}"
+
+
+@pytest.fixture
+def database(url: str) -> Iterator[StateBackend]:
+    """The store that a test file says where to find."""
+    database = open_database(url, connect_timeout_seconds=5.0, message_timeout_seconds=10.0)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def rig(database: StateBackend, url: str) -> Rig:
+    """An opaque word count in it."""
+    return Rig(database, url).join()
 
 
 # --- what no test stops -----------------------------------------------------------------------------------

@@ -25,15 +25,14 @@ class Guard:
         return f"{self.clause} {self.what}"
 
 
-SQLITE = "tests/unit/test_state_sqlite.py::TestContract"
-EXECUTORS = "tests/unit/test_executor_path.py::TestSQLite"
-SQLITE_LOCKS = "tests/unit/test_executor_path.py::TestSQLiteLocks"
-POSTGRESQL_LOCKS = "tests/integration/test_executor_path_postgres.py::TestPostgreSQLLocks"
-MYSQL_LOCKS = "tests/integration/test_executor_path_mysql.py::TestMySQLLocks"
+PROMISE = "tests/unit/test_state_promises.py::test_promise[sqlite-{}]"
+SQLITE_LOCKS = "tests/unit/test_sql_locks.py::TestLocks"
+POSTGRESQL_LOCKS = "tests/integration/test_locks_postgres.py::TestLocks"
+MYSQL_LOCKS = "tests/integration/test_locks_mysql.py::TestLocks"
 MEMORY_PROGRESS = "tests/unit/test_zookeeper_progress.py"
 ZOOKEEPER_PARTS = "tests/unit/test_zookeeper_parts.py"
 STARTS = "tests/unit/test_start_races.py"
-READERS = "tests/unit/test_concurrent_reader.py::TestSQLite"
+READERS = "tests/unit/test_concurrent_reader.py::TestReaders"
 COORDINATOR = "tests/unit/test_coordinator.py"
 RECOVERY = "tests/unit/test_recovery.py"
 PROGRESS = "tests/integration/test_zookeeper_contract.py"
@@ -64,7 +63,7 @@ VALUE_RULES = (
         _WRITER,
         "changes[name] = case((same_batch, again), else_=merged[name])",
         "changes[name] = merged[name]",
-        f"{EXECUTORS}::test_shares_in_any_order_and_written_again_count_once[opaque]",
+        PROMISE.format("a-share-counts-once"),
     ),
     Guard(
         "5.1",
@@ -72,7 +71,7 @@ VALUE_RULES = (
         _WRITER,
         "changes[prev.name] = case((same_batch, prev), else_=columns[name])",
         "changes[prev.name] = columns[name]",
-        f"{EXECUTORS}::test_shares_in_any_order_and_written_again_count_once[opaque]",
+        PROMISE.format("a-share-counts-once"),
     ),
     Guard(
         "5.1",
@@ -81,7 +80,7 @@ VALUE_RULES = (
         "changes[prev.name] = case((same_batch, prev), else_=columns[name])",
         "changes[prev.name] = case((same_batch, prev), (columns[name] == merged[name], prev), "
         "else_=columns[name])",
-        f"{SQLITE}::test_all_prevs_are_set_when_a_row_changes_its_txid",
+        PROMISE.format("several-columns-are-one-row"),
     ),
     Guard(
         "5.1",
@@ -89,7 +88,7 @@ VALUE_RULES = (
         _WRITER,
         "changes[name] = case((same_batch, columns[name]), else_=merged[name])",
         "changes[name] = merged[name]",
-        f"{EXECUTORS}::test_shares_in_any_order_and_written_again_count_once[transactional]",
+        PROMISE.format("a-share-counts-once"),
     ),
     Guard(
         "5.1",
@@ -97,7 +96,7 @@ VALUE_RULES = (
         _WRITER,
         "return changes, columns[TXID_COLUMN] <= excluded[TXID_COLUMN]",
         "return changes, None",
-        f"{SQLITE}::test_a_regression_ends_the_whole_transaction",
+        PROMISE.format("regression-is-refused"),
     ),
     Guard(
         "5.1",
@@ -105,7 +104,7 @@ VALUE_RULES = (
         "txstream/state/values.py",
         "    _refuse_twice(spec, deltas)\n",
         "",
-        f"{SQLITE}::test_two_deltas_of_one_key",
+        PROMISE.format("keys-come-once-and-whole"),
     ),
     Guard(
         "5.1",
@@ -115,7 +114,7 @@ VALUE_RULES = (
         "            value = self._table.c[self.spec.state.value_names[0]]\n"
         "            connection.execute(delete(self._table).where(value == 0))\n"
         "            if written != chunk.num_rows:\n",
-        "tests/unit/test_semantics.py::TestSQLite::test_value_rule",
+        PROMISE.format("opaque-rules"),
     ),
 )
 
@@ -375,7 +374,7 @@ COMMIT = (
         _PROTOCOL,
         _RAISE_IN_COMMIT,
         "",
-        f"{SQLITE}::test_zombie_attempt_is_refused_and_writes_nothing",
+        PROMISE.format("stale-commit-is-refused"),
     ),
     Guard(
         "5.3",
@@ -383,7 +382,7 @@ COMMIT = (
         _PROTOCOL,
         "if here.has_batch(attempt.txid):",
         "if False:",
-        f"{SQLITE}::test_phantom_keys",
+        PROMISE.format("phantom-keys-are-undone"),
     ),
     Guard(
         "5.3",
@@ -406,7 +405,7 @@ COMMIT = (
         "                here._connection.exec_driver_sql('BEGIN IMMEDIATE')\n"
         "            rows = _write(here, attempt, writes[-1:])\n"
         "            here.write_batch(self._row(commit, COMMITTED, rows))\n",
-        f"{SQLITE}::test_what_one_table_refuses_no_table_has",
+        PROMISE.format("regression-is-refused"),
     ),
     Guard(
         "5.3",
@@ -414,7 +413,7 @@ COMMIT = (
         _PROTOCOL,
         _RAISE + "            # Asked before",
         "            # Asked before",
-        f"{EXECUTORS}::test_a_superseded_attempt_neither_begins_nor_ends",
+        PROMISE.format("stale-commit-is-refused"),
     ),
     Guard(
         "5.3",
@@ -422,7 +421,7 @@ COMMIT = (
         _PROTOCOL,
         "            here.write_batch(self._row(commit, COMMITTING, 0))\n",
         "",
-        f"{EXECUTORS}::test_begin_says_committing_over_what_an_earlier_attempt_committed",
+        PROMISE.format("ledger-says-committing"),
     ),
     Guard(
         "5.3",
@@ -430,7 +429,7 @@ COMMIT = (
         _PROTOCOL,
         "if written_before:",
         "if False:",
-        f"{EXECUTORS}::test_phantom_keys_of_tasks",
+        PROMISE.format("beginning-undoes"),
     ),
     Guard(
         "5.3",
@@ -438,7 +437,7 @@ COMMIT = (
         _PROTOCOL,
         _HOLD + "            return",
         "            return",
-        f"{EXECUTORS}::test_a_task_of_a_superseded_attempt_writes_nothing",
+        PROMISE.format("stale-write-is-refused"),
     ),
     Guard(
         "5.3",
@@ -446,7 +445,7 @@ COMMIT = (
         _SQLITE,
         "fence.c.uuid == uuid, fence.c.attempt == attempt)",
         "fence.c.uuid == uuid, fence.c.attempt <= attempt)",
-        f"{EXECUTORS}::test_a_task_of_an_attempt_that_was_never_begun_writes_nothing",
+        PROMISE.format("a-write-needs-a-beginning"),
     ),
     Guard(
         "5.3",
@@ -454,7 +453,7 @@ COMMIT = (
         _PROTOCOL,
         _HOLD + "            rows",
         "            rows",
-        f"{EXECUTORS}::test_a_superseded_attempt_neither_begins_nor_ends",
+        PROMISE.format("stale-end-is-refused"),
     ),
     Guard(
         "5.3",
@@ -462,7 +461,7 @@ COMMIT = (
         _PROTOCOL,
         "if spec.semantics is Semantics.OPAQUE:",
         "if spec.state.table == 'first':",
-        f"{EXECUTORS}::test_every_table_is_undone_with_deltas_or_without",
+        PROMISE.format("phantom-keys-are-undone"),
     ),
     Guard(
         "5.3",
@@ -470,7 +469,7 @@ COMMIT = (
         _WRITER,
         "        connection.execute(self._delete_created.where(here))\n",
         "",
-        f"{SQLITE}::test_phantom_keys",
+        PROMISE.format("phantom-keys-are-undone"),
     ),
     Guard(
         "5.3",
@@ -478,7 +477,7 @@ COMMIT = (
         _WRITER,
         "        connection.execute(self._put_back.where(here))\n",
         "",
-        f"{SQLITE}::test_phantom_keys",
+        PROMISE.format("phantom-keys-are-undone"),
     ),
     Guard(
         "5.3",
@@ -486,7 +485,7 @@ COMMIT = (
         _WRITER,
         "here = self._table.c[TXID_COLUMN] == txid",
         "here = self._table.c[TXID_COLUMN] >= txid",
-        f"{SQLITE}::test_a_replay_undoes_its_own_txid_alone",
+        PROMISE.format("phantom-keys-are-undone"),
     ),
     Guard(
         "5.3",
@@ -494,7 +493,7 @@ COMMIT = (
         _FENCE,
         'fence.c.attempt < bindparam("mine"),',
         'fence.c.attempt <= bindparam("mine"),',
-        f"{EXECUTORS}::test_an_attempt_begins_once",
+        PROMISE.format("an-attempt-commits-once"),
     ),
     Guard(
         "5.3",
@@ -570,7 +569,7 @@ COMMIT = (
         _PROTOCOL,
         "row.status == COMMITTED and row.attempt == attempt.attempt",
         "row.attempt == attempt.attempt",
-        f"{EXECUTORS}::test_a_batch_that_has_begun_is_not_committed",
+        PROMISE.format("outcome-is-of-one-attempt"),
     ),
     Guard(
         "5.3",
@@ -754,7 +753,7 @@ LOCKS = (
         _POSTGRESQL,
         "        self._configure(driver, lock_timeout=_milliseconds(seconds))\n",
         "",
-        "tests/integration/test_state_postgres.py::TestLocks::test_a_lock_that_stays_is_told",
+        "tests/integration/test_locks_postgres.py::TestLocks::test_a_lock_that_stays_is_told",
     ),
     Guard(
         "5.4",
@@ -791,7 +790,7 @@ ORDER = (
         "    if found is None:\n"
         "        return FenceRow(topology, uuid, AttemptId(0))\n"
         "    if found is None:\n",
-        f"{SQLITE}::test_missing_fence_row",
+        PROMISE.format("lost-fence-stops-writing"),
     ),
 )
 
@@ -802,7 +801,7 @@ HOLES = (
         _PROTOCOL,
         "if here.has_batch(attempt.txid):",
         "if False:",
-        f"{SQLITE}::test_phantom_keys",
+        PROMISE.format("phantom-keys-are-undone"),
     ),
     Guard(
         "hole 2",
@@ -810,7 +809,7 @@ HOLES = (
         _FENCE,
         '        fence.c.attempt < bindparam("mine"),\n',
         "",
-        f"{SQLITE}::test_zombie_attempt_is_refused_and_writes_nothing",
+        PROMISE.format("stale-commit-is-refused"),
     ),
     Guard(
         "hole 2",
@@ -852,7 +851,7 @@ HOLES = (
         "txstream/state/fence_rules.py",
         "    if found.uuid != life.uuid:\n",
         "    if False:\n",
-        f"{SQLITE}::test_fence_of_another_life",
+        PROMISE.format("one-id-is-one-life"),
     ),
     Guard(
         "hole 4",

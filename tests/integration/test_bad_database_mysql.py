@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import sqlalchemy as sa
+from integration.test_bad_database_postgres import BadServer
 from mysql_servers import MySQLFamilyServer
-from support.bad_server_contract import BadServerContract
 
 from txstream.embedded.process import wait_until
 
@@ -29,7 +29,7 @@ class Administrator:
         assert wait_until(lambda: not self._server.execute(self._sessions), 10)
 
 
-class TestBadServer(BadServerContract):
+class TestBadServer(BadServer):
     read_only = "read-only"
     cut = "onnection"  # PyMySQL's words depend on the moment
 

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from mysql_servers import MySQLFamilyServer
+from support.kinds import KINDS
 from support.server_databases import new_database
-from support.state_contract import StateFixtures
 from support.states import Rig, word_table
 from support.tables import execute
-from support.type_contract import KINDS
 
 from txstream.api.errors import ServiceUnavailableError, StateTableError, StateValueError
 from txstream.api.reducers import Put
@@ -41,7 +40,7 @@ def url(server: MySQLFamilyServer) -> str:
     return new_database(server)
 
 
-class TestKeys(StateFixtures):
+class TestKeys:
     """Columns of text and bytes share the 3072 bytes of a primary key."""
 
     @pytest.mark.parametrize(
@@ -114,7 +113,7 @@ class TestKeys(StateFixtures):
             rig.join(first_run=False)
 
 
-class TestRefusals(StateFixtures):
+class TestRefusals:
     def test_a_read_only_server(self, url: str, server: MySQLFamilyServer) -> None:
         """What was being committed is not, and goes on when the server can be written again."""
         server.create_account("writer", "ALL ON `db%`.*")

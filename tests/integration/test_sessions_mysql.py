@@ -11,8 +11,7 @@ import pytest
 from mysql_servers import MySQLFamilyServer, MySQLServer
 from support.mysql_tools import SESSIONS, ask
 from support.server_databases import new_database
-from support.state_contract import CrashError, StateFixtures
-from support.states import Rig, word_table
+from support.states import CrashError, Rig, word_table
 
 from txstream.api.errors import StateValueError, TxstreamError
 from txstream.api.reducers import Put, Sum, custom
@@ -58,7 +57,7 @@ def given(server: MySQLFamilyServer, defaults: dict[str, str]) -> Iterator[None]
         server.execute(*(f"SET GLOBAL {name} = {value}" for name, value in zip(defaults, usual, strict=True)))
 
 
-class TestSessions(StateFixtures):
+class TestSessions:
     """What a session is like, whatever the server's defaults: those of the tests' server are others."""
 
     def test_settings(self, rig: Rig, server: MySQLFamilyServer) -> None:

@@ -10,7 +10,6 @@ import pytest
 import sqlalchemy as sa
 from postgres import PostgresServer
 from support.server_databases import new_database
-from support.state_contract import StateFixtures
 from support.states import Rig
 from support.tables import execute
 
@@ -37,7 +36,7 @@ def cut(postgres: PostgresServer, url: str) -> None:
         assert connection.execute(query, (name,)).fetchall()
 
 
-class TestCut(StateFixtures):
+class TestCut:
     """Every error is the framework's own, whatever the driver was doing."""
 
     @pytest.fixture(autouse=True)
@@ -62,7 +61,7 @@ class TestCut(StateFixtures):
         assert rig.last().txid == 1
 
 
-class TestStatements(StateFixtures):
+class TestStatements:
     def test_a_table_that_is_too_large_to_undo_a_batch_in(self, rig: Rig) -> None:
         """It would be tried for ever: what helps is said."""
         rig.commit(1, {"a": 1})

@@ -15,7 +15,6 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from postgres import PostgresServer
-from support.state_contract import StateFixtures
 from support.states import Rig, word_table
 from support.tables import execute
 
@@ -86,7 +85,7 @@ def url(server: PostgresServer, unique: str) -> str:
     return server.url(name)
 
 
-class TestOrder(StateFixtures):
+class TestOrder:
     def test_the_database_sorts_as_a_language_does(self, url: str) -> None:
         """Without this the others would show nothing."""
         engine = sa.create_engine(url)
@@ -127,7 +126,7 @@ class TestOrder(StateFixtures):
         assert shown == top
 
 
-class TestKeys(StateFixtures):
+class TestKeys:
     def test_a_table_of_an_earlier_release_has_the_order_of_its_database(self, rig: Rig) -> None:
         execute(rig.url, "ALTER TABLE word_count ALTER COLUMN word TYPE text")
         rig.join(first_run=False)

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import pytest
-from mysql_servers import MySQLFamilyServer
+from mysql_servers import MySQLFamilyServer, MySQLServer
 from support.server_databases import with_framework_tables
 
 from txstream.testing import StateCheck, state_checks
+from txstream.testing.state import column_types
 
 
 @pytest.fixture(scope="module")
-def url(mysql_server: MySQLFamilyServer) -> str:
+def url(contract_server: MySQLFamilyServer) -> str:
     """One for all checks: each has topologies and tables of its own."""
-    return with_framework_tables(mysql_server)
+    return with_framework_tables(contract_server)
+
+
+@pytest.fixture(scope="module")
+def mysql_url(mysql: MySQLServer) -> str:
+    return with_framework_tables(mysql)
 
 
 @pytest.mark.parametrize("check", state_checks(), ids=str)
-def test_mysql_keeps_every_promise(check: StateCheck, url: str) -> None:
+def test_promise(check: StateCheck, url: str) -> None:
     assert check.run(url) is None
+
+
+@pytest.mark.parametrize("check", column_types.CHECKS, ids=str)
+def test_promise_about_types(check: StateCheck, mysql_url: str) -> None:
+    """Where MySQL differs from MariaDB."""
+    assert check.run(mysql_url) is None

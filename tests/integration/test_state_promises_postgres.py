@@ -16,5 +16,5 @@ def url(postgres: PostgresServer) -> str:
 
 
 @pytest.mark.parametrize("check", state_checks(), ids=str)
-def test_postgresql_keeps_every_promise(check: StateCheck, url: str) -> None:
+def test_promise(check: StateCheck, url: str) -> None:
     assert check.run(url) is None

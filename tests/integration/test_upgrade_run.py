@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.kafka_topics import wait_until
 from support.old_revisions import at_revision
-from support.upgrade_contract import Store, counts, storing, totals
+from support.upgrading import Store, counts, storing, totals
 
 import txstream
 from txstream.api.errors import IdentityMismatchError, SchemaRevisionError

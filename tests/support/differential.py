@@ -21,8 +21,8 @@ from typing import Any
 import pyarrow as pa
 
 from support.folds import prepared, to_batch
+from support.kinds import KINDS, Kind
 from support.states import Rig
-from support.type_contract import KINDS, Kind
 from txstream.api.errors import StaleAttemptError, StateValueError
 from txstream.api.reducers import Count, Last, Max, Min, Reducer, Sum, custom
 from txstream.api.state import SqlState

@@ -5,9 +5,58 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
 
+from support.states import Rig
 from txstream.state import StateDatabase
 from txstream.state.sql import framework, revisions
+
+OLDER = framework.REVISIONS[:-1]
+
+
+def old_database(database: StateDatabase, url: str, revision: str) -> Rig:
+    """A database as `revision` left it, with a topology that has committed a batch."""
+    rig = Rig(database, url).join()
+    rig.commit(1, {"a": 1, "b": 2})
+    at_revision(database, url, revision)
+    return rig
+
+
+def differences(url: str) -> list[Any]:
+    """Between the models and what the scripts made."""
+    engine = sa.create_engine(url)
+    try:
+        with engine.connect() as connection:
+            context = MigrationContext.configure(
+                connection,
+                opts={
+                    "version_table": framework.VERSION_TABLE,
+                    "compare_type": True,
+                    "include_name": lambda name, kind, parents: (
+                        kind != "table" or name.startswith("txstream")
+                    ),
+                },
+            )
+            return list(compare_metadata(context, framework.metadata))
+    finally:
+        engine.dispose()
+
+
+def definitions(url: str) -> dict[str, Any]:
+    """Columns and keys of the framework's tables, in full."""
+    engine = sa.create_engine(url)
+    inspector = sa.inspect(engine)
+    found = {
+        name: [
+            [{**column, "type": repr(column["type"])} for column in inspector.get_columns(name)],
+            inspector.get_pk_constraint(name),
+            inspector.get_indexes(name),
+        ]
+        for name in [*framework.metadata.tables, framework.VERSION_TABLE]
+    }
+    engine.dispose()
+    return found
 
 
 def at_revision(database: StateDatabase, url: str, revision: str) -> None:

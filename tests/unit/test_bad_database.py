@@ -15,9 +15,8 @@ import sqlalchemy as sa
 from sqlalchemy.pool import Pool
 from support.bolts import Passing
 from support.mending import Mending
-from support.names_contract import NamesContract
 from support.tables import execute, read_counts
-from support.upgrade_contract import COUNTS, ROWS, SPOUTS, counts, storing
+from support.upgrading import COUNTS, ROWS, SPOUTS, counts, storing
 
 from txstream.api.bolts import OutputCollector
 from txstream.api.builder import TransactionalTopologyBuilder
@@ -230,9 +229,3 @@ def test_a_table_that_somebody_altered(sqlite_url: str) -> None:
         test.restart()
         test.run()
         assert test.table("counts") == COUNTS
-
-
-class TestNames(NamesContract):
-    @pytest.fixture
-    def url(self, sqlite_url: str) -> str:
-        return sqlite_url

@@ -8,7 +8,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from support.framework_contract import OLDER, old_database
+from support.old_revisions import OLDER, old_database
 from support.states import Rig
 
 from txstream.cli.main import main

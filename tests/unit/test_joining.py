@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.states import PLANNED, PROCESSED
-from support.upgrade_contract import COUNTS, ROWS, SPOUTS, Store, counts, storing, totals
+from support.upgrading import COUNTS, ROWS, SPOUTS, Store, counts, storing, totals
 
 from txstream.api.errors import FencedError, IdentityMismatchError, StaleAttemptError, StateTableError
 from txstream.api.reducers import Count, Sum

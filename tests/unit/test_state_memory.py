@@ -1,4 +1,4 @@
-"""State in memory: the contract of every store, and what is its own."""
+"""State in memory: what is its own. It keeps every promise, as `test_state_promises` shows."""
 
 from __future__ import annotations
 
@@ -7,15 +7,10 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
-from support.pruning_contract import PruningContract
-from support.state_contract import StateContract, StateFixtures
-from support.state_histories import Try, histories, play
 from support.states import Rig, word_table
-from support.value_rules import Runner, ValueRules, sql_runner
+from unit.test_pruning import TestLedger as TestLedger
 
 from txstream.api.errors import UsageError
-from txstream.semantics import Semantics
 from txstream.state import FenceLockedError, MemoryBackend, open_database, place_of
 from txstream.state.store.memory import forget
 from txstream.transaction import attempt_id
@@ -27,21 +22,7 @@ def url(unique: str) -> Iterator[str]:
     forget(unique)
 
 
-class TestContract(StateContract):
-    pass
-
-
-class TestValueRules(ValueRules):
-    @pytest.fixture
-    def run(self, url: str) -> Runner:
-        return sql_runner(open_database(url), url)
-
-
-class TestPruning(PruningContract):
-    pass
-
-
-class TestStore(StateFixtures):
+class TestStore:
     def test_two_opens_of_one_name_are_one_store(self, rig: Rig, url: str) -> None:
         rig.commit(1, {"a": 1})
         rig.database.close()
@@ -78,23 +59,6 @@ class TestStore(StateFixtures):
 
     def test_it_is_for_tests_in_one_process(self) -> None:
         assert (MemoryBackend.on_executors, MemoryBackend.outlives_process) == (False, False)
-
-
-@pytest.mark.parametrize("semantics", [Semantics.OPAQUE, Semantics.TRANSACTIONAL])
-@given(data=st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_history_gives_what_its_committed_attempts_held(
-    url: str, semantics: Semantics, data: st.DataObject
-) -> None:
-    with closing(open_database(url)) as database:
-        name = str(len(database.topologies()))
-        play(database, url, name, semantics, data.draw(histories(semantics)))
-
-
-def test_the_oracle_notices_a_batch_that_counts_twice(url: str) -> None:
-    replayed = [[Try({"a": (1, 1, 1)}, "commit"), Try({"a": (1, 1, 1)}, "commit")]]
-    with pytest.raises(AssertionError):
-        play(open_database(url), url, "twice", Semantics.NON_TRANSACTIONAL, replayed)
 
 
 @pytest.mark.parametrize("url", ["memory://", "memory:///"])

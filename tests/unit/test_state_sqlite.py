@@ -1,4 +1,4 @@
-"""State in SQLite: the contract, and what only a file can do."""
+"""State in SQLite: what only a file can do."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from support.sql_contract import SqlStateContract
-from support.state_contract import StateFixtures
 from support.states import Rig, word_table
 
 from txstream.api.errors import (
@@ -35,11 +33,7 @@ def url(sqlite_url: str) -> str:
     return sqlite_url
 
 
-class TestContract(SqlStateContract):
-    pass
-
-
-class TestFile(StateFixtures):
+class TestFile:
     def test_every_commit_is_on_disk_before_it_is_acked(self, rig: Rig) -> None:
         """NORMAL would lose the last commits at a power failure, after ZooKeeper has advanced past them."""
         with rig.database.sessions.engine.connect() as connection:

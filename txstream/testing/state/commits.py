@@ -13,7 +13,7 @@ from txstream.api.reducers import Sum, custom
 from txstream.semantics import Semantics
 from txstream.state.protocol import INSIDE_BEGIN, INSIDE_COMMIT
 from txstream.testing.promises import Promises
-from txstream.testing.state.life import Life
+from txstream.testing.state.life import Life, table
 from txstream.testing.state.trial import FENCED, StateCheck, StateTrial, each
 from txstream.transaction import TransactionAttempt
 
@@ -207,6 +207,13 @@ def transactional_replay_is_skipped(trial: StateTrial) -> None:
     life.end(second, keys=2)
     life.commit(2, {"a": 5, "b": 5})
     life.holds({"a": 6, "b": 5})
+    name = trial.name()
+    mixed = trial.stranger(life.semantics, tables=(table(f"t_{name}", life.semantics), table(f"u_{name}")))
+    mixed.join()
+    mixed.commit(1, {"a": 1}, {"a": 1, "b": 1})
+    mixed.commit(1, {"a": 1}, {"b": 2})
+    mixed.holds({"a": 1}, "of a transactional table")
+    mixed.holds({"b": 2}, "of an opaque table beside it", table=1)
 
 
 # --- tasks -------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from txstream.state.protocol import INSIDE_BEGIN, INSIDE_COMMIT
 from txstream.testing.promises import Promises, tell
 from txstream.testing.state.life import Life
 from txstream.testing.state.trial import FENCED, StateCheck, StateTrial, each
-from txstream.transaction import AttemptId, TransactionAttempt, attempt_id
+from txstream.transaction import AttemptId, TransactionAttempt, Txid, attempt_id
 
 CHECKS = Promises(StateCheck)
 
@@ -33,8 +33,9 @@ def fence_only_grows(trial: StateTrial) -> None:
     for epoch in (1, 3, 3):
         trial.require("the fence", life.raise_fence(epoch), life.fence().attempt)
     life.refuses("the fence would sink", StaleAttemptError, life.raising, attempt_id(2, 2**32 - 1))
-    trial.ask("the fence is raised to the greatest attempt", life.raising, LARGEST)
-    trial.require("the fence, of 63 bits", LARGEST, life.fence().attempt)
+    trial.ask("the greatest attempt commits", life.committing, TransactionAttempt(Txid(1), LARGEST), {"a": 1})
+    stored = life.fence().attempt, life.batch(1).attempt
+    trial.require("the attempt, of 63 bits, in fence and ledger", (LARGEST, LARGEST), stored)
 
 
 @CHECKS.promise(

@@ -34,7 +34,7 @@ Deltas: TypeAlias = "Mapping[Any, Any] | pa.Table | None"
 @dataclass
 class Life:
     """One life of a topology with some tables, through one opening of the store. Deltas are given for one
-    table after the other. `keys` are those that were written to the first one so far."""
+    table after the other. `keys` are those that were written so far."""
 
     trial: StateTrial
     store: StateBackend
@@ -76,8 +76,8 @@ class Life:
         )
 
     def _writes(self, deltas: Sequence[Deltas]) -> list[tuple[TableSpec, pa.Table]]:
-        if deltas and isinstance(deltas[0], Mapping):
-            self.keys.update(dict.fromkeys(deltas[0]))
+        for rows in deltas:
+            self.keys.update(dict.fromkeys(rows) if isinstance(rows, Mapping) else {})
         given = zip(self.tables, deltas, strict=False)
         return [(spec, to_table(spec, rows)) for spec, rows in given if rows is not None]
 

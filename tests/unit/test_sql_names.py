@@ -1,4 +1,7 @@
-"""Names of tables and columns on every SQL database: they work through quoting, or are refused in time."""
+"""Names of tables and columns on a SQL database: they work through quoting, or are refused in time.
+
+Here it is SQLite; the tests of each server run the same class.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import sqlalchemy as sa
-
-from support.state_contract import StateFixtures
 from support.states import Rig, word_table
+
 from txstream.api.errors import StateTableError, StateValueError
 from txstream.semantics import Semantics
 from txstream.state import StateDatabase
+
+
+@pytest.fixture
+def url(sqlite_url: str) -> str:
+    return sqlite_url
+
 
 WITH_QUOTES = [
     ("select", "`order` string, `group` string", "`from` bigint, `table` bigint"),
@@ -71,9 +79,7 @@ def use(database: StateDatabase, url: str, spec: Any) -> None:
     assert len(database.top(spec.state.table, topology="words")) == 1
 
 
-class NamesContract(StateFixtures):
-    """Subclasses have a fixture `url` with an empty database."""
-
+class TestNames:
     @pytest.mark.parametrize(("table", "key", "value"), WITH_QUOTES)
     def test_names_that_need_quotes_work(
         self, database: StateDatabase, url: str, table: str, key: str, value: str

@@ -1,48 +1,41 @@
-"""What every database server must do when locks, outages and frozen processes come: the driver's commit.
+"""Locks of a PostgreSQL: what sessions that write at once, freeze or are ended do to each other.
 
-Subclasses have a fixture `url` with an empty database, and say by the methods of `ServerFixtures` how their
-server is asked and treated.
+`ServerLocks` holds for every server; the tests of MariaDB and MySQL run it too.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
+import functools
 import re
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import pytest
 import sqlalchemy as sa
-
-from support.cut import AnswerLosingProxy
-from support.state_contract import StateFixtures
+from postgres import PostgresServer
+from support import postgres_tools
+from support.held_locks import PATIENCE_SECONDS, Held, another, tasks
+from support.server_databases import new_database
 from support.states import Rig, word_table
+from support.tables import execute
+from unit import test_sql_locks
+
 from txstream.api.errors import ServiceUnavailableError, StaleAttemptError
 from txstream.embedded.process import wait_until
 from txstream.semantics import Semantics
-from txstream.state import AnswerLostError, FenceLockedError, open_database, open_sql_database
-from txstream.state.sql import sessions
+from txstream.state import AnswerLostError, FenceLockedError, StateBackend, open_sql_database
 from txstream.transaction import attempt_id
 
-PATIENCE_SECONDS = 30
+OPAQUE = Semantics.OPAQUE
 
 
-class Server(Protocol):
-    """A real one."""
+class ServerLocks(test_sql_locks.TestLocks):
+    """Where two sessions can write at once, and REPEATABLE READ is what a session has that does not say."""
 
-    def start(self) -> None: ...
-
-    def stop(self) -> None:
-        """As a crash would."""
-
-    def url(self, database: str = ...) -> str: ...
-
-
-class ServerFixtures(StateFixtures):
+    begin = ()
     lock_timeout: ClassVar[tuple[str, str]]
     """How a session's lock timeout is asked for, and what it is with a message timeout of ten seconds."""
 
@@ -54,8 +47,84 @@ class ServerFixtures(StateFixtures):
         """End the session of this database that is in a transaction, and return when it has ended."""
         raise NotImplementedError
 
+    # --- tasks ----------------------------------------------------------------------------------------
 
-class ServerLocks(ServerFixtures):
+    def test_tasks_of_one_attempt_write_side_by_side(self, rig: Rig, held: Held) -> None:
+        """The fence is taken in share mode."""
+        under = rig.begin(1)
+        with tasks(2) as pool:
+            shares = [pool.submit(rig.write, under, {key: 1}) for key in "ab"]
+            held.wait_for(2)
+            held.go_on.set()
+            assert [share.result(PATIENCE_SECONDS) for share in shares] == [1, 1]
+        assert rig.values() == {"a": 1, "b": 1}
+
+    @pytest.mark.parametrize("path", ["begin", "commit"])
+    def test_whoever_waited_for_a_task_undoes_what_it_wrote(self, rig: Rig, held: Held, path: str) -> None:
+        """Under REPEATABLE READ, the server's default here, it would see nothing of it, without an error."""
+        rig.commit(1, {"a": 1})
+        under = rig.begin(2)
+        with tasks(1) as pool, ThreadPoolExecutor(1) as later, another(rig) as driver:
+            share = pool.submit(rig.write, under, {"a": 5, "b": 5})
+            held.wait_for(1)
+            again = driver.begin if path == "begin" else functools.partial(driver.commit, deltas=None)
+            undone = later.submit(again, 2)
+            assert wait_until(lambda: self.is_waiting(rig.url), PATIENCE_SECONDS)
+            held.go_on.set()
+            assert share.result(PATIENCE_SECONDS) == 2
+            undone.result(PATIENCE_SECONDS)
+        assert rig.values() == {"a": 1}
+
+    def test_isolation_is_set_whatever_the_servers_default_is(self, rig: Rig) -> None:
+        with another(rig) as fresh, fresh.database.sessions.engine.connect() as connection:
+            assert connection.get_isolation_level() == "READ COMMITTED"
+
+    def test_copies_of_a_share_do_not_deadlock(self, rig: Rig) -> None:
+        """Keys are written in one order, whatever order they come in."""
+        keys = [f"key{number:04}" for number in range(2000)]
+        rig.commit(1, dict.fromkeys(keys, 1))
+        for txid in range(2, 6):
+            under = rig.begin(txid)
+            with tasks(2) as pool:
+                copies = [dict.fromkeys(order, 1) for order in (keys, keys[::-1])]
+                shares = [pool.submit(rig.write, under, copy) for copy in copies]
+                assert [share.result(PATIENCE_SECONDS) for share in shares] == [2000, 2000]
+            rig.end(under)
+        assert set(rig.values().values()) == {5}
+
+    def test_copies_of_a_share_of_several_tables_do_not_deadlock(
+        self, database: StateBackend, url: str
+    ) -> None:
+        """Tables are written in one order too."""
+        specs = [word_table(name) for name in ("first", "second")]
+        first, second = (Rig(database, url, spec) for spec in specs)
+        first.join()
+        database.of(first.topology, first.uuid, OPAQUE, specs).join(first_run=True)
+        keys = [f"key{number:04}" for number in range(2000)]
+        writes = [(rig.spec, rig.table_of(dict.fromkeys(keys, 1))) for rig in (first, second)]
+        for txid in range(1, 5):
+            under = first.begin(txid)
+            with tasks(2) as pool:
+                copies = [pool.submit(first.states.write, under, order) for order in (writes, writes[::-1])]
+                assert [copy.result(PATIENCE_SECONDS) for copy in copies] == [4000, 4000]
+            first.end(under)
+        assert set(first.values().values()) == set(second.values().values()) == {4}
+
+    def test_a_task_that_freezes_loses_its_transaction(self, rig: Rig, held: Held) -> None:
+        """A lost executor that is frozen inside its transaction would hold the fence for ever. The server
+        ends it before the topology's message timeout; woken, the task is told, and has written nothing."""
+        with another(rig, message_timeout_seconds=2.0) as frozen, tasks(1) as pool:
+            under = rig.begin(1)
+            share = pool.submit(frozen.write, under, {"a": 1})
+            held.wait_for(1)
+            rig.commit(1, {"b": 1})  # which waits until then
+            held.go_on.set()
+            with pytest.raises(ServiceUnavailableError):
+                share.result(PATIENCE_SECONDS)
+        assert rig.values() == {"b": 1}
+
+    # --- drivers --------------------------------------------------------------------------------------
+
     def test_statements_of_a_small_commit(self, rig: Rig) -> None:
         """Each is a round trip; BEGIN and COMMIT come on top."""
         rig.commit(1, {"a": 1})
@@ -184,112 +253,20 @@ class ServerLocks(ServerFixtures):
         assert rig.states.outcome(lost) is False
 
 
-class ServerOutages(ServerFixtures):
-    """Subclasses have a fixture `server`, a Server that a test may stop, and `url` is in it."""
+class TestLocks(ServerLocks):
+    share = "FOR SHARE"
+    lock_timeout = ("SHOW lock_timeout", "10s")
 
-    def freeze(self, url: str | None) -> contextlib.AbstractContextManager[object]:
-        """While open, nothing answers: the session of this database that is in a transaction, or without a
-        database whoever connects."""
-        raise NotImplementedError
+    @pytest.fixture
+    def url(self, postgres: PostgresServer) -> str:
+        url = new_database(postgres)
+        name = sa.make_url(url).database
+        execute(url, f"ALTER DATABASE {name} SET default_transaction_isolation = 'repeatable read'")
+        return url
 
-    def losing(self, url: str) -> contextlib.AbstractContextManager[tuple[str, AnswerLosingProxy]]:
-        """A proxy before this database, and the database's URL through it."""
-        raise NotImplementedError
+    def is_waiting(self, url: str) -> bool:
+        return postgres_tools.session(url, "wait_event_type = 'Lock'") is not None
 
-    def test_restarted_while_nothing_was_going_on(
-        self, rig: Rig, server: Server, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """A connection that was idle for long is asked first, so that no batch fails."""
-        monkeypatch.setattr(sessions, "_PING_AFTER_IDLE_SECONDS", 0.0)
-        rig.commit(1, {"a": 1})
-        server.stop()
-        server.start()
-        rig.commit(2, {"a": 1})
-        assert rig.values() == {"a": 2}
-
-    def test_away_between_two_batches(
-        self, rig: Rig, server: Server, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(sessions, "_PING_AFTER_IDLE_SECONDS", math.inf)
-        rig.commit(1, {"a": 1})
-        with contextlib.closing(open_sql_database(rig.url)) as leader:
-            assert leader.last_batch("words") == rig.last()
-            server.stop()
-            with pytest.raises(ServiceUnavailableError):  # the driver's own error is nobody's to expect
-                leader.of("words", rig.uuid, Semantics.OPAQUE).raise_fence(
-                    attempt_id(2, 0), lock_timeout_seconds=5
-                )
-        with pytest.raises(ServiceUnavailableError) as told:
-            rig.commit(2, {"a": 1})
-        assert not isinstance(told.value, AnswerLostError)  # COMMIT was never sent
-        with pytest.raises(ServiceUnavailableError, match="set --database / TXSTREAM_DATABASE"):
-            rig.database.check()
-        server.start()
-        rig.database.check()
-        assert rig.states.outcome(rig.next(2)) is False
-        rig.commit(2, {"a": 1})
-        assert rig.values() == {"a": 2}
-
-    def test_killed_inside_a_commit(self, rig: Rig, server: Server) -> None:
-        rig.commit(1, {"a": 1})
-        lost = rig.next(2)
-        with pytest.raises(AnswerLostError, match=r"txid 2 attempt 1\.2 was being committed"):
-            rig.commit(2, {"a": 1, "b": 1}, under=lost, reached=lambda _: server.stop())
-        server.start()
-        rig.database.check()
-        assert rig.states.outcome(lost) is False
-        assert rig.values() == {"a": 1}
-        rig.commit(2, {"a": 1})
-        assert rig.values() == {"a": 2}
-
-    def test_committed_but_the_answer_was_lost(self, rig: Rig) -> None:
-        with self.losing(rig.url) as (url, proxy):
-            through = open_sql_database(url)
-            behind = Rig(through, rig.url)
-            behind.commit(1, {"a": 1})
-            proxy.lose_next_commit()
-            lost = behind.next(2)
-            with pytest.raises(AnswerLostError):
-                behind.commit(2, {"a": 1}, under=lost)
-            assert proxy.lost.wait(10)
-            through.check()
-            assert behind.states.outcome(lost) is True
-            assert rig.values() == {"a": 2}
-            with pytest.raises(StaleAttemptError, match="already been used"):
-                behind.commit(2, {"a": 1}, under=lost)
-            assert rig.values() == {"a": 2}
-            through.close()
-
-    def test_a_server_that_freezes_is_given_up(self, rig: Rig) -> None:
-        """It still holds the connection open, so nothing but a deadline of ours ends the wait."""
-        impatient = open_sql_database(rig.url, message_timeout_seconds=1.0)
-        impatient._dialect.silence_seconds = 1.0  # type: ignore[attr-defined]  # its usual is 10 s more
-        with contextlib.ExitStack() as frozen:
-
-            def freeze(_point: str) -> None:
-                frozen.enter_context(self.freeze(rig.url))
-
-            with pytest.raises(AnswerLostError, match="the server did not answer for 1 s"):
-                Rig(impatient, rig.url).commit(1, {"a": 1}, under=rig.next(1), reached=freeze)
-        # Awake, the server carries out the COMMIT that was sent. The next attempt waits for it and undoes it.
-        rig.commit(1, {"b": 1})
-        assert rig.values() == {"b": 1}
-        impatient.close()
-
-    def test_a_frozen_server_is_not_ready(self, server: Server) -> None:
-        waiting = open_database(server.url(), connect_timeout_seconds=2.0)
-        with self.freeze(None):
-            started = time.monotonic()
-            with pytest.raises(ServiceUnavailableError, match="time"):
-                waiting.check()
-            assert time.monotonic() - started < 10
-        waiting.check()
-        waiting.close()
-
-
-@contextlib.contextmanager
-def closing(proxy: AnswerLosingProxy) -> Iterator[AnswerLosingProxy]:
-    try:
-        yield proxy
-    finally:
-        proxy.close()
+    def end_session(self, url: str) -> None:
+        with postgres_tools.administrator(url) as connection:
+            connection.execute("SELECT pg_terminate_backend(%s, 5000)", (postgres_tools.busy_backend(url),))

@@ -1,4 +1,7 @@
-"""A state table whose declaration changed, on every SQL database: what grew is migrated, the rest refused."""
+"""A state table whose declaration changed, on a SQL database: what grew is migrated, the rest refused.
+
+Here it is SQLite; the tests of each server run the same class.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,10 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-
-from support.framework_contract import crash_before
-from support.state_contract import CrashError, StateFixtures
-from support.states import Rig, word_table
+from support.states import CrashError, Rig, word_table
+from support.stepwise import crash_before
 from support.tables import execute, read_rows
+
 from txstream.api.errors import StaleAttemptError, StateTableError
 from txstream.api.reducers import Count, Max, Sum
 from txstream.api.state import SqlState
@@ -22,6 +24,12 @@ from txstream.semantics import Semantics
 from txstream.state import StateDatabase, TableSpec
 from txstream.state.sql import growth
 from txstream.transaction import Txid, attempt_id
+
+
+@pytest.fixture
+def url(sqlite_url: str) -> str:
+    return sqlite_url
+
 
 OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL
 NON_TRANSACTIONAL = Semantics.NON_TRANSACTIONAL
@@ -63,9 +71,7 @@ def indexes(url: str) -> list[Any]:
     return sorted(found)
 
 
-class GrowthContract(StateFixtures):
-    """Subclasses have a fixture `url` with an empty database."""
-
+class TestGrowth:
     def test_a_column_is_added_to_an_opaque_table(self, rig: Rig) -> None:
         rig.commit(1, {"a": 1, "b": 1})
         rig.commit(2, {"b": 1, "c": 1})

@@ -1,0 +1,31 @@
+"""Asking a PostgreSQL about a database, as an administrator would."""
+
+from __future__ import annotations
+
+from typing import Any, LiteralString
+
+import psycopg
+import sqlalchemy as sa
+
+
+def host_of(url: str) -> str:
+    return str(sa.make_url(url).query["host"])
+
+
+def administrator(url: str) -> psycopg.Connection[Any]:
+    return psycopg.connect(host=host_of(url), user="postgres", autocommit=True)
+
+
+def busy_backend(url: str) -> int:
+    """The process that serves the one session of this database that is in a transaction."""
+    pid = session(url, "state LIKE 'idle in tran%%'")
+    assert pid is not None
+    return pid
+
+
+def session(url: str, condition: LiteralString) -> int | None:
+    """The process of a session of this database for which this holds."""
+    with administrator(url) as connection:
+        query = f"SELECT pid FROM pg_stat_activity WHERE datname = %s AND {condition}"
+        row = connection.execute(query, (sa.make_url(url).database,)).fetchone()
+    return None if row is None else int(row[0])
