@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from support.states import Rig, word_table
+from support.states import Rig
 from support.tables import is_sql, store_at
 
 from txstream.api.errors import ServiceUnavailableError, UsageError
@@ -17,9 +17,7 @@ from txstream.cli.main import main
 from txstream.engine.driver import retention as pruning
 from txstream.engine.driver.retention import LedgerPruner
 from txstream.retention import Keep
-from txstream.semantics import Semantics
 from txstream.settings import Settings
-from txstream.state import StateDatabase
 from txstream.state.sql import framework
 from txstream.state.store import layout
 
@@ -96,41 +94,11 @@ class TestLedger:
         rig.commit(8, {"a": 2})  # a replay of the last one still finds that it was written
         assert rig.values() == {"a": 9}
 
-    def test_what_is_being_committed_stays_with_the_last_committed(self, rig: Rig) -> None:
-        committed(rig, 3)
-        rig.begin(4)
-        pruner(rig, "1s,1", day(400)).prune()
-        assert [(row.txid, row.status) for row in rig.database.batches("words")] == [
-            (2, "committed"),
-            (3, "committed"),
-            (4, "committing"),
-        ]
-
-    def test_an_empty_ledger(self, database: StateDatabase, url: str) -> None:
-        rig = Rig(database, url)
-        assert database.oldest_txid("words") is None
-        assert pruner(rig, "1", day(1)).prune() == 0
-        rig.join()
-        assert pruner(rig, "1", day(1)).prune() == 0
-
-    def test_other_topologies_keep_theirs(self, rig: Rig) -> None:
-        other = Rig(rig.database, rig.url, word_table("theirs"), topology="theirs").join()
-        committed(other, 3)
-        committed(rig, 3)
-        pruner(rig, "1", day(400)).prune()
-        assert (txids(rig), txids(other)) == ([2, 3], [1, 2, 3])
-
     def test_a_clock_that_went_back_leaves_no_gap(self, rig: Rig) -> None:
         committed(rig, 6)
         set_committed_at(rig.url, 2, day(100))
         pruner(rig, "5d", day(100)).prune()
         assert txids(rig) == [2, 3, 4, 5, 6]
-
-    def test_a_topology_without_transactions(self, database: StateDatabase, url: str) -> None:
-        rig = Rig(database, url, word_table(semantics=Semantics.NON_TRANSACTIONAL)).join()
-        committed(rig, 4)
-        pruner(rig, "2", day(100)).prune()
-        assert txids(rig) == [3, 4]
 
     def test_a_commit_has_its_turn_between_two_chunks(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch

@@ -17,7 +17,7 @@ from support.states import CrashError, Rig, word_table
 from support.stepwise import crash_before
 from support.tables import execute, read_rows
 
-from txstream.api.errors import StaleAttemptError, StateTableError
+from txstream.api.errors import StateTableError
 from txstream.api.reducers import Count, Max, Sum
 from txstream.api.state import SqlState
 from txstream.semantics import Semantics
@@ -101,16 +101,6 @@ class TestGrowth:
         leader.commit(2, {"a": (1, 2.0)})
         assert leader.values() == {"a": (2, 2.0 + (default or 0)), "b": (1, default)}
 
-    def test_a_txid_that_was_committed_in_part_is_undone_in_the_new_column_too(self, rig: Rig) -> None:
-        rig.commit(1, {"a": 1})
-        rig.commit(2, {"a": 5, "y": 5})  # another database has not committed it: it will be replayed
-        leader = next_leader(rig, grown())
-        assert len(migrate(leader, unfinished=2)) == 1
-        leader.commit(2, {"a": (1, 1.0)})
-        assert leader.values() == {"a": (2, 1.5)}
-        leader.commit(3, {"y": (1, 1.0)})
-        assert leader.values() == {"a": (2, 1.5), "y": (1, 1.0)}
-
     def test_a_transactional_table_must_wait_for_the_end_of_its_txid(
         self, database: StateDatabase, url: str
     ) -> None:
@@ -179,14 +169,6 @@ class TestGrowth:
         rig = Rig(database, url, grown()).join()
         with pytest.raises(StateTableError, match=expected):
             next_leader(rig, grown(value=changed))
-
-    def test_a_leader_that_has_been_succeeded_changes_nothing(self, rig: Rig) -> None:
-        rig.commit(1, {"a": 1})
-        leader = next_leader(rig, grown())
-        rig.states.raise_fence(attempt_id(9, 0))
-        with pytest.raises(StaleAttemptError):
-            migrate(leader)
-        assert by_word(rig) == {"a": {"n": 1, "prev_n": None, "txid": 1}}
 
     def test_a_crash_in_the_middle(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
         rig.commit(1, {"a": 1})

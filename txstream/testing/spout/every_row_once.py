@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 from txstream.testing.promises import Promises
 from txstream.testing.spout.harness import Row
@@ -31,6 +31,13 @@ def _count(rows: Sequence[Row]) -> Counter[Hashable]:
     return Counter(freeze(row) for row in rows)
 
 
+def _missing(expected: Reading, found: Reading) -> Iterator[tuple[str, int, Row]]:
+    """Partition, place and row of what was written and not read."""
+    for partition, rows in expected.items():
+        missing = _count(rows) - _count(found.get(partition, ()))
+        yield from ((partition, place, row) for place, row in enumerate(rows) if missing[freeze(row)])
+
+
 def _batches_with(batches: Sequence[Batch], partition: str, place: int) -> str:
     """The batch that holds the row at this place of what was read of a partition."""
     for batch in batches:
@@ -48,21 +55,15 @@ def _batches_with(batches: Sequence[Batch], partition: str, place: int) -> str:
 )
 def nothing_skipped(trial: SpoutTrial) -> None:
     batches, expected, found = _everything(trial)
-    for partition, rows in expected.items():
-        read = found.get(partition, [])
-        missing = _count(rows) - _count(read)
-        for place, row in enumerate(rows):
-            if missing[freeze(row)]:
-                before = [number for number, other in enumerate(read) if place and other == rows[place - 1]]
-                after = (
-                    f"; the row before it is in {_batches_with(batches, partition, before[-1])}"
-                    if before
-                    else ""
-                )
-                trial.fail(
-                    f"row {place} of partition {partition!r}: {show(row)}",
-                    f"it is in none of {len(batches)} batches with {len(read)} rows of {len(rows)}{after}",
-                )
+    for partition, place, row in _missing(expected, found):
+        rows, read = expected[partition], found.get(partition, [])
+        before = [number for number, other in enumerate(read) if place and other == rows[place - 1]]
+        where = _batches_with(batches, partition, before[-1]) if before else ""
+        after = f"; the row before it is in {where}" if before else ""
+        trial.fail(
+            f"row {place} of partition {partition!r}: {show(row)}",
+            f"it is in none of {len(batches)} batches with {len(read)} rows of {len(rows)}{after}",
+        )
 
 
 @CHECKS.promise(
@@ -147,11 +148,8 @@ def new_partitions_from_their_beginning(trial: SpoutTrial) -> None:
         trial.fail("a plan that takes from the partition that appeared", "none")
     expected = {name: part for name, part in trial.expected(found).items() if name in names}
     found = trial.comparable(expected, found)
-    for name, rows in expected.items():
-        missing = _count(rows) - _count(found.get(name, ()))
-        for place, row in enumerate(rows):
-            if missing[freeze(row)]:
-                trial.fail(
-                    f"row {place} of the new partition {name!r}: {show(row)}",
-                    f"it is not among the {len(found.get(name, ()))} rows that were read",
-                )
+    for name, place, row in _missing(expected, found):
+        trial.fail(
+            f"row {place} of the new partition {name!r}: {show(row)}",
+            f"it is not among the {len(found.get(name, ()))} rows that were read",
+        )

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from txstream.api.errors import DataLostError, PartitionUnavailableError
-from txstream.api.spouts import PartitionCoordinator, Unavailable
+from txstream.api.spouts import PartitionCoordinator, PartitionEmitter, Unavailable
 from txstream.metas import BatchMetas, is_empty
 from txstream.testing.promises import NotApplicableError, Promises, tell
 from txstream.testing.spout.harness import Row
@@ -49,16 +49,17 @@ def _plan_in_outage(
 ) -> dict[str, Any] | PartitionUnavailableError:
     """A plan; the error instead where none of the others can be read either."""
 
-    def plan() -> dict[str, Any] | Exception:
-        return trial.outcome(
+    def plan() -> tuple[dict[str, Any] | Exception, bool]:
+        answer = trial.outcome(
             "a batch is planned in an outage", lambda: dict(coordinator.plan(dict(last), 1000))
         )
+        # Looked at once: a source that is slow for a moment may read them the next time.
+        return answer, isinstance(answer, PartitionUnavailableError) and not _readable(trial, others)
 
-    def is_settled(answer: dict[str, Any] | Exception) -> bool:
-        return not isinstance(answer, PartitionUnavailableError) or not _readable(trial, others)
-
-    answer = trial.until(plan, is_settled)
-    if isinstance(answer, PartitionUnavailableError) and is_settled(answer):
+    answer, all_away = trial.until(
+        plan, lambda found: found[1] or not isinstance(found[0], PartitionUnavailableError)
+    )
+    if isinstance(answer, PartitionUnavailableError) and all_away:
         return answer
     if isinstance(answer, Exception):
         trial.fail("a plan in an outage", tell(answer), cause=answer)
@@ -150,17 +151,10 @@ def an_outage_keeps_the_place(trial: SpoutTrial) -> None:
     "ends the topology after a few attempts",
 )
 def a_read_in_an_outage_raises(trial: SpoutTrial) -> None:
-    partition, meta, rows = _planned_then(trial, trial.harness.hide)
-    emitter = trial.emitter()
-
-    def read() -> list[Row] | Exception:
-        return trial.outcome(
-            f"{partition!r} is read in an outage", lambda: trial.read_unguarded(emitter, partition, meta)
-        )
-
-    outcome = trial.until(read, lambda answer: isinstance(answer, PartitionUnavailableError))
+    planned = _planned_then(trial, trial.harness.hide)
+    outcome = _read_until(trial, trial.emitter(), planned, PartitionUnavailableError)
     if not isinstance(outcome, PartitionUnavailableError):
-        _not_told(trial, "PartitionUnavailableError", partition, meta, rows, outcome)
+        _not_told(trial, PartitionUnavailableError, planned, outcome)
 
 
 @CHECKS.promise(
@@ -169,15 +163,12 @@ def a_read_in_an_outage_raises(trial: SpoutTrial) -> None:
     "open a connection again that has failed; remember no failure for longer than a moment",
 )
 def reads_again_after_an_outage(trial: SpoutTrial) -> None:
-    partition, meta, rows = _planned_then(trial, trial.harness.hide)
+    planned = _planned_then(trial, trial.harness.hide)
+    partition, meta, rows = planned
     emitter = trial.emitter()
-
-    def read() -> list[Row] | Exception:
-        return trial.outcome(f"{partition!r} is read", lambda: trial.read_unguarded(emitter, partition, meta))
-
-    read()  # how it fails is told by the promise before this one
+    _read_until(trial, emitter, planned)  # how it fails is told by the promise before this one
     trial.harness.show(partition)
-    outcome = trial.until(read, lambda answer: isinstance(answer, list))
+    outcome = _read_until(trial, emitter, planned, list)
     if isinstance(outcome, Exception):
         trial.fail(f"the {len(rows)} rows of partition {partition!r}", tell(outcome), cause=outcome)
     trial.require_same({partition: rows}, {partition: outcome}, "read after the outage", {partition: meta})
@@ -233,18 +224,10 @@ def unreadable_names_what_cannot_be_read(trial: SpoutTrial) -> None:
     "compare the range with where the log begins and ends now, before the first row is given",
 )
 def lost_rows_are_told(trial: SpoutTrial) -> None:
-    partition, meta, rows = _planned_then(trial, trial.harness.lose)
-    emitter = trial.emitter()
-
-    def read() -> list[Row] | Exception:
-        return trial.outcome(
-            f"{partition!r} is read after its rows were lost",
-            lambda: trial.read_unguarded(emitter, partition, meta),
-        )
-
-    outcome = trial.until(read, lambda answer: isinstance(answer, DataLostError))
+    planned = _planned_then(trial, trial.harness.lose)
+    outcome = _read_until(trial, trial.emitter(), planned, DataLostError)
     if not isinstance(outcome, DataLostError):
-        _not_told(trial, "DataLostError", partition, meta, rows, outcome)
+        _not_told(trial, DataLostError, planned, outcome)
 
 
 @CHECKS.promise(
@@ -286,7 +269,11 @@ def a_lost_place_is_told(trial: SpoutTrial) -> None:
         )
 
 
-def _planned_then(trial: SpoutTrial, damage: Any) -> tuple[str, Any, list[Row]]:
+Planned = tuple[str, Any, list[Row]]
+"""A partition, its range, and the rows of it."""
+
+
+def _planned_then(trial: SpoutTrial, damage: Callable[[str], None]) -> Planned:
     """A planned range and its rows; then something happens to its partition."""
     trial.fill()
     _, metas = trial.next_batch(trial.coordinator(), {}, whole=True)
@@ -297,16 +284,29 @@ def _planned_then(trial: SpoutTrial, damage: Any) -> tuple[str, Any, list[Row]]:
     return partition, meta, rows
 
 
+def _read_until(
+    trial: SpoutTrial, emitter: PartitionEmitter[Any], planned: Planned, kind: type = object
+) -> list[Row] | Exception:
+    """What reading a planned range gives or raises, at last something of this kind."""
+    partition, meta, _ = planned
+    read = partial(trial.read_unguarded, emitter, partition, meta)
+    return trial.until(
+        lambda: trial.outcome(f"{partition!r} is read", read), lambda answer: isinstance(answer, kind)
+    )
+
+
 def _not_told(
-    trial: SpoutTrial, error: str, partition: str, meta: Any, rows: list[Row], outcome: list[Row] | Exception
+    trial: SpoutTrial, kind: type[Exception], planned: Planned, outcome: list[Row] | Exception
 ) -> None:
     """Anything else than the error breaks the promise. Not so all rows: the harness prevented nothing."""
+    partition, meta, rows = planned
+    expected = f"{kind.__name__} from partition {partition!r}"
     if isinstance(outcome, Exception):
-        trial.fail(f"{error} from partition {partition!r}", tell(outcome), cause=outcome)
+        trial.fail(expected, tell(outcome), cause=outcome)
     if same(rows, outcome):
         raise NotApplicableError(f"partition {partition!r} could be read in full all the same")
     last = show(outcome[-1]) if outcome else "none"
     trial.fail(
-        f"{error} from partition {partition!r}, planned as {meta!r:.200}, which has {len(rows)} rows",
+        f"{expected}, planned as {meta!r:.200}, which has {len(rows)} rows",
         f"{len(outcome)} rows and no error; the last row is {last}",
     )

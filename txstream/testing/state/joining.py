@@ -38,8 +38,9 @@ def nothing_known_is_no_error(trial: StateTrial) -> None:
     trial.require("txid 1", None, trial.ask("a batch is looked up", store.batch, name, 1))
     trial.require("the last batch", None, trial.ask("the last batch is asked", store.last_batch, name))
     trial.require("the oldest txid", None, trial.ask("the oldest txid is asked", store.oldest_txid, name))
+    pruned = trial.ask("it is pruned", store.prune, name, committed_before=None, newest=1, rows=9)
     deleted = trial.ask("it is deleted", store.delete, name, drop_state=True)
-    trial.require("the tables dropped", [], deleted)
+    trial.require("the rows pruned and the tables dropped", (0, []), (pruned, deleted))
 
 
 @CHECKS.promise(
