@@ -255,7 +255,7 @@ class ServerLocks(test_sql_locks.TestLocks):
 
 class TestLocks(ServerLocks):
     share = "FOR SHARE"
-    lock_timeout = ("SHOW lock_timeout", "20s")
+    lock_timeout = ("SHOW lock_timeout", "15s")
 
     @pytest.fixture
     def url(self, postgres: PostgresServer) -> str:

@@ -33,6 +33,6 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, St
 
 
 @given(random=st.randoms(use_true_random=False))
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 def test_stores_agree_with_a_fold_in_python(stores: Mapping[str, StateBackend], random: Random) -> None:
     play(random, f"table {next(names)}", stores)
