@@ -46,7 +46,7 @@ def test_a_pause_survives_the_driver_and_a_stop_ends_it_between_two_batches(
         paused = launcher.run("pause", unique)
         assert (paused.status, paused.stderr) == (0, "")
         assert "is paused; nothing is opened after txid 3" in paused.stdout
-        assert f"waiting for `txstream resume {unique}`" in first.wait_for_line("paused since")
+        assert f"waiting for `txstream resume {unique}`" in first.wait_for_line("paused by")
         first.process.send_signal(signal.SIGKILL)
         first.wait()
 

@@ -365,7 +365,7 @@ def test_a_pause_survives_the_driver_and_the_new_one_says_so(caplog: pytest.LogC
     assert order(world, Kind.SCALE, count=1).refused is None, "it runs, and answers"
     assert second.loop.statistics.batches == 0
     assert f"`txstream resume {TOPOLOGY}`" in caplog.text
-    assert "paused since" in caplog.text
+    assert "paused by" in caplog.text
     order(world, Kind.RESUME)
     until_committed(second)
     stop(second)

@@ -18,7 +18,14 @@ from txstream.transaction import epoch_of, sequence_of
 from txstream.words import counted, in_order, shown
 
 if TYPE_CHECKING:
-    from txstream.inspect.records import Batch, BatchDetails, FailedAttempt, PartitionRange, TopologySummary
+    from txstream.inspect.records import (
+        Batch,
+        BatchDetails,
+        FailedAttempt,
+        MissingDatabase,
+        PartitionRange,
+        TopologySummary,
+    )
     from txstream.state import BatchRecord
 
 __all__ = ["batch_document", "plain_value", "shown_attempt", "shown_ranges", "shown_time"]
@@ -98,13 +105,14 @@ def batches(
     ] = False,
 ) -> None:
     """List a topology's batches, oldest first. `show ID TXID` has all of one."""
+    from txstream import inspect
     from txstream.cli.failing import say_reasons
     from txstream.inspect.documents import batch_document
-    from txstream.inspect.ledgers import batches_and_missing
 
     moment = None if since is None else moment_of(since)
-    found, missing = batches_and_missing(
-        topology_id, cli.resolve(), last=last, before=before, since=moment, failed=failed
+    missing: list[MissingDatabase] = []
+    found = inspect.batches(
+        topology_id, cli.resolve(), last=last, before=before, since=moment, failed=failed, missing=missing
     )
     warn_of_missing(missing)
     if cli.as_json:
@@ -209,13 +217,14 @@ def show(
     txid: Annotated[int, typer.Argument(metavar="TXID", help="A txid that the ledger has.")],
 ) -> None:
     """Show one batch in full. That is its ranges, counts and timings, and the attempts that failed."""
+    from txstream import inspect
     from txstream.cli.failing import show_failing
     from txstream.inspect.documents import details_document
-    from txstream.inspect.ledgers import UnknownTxidError, batch_and_missing
 
+    missing: list[MissingDatabase] = []
     try:
-        found, missing = batch_and_missing(topology_id, txid, cli.resolve())
-    except UnknownTxidError:
+        found = inspect.batch(topology_id, txid, cli.resolve(), missing=missing)
+    except inspect.UnknownTxidError:
         if show_failing(cli, topology_id, txid):
             return
         raise

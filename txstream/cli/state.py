@@ -16,7 +16,7 @@ from txstream.inspect.documents import document, flat_row, plain_value
 from txstream.words import counted
 
 if TYPE_CHECKING:
-    from txstream.inspect.records import RowChange, StateRow, TableDiff
+    from txstream.inspect.records import MissingDatabase, RowChange, StateRow, TableDiff
     from txstream.semantics import Semantics
 
 state = typer.Typer(help="Look at state tables.", no_args_is_help=True)
@@ -38,9 +38,10 @@ def register(app: typer.Typer) -> None:
 
 def list_tables(cli: Cli, topology_id: Id) -> None:
     """List a topology's state tables. Says where they are, how declared, and how many rows they have."""
-    from txstream.inspect.tables import states_and_missing
+    from txstream import inspect
 
-    tables, missing = states_and_missing(topology_id, cli.resolve())
+    missing: list[MissingDatabase] = []
+    tables = inspect.states(topology_id, cli.resolve(), missing=missing)
     warn_of_missing(missing)
     if cli.as_json:
         cli.print_json(document(tables))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -23,10 +23,10 @@ from txstream.api.errors import (
     UsageError,
 )
 from txstream.inspect.records import MissingDatabase
+from txstream.settings import Settings
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology
-    from txstream.settings import Settings
     from txstream.state import FenceRow, StateBackend
     from txstream.zookeeper import ZooKeeper
 
@@ -207,13 +207,27 @@ def for_people(url: str) -> str:
 
 
 @contextlib.contextmanager
-def topology_databases(settings: Settings, topology_id: str) -> Iterator[Databases]:
-    """The databases that know a topology. Raises UnknownTopologyError; when ZooKeeper has the topology, it
-    was run with another database, and the message says so."""
+def topology_databases(
+    settings: Settings | None, topology_id: str, missing: list[MissingDatabase] | None = None
+) -> Iterator[Databases]:
+    """The databases that know a topology; those that cannot be opened are added to `missing`, or refused
+    where it is None. Raises UnknownTopologyError; when ZooKeeper has the topology, it was run with another
+    database, and the message says so."""
+    settings = (settings or Settings()).resolve()
     with open_databases(settings, topology_id) as databases:
         if not databases.opened:
             raise nowhere(settings, topology_id)
+        if missing is None:
+            refuse_missing(databases.missing)
+        else:
+            missing += databases.missing
         yield databases
+
+
+def refuse_missing(missing: Sequence[MissingDatabase]) -> None:
+    """Raises ServiceUnavailableError that names what could not be opened, and what would help."""
+    if missing:
+        raise ServiceUnavailableError("; ".join(map(str, missing)))
 
 
 def nowhere(settings: Settings, topology_id: str) -> UnknownTopologyError:

@@ -41,33 +41,15 @@ def batches(
     before: int | None = None,
     since: datetime | None = None,
     failed: bool = False,
+    missing: list[MissingDatabase] | None = None,
 ) -> list[Batch]:
     """A topology's batches, oldest first: those before txid `before`, committed at `since` or later (with a
     time zone), that had trouble (`failed`: an attempt that failed, or not committed everywhere); of these,
     with `last`, only the newest ones. What is older than the ones asked for is not read.
 
-    Raises UnknownTopologyError; ServiceUnavailableError for a database that cannot be opened; UsageError for
-    what cannot be meant.
+    Raises UnknownTopologyError; ServiceUnavailableError for a database that cannot be opened, unless there is
+    a list of `missing` ones to name it in; UsageError for what cannot be meant.
     """
-    from txstream.inspect.tables import refuse_missing
-
-    found, missing = batches_and_missing(
-        topology_id, settings, last=last, before=before, since=since, failed=failed
-    )
-    refuse_missing(missing)
-    return found
-
-
-def batches_and_missing(
-    topology_id: str,
-    settings: Settings | None = None,
-    *,
-    last: int | None = None,
-    before: int | None = None,
-    since: datetime | None = None,
-    failed: bool = False,
-) -> tuple[list[Batch], list[MissingDatabase]]:
-    """As `batches`, but what cannot be opened is named instead of raised."""
     for name, number in (("last", last), ("before", before)):
         if number is not None and number < 1:
             raise UsageError(f"{name} is {number}; it must be at least 1")
@@ -85,7 +67,7 @@ def batches_and_missing(
 
     is_part = before is not None or since is not None or failed
     limit: int | None = _CHUNK if is_part and (last is not None or since is not None) else last
-    with topology_databases((settings or Settings()).resolve(), topology_id) as databases:
+    with topology_databases(settings, topology_id, missing) as databases:
         while True:
             rows = {db.url_for_people: db.batches(topology_id, limit=limit) for db in databases.opened}
             merged = merge(rows)
@@ -96,7 +78,7 @@ def batches_and_missing(
             if limit is None or not is_part or enough or older or all(len(r) < limit for r in rows.values()):
                 break
             limit *= 4
-    return found[-last:] if last is not None else found, databases.missing
+    return found[-last:] if last is not None else found
 
 
 def _moment(batch: Batch) -> datetime:
@@ -107,25 +89,20 @@ def _had_trouble(batch: Batch) -> bool:
     return batch.status != COMMITTED or any(failed_attempts(entry) for entry in batch.entries)
 
 
-def batch(topology_id: str, txid: int, settings: Settings | None = None) -> BatchDetails:
+def batch(
+    topology_id: str,
+    txid: int,
+    settings: Settings | None = None,
+    *,
+    missing: list[MissingDatabase] | None = None,
+) -> BatchDetails:
     """One batch in full. Raises UnknownTxidError, and as `batches`."""
-    from txstream.inspect.tables import refuse_missing
-
-    found, missing = batch_and_missing(topology_id, txid, settings)
-    refuse_missing(missing)
-    return found
-
-
-def batch_and_missing(
-    topology_id: str, txid: int, settings: Settings | None = None
-) -> tuple[BatchDetails, list[MissingDatabase]]:
-    """As `batch`, but what cannot be opened is named instead of raised."""
-    with topology_databases((settings or Settings()).resolve(), topology_id) as databases:
+    with topology_databases(settings, topology_id, missing) as databases:
         records = {db.url_for_people: db.batch(topology_id, txid) for db in databases.opened}
         rows = {url: [] if record is None else [record] for url, record in records.items()}
         if not any(rows.values()):
             raise no_such_txid(topology_id, txid, databases.opened)
-    return details(merge(rows)[0]), databases.missing
+    return details(merge(rows)[0])
 
 
 def no_such_txid(topology_id: str, txid: int, databases: Sequence[StateBackend]) -> UnknownTxidError:

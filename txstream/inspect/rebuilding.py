@@ -28,13 +28,13 @@ from txstream.inspect.databases import (
     nowhere,
     open_databases,
     open_zookeeper,
+    refuse_missing,
     with_states_of,
 )
 from txstream.inspect.derived import Rebuilt, rebuilt_from
 from txstream.inspect.plain import codec_of
 from txstream.inspect.records import Recovery
 from txstream.inspect.snapshot import DatabasePart, Depth, OpenStore, Snapshot, take
-from txstream.inspect.tables import refuse_missing
 from txstream.metas import MetaCodec
 from txstream.semantics import Semantics
 from txstream.settings import Settings

@@ -25,26 +25,20 @@ if TYPE_CHECKING:
     from txstream.state import StateBackend
 
 
-def states(topology_id: str, settings: Settings | None = None) -> list[StateTable]:
+def states(
+    topology_id: str, settings: Settings | None = None, *, missing: list[MissingDatabase] | None = None
+) -> list[StateTable]:
     """The state tables of a topology in all its databases, by name.
 
-    Raises UnknownTopologyError, StateTableError; ServiceUnavailableError where a database cannot be opened.
+    Raises UnknownTopologyError, StateTableError; ServiceUnavailableError for a database that cannot be
+    opened, unless there is a list of `missing` ones to name it in.
     """
-    found, missing = states_and_missing(topology_id, settings)
-    refuse_missing(missing)
-    return found
-
-
-def states_and_missing(
-    topology_id: str, settings: Settings | None = None
-) -> tuple[list[StateTable], list[MissingDatabase]]:
-    """As `states`, but what cannot be opened is named instead of raised."""
     found: list[StateTable] = []
-    with topology_databases((settings or Settings()).resolve(), topology_id) as databases:
+    with topology_databases(settings, topology_id, missing) as databases:
         for database in databases.opened:
             with database.read_state(topology_id) as reading:
                 found += [_described(database, reading, table) for table in reading.tables()]
-    return sorted(found, key=lambda table: (table.table, table.database)), databases.missing
+    return sorted(found, key=lambda table: (table.table, table.database))
 
 
 def get(
@@ -129,19 +123,11 @@ def diff(
         )
 
 
-def refuse_missing(missing: Sequence[MissingDatabase]) -> None:
-    """Raises ServiceUnavailableError that names what could not be opened, and what would help."""
-    from txstream.api.errors import ServiceUnavailableError
-
-    if missing:
-        raise ServiceUnavailableError("; ".join(map(str, missing)))
-
-
 @contextlib.contextmanager
 def _reading(
     topology_id: str, table: str, settings: Settings | None, database: str | None
 ) -> Iterator[tuple[StateBackend, StateReading, StoredTable]]:
-    with topology_databases((settings or Settings()).resolve(), topology_id) as databases:
+    with topology_databases(settings, topology_id, []) as databases:
         place = place_of_table(topology_id, table, databases, database)
         with place.read_state(topology_id) as reading:
             yield place, reading, next(found for found in reading.tables() if found.name == table)

@@ -146,7 +146,7 @@ class Operators:
             self._waiting.end(_PAUSE)
         else:
             resume = f"`txstream resume {self._store.topology_id}`"
-            self._waiting.begin(_PAUSE, resume, "an operator has paused it", because=f"paused {paused.shown}")
+            self._waiting.begin(_PAUSE, resume, paused.shown, because=f"paused by {paused.asked_by}")
 
     def _not_carried_out(self, error: BaseException) -> None:
         if isinstance(error, CorruptStateError):
