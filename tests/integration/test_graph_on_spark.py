@@ -44,8 +44,8 @@ from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
 from txstream.embedded.process import wait_until
 from txstream.engine.batch.plan import ExecutionPlan
-from txstream.engine.spark.pools import COMMIT_POOL, PROCESSING_POOL
 from txstream.engine.spark.runner import SparkRunner
+from txstream.engine.spark.session import COMMIT_POOL, PROCESSING_POOL
 from txstream.testing import InProcessRunner
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from txstream.api.errors import UsageError
 from txstream.cli.context import Cli
 from txstream.cli.demo_text import WORDS_PER_LINE, count_words, make_text
 from txstream.cli.factory import load_topology, shipped_module, user_code_prints_to_stderr
-from txstream.cli.options import command
+from txstream.cli.options import FactoryArguments, command
 from txstream.cli.stage import ended_by_signals, services_for
 from txstream.words import counted
 
@@ -70,10 +70,7 @@ def compare(
             help="A function with a parameter `semantics` that returns a topology; unset: the word count.",
         ),
     ] = None,
-    parameter: Annotated[
-        list[str] | None,
-        typer.Option("-p", "--parameter", metavar="NAME=VALUE", help="An argument of FACTORY."),
-    ] = None,
+    parameter: FactoryArguments = None,
     topic: Annotated[
         str | None,
         typer.Option(

@@ -13,7 +13,7 @@ import typer
 from txstream.api.errors import UsageError
 from txstream.cli.context import Cli
 from txstream.cli.factory import load_topology
-from txstream.cli.options import command
+from txstream.cli.options import Factory, FactoryArguments, command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,13 +27,8 @@ def register(app: typer.Typer) -> None:
 
 def describe(
     cli: Cli,
-    target: Annotated[
-        str, typer.Argument(metavar="MODULE:FACTORY", help="A function that returns a topology.")
-    ],
-    parameter: Annotated[
-        list[str] | None,
-        typer.Option("-p", "--parameter", metavar="NAME=VALUE", help="An argument of FACTORY."),
-    ] = None,
+    target: Factory,
+    parameter: FactoryArguments = None,
     stages: Annotated[
         bool, typer.Option("--stages", help="Show what runs together, and where tuples are exchanged.")
     ] = False,

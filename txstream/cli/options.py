@@ -29,6 +29,11 @@ def check_id(topology_id: str | None) -> str | None:
 
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="The topology's id.", callback=check_id)]
+Factory = Annotated[str, typer.Argument(metavar="MODULE:FACTORY", help="A function that returns a topology.")]
+FactoryArguments = Annotated[
+    list[str] | None,
+    typer.Option("-p", "--parameter", metavar="NAME=VALUE", help="An argument of FACTORY."),
+]
 
 _MANNERS: dict[str, Any] = {
     "debug": (Annotated[bool, typer.Option("--debug", help="Show tracebacks.")], False),

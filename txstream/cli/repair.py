@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from txstream.api.errors import UsageError
+from txstream.cli.code import Parameters
 from txstream.cli.context import Cli, ask, print_error
 from txstream.cli.options import Id, command
 from txstream.cli.tables import escaped
@@ -17,10 +18,6 @@ if TYPE_CHECKING:
 Target = Annotated[
     str | None,
     typer.Option("--topology", metavar="MODULE:FACTORY", help="The topology's code, where it is needed."),
-]
-Parameters = Annotated[
-    list[str] | None,
-    typer.Option("-p", "--parameter", metavar="NAME=VALUE", help="With --topology: an argument of FACTORY."),
 ]
 
 

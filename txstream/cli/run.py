@@ -23,7 +23,7 @@ from txstream.cli.code import remember_code
 from txstream.cli.context import Cli, print_error
 from txstream.cli.factory import load_topology, shipped_module, user_code_prints_to_stderr
 from txstream.cli.logs import library_log
-from txstream.cli.options import check_id, command
+from txstream.cli.options import Factory, FactoryArguments, check_id, command
 from txstream.cli.parameters import split_pairs
 from txstream.cli.progress import Show, shown_progress
 from txstream.engine.report import shown_reasons
@@ -51,13 +51,8 @@ def register(app: typer.Typer) -> None:
 
 def run(
     cli: Cli,
-    target: Annotated[
-        str, typer.Argument(metavar="MODULE:FACTORY", help="A function that returns a topology.")
-    ],
-    parameter: Annotated[
-        list[str] | None,
-        typer.Option("-p", "--parameter", metavar="NAME=VALUE", help="An argument of FACTORY."),
-    ] = None,
+    target: Factory,
+    parameter: FactoryArguments = None,
     topology_id: Annotated[
         str | None,
         typer.Option("--id", metavar="ID", help="Run it under another topology id.", callback=check_id),

@@ -42,8 +42,8 @@ from txstream.engine.commit.shares import (
 from txstream.engine.spark.dataframes import Sessions, check_dataframes, compute
 from txstream.engine.spark.errors import spark_error
 from txstream.engine.spark.executor import WORK_PROPERTY, current_order, shipped_plan
-from txstream.engine.spark.pools import COMMIT_POOL, PROCESSING_POOL
 from txstream.engine.spark.process import SparkProcess
+from txstream.engine.spark.session import COMMIT_POOL, PROCESSING_POOL
 from txstream.metas import BatchMetas
 from txstream.transaction import TransactionAttempt
 

@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import sysconfig
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from txstream.api.errors import ServiceUnavailableError, TxstreamError, UsageError
 from txstream.engine.spark.master import Master
-from txstream.engine.spark.pools import pool_settings
 from txstream.engine.spark.process import SparkProcess, launch
 
 if TYPE_CHECKING:
@@ -30,6 +30,24 @@ DAEMON_MODULE = "txstream.engine.spark.daemon"
 DEFAULT_MASTER = "local[*]"
 # Spark would ask for a minute. On a busy machine, a context takes ten seconds when all is well.
 MASTER_SECONDS = 30.0
+
+# A commit holds up every batch behind it, and is short; so its tasks go before those of processing.
+PROCESSING_POOL = "processing"
+COMMIT_POOL = "commit"
+ALLOCATION_SETTING = "spark.scheduler.allocation.file"
+
+# A pool that has less than its minimum share is served first, and no cluster has so many cores. Within a
+# pool the jobs are served in the order in which they began: the older batch first.
+_ALLOCATIONS = f"""<?xml version="1.0"?>
+<allocations>
+  <pool name="{COMMIT_POOL}">
+    <schedulingMode>FIFO</schedulingMode><weight>1</weight><minShare>1000000</minShare>
+  </pool>
+  <pool name="{PROCESSING_POOL}">
+    <schedulingMode>FIFO</schedulingMode><weight>1</weight><minShare>0</minShare>
+  </pool>
+</allocations>
+"""
 
 # What each is for: unix sockets spare a 40 ms delayed acknowledgement between JVM and Python; the daemon
 # spares a garbage collection after every task; FAIR lets several batches share the cores; a task never
@@ -44,6 +62,15 @@ RECIPE: Mapping[str, str] = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
+
+
+@contextlib.contextmanager
+def pool_settings() -> Iterator[dict[str, str]]:
+    """Settings for the start of a SparkContext, which reads their file once: it is gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="txstream-") as folder:
+        file = Path(folder) / "pools.xml"
+        file.write_text(_ALLOCATIONS)
+        yield {ALLOCATION_SETTING: file.as_uri()}
 
 
 def worker_settings(workers: int | None, slots: int, master: str | None) -> dict[str, str]:
