@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
+from txstream.api.spouts import PartitionedSpout
 from txstream.metas import BatchMetas, MetaCodec, to_json
 from txstream.testing.promises import NotApplicableError, Promises
-from txstream.testing.spout.trial import MANY, Batch, SpoutCheck, SpoutTrial, joined, places_after
+from txstream.testing.spout.trial import MANY, Batch, Metas, SpoutCheck, SpoutTrial, joined, places_after
 from txstream.transaction import Txid
 
 CHECKS = Promises(SpoutCheck)
@@ -16,12 +16,12 @@ CHECKS = Promises(SpoutCheck)
 # --- one plan ----------------------------------------------------------------------------------------------
 
 
-def _to_store(codec: MetaCodec[Any], metas: BatchMetas[Any]) -> str:
-    return to_json(codec.encode(metas))
-
-
-def _from_store(codec: MetaCodec[Any], stored: str) -> BatchMetas[Any]:
-    return codec.decode(json.loads(stored), "the store")
+def _stored(trial: SpoutTrial, source: PartitionedSpout[Any], metas: BatchMetas[Any]) -> tuple[str, Metas]:
+    """Metas as they are stored, and the places that are read from that."""
+    codec = trial.ask("meta_type is read", lambda: MetaCodec(source.meta_type))
+    stored = trial.ask("metas are stored as JSON", lambda: to_json(codec.encode(metas)))
+    again = trial.ask("metas are read from JSON", lambda: codec.decode(json.loads(stored), "the store"))
+    return stored, again.positions()
 
 
 @CHECKS.promise(
@@ -33,7 +33,6 @@ def _from_store(codec: MetaCodec[Any], stored: str) -> BatchMetas[Any]:
 def metas_survive_json(trial: SpoutTrial) -> None:
     trial.fill()
     source = trial.source()
-    codec = trial.ask("meta_type is read", lambda: MetaCodec(source.meta_type))
     for batch in trial.walk(trial.coordinator(source), batches=2):
         places = batch.metas.positions()
         for partition, meta in places.items():
@@ -43,8 +42,7 @@ def metas_survive_json(trial: SpoutTrial) -> None:
                 trial.fail(
                     f"a {source.meta_type.__name__} or Unavailable", f"{meta!r:.200} for {partition!r}"
                 )
-        stored = trial.ask("metas are stored as JSON", _to_store, codec, batch.metas)
-        again = trial.ask("metas are read from JSON", _from_store, codec, stored).positions()
+        stored, again = _stored(trial, source, batch.metas)
         for partition, meta in places.items():
             if again.get(partition) != meta:
                 trial.fail(
@@ -105,7 +103,7 @@ def a_small_limit_goes_on(trial: SpoutTrial) -> None:
 def last_is_not_changed(trial: SpoutTrial) -> None:
     trial.fill()
     coordinator, emitter = trial.coordinator(), trial.emitter()
-    last: Mapping[str, Any] = {}
+    last: Metas = {}
     for _ in range(3):
         given = dict(last)
         plan = trial.ask("a batch is planned", coordinator.plan, given, 3)
@@ -146,7 +144,7 @@ def plans_ahead(trial: SpoutTrial) -> None:
     trial.fill()
     ahead: list[BatchMetas[Any]] = []
     coordinator = trial.coordinator()
-    last: Mapping[str, Any] = {}
+    last: Metas = {}
     for _ in range(3):
         metas = BatchMetas.from_plan(last, trial.plan(coordinator, last, 2))
         if metas.has_work:
@@ -173,15 +171,13 @@ def plans_ahead(trial: SpoutTrial) -> None:
 def resumes(trial: SpoutTrial) -> None:
     trial.fill()
     source = trial.source()
-    codec = trial.ask("meta_type is read", lambda: MetaCodec(source.meta_type))
     coordinator = trial.coordinator(source)
     begun = trial.walk(coordinator, batches=2)
     if not begun:
         trial.fail("batches, since rows wait", "none")
-    stored = trial.ask("metas are stored as JSON", _to_store, codec, begun[-1].metas)
+    stored, places = _stored(trial, source, begun[-1].metas)
     onward = joined(trial.walk(coordinator, begun[-1].metas.positions()))
     trial.shut(coordinator)
-    places = trial.ask("metas are read from JSON", _from_store, codec, stored).positions()
     resumed = joined(trial.walk(trial.coordinator(), places))
     how = f"read by a new source from the stored places {stored:.300}"
     if trial.harness.endless:

@@ -45,6 +45,15 @@ def _in_pieces(trial: SpoutTrial) -> dict[str, list[Batch]]:
     return found
 
 
+def _require_again(
+    trial: SpoutTrial, emitter: PartitionEmitter[Any], partition: str, batch: Batch, how: str
+) -> None:
+    """The emitter gives the rows of a batch that was read before."""
+    meta, rows = batch.metas.partitions[partition], batch.rows[partition]
+    again = trial.read_one(emitter, partition, meta, batch.txid)
+    trial.require_same({partition: rows}, {partition: again}, how, {partition: meta})
+
+
 def _batches(emitter: PartitionEmitter[Any], partition: str, meta: Any) -> list[Any]:
     return list(emitter.emit(attempt(), partition, meta))
 
@@ -165,11 +174,7 @@ def seeks_back(trial: SpoutTrial) -> None:
     for partition, batches in _in_pieces(trial).items():
         emitter = trial.emitter()
         for batch in (batches[-1], *batches, batches[0]):
-            meta, rows = batch.metas.partitions[partition], batch.rows[partition]
-            again = trial.read_one(emitter, partition, meta, batch.txid)
-            trial.require_same(
-                {partition: rows}, {partition: again}, "read after another range", {partition: meta}
-            )
+            _require_again(trial, emitter, partition, batch, "read after another range")
 
 
 @CHECKS.promise(
@@ -202,11 +207,7 @@ def a_read_may_be_given_up(trial: SpoutTrial) -> None:
         first, last = batches[0], batches[-1]
         for begun, batch in ((first, last), (first, first), (last, last)):
             trial.ask(f"{partition!r} is read in part", _give_up, emitter, partition, begun)
-            meta, rows = batch.metas.partitions[partition], batch.rows[partition]
-            again = trial.read_one(emitter, partition, meta, batch.txid)
-            trial.require_same(
-                {partition: rows}, {partition: again}, "read after one given up", {partition: meta}
-            )
+            _require_again(trial, emitter, partition, batch, "read after one given up")
 
 
 def _in_turn(partition: str, pair: Mapping[PartitionEmitter[Any], Batch]) -> list[list[Row]]:
