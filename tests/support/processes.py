@@ -10,7 +10,7 @@ SERVICES = "services"
 SPARK = "spark"
 
 _LONGEST = (SPARK, SERVICES)
-_ON_SPARK = ("spark", "dataframe", "recomputation", "word_count")
+_ON_SPARK = ("spark", "dataframe", "recomputation", "replay", "word_count")
 
 
 def process_of(nodeid: str) -> str:
