@@ -10,6 +10,7 @@ import math
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -87,6 +88,9 @@ def compare(
             "--faults", metavar="NAME|FILE", help="none, batch, partition, crash, all, or a JSON file."
         ),
     ] = "all",
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page that shows what happened.")
+    ] = None,
     spark: Annotated[
         bool, typer.Option("--spark", help="Run batches on Spark, as `run` does, not in this process.")
     ] = False,
@@ -106,6 +110,8 @@ def compare(
     from txstream.embedded.java import find_java
 
     schedule = load_schedule(faults)
+    if html is not None and not html.absolute().parent.is_dir():
+        raise UsageError(f"--html {html}: there is no folder {html.absolute().parent}")
     find_java()
     given = cli.settings.resolve_given()
     given.make_data_dir()
@@ -122,7 +128,7 @@ def compare(
                 here = stack.enter_context(_made_lines(here))
         with user_code_prints_to_stderr():
             truth, outcomes = _play_all(here)
-    return _tell(here, truth, outcomes)
+    return _tell(here, truth, outcomes, html)
 
 
 @contextlib.contextmanager
@@ -188,7 +194,7 @@ def _play(
 # --- what came of it ---------------------------------------------------------------------------------------
 
 
-def _tell(here: Comparison, truth: Tables, outcomes: Mapping[str, Outcome]) -> int:
+def _tell(here: Comparison, truth: Tables, outcomes: Mapping[str, Outcome], page: Path | None) -> int:
     from txstream.compare.report import figures, in_a_sentence, total
 
     found = {semantics: figures(outcome, truth) for semantics, outcome in outcomes.items()}
@@ -201,6 +207,11 @@ def _tell(here: Comparison, truth: Tables, outcomes: Mapping[str, Outcome]) -> i
         "true_total": total(truth),
         "semantics": found,
     }
+    if page is not None:
+        from txstream.compare.page import html
+
+        page.write_text(html(document, here.faults, outcomes), encoding="utf-8")
+        here.cli.say(f"wrote {page}")
     if here.cli.as_json:
         here.cli.print_json(document)
     else:
