@@ -22,7 +22,6 @@ from typing import Any, ClassVar
 import psutil
 import pyarrow as pa
 from sqlalchemy import (
-    Column,
     ColumnElement,
     Connection,
     Engine,
@@ -30,7 +29,6 @@ from sqlalchemy import (
     create_engine,
     event,
     func,
-    types,
     update,
 )
 from sqlalchemy.dialects import sqlite
@@ -143,23 +141,14 @@ class SQLiteDialect(StateDialect):
     def insert(self, table: Table) -> Any:
         return sqlite.insert(table)
 
-    def column_type(self, data_type: pa.DataType) -> types.TypeEngine[Any] | None:
-        return sqlite_values.column_type(data_type)
-
-    def value_check(self, column: Column[Any], data_type: pa.DataType) -> ColumnElement[bool] | None:
-        return sqlite_values.value_check(column, data_type)
+    column_type = staticmethod(sqlite_values.column_type)
+    value_check = staticmethod(sqlite_values.value_check)
+    to_driver = staticmethod(sqlite_values.to_driver)
+    from_driver = staticmethod(sqlite_values.from_driver)
+    ordering = staticmethod(sqlite_values.ordering)
 
     def table_options(self) -> dict[str, Any]:
         return {"sqlite_with_rowid": False}
-
-    def to_driver(self, column: pa.ChunkedArray) -> list[Any]:
-        return sqlite_values.to_driver(column)
-
-    def from_driver(self, values: list[Any], data_type: pa.DataType) -> pa.Array:
-        return sqlite_values.from_driver(values, data_type)
-
-    def ordering(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        return sqlite_values.ordering(column)
 
     def merged(self, reducer: Reducer, stored: Any, delta: Any) -> ColumnElement[Any]:
         both = sqlite_values.merged(reducer.merge, stored, delta)
