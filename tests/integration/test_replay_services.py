@@ -10,6 +10,7 @@ import pytest
 from kafka import KafkaProducer
 from support.guide import DOCS, load
 from support.kafka_topics import Topics, wait_until
+from support.runs import Launcher
 from support.texts import fill_topic, make_lines
 
 import txstream
@@ -177,6 +178,20 @@ def test_on_spark_it_is_the_same(desk: Desk, spark: Any, monkeypatch: pytest.Mon
     word = desk.truth.most_common(1)[0][0]
     parts = inspect.why(desk.topology(), desk.name, [word], desk.settings, limit=5, on_spark=True).parts
     assert len(parts) == 5
+
+
+def test_the_flag_master_runs_it_on_spark(launcher: Launcher, unique: str) -> None:
+    """In a Spark of its own; what Java prints goes into a log. The code is the one that ran here."""
+    fill_topic(launcher.services.kafka, unique, make_lines(40), partitions=2)
+    ran = launcher.without_spark.word_count(unique, unique, unique)
+    assert ran.status == 0, ran.stderr
+    done = launcher.run("replay", unique, "1", "--json", "--master", "local[2]")
+    assert done.status == 0, done.stderr
+    assert done.json()["same"]
+    assert done.stderr.splitlines() == [
+        "code: txstream.examples.word_count:topology, as it was last run here (--topology for other code)"
+    ]
+    assert list((launcher.directory / ".txstream" / "logs").glob("spark-replay-*.log"))
 
 
 def test_the_guides_code_runs(

@@ -129,13 +129,10 @@ def _check_out(component: str | None, stream: str | None, out: Path | None) -> N
 @contextlib.contextmanager
 def _running(cli: Cli, target: str) -> Iterator[tuple[Settings, bool]]:
     """Settings for batches that are run again, and whether on Spark: a master given by flag means that."""
-    from txstream.engine.spark.log import spark_log
-
     on_spark = cli.settings.master is not None
     settings = cli.resolve()
     with shipped_module(target) as modules, user_code_prints_to_stderr():
-        log_file = spark_log(cli.log_dir, "replay") if on_spark else None
-        yield replace(settings, py_files=modules, spark_log=log_file), on_spark
+        yield replace(settings, py_files=modules), on_spark
 
 
 def _replay_document(found: Replay, tuples: pa.Table | None) -> dict[str, Any]:

@@ -231,6 +231,7 @@ def _in_this_process(plan: ExecutionPlan) -> BatchRunner:
 def _on_spark(
     topology: Topology, settings: Settings, plan: ExecutionPlan, stack: contextlib.ExitStack
 ) -> BatchRunner:
+    from txstream.engine.spark.log import writable_spark_log
     from txstream.engine.spark.master import await_executor
     from txstream.engine.spark.process import SparkProcess
     from txstream.engine.spark.runner import SparkRunner
@@ -240,7 +241,7 @@ def _on_spark(
     context = stack.enter_context(
         own_context(
             master=settings.master,
-            log_file=settings.spark_log,
+            log_file=settings.spark_log or writable_spark_log(settings.log_dir, f"replay-{topology.id}"),
             package=settings.package,
             connect_timeout_seconds=settings.connect_timeout_seconds,
             **options,
