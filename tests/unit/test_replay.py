@@ -14,7 +14,7 @@ from support.replays import Changed, Summary, Words, run, topology
 from txstream import inspect
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.errors import DataLostError, UsageError
-from txstream.api.reducers import Sum
+from txstream.api.reducers import Count, Sum
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
@@ -207,6 +207,19 @@ def test_a_batch_of_an_older_txstream_has_no_digest(source: MemorySpout, databas
     assert [(one.same, one.rows) for one in found.tables] == [(None, 3), (True, 3)]
     assert "no digest" in str(found.tables[0].note)
     assert found.same
+
+
+def test_two_databases_with_a_table_of_one_name(source: MemorySpout, database: str, tmp_path: Path) -> None:
+    other = f"sqlite:///{tmp_path / 'other.db'}"
+    builder = TransactionalTopologyBuilder("twice", "lines", OpaqueSpout(source, max_batch_records=2))
+    builder.set_bolt("split", Words()).shuffle_grouping("lines")
+    for name, url in (("here", None), ("there", other)):
+        state = SqlState("words", key="word string", value="n bigint", url=url)
+        total = Count() if url is None else Sum("length")
+        builder.set_committer_bolt(name, SqlStateBolt(state, n=total)).fields_grouping("split", "word")
+    made = builder.build()
+    found = inspect.replay(made, 1, run(made, database), last=2)
+    assert [(one.same, one.database) for one in found.tables] == [(True, database), (True, other)] * 2
 
 
 def test_sums_of_floats_are_the_same_however_they_are_added_up(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ class TableReplay:
     changes: tuple[ReplayChange, ...] = ()
     untold: int = 0
     note: str | None = None
+    database: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +135,10 @@ def replay(
         parts: list[tuple[int, pa.Table]] = []
         found: list[BatchReplay] = []
         for batch, result in runs.replayed(range(txid, end + 1)):
-            deltas = {one.name: one.deltas(result) for one in tables}
+            deltas = {one.component: one.deltas(result) for one in tables}
             if scratch is not None:
-                parts.append((batch.attempt.txid, deltas[scratch.name]))
-            compared = [_compared(runs, one, batch, deltas[one.name], changes) for one in tables]
+                parts.append((batch.attempt.txid, deltas[scratch.component]))
+            compared = [_compared(runs, one, batch, deltas[one.component], changes) for one in tables]
             compared += [_left_out(name, batch) for name in runs.left_out]
             found.append(
                 BatchReplay(
@@ -170,13 +171,16 @@ def _compared(
     if written is None or table.database is None:
         note = "the ledger has no digest of it: it was committed by an older txstream, or without this table"
         return TableReplay(txid, table.name, None, deltas.num_rows, note=note)
+    place = table.database.url_for_people
     digest = digest_of(deltas, table.bolt.state.key_names)
     differs = tuple(written.differences(digest))
     if not differs:
-        return TableReplay(txid, table.name, True, digest.rows, written.rows)
+        return TableReplay(txid, table.name, True, digest.rows, written.rows, database=place)
     with table.database.read_state(runs.topology.id) as reading:
         changes, untold = _changes(reading, table, txid, deltas, limit)
-    return TableReplay(txid, table.name, False, digest.rows, written.rows, differs, changes, untold)
+    return TableReplay(
+        txid, table.name, False, digest.rows, written.rows, differs, changes, untold, database=place
+    )
 
 
 def _changes(
