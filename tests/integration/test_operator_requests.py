@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.requests_contract import RequestsContract, Told, answer_all, slots, waiting
+from support.requests import Told, answer_all, slots, waiting
 from support.zookeeper_backends import Real, leader_of
 from support.zookeeper_proxy import Proxy
+from unit.test_zookeeper_assignment import TestShown as TestShown
+from unit.test_zookeeper_requests import TestRequests as TestRequests
 
 from txstream.embedded import Services
 from txstream.embedded.process import wait_until
@@ -24,10 +26,6 @@ def session(services: Services) -> Iterator[ZooKeeper]:
 @pytest.fixture
 def backend(session: ZooKeeper, unique: str) -> Real:
     return Real(unique, session)
-
-
-class TestInZooKeeper(RequestsContract):
-    pass
 
 
 @pytest.fixture

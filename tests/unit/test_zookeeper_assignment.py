@@ -1,0 +1,149 @@
+"""What operators are shown: where tasks ran and why a batch fails, over a tree in memory, which can be late.
+
+The tests of a real ZooKeeper run the same class.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import zlib
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.requests import LOST_BEFORE_OR_AFTER, NOON, assignment
+from support.zookeeper_backends import Backend, Fault, InMemory, commit, leader_of
+
+from txstream.api.errors import CorruptStateError, FencedError
+from txstream.failing import FailingBatch
+from txstream.transaction import Txid, attempt_id
+from txstream.zookeeper import LostAnswerError
+
+PLACE = {"component": "c", "task": 0, "slot": 0, "worker": "1", "host": "h", "seconds": 0.5, "tuples": 3}
+STORED = {"txid": 1, "attempt": 1, "at": "2026-01-02T12:00:00+00:00", "left_out": 0, "tasks": [PLACE]}
+
+
+@pytest.fixture
+def backend(unique: str) -> InMemory:
+    return InMemory(unique)
+
+
+class TestShown:
+    def test_why_a_batch_fails_is_read_as_it_was_written(self, backend: Backend) -> None:
+        store = leader_of(backend)
+        assert store.read_failing() is None
+        batch = FailingBatch(Txid(2), attempt_id(1, 7), NOON, {"database or disk is full": 3, "away": 1})
+        store.write_failing(batch)
+        assert backend.store().read_failing() == batch
+        leader_of(backend)
+        with pytest.raises(FencedError):
+            store.write_failing(replace(batch, txid=Txid(3)))
+        backend.put("failing", b'{"txid": 0, "attempt": 1, "at": "2026-01-02T12:00:00+00:00", "reasons": {}}')
+        with pytest.raises(CorruptStateError, match=f"/{backend.topology_id}/failing: "):
+            store.read_failing()
+
+    # --- the assignment -----------------------------------------------------------------------------------
+
+    def test_an_assignment_is_read_as_it_was_written(self, backend: Backend) -> None:
+        store = leader_of(backend)
+        for txid in (1, 2):
+            store.write_assignment(assignment(txid=txid))
+            assert backend.store().read_assignment() == assignment(txid=txid)
+        newer = leader_of(backend)
+        newer.write_assignment(assignment(3, txid=7))
+        assert newer.read_assignment() == assignment(3, txid=7)
+        assert json.loads(backend.get("assignment") or b"")["tasks"][1] == {
+            "component": "count",
+            "task": 1,
+            "slot": 0,
+            "worker": "1",
+            "host": "here",
+            "seconds": 0.125,
+            "tuples": 10,
+        }
+
+    def test_an_assignment_costs_one_round_trip(self, backend: Backend) -> None:
+        store = leader_of(backend)
+        store.write_assignment(assignment())
+        before = backend.requests()
+        for txid in range(2, 12):
+            store.write_assignment(assignment(txid=txid))
+        assert backend.requests() - before == 10
+
+    def test_an_older_leader_writes_no_assignment(self, backend: Backend) -> None:
+        older = leader_of(backend)
+        older.write_assignment(assignment())
+        leader_of(backend)
+        with pytest.raises(FencedError):
+            older.write_assignment(assignment(txid=2))
+        assert backend.store().read_assignment() == assignment()
+
+    @LOST_BEFORE_OR_AFTER
+    def test_an_assignment_whose_answer_was_lost_is_left_at_that(self, backend: Backend, moment: str) -> None:
+        fault = Fault(moment, "write_assignment", LostAnswerError())
+        store = leader_of(backend, fault)
+        store.write_assignment(assignment())
+        assert fault.fired == 1
+        store.write_assignment(assignment(txid=2))
+        assert store.read_assignment() == assignment(txid=2)
+
+    def test_an_assignment_that_somebody_else_wrote_is_overwritten(self, backend: Backend) -> None:
+        store = leader_of(backend)
+        store.write_assignment(assignment())
+        backend.put("assignment", b"nonsense")
+        with pytest.raises(CorruptStateError, match=f"/{backend.topology_id}/assignment: "):
+            store.read_assignment()
+        store.write_assignment(assignment(txid=2))
+        assert store.read_assignment() == assignment(txid=2)
+
+    def test_a_large_assignment_is_compressed_and_a_too_large_one_is_cut(self, backend: Backend) -> None:
+        """Against a real server this shows that what is let through really fits."""
+        store = leader_of(backend)
+        store.write_assignment(assignment(2_000))
+        assert len(zlib.decompress(backend.get("assignment") or b"")) > 128 * 1024
+        assert store.read_assignment() == assignment(2_000)
+        rng = random.Random(3)
+        store.write_assignment(assignment(9_000, name=lambda _: rng.randbytes(150).hex()))
+        stored = store.read_assignment()
+        assert stored is not None
+        assert (len(stored.tasks), stored.left_out) == (4_500, 4_500)
+        assert min(place.seconds for place in stored.tasks) == 4_500 / 8, "those that took longest are kept"
+        commit(store, 1, attempt_id(1, 1))
+
+    @pytest.mark.parametrize(
+        "document",
+        [
+            {},
+            STORED | {"more": 1},
+            STORED | {"txid": 0},
+            STORED | {"attempt": 0},
+            STORED | {"attempt": None},
+            STORED | {"left_out": -1},
+            STORED | {"at": 12},
+            STORED | {"tasks": {}},
+            STORED | {"tasks": [PLACE | {"more": 1}]},
+            STORED | {"tasks": [PLACE | {"task": -1}]},
+            STORED | {"tasks": [PLACE | {"task": "0"}]},
+            STORED | {"tasks": [PLACE | {"seconds": 1}]},
+            STORED | {"tasks": [PLACE | {"seconds": float("nan")}]},
+            STORED | {"tasks": [PLACE | {"host": None}]},
+        ],
+    )
+    def test_a_corrupt_assignment_is_named(self, backend: Backend, document: Any) -> None:
+        store = leader_of(backend)
+        backend.put("assignment", json.dumps(STORED).encode())
+        assert store.read_assignment() is not None
+        backend.put("assignment", json.dumps(document).encode())
+        with pytest.raises(CorruptStateError, match=f"/{backend.topology_id}/assignment: "):
+            store.read_assignment()
+
+
+def test_a_late_assignment_does_not_replace_a_newer_one(backend: InMemory) -> None:
+    store = leader_of(backend)
+    store.write_assignment(assignment())
+    backend.tree.delay_next_write()
+    store.write_assignment(assignment(txid=2))
+    store.write_assignment(assignment(txid=3))
+    assert backend.tree.deliver_late() == 0
+    assert store.read_assignment() == assignment(txid=3)
