@@ -34,6 +34,25 @@ def start_demo(directory: Path, *arguments: str) -> RunningCommand:
     return RunningCommand(process)
 
 
+@pytest.mark.parametrize("how", ["--injected", pytest.param(None, id="two-brokers")])
+def test_an_outage_is_exact_under_both_semantics(tmp_path: Path, how: str | None) -> None:
+    ended = start_demo(tmp_path, "outage", *([how] if how else [])).wait(400)
+    assert ended.status == 0, ended.stderr
+    lines = ended.stdout.splitlines()
+    assert [line for line in lines if line.startswith("exact:")] == ["exact: yes"] * 2
+    assert lines[-1] == "exact: yes"
+    assert "transactional: the replay of txid 2 waited, and held the same ranges" in lines
+    away = "1 partition" if how else "8 partitions"
+    left_out = f"opaque: the replay of txid 2 left out {away}, whose records came from txid "
+    assert any(line.startswith(left_out) for line in lines)
+    since = "^waiting for partitions? txstream-demo-outage-.* since [0-9:]{8} (.*)"
+    waited = re.search(since, ended.stderr, re.M)
+    assert waited is not None
+    assert waited[1].startswith("(txid 2 must hold the same tuples): ")
+    assert ("killed Kafka broker 2" in ended.stderr) is (how is None)
+    assert wait_until_gone(tmp_path) == []
+
+
 def left_running(directory: Path) -> list[str]:
     """Processes that were started in the directory or name it."""
     found = []

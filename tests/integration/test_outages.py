@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from postgres import PostgresServer
-from support.runs import Launcher
+from support.kafka_topics import Topics
+from support.runs import Launcher, Outcome
 from support.tables import read_counts
 from support.texts import count_words, create_topic, fill_topic, make_lines, produce
 
@@ -17,7 +20,10 @@ import txstream
 from txstream.embedded import EmbeddedKafka, EmbeddedZooKeeper, Services
 from txstream.engine.fault_points import Point
 from txstream.examples import word_count
+from txstream.inspect.databases import open_zookeeper
+from txstream.inspect.plain import read_progress
 from txstream.testing import InProcessRunner
+from txstream.testing.outage import Outage, outage_topology
 from txstream.transaction import Txid
 
 
@@ -102,44 +108,80 @@ def test_database_restarted_between_batches(
 
 
 @pytest.mark.parametrize("semantics", ["transactional", "opaque"])
-def test_broker_killed_while_running(
-    services: Services,
+def test_a_broker_killed_while_a_batch_is_processed(
+    launcher: Launcher,
     own_kafka: EmbeddedKafka,
     sqlite_url: str,
     tmp_path: Path,
     unique: str,
     semantics: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A replay without the partition: opaque goes on with the others, transactional waits and says so."""
-    kafka = own_kafka
-    truth = fill_topic(kafka.address, unique, make_lines(4_000))
-    settings = replace(settings_of(services, sqlite_url, tmp_path), kafka=kafka.address)
-    # A stored plan that is not read yet must wait for its partitions; an opaque one is made anew.
-    point = Point.AFTER_PERSIST if semantics == "transactional" else Point.BEFORE_COMMIT
-    killed = At(point, 2, lambda: kafka.stop_broker(2, kill=True))
+    """Txid 2 fails when 8 of 16 partitions have gone. A transactional replay waits for them, says so to
+    everybody, and holds the same; an opaque one goes on, and their records come in a later txid."""
+    lines = make_lines(3_200)
+    with Topics(own_kafka.address) as topics:
+        topics.create(unique, replicas={number: [1 + number % 2] for number in range(16)})
+    produce(own_kafka.address, unique, lines, partitions=16)
+    odd = [f"{unique}/{number}" for number in range(1, 16, 2)]
+    outage = Outage(tmp_path)
+    settings = replace(settings_of(launcher.services, sqlite_url, tmp_path), kafka=own_kafka.address)
+
+    def told(*command: str) -> Outcome:
+        return launcher.run(*command, TXSTREAM_KAFKA=own_kafka.address)
+
     running = txstream.start(
-        topology_of(unique, semantics),
+        outage_topology(unique, unique, unique, semantics, outage, max_records_per_partition=50),
         settings=settings,
         until="caught-up",
-        listener=killed,
         runner_factory=InProcessRunner,
     )
     with running:
-        assert killed.done.wait(90)
+        wait_until(lambda: outage.is_due)
+        before = stored_metas(settings, unique)
+        own_kafka.stop_broker(2, kill=True)
+        outage.begin()
         if semantics == "transactional":
             wait_until(lambda: "partition" in str(running.progress.waiting_for))
+            begin = f"waiting for partitions {', '.join(odd)} since "
+            waiting = rf"{begin}\d\d:\d\d:\d\d \(txid 2 must hold the same tuples\)"
+            assert re.search(waiting, told("status", unique).stdout)
+            assert re.search(waiting, caplog.text)
+            assert running.progress.committed_txid == 1
         else:
-            wait_until(lambda: everything_readable_is_counted(sqlite_url, unique, truth))
+            wait_until(lambda: running.progress.committed_txid == 4)
             assert running.is_running, "an unreadable partition means not caught up"
-        kafka.start_broker(2)
+        own_kafka.start_broker(2)
         report = running.wait(120)
     assert report.caught_up
-    assert read_counts(sqlite_url, unique) == truth
+    assert read_counts(sqlite_url, unique) == count_words(lines)
+    batches = told("batches", unique, "--json").json()
+    shown = told("show", unique, "2", "--json").json()
+    first_try = {f"{unique}/{number}": {"start": 50, "end": 100} for number in range(16)}
+    assert shown["failed_attempts"][0]["ranges"] == first_try
+    assert "txid 2 was to fail" in shown["failed_attempts"][0]["error"]
+    if semantics == "transactional":
+        assert {one["partition"]: one["meta"] for one in shown["ranges"]} == before
+        assert shown["partitions"] == first_try
+        assert [one["unavailable"] for one in batches] == [{}] * 4
+        assert "waiting" not in told("status", unique).stdout
+    else:
+        assert before == {}, "an opaque plan is not stored"
+        assert shown["partitions"].keys() == first_try.keys() - set(odd)
+        assert [sorted(one["unavailable"]) for one in batches[1:4]] == [sorted(odd)] * 3
+        assert "8 of 16" in told("batches", unique).stdout
+        for partition in odd:
+            later = [one["partitions"][partition] for one in batches[2:] if partition in one["partitions"]]
+            assert [one["start"] for one in later] == [50, 100, 150], "each once, in a later txid"
 
 
-def everything_readable_is_counted(url: str, table: str, truth: dict[str, int]) -> bool:
-    counted = sum(read_counts(url, table).values())
-    return counted >= 0.45 * sum(truth.values())
+def stored_metas(settings: txstream.Settings, topology_id: str) -> dict[str, Any]:
+    """What ZooKeeper has of txid 2, by partition."""
+    with open_zookeeper(settings) as zookeeper:
+        progress = read_progress(zookeeper, topology_id)[1]
+    assert progress is not None
+    stored = progress.batches.get(Txid(2))
+    return {} if stored is None else dict(stored.metas.partitions)
 
 
 def test_new_partitions_are_found_while_running(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import typer
 
-from txstream.api.errors import TxstreamError
+from txstream.api.errors import TxstreamError, UsageError
 from txstream.cli.context import Cli
 from txstream.cli.demo_text import count_words, make_text
 from txstream.cli.options import command
@@ -67,11 +67,12 @@ class Demo:
     table: str
     lines: list[str]
     truth: Mapping[str, int]
+    partitions: int = PARTITIONS
 
     @property
     def records_per_partition(self) -> int:
         """So many per batch and partition that there are about twelve batches."""
-        return max(1, len(self.lines) // (PARTITIONS * _BATCHES))
+        return max(1, len(self.lines) // (self.partitions * _BATCHES))
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,10 @@ class Result:
 
 def demo(
     cli: Cli,
+    story: Annotated[
+        Literal["outage"] | None,
+        typer.Argument(metavar="outage", help="Kill a Kafka broker instead of the driver."),
+    ] = None,
     words: Annotated[
         int, typer.Option("--words", metavar="N", help="How many words the text has.", min=LEAST_WORDS)
     ] = 200_000,
@@ -97,54 +102,78 @@ def demo(
     keep: Annotated[
         bool, typer.Option("--keep", help="Do not remove older demos' topics, topologies and tables.")
     ] = False,
+    injected: Annotated[
+        bool, typer.Option("--injected", help="With outage: no broker is killed, one partition is hidden.")
+    ] = False,
 ) -> int:
     """Count words exactly once, though the driver is killed. Starts all it needs on this machine.
 
     With --semantics non-transactional the driver is killed between the commit of its first batch and the note
     of it, and that batch is counted twice: what the other two prevent.
 
+    With outage a Kafka broker is killed while a batch is processed, and comes back: a transactional run waits
+    for its partitions, then an opaque run goes on without them.
+
     Ends with status 0 when every total is exact, and with 1 when one is not, as it is with non-transactional.
     """
     from txstream.embedded.files import locked
     from txstream.embedded.java import find_java
 
-    find_java()
+    if injected and story is None:
+        raise UsageError("--injected is about an outage: `txstream demo outage --injected`")
+    if story is not None and semantics != "opaque":
+        raise UsageError("an outage is shown under opaque and transactional semantics; give no --semantics")
     given = cli.settings.resolve_given()
+    if story is not None and given.master and not given.master.startswith("local"):
+        raise UsageError(f"the demo of an outage runs on this machine alone, not on {given.master}")
+    find_java()
     given.make_data_dir()
     with (
         ended_by_signals(),
         locked(given.data_dir / "demo.lock", waiting_for="running a demo here", timeout_seconds=1),
-        services_for(cli, given) as settings,
     ):
-        if not keep:
-            _remove_older(cli, settings)
-        lines = make_text(words)
-        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-        here = Demo(
-            cli,
-            settings,
-            semantics,
-            f"{PREFIX}{stamp}",
-            f"{TABLE_PREFIX}{stamp.replace('-', '_')}",
-            lines,
-            count_words(lines),
-        )
-        _fill_topic(here)
-        result = _count(here)
+        if story is not None:
+            from txstream.cli.demo_outage import play_outage
+
+            return play_outage(cli, given, words, injected=injected, keep=keep)
+        with services_for(cli, given) as settings:
+            here = prepare(cli, settings, words, semantics, PREFIX, PARTITIONS, keep=keep)
+            result = _count(here)
     return _tell(here, result)
+
+
+def prepare(
+    cli: Cli,
+    settings: Settings,
+    words: int,
+    semantics: SemanticsName,
+    prefix: str,
+    partitions: int,
+    *,
+    keep: bool,
+) -> Demo:
+    """Older demos of this prefix removed, and the text in a topic."""
+    if not keep:
+        _remove_older(cli, settings, prefix)
+    lines = make_text(words)
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    table = f"{TABLE_PREFIX}{stamp.replace('-', '_')}"
+    here = Demo(cli, settings, semantics, f"{prefix}{stamp}", table, lines, count_words(lines), partitions)
+    _fill_topic(here)
+    return here
 
 
 # --- before ------------------------------------------------------------------------------------------------
 
 
-def _remove_older(cli: Cli, settings: Settings) -> None:
+def _remove_older(cli: Cli, settings: Settings, prefix: str) -> None:
     """Older demos' topologies, tables and topics. One that runs now, elsewhere, is left alone."""
     from txstream.cli.databases import existing_database, is_dead, open_zookeeper
 
     removed: set[str] = set()
     with open_zookeeper(settings) as zookeeper, existing_database(settings) as database:
         known = [] if database is None else [row.topology for row in database.topologies()]
-        older = {name for name in (*zookeeper.topologies(), *known) if name.startswith(PREFIX)}
+        older = {name for name in (*zookeeper.topologies(), *known) if name.startswith(prefix)}
         for name in sorted(older):
             leader = zookeeper.leader(name)
             if leader is not None and not is_dead(leader):
@@ -154,7 +183,7 @@ def _remove_older(cli: Cli, settings: Settings) -> None:
                 database.delete(name, drop_state=True)
             removed.add(name)
     running = older - removed
-    removed.update(_topics(settings).remove(lambda name: name.startswith(PREFIX) and name not in running))
+    removed.update(_topics(settings).remove(lambda name: name.startswith(prefix) and name not in running))
     if removed:
         cli.say(f"removed {len(removed)} older demo{'s' if len(removed) > 1 else ''}")
 
@@ -167,7 +196,7 @@ def _topics(settings: Settings) -> KafkaTopics:
 
 def _fill_topic(here: Demo) -> None:
     topics = _topics(here.settings)
-    topics.create(here.name, PARTITIONS)
+    topics.create(here.name, here.partitions)
     console = here.cli.error_console()
     records = [(None, line.encode()) for line in here.lines]
     what = f"{sum(here.truth.values()):,} words in {len(here.lines):,} lines"
@@ -177,10 +206,10 @@ def _fill_topic(here: Demo) -> None:
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
         with Progress(*columns, console=console) as bar:
             task = bar.add_task("producing lines", total=len(here.lines))
-            topics.fill(here.name, records, PARTITIONS, lambda more: bar.update(task, advance=more))
+            topics.fill(here.name, records, here.partitions, lambda more: bar.update(task, advance=more))
     else:
-        topics.fill(here.name, records, PARTITIONS, lambda _: None)
-    here.cli.say(f"produced {what} into topic {here.name} ({PARTITIONS} partitions)")
+        topics.fill(here.name, records, here.partitions, lambda _: None)
+    here.cli.say(f"produced {what} into topic {here.name} ({here.partitions} partitions)")
 
 
 # --- the two runs ------------------------------------------------------------------------------------------
@@ -272,22 +301,27 @@ def _tail(path: Path) -> str:
 
 
 def _collect(here: Demo, killed_at: Mapping[str, Any], report: Mapping[str, Any]) -> Result:
-    from txstream.state import open_sql_database
     from txstream.transaction import epoch_of
+
+    table, ledger = read_state(here, here.name)
+    # A batch that was open at the kill and has the second driver's epoch was processed again.
+    second = [row for row in ledger if epoch_of(row.attempt) == report["epoch"]]
+    again = [int(row.txid) for row in second if str(row.txid) in killed_at["open"]]
+    return Result(table, report, len(ledger), killed_at, again, throughput(second))
+
+
+def read_state(here: Demo, topology: str) -> tuple[Mapping[str, int], list[BatchRecord]]:
+    """A topology's table and ledger."""
+    from txstream.state import open_sql_database
 
     database = open_sql_database(
         here.settings.database_url(), connect_timeout_seconds=here.settings.connect_timeout_seconds
     )
     try:
-        rows = database.top(here.table, topology=here.name, n=len(here.truth) + 1_000_000)
-        ledger = database.batches(here.name)
+        rows = database.top(here.table, topology=topology, n=len(here.truth) + 1_000_000)
+        return {row["word"]: row["n"] for row in rows}, database.batches(topology)
     finally:
         database.close()
-    # A batch that was open at the kill and has the second driver's epoch was processed again.
-    second = [row for row in ledger if epoch_of(row.attempt) == report["epoch"]]
-    again = [int(row.txid) for row in second if str(row.txid) in killed_at["open"]]
-    table = {row["word"]: row["n"] for row in rows}
-    return Result(table, report, len(ledger), killed_at, again, throughput(second))
 
 
 def throughput(batches: Sequence[BatchRecord]) -> float:
@@ -325,11 +359,16 @@ def _tell(here: Demo, result: Result) -> int:
         return 1 if wrong else 0
     _print_top_words(here, result)
     _print_figures(here, result, figures)
+    return tell_exact(here.cli, wrong, _why_not(here, result))
+
+
+def tell_exact(cli: Cli, wrong: Sequence[tuple[str, int, int]], why_not: str = "") -> int:
+    """The last line, after some of the differences if there are any; the exit status."""
     for word, text, table in wrong[:_SHOWN_DIFFERENCES]:
-        here.cli.print(f"  {word}: {text:,} in the text, {table:,} in the table")
+        cli.print(f"  {word}: {text:,} in the text, {table:,} in the table")
     if len(wrong) > _SHOWN_DIFFERENCES:
-        here.cli.print(f"  and {len(wrong) - _SHOWN_DIFFERENCES:,} words more")
-    here.cli.print(f"exact: no{_why_not(here, result)}" if wrong else "exact: yes")
+        cli.print(f"  and {len(wrong) - _SHOWN_DIFFERENCES:,} words more")
+    cli.print(f"exact: no{why_not}" if wrong else "exact: yes")
     return 1 if wrong else 0
 
 

@@ -268,8 +268,9 @@ def _print_batch(cli: Cli, topology_id: str, found: BatchDetails) -> None:
         )
     for one in (*(one for one in found.ranges if one.skipped_from is not None), *found.skipped):
         cli.print(f"{one.partition} {_shown_gap(one)}")
-    for partition, reason in sorted(found.unavailable.items(), key=lambda item: in_order(item[0])):
-        cli.print(f"{partition} was unavailable: {escaped(reason)}")
+    for reason in sorted(set(found.unavailable.values())):
+        away = sorted((name for name, why in found.unavailable.items() if why == reason), key=in_order)
+        cli.print(f"{', '.join(away)} {'were' if len(away) > 1 else 'was'} unavailable: {escaped(reason)}")
     for failed in found.failed_attempts:
         attempt = "an attempt" if failed.attempt is None else f"attempt {shown_attempt(failed.attempt)}"
         when = "" if failed.failed_at is None else f" at {shown_time(failed.failed_at)}"

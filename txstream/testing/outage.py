@@ -1,0 +1,150 @@
+"""An outage in the middle of a batch: a word count that holds the batch until partitions are away, and then
+fails it.
+
+For demonstrations and tests on one machine: driver, tasks and whoever plays the outage share a folder.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from txstream import (
+    CountBolt,
+    SqlState,
+    SqlStateBolt,
+    Sum,
+    Topology,
+    TopologyContext,
+    TransactionalTopologyBuilder,
+)
+from txstream.api.errors import BatchFailedError, PartitionUnavailableError
+from txstream.api.spouts import SpoutContext, Unavailable
+from txstream.examples.word_count import SPOUTS, SplitLine
+from txstream.spouts.kafka import KafkaRange, KafkaSource
+from txstream.spouts.kafka_coordinator import KafkaPartitionCoordinator
+from txstream.spouts.kafka_emitter import KafkaPartitionEmitter
+from txstream.transaction import TransactionAttempt
+
+_HOLD_SECONDS = 25.0  # less than a message timeout
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Outage:
+    """An outage while `txid` is being processed, told by files in `folder`."""
+
+    folder: Path
+    txid: int = 2
+
+    @property
+    def is_due(self) -> bool:
+        """Is the batch being processed, for the first time?"""
+        return (self.folder / "due").exists()
+
+    @property
+    def has_begun(self) -> bool:
+        return (self.folder / "begun").exists()
+
+    @property
+    def is_on(self) -> bool:
+        return self.has_begun and not (self.folder / "over").exists()
+
+    def begin(self) -> None:
+        """The partitions are away: the batch that was held fails now."""
+        (self.folder / "begun").touch()
+
+    def end(self) -> None:
+        (self.folder / "over").touch()
+
+    def fail(self) -> None:
+        """Hold the caller until the outage has begun, and raise then. Called in a task."""
+        (self.folder / "due").touch()
+        deadline = time.monotonic() + _HOLD_SECONDS
+        while not self.has_begun and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        raise BatchFailedError(f"txid {self.txid} was to fail in the outage")
+
+
+class SplitInOutage(SplitLine):
+    """Splits lines; the first attempt of the outage's txid fails."""
+
+    def __init__(self, outage: Outage) -> None:
+        self.outage = outage
+
+    def prepare(self, context: TopologyContext) -> None:
+        super().prepare(context)
+        if context.attempt.txid == self.outage.txid and not self.outage.has_begun:
+            self.outage.fail()
+
+
+class OutageSource(KafkaSource):
+    """A topic of which some partitions cannot be read during the outage, though their brokers are there."""
+
+    def __init__(self, topic: str, outage: Outage, partitions: Iterable[str], **options: Any) -> None:
+        super().__init__(topic, **options)
+        self.outage = outage
+        self.partitions = frozenset(partitions)
+
+    def away(self, planned: Iterable[str]) -> dict[str, Unavailable]:
+        """Those of these partitions that cannot be read now."""
+        here = sorted(self.partitions.intersection(planned)) if self.outage.is_on else []
+        return dict.fromkeys(here, Unavailable("the outage was injected"))
+
+    def coordinator(self, context: SpoutContext) -> KafkaPartitionCoordinator:
+        return _Coordinator(self, context)
+
+    def emitter(self, context: SpoutContext) -> KafkaPartitionEmitter:
+        return _Emitter(self, context)
+
+
+class _Coordinator(KafkaPartitionCoordinator):
+    def __init__(self, source: OutageSource, context: SpoutContext) -> None:
+        super().__init__(source, context)
+        self._outage_source = source
+
+    def plan(self, last: Mapping[str, KafkaRange], limit: int) -> Mapping[str, KafkaRange | Unavailable]:
+        return {**super().plan(last, limit), **self._outage_source.away(self._outage_source.partitions)}
+
+    def unreadable(self, metas: Mapping[str, KafkaRange]) -> Mapping[str, Unavailable]:
+        return {**super().unreadable(metas), **self._outage_source.away(metas)}
+
+
+class _Emitter(KafkaPartitionEmitter):
+    def __init__(self, source: OutageSource, context: SpoutContext) -> None:
+        super().__init__(source, context)
+        self._outage_source = source
+
+    def emit_many(
+        self, attempt: TransactionAttempt, metas: Mapping[str, KafkaRange]
+    ) -> Iterator[tuple[str, pa.RecordBatch]]:
+        for partition in self._outage_source.away(metas):
+            raise PartitionUnavailableError(f"partition {partition} cannot be read: the outage was injected")
+        yield from super().emit_many(attempt, metas)
+
+
+def outage_topology(
+    topology_id: str,
+    topic: str,
+    table: str,
+    semantics: str,
+    outage: Outage,
+    max_records_per_partition: int,
+    hidden: Iterable[str] = (),
+) -> Topology:
+    """A word count, one batch at a time. `hidden` are partitions that cannot be read in the outage, for
+    where no broker goes away."""
+    source = OutageSource(topic, outage, hidden, max_records_per_partition=max_records_per_partition)
+    builder = TransactionalTopologyBuilder(
+        topology_id, "lines", SPOUTS[semantics](source), 2, max_spout_pending=1
+    )
+    builder.set_bolt("split", SplitInOutage(outage), 2).local_or_shuffle_grouping("lines")
+    builder.set_bolt("count", CountBolt("word"), 2).fields_grouping("split", "word")
+    state = SqlState(table, key="word string", value="n bigint")
+    builder.set_committer_bolt("store", SqlStateBolt(state, n=Sum("n")), 2).fields_grouping("count", "word")
+    return builder.build()
