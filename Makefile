@@ -23,14 +23,14 @@ help:
 	@echo 'make test     the whole test suite (ARGS= for pytest)'
 	@echo 'make check    lint, format, types and the whole test suite: what must pass before a change lands'
 	@echo 'make format   rewrite the code in the format that check wants'
-	@echo 'make soak     the long crash tests'
+	@echo 'make soak     the long crash tests, and the deliberately wrong implementations that tests must catch'
 	@echo 'PYTHON=python3.12 picks the interpreter (3.11 or newer); VENV=DIR another place than .venv'
 
 demo: $(VENV)/.installed-core
 	$(BIN)/txstream demo $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 3 $(ARGS)
+	$(BIN)/python -m pytest -n 3 -m 'not soak and not mutant' $(ARGS)
 
 check: lint types test
 
@@ -46,7 +46,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 soak: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m soak --timeout 7200 $(ARGS)
+	$(BIN)/python -m pytest -m 'soak or mutant' --timeout 7200 $(ARGS)
 
 # --- the environment ---------------------------------------------------------------------------------------
 # The stamps say which extras are installed as pyproject.toml asks now; dev includes core. The interpreter is a

@@ -7,6 +7,8 @@ import pytest
 from simulation.mutants import HUNTS, Hunt
 from simulation.world import simulate
 
+pytestmark = pytest.mark.mutant
+
 MOST_SEEDS = 1500
 
 

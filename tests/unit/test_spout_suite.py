@@ -27,6 +27,8 @@ from txstream.testing.spout import (
 )
 from txstream.transaction import TransactionAttempt
 
+pytestmark = pytest.mark.mutant
+
 CHECKS = {check.name: check for check in spout_checks()}
 # A process for each source would cost more than all the rest.
 IN_THIS_PROCESS = [name for name in CHECKS if name != "same-rows-in-another-process"]
