@@ -11,33 +11,55 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from txstream.inspect.checking import fsck
-    from txstream.inspect.databases import UnknownTopologyError
-    from txstream.inspect.ledgers import UnknownTxidError, batch, batches
-    from txstream.inspect.overview import status, topologies
-    from txstream.inspect.provenance import Why, WhyPart, why
-    from txstream.inspect.rebuilding import recover
-    from txstream.inspect.records import (
-        Batch,
-        BatchDetails,
-        FailedAttempt,
-        Finding,
-        FsckReport,
-        LedgerEntry,
-        MissingDatabase,
-        PartitionRange,
-        Recovery,
-        RowChange,
-        Severity,
-        StateRow,
-        StateRows,
-        StateTable,
-        TableDiff,
-        TopologyStatus,
-        TopologySummary,
+    from txstream.inspect.checking import fsck as fsck
+    from txstream.inspect.databases import UnknownTopologyError as UnknownTopologyError
+    from txstream.inspect.ledgers import (
+        UnknownTxidError as UnknownTxidError,
+        batch as batch,
+        batches as batches,
     )
-    from txstream.inspect.replaying import BatchReplay, Replay, ReplayChange, TableReplay, replay
-    from txstream.inspect.tables import diff, get, states, top
+    from txstream.inspect.overview import (
+        status as status,
+        topologies as topologies,
+    )
+    from txstream.inspect.provenance import (
+        Why as Why,
+        WhyPart as WhyPart,
+        why as why,
+    )
+    from txstream.inspect.rebuilding import recover as recover
+    from txstream.inspect.records import (
+        Batch as Batch,
+        BatchDetails as BatchDetails,
+        FailedAttempt as FailedAttempt,
+        Finding as Finding,
+        FsckReport as FsckReport,
+        LedgerEntry as LedgerEntry,
+        MissingDatabase as MissingDatabase,
+        PartitionRange as PartitionRange,
+        Recovery as Recovery,
+        RowChange as RowChange,
+        Severity as Severity,
+        StateRow as StateRow,
+        StateRows as StateRows,
+        StateTable as StateTable,
+        TableDiff as TableDiff,
+        TopologyStatus as TopologyStatus,
+        TopologySummary as TopologySummary,
+    )
+    from txstream.inspect.replaying import (
+        BatchReplay as BatchReplay,
+        Replay as Replay,
+        ReplayChange as ReplayChange,
+        TableReplay as TableReplay,
+        replay as replay,
+    )
+    from txstream.inspect.tables import (
+        diff as diff,
+        get as get,
+        states as states,
+        top as top,
+    )
 
 _HOMES = {
     "txstream.inspect.checking": ("fsck",),
@@ -70,45 +92,7 @@ _HOMES = {
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = [
-    "Batch",
-    "BatchDetails",
-    "BatchReplay",
-    "FailedAttempt",
-    "Finding",
-    "FsckReport",
-    "LedgerEntry",
-    "MissingDatabase",
-    "PartitionRange",
-    "Recovery",
-    "Replay",
-    "ReplayChange",
-    "RowChange",
-    "Severity",
-    "StateRow",
-    "StateRows",
-    "StateTable",
-    "TableDiff",
-    "TableReplay",
-    "TopologyStatus",
-    "TopologySummary",
-    "UnknownTopologyError",
-    "UnknownTxidError",
-    "Why",
-    "WhyPart",
-    "batch",
-    "batches",
-    "diff",
-    "fsck",
-    "get",
-    "recover",
-    "replay",
-    "states",
-    "status",
-    "top",
-    "topologies",
-    "why",
-]
+__all__ = sorted(_HOME_OF)
 
 
 def __getattr__(name: str) -> Any:

@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from txstream.api.errors import UsageError
 from txstream.api.schema import format_schema, format_type
 
-_TRUE, _FALSE = ("true", "yes", "1"), ("false", "no", "0")
+_WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 _WHOLE = re.compile(r"[+-]?\d{1,40}")
 
 
@@ -28,9 +28,7 @@ class _NotOfTypeError(Exception):
 def parse_key(table: str, schema: pa.Schema, texts: Sequence[str]) -> list[Any]:
     """The key that `texts` mean, one value per column. Raises UsageError that names column and type."""
     _check_count(table, schema, texts)
-    return [
-        _value(table, field, text, _parser(field.type)) for field, text in zip(schema, texts, strict=True)
-    ]
+    return [_value(table, field, text, _read) for field, text in zip(schema, texts, strict=True)]
 
 
 def check_key(table: str, schema: pa.Schema, key: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
@@ -77,61 +75,33 @@ def _value(table: str, field: pa.Field, given: Any, understand: Callable[[Any, p
     return value
 
 
-_Kind = tuple[Callable[[pa.DataType], bool], tuple[type, ...], tuple[type, ...], str]
-
-# Of each kind of column: what its values are, what they are not although they are that, and in a word.
-_PYTHON: tuple[_Kind, ...] = (
-    (pa.types.is_boolean, (bool,), (), "a bool"),
-    (pa.types.is_integer, (Integral,), (bool,), "an int"),
-    (pa.types.is_floating, (Real,), (bool,), "a float"),
-    (pa.types.is_decimal, (Decimal, Integral), (bool,), "a Decimal"),
-    (pa.types.is_date, (date,), (datetime,), "a datetime.date"),
-    (pa.types.is_timestamp, (datetime,), (), "a datetime.datetime"),
-    (pa.types.is_binary, (bytes, bytearray), (), "bytes"),
-    (pa.types.is_large_binary, (bytes, bytearray), (), "bytes"),
-    (lambda _: True, (str,), (), "a str"),
-)
-
-
 def _as_it_is(value: Any, data_type: pa.DataType) -> Any:
     """A Python value, if it is of the type."""
     known: Any = value
-    _, wanted, unwanted, word = next(kind for kind in _PYTHON if kind[0](data_type))
-    if not isinstance(value, wanted) or isinstance(value, unwanted):
-        raise _NotOfTypeError(word)
+    kind = _kind_of(data_type)
+    if not isinstance(value, kind.wanted) or isinstance(value, kind.unwanted):
+        raise _NotOfTypeError(kind.word)
     if isinstance(value, datetime) and (value.tzinfo is None) is not (data_type.tz is None):
-        raise _NotOfTypeError(f"{word} {'without' if data_type.tz is None else 'with'} a time zone")
+        raise _NotOfTypeError(f"{kind.word} {'without' if data_type.tz is None else 'with'} a time zone")
     return int(known) if pa.types.is_integer(data_type) else known
+
+
+def _read(text: str, data_type: pa.DataType) -> Any:
+    """What a text means, if it is of the type."""
+    kind = _kind_of(data_type)
+    try:
+        return kind.parse(text if kind.word == "a str" else text.strip(), data_type)
+    except (ValueError, KeyError, InvalidOperation):
+        raise _NotOfTypeError(kind.as_text) from None
 
 
 def _values(count: int) -> str:
     return "one value" if count == 1 else f"{count} values, one per column"
 
 
-def _parser(data_type: pa.DataType) -> Callable[[str, pa.DataType], Any]:
-    kinds: list[tuple[Callable[[pa.DataType], bool], Callable[[str, pa.DataType], Any]]] = [
-        (pa.types.is_boolean, _boolean),
-        (pa.types.is_integer, _integer),
-        (pa.types.is_floating, _float),
-        (pa.types.is_decimal, _decimal),
-        (pa.types.is_date, _date),
-        (pa.types.is_timestamp, _timestamp),
-        (pa.types.is_binary, _binary),
-        (pa.types.is_large_binary, _binary),
-    ]
-    return next((parse for is_kind, parse in kinds if is_kind(data_type)), lambda text, _: text)
-
-
-def _boolean(text: str, _: pa.DataType) -> bool:
-    word = text.strip().lower()
-    if word not in (*_TRUE, *_FALSE):
-        raise _NotOfTypeError("true or false")
-    return word in _TRUE
-
-
 def _integer(text: str, data_type: pa.DataType) -> int:
-    if not _WHOLE.fullmatch(text.strip()):
-        raise _NotOfTypeError("a whole number")
+    if not _WHOLE.fullmatch(text):
+        raise ValueError
     value = int(text)
     low, high = -(2 ** (data_type.bit_width - 1)), 2 ** (data_type.bit_width - 1) - 1
     if not low <= value <= high:
@@ -139,38 +109,18 @@ def _integer(text: str, data_type: pa.DataType) -> int:
     return value
 
 
-def _float(text: str, _: pa.DataType) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise _NotOfTypeError("a number") from None
-
-
 def _decimal(text: str, data_type: pa.DataType) -> Decimal:
-    try:
-        value = Decimal(text.strip())
-        if not value.is_finite():
-            raise InvalidOperation
-    except InvalidOperation:
-        raise _NotOfTypeError("a decimal number, for example 1.50") from None
+    value = Decimal(text)
     exponent = value.as_tuple().exponent
-    if isinstance(exponent, int) and -exponent > data_type.scale:
+    if not isinstance(exponent, int):  # an infinity, or not a number
+        raise ValueError
+    if -exponent > data_type.scale:
         raise _NotOfTypeError(f"at most {data_type.scale} digits after the point")
     return value
 
 
-def _date(text: str, _: pa.DataType) -> date:
-    try:
-        return date.fromisoformat(text.strip())
-    except ValueError:
-        raise _NotOfTypeError("a date as 2026-01-31") from None
-
-
 def _timestamp(text: str, data_type: pa.DataType) -> datetime:
-    try:
-        moment = datetime.fromisoformat(text.strip())
-    except ValueError:
-        raise _NotOfTypeError("a time as 2026-01-31T12:00:00.5") from None
+    moment = datetime.fromisoformat(text)
     if data_type.tz is None:
         if moment.tzinfo is not None:
             raise _NotOfTypeError("a time without an offset, as 2026-01-31T12:00:00.5")
@@ -180,8 +130,47 @@ def _timestamp(text: str, data_type: pa.DataType) -> datetime:
     return moment.astimezone(UTC)
 
 
-def _binary(text: str, _: pa.DataType) -> bytes:
-    try:
-        return bytes.fromhex(text.strip().removeprefix("0x"))
-    except ValueError:
-        raise _NotOfTypeError("hexadecimal digits, two per byte, as 00ff") from None
+def _is_binary(data_type: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(data_type) or pa.types.is_large_binary(data_type))
+
+
+class _Kind(NamedTuple):
+    """A kind of column: what its values are, what they are not although they are that, and in a word; how
+    they are read from text, and what they look like there."""
+
+    is_kind: Callable[[pa.DataType], bool]
+    wanted: tuple[type, ...]
+    unwanted: tuple[type, ...]
+    word: str
+    parse: Callable[[str, pa.DataType], Any]
+    as_text: str
+
+
+# fmt: off
+_KINDS = (
+    _Kind(pa.types.is_boolean, (bool,), (), "a bool", lambda text, _: _WORDS[text.lower()], "true or false"),
+    _Kind(pa.types.is_integer, (Integral,), (bool,), "an int", _integer, "a whole number"),
+    _Kind(pa.types.is_floating, (Real,), (bool,), "a float", lambda text, _: float(text), "a number"),
+    _Kind(
+        pa.types.is_decimal, (Decimal, Integral), (bool,), "a Decimal",
+        _decimal, "a decimal number, for example 1.50",
+    ),
+    _Kind(
+        pa.types.is_date, (date,), (datetime,), "a datetime.date",
+        lambda text, _: date.fromisoformat(text), "a date as 2026-01-31",
+    ),
+    _Kind(
+        pa.types.is_timestamp, (datetime,), (), "a datetime.datetime",
+        _timestamp, "a time as 2026-01-31T12:00:00.5",
+    ),
+    _Kind(
+        _is_binary, (bytes, bytearray), (), "bytes",
+        lambda text, _: bytes.fromhex(text.removeprefix("0x")), "hexadecimal digits, two per byte, as 00ff",
+    ),
+    _Kind(lambda _: True, (str,), (), "a str", lambda text, _: text, "text"),
+)
+# fmt: on
+
+
+def _kind_of(data_type: pa.DataType) -> _Kind:
+    return next(kind for kind in _KINDS if kind.is_kind(data_type))
