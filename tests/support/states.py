@@ -17,17 +17,12 @@ from txstream.state import BatchRecord, Commit, FenceRow, TableSpec, TopologySta
 from txstream.state.protocol import nobody
 from txstream.transaction import AttemptId, TransactionAttempt, Txid, attempt_id
 
-FENCED = (Semantics.OPAQUE, Semantics.TRANSACTIONAL)
 PLANNED = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
 PROCESSED = datetime(2026, 1, 2, 3, 4, 6, tzinfo=UTC)
 
 
 class CrashError(Exception):
     """The driver dies here."""
-
-
-def crash(_point: str) -> None:
-    raise CrashError
 
 
 def word_table(

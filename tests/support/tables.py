@@ -72,33 +72,6 @@ def execute(url: str, *statements: str) -> None:
     engine.dispose()
 
 
-def lose_fence(url: str, topology: str) -> None:
-    """Delete a fence behind our back."""
-    if is_sql(url):
-        execute(url, f"DELETE FROM txstream_fence WHERE topology = '{topology}'")
-        return
-    with store_at(url).transaction(exclusive=["definitions"]) as here:
-        here.put("fence", (topology,), None)
-
-
-def lose_batch(url: str, topology: str, txid: int) -> None:
-    """Delete a row of the ledger behind our back."""
-    if is_sql(url):
-        execute(url, f"DELETE FROM txstream_batch WHERE topology = '{topology}' AND txid = {txid}")
-        return
-    with store_at(url).transaction(exclusive=["definitions"]) as here:
-        here.put(layout.ledger_space(topology), (txid,), None)
-
-
-def lose_table(url: str, table: str) -> None:
-    """Drop a table behind our back."""
-    if is_sql(url):
-        execute(url, f'DROP TABLE "{table}"')
-        return
-    with store_at(url).transaction(exclusive=["definitions"]) as here:
-        here.put("table", (table,), None)
-
-
 def _rows_in_store(url: str, table: str) -> list[dict[str, Any]]:
     with store_at(url).transaction() as here:
         owner = layout.read_owner(here, table)

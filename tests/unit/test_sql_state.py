@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from support.states import Rig, attempt, word_table
-from support.tables import execute, lose_batch, read_rows, table_exists
+from support.tables import execute, read_rows, table_exists
 
 from txstream.api.errors import (
     CorruptStateError,
@@ -127,7 +127,7 @@ class TestBehindOurBack:
     def test_nothing_is_undone_that_no_attempt_wrote(self, rig: Rig) -> None:
         """The ledger tells: without its row nobody has written this txid, whatever the table says."""
         rig.commit(1, {"a": 1})
-        lose_batch(rig.url, "words", 1)
+        execute(rig.url, "DELETE FROM txstream_batch")
         rig.commit(1, {"b": 2})
         assert rig.values() == {"a": 1, "b": 2}
 
