@@ -1,8 +1,8 @@
 """The spool of a `MemorySpout`: files through which other processes of the same machine read its rows.
 
-A folder that only its user can open. Each append to a partition is a file of pickled frames, named by the
-positions in it. Beside them lie `.hidden` files (an outage, with its reason) and `.taken-N` files (a marker
-struck for the N-th time).
+A folder that only its user can open. Each append to a partition is a file, an Arrow IPC stream of its frames,
+named by the positions in it; a marker is JSON beside a batch without rows. Beside them are `.hidden` files
+(an outage, with its reason) and `.taken-N` files (a marker struck for the N-th time).
 
 Invariant: one process writes rows, and a file gets its name when it is whole, before its rows are planned.
 """
@@ -11,20 +11,23 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
-import pickle
 import platform
 import shutil
 import tempfile
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
 from txstream.api.errors import DataLostError, PartitionUnavailableError, ServiceUnavailableError, UsageError
-from txstream.spouts.markers import Marker
+from txstream.spouts.markers import Crash, Fail, Marker
+
+_MARKERS: dict[str, type[Marker]] = {"fail": Fail, "crash": Crash}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class SpoolWriter:
             return
         path = _file(self.directory, partition, f"{frames[0].first:020}-{frames[-1].end:020}.rows")
         try:
-            _put(path, pickle.dumps(frames))
+            _put(path, _encode(frames))
         except OSError as error:
             raise ServiceUnavailableError(
                 f"the rows of partition {partition!r} cannot be written to {path}: {error}; none was added"
@@ -94,8 +97,7 @@ class SpoolReader:
                     continue
                 first, known = map(int, what.removesuffix(".rows").split("-"))
                 if first < end and known > start:
-                    content = path.read_bytes()
-                    frames: list[Frame] = pickle.loads(content)  # noqa: S301 - only its user can write there
+                    frames = _decode(path.read_bytes())
                     yield from (frame for frame in frames if frame.first < end and frame.end > start)
         except OSError as error:
             raise self._unreadable(partition, error) from error
@@ -142,6 +144,39 @@ class SpoolReader:
                 f"workers run as another one ({error})"
             )
         return PartitionUnavailableError(f"partition {partition!r} cannot be read from its spool: {error}")
+
+
+def _encode(frames: Sequence[Frame]) -> bytes:
+    schema = next((frame.rows.schema for frame in frames if frame.rows is not None), pa.schema([]))
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as stream:
+        for frame in frames:
+            rows = pa.RecordBatch.from_pylist([], schema) if frame.rows is None else frame.rows
+            document = [frame.first, frame.count, _marker_document(frame.marker)]
+            stream.write_batch(rows, {"frame": json.dumps(document)})
+    return bytes(sink.getvalue())
+
+
+def _decode(content: bytes) -> Iterator[Frame]:
+    stream = pa.ipc.open_stream(content)
+    with contextlib.suppress(StopIteration):
+        while True:
+            rows, metadata = stream.read_next_batch_with_custom_metadata()
+            first, count, marker = json.loads(metadata["frame"])
+            if marker is None:
+                yield Frame(first, count, rows, None)
+            else:
+                yield Frame(first, count, None, _MARKERS[marker.pop("kind")](**marker))
+
+
+def _marker_document(marker: Marker | None) -> dict[str, Any] | None:
+    """A marker as JSON values. Raises UsageError for a kind that could not be read back."""
+    if marker is None:
+        return None
+    for kind, known in _MARKERS.items():
+        if type(marker) is known:
+            return {"kind": kind, **asdict(marker)}  # type: ignore[call-overload]  # a dataclass, as both are
+    raise UsageError(f"{marker!r} is no marker that can be stored; it must be a Fail or a Crash")
 
 
 def _put(path: Path, data: bytes) -> None:
