@@ -98,7 +98,8 @@ def _digest(table: pa.Table, keys: int) -> TableDigest:
     columns = [column.combine_chunks() for column in table.columns]
     row: Any = _ODD
     for column in columns[:keys]:
-        row = _mixed(pc.add(pc.multiply(row, _ODD), _hashes(column, exact=True)))
+        before = row if row is _ODD else pc.multiply(row, _ODD)
+        row = _mixed(pc.add(before, _hashes(column, exact=True)))
     # Each value times its key's number, which is as good as random: what one key has more and another has
     # less does not cancel out.
     values = {
@@ -113,8 +114,8 @@ def _sum(numbers: pa.Array) -> int:
 
 
 def _mixed(numbers: pa.Array) -> pa.Array:
-    """Every bit counts for the higher ones, and then for the lower ones; 0 stays 0."""
-    numbers = pc.multiply(pc.bit_wise_xor(numbers, pc.shift_right(numbers, _HALF)), _MIX)
+    """Every bit counts for the higher ones, and those for the lower ones; 0 stays 0."""
+    numbers = pc.multiply(numbers, _MIX)
     return pc.bit_wise_xor(numbers, pc.shift_right(numbers, _HALF))
 
 
@@ -126,7 +127,9 @@ def _hashes(column: pa.Array, *, exact: bool) -> pa.Array:
     elif pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_temporal(kind):
         if pa.types.is_temporal(kind):
             column = column.view(pa.int32() if kind.bit_width == 32 else pa.int64())
-        found = _mixed(column.cast(pa.int64()).view(pa.uint64()))
+        if not pa.types.is_int64(column.type):
+            column = column.cast(pa.int64())
+        found = _mixed(column.view(pa.uint64()))
     else:
         is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
         is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
@@ -142,21 +145,25 @@ def _of_floats(column: pa.Array, *, exact: bool) -> pa.Array:
 
 def _of_bytes(column: pa.Array) -> pa.Array:
     """Text and bytes: padded to one length, then eight bytes at a time."""
-    column = column.cast(pa.large_binary())
     lengths = pc.binary_length(column)
     longest: int = pc.max(lengths).as_py() or 0
     if longest > _LONG_BYTES:
         is_long = pc.fill_null(pc.greater(lengths, _LONG_BYTES), False)
+        column = column.cast(pa.large_binary())
         short = [hashlib.blake2b(value).digest() for value in column.filter(is_long).to_pylist()]
         column = pc.replace_with_mask(column, is_long, pa.array(short, column.type))
         longest = _LONG_BYTES
+    if column.null_count:
+        column, lengths = pc.fill_null(column, b""), pc.fill_null(lengths, 0)
     lanes = max(1, -(-longest // _LANE_BYTES))
     # Arrow pads text alone; these bytes need not be text, and are not looked at as such.
-    text = pa.Array.from_buffers(pa.large_string(), len(column), column.buffers(), offset=column.offset)
-    padded = pc.ascii_rpad(pc.fill_null(text, ""), lanes * _LANE_BYTES, padding="\0")
+    is_large = pa.types.is_large_binary(column.type) or pa.types.is_large_string(column.type)
+    kind = pa.large_string() if is_large else pa.string()
+    text = pa.Array.from_buffers(kind, len(column), column.buffers(), offset=column.offset)
+    padded = pc.ascii_rpad(text, lanes * _LANE_BYTES, padding="\0")
     numbers = _mixed(_words(padded.buffers()[2], padded.offset * lanes, len(column) * lanes))
     view = memoryview(numbers.buffers()[1]).cast("Q")
-    found = pc.fill_null(lengths, 0).view(pa.uint64())
+    found = lengths.cast(pa.uint64())
     for lane in range(lanes):
         # Arrow has no strides, and its lists are three times as slow.
         words = _words(pa.py_buffer(view[lane::lanes].tobytes()), 0, len(column))
