@@ -75,7 +75,7 @@ def sqlite_url(tmp_path: Path) -> str:
 @pytest.fixture
 def database(url: str) -> Iterator[StateBackend]:
     """The store that a test file says where to find."""
-    database = open_database(url, connect_timeout_seconds=5.0, message_timeout_seconds=20.0)
+    database = open_database(url, connect_timeout_seconds=5.0, message_timeout_seconds=10.0)
     yield database
     database.close()
 

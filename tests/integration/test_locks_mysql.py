@@ -13,7 +13,7 @@ from txstream.embedded.process import wait_until
 
 class TestLocks(ServerLocks):
     share = ("LOCK IN SHARE MODE", "FOR SHARE")  # MariaDB's words, and MySQL's
-    lock_timeout = ("SELECT @@innodb_lock_wait_timeout", "15")
+    lock_timeout = ("SELECT @@innodb_lock_wait_timeout", "10")
 
     @pytest.fixture
     def url(self, mysql_server: MySQLFamilyServer) -> str:

@@ -37,7 +37,7 @@ class ServerLocks(test_sql_locks.TestLocks):
 
     begin = ()
     lock_timeout: ClassVar[tuple[str, str]]
-    """How a session's lock timeout is asked for, and what it is with a message timeout of twenty seconds."""
+    """How a session's lock timeout is asked for, and what it is with a message timeout of ten seconds."""
 
     def is_waiting(self, url: str) -> bool:
         """Does a session of this database wait for a lock?"""
@@ -255,7 +255,7 @@ class ServerLocks(test_sql_locks.TestLocks):
 
 class TestLocks(ServerLocks):
     share = "FOR SHARE"
-    lock_timeout = ("SHOW lock_timeout", "15s")
+    lock_timeout = ("SHOW lock_timeout", "10s")
 
     @pytest.fixture
     def url(self, postgres: PostgresServer) -> str:

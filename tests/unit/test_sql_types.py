@@ -8,6 +8,7 @@ import math
 import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from decimal import Decimal
 from typing import Any, ClassVar
 
@@ -20,7 +21,7 @@ from support.states import Rig, word_table
 from txstream.api.errors import StateTableError, StateValueError
 from txstream.api.reducers import Count, Last, Max, Min, Put, Reducer, Sum, custom
 from txstream.semantics import Semantics
-from txstream.state import StateBackend
+from txstream.state import StateBackend, open_database
 from txstream.state.store.memory import forget
 from txstream.testing.state.column_types import scaled
 from txstream.testing.state.life import by_key, to_table
@@ -52,7 +53,15 @@ def read(rig: Rig, keys: Iterable[Any], *, before: int) -> dict[Any, Any]:
     return by_key(rig.spec, rig.database.read(rig.spec, wanted, before=Txid(before)))
 
 
-class TestTypes:
+class Patient:
+    @pytest.fixture
+    def database(self, url: str) -> Iterator[StateBackend]:
+        """A busy machine may stop in the middle of a transaction of so many values."""
+        with closing(open_database(url, message_timeout_seconds=30.0)) as database:
+            yield database
+
+
+class TestTypes(Patient):
     cannot_keep: ClassVar[frozenset[str]] = frozenset()
     """Types that the store refuses, and infinity."""
 
@@ -144,7 +153,7 @@ def choosy(left: int, right: int) -> Any:
     return {0: None, 7: "seven", 8: 1 << 70, 9: 0.5}.get(right, left + right)
 
 
-class TestReducers:
+class TestReducers(Patient):
     @pytest.mark.parametrize("semantics", list(Semantics), ids=str)
     @given(history=st.lists(st.tuples(_DELTAS, st.lists(_DELTAS, max_size=2)), min_size=1, max_size=5))
     @FEW
