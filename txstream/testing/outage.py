@@ -7,12 +7,10 @@ For demonstrations and tests on one machine: driver, tasks and whoever plays the
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
 
 from txstream import (
     CountBolt,
@@ -23,13 +21,11 @@ from txstream import (
     TopologyContext,
     TransactionalTopologyBuilder,
 )
-from txstream.api.errors import BatchFailedError, PartitionUnavailableError
+from txstream.api.errors import BatchFailedError
 from txstream.api.spouts import SpoutContext, Unavailable
 from txstream.examples.word_count import SPOUTS, SplitLine
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 from txstream.spouts.kafka_coordinator import KafkaPartitionCoordinator
-from txstream.spouts.kafka_emitter import KafkaPartitionEmitter
-from txstream.transaction import TransactionAttempt
 
 _HOLD_SECONDS = 25.0  # less than a message timeout
 _POLL_SECONDS = 0.05
@@ -84,7 +80,8 @@ class SplitInOutage(SplitLine):
 
 
 class OutageSource(KafkaSource):
-    """A topic of which some partitions cannot be read during the outage, though their brokers are there."""
+    """A topic of which some partitions are said to be away during the outage, though their brokers are there.
+    Nothing reads them then: with one batch at a time, all plans are made before or after its begin."""
 
     def __init__(self, topic: str, outage: Outage, partitions: Iterable[str], **options: Any) -> None:
         super().__init__(topic, **options)
@@ -99,9 +96,6 @@ class OutageSource(KafkaSource):
     def coordinator(self, context: SpoutContext) -> KafkaPartitionCoordinator:
         return _Coordinator(self, context)
 
-    def emitter(self, context: SpoutContext) -> KafkaPartitionEmitter:
-        return _Emitter(self, context)
-
 
 class _Coordinator(KafkaPartitionCoordinator):
     def __init__(self, source: OutageSource, context: SpoutContext) -> None:
@@ -113,19 +107,6 @@ class _Coordinator(KafkaPartitionCoordinator):
 
     def unreadable(self, metas: Mapping[str, KafkaRange]) -> Mapping[str, Unavailable]:
         return {**super().unreadable(metas), **self._outage_source.away(metas)}
-
-
-class _Emitter(KafkaPartitionEmitter):
-    def __init__(self, source: OutageSource, context: SpoutContext) -> None:
-        super().__init__(source, context)
-        self._outage_source = source
-
-    def emit_many(
-        self, attempt: TransactionAttempt, metas: Mapping[str, KafkaRange]
-    ) -> Iterator[tuple[str, pa.RecordBatch]]:
-        for partition in self._outage_source.away(metas):
-            raise PartitionUnavailableError(f"partition {partition} cannot be read: the outage was injected")
-        yield from super().emit_many(attempt, metas)
 
 
 def outage_topology(
