@@ -16,12 +16,14 @@ from support.requests import LOST_BEFORE_OR_AFTER, NOON, assignment
 from support.zookeeper_backends import Backend, Fault, InMemory, commit, leader_of
 
 from txstream.api.errors import CorruptStateError, FencedError
-from txstream.failing import FailingBatch
+from txstream.failing import FailingBatch, Wait
 from txstream.transaction import Txid, attempt_id
 from txstream.zookeeper import LostAnswerError
 
 PLACE = {"component": "c", "task": 0, "slot": 0, "worker": "1", "host": "h", "seconds": 0.5, "tuples": 3}
 STORED = {"txid": 1, "attempt": 1, "at": "2026-01-02T12:00:00+00:00", "left_out": 0, "tasks": [PLACE]}
+
+WAIT = Wait("partition lines/3", NOON, "txid 2 must hold the same tuples", "it has no leader")
 
 
 @pytest.fixture
@@ -42,6 +44,44 @@ class TestShown:
         backend.put("failing", b'{"txid": 0, "attempt": 1, "at": "2026-01-02T12:00:00+00:00", "reasons": {}}')
         with pytest.raises(CorruptStateError, match=f"/{backend.topology_id}/failing: "):
             store.read_failing()
+
+    def test_what_is_waited_for_is_there_while_it_is(self, backend: Backend) -> None:
+        store = leader_of(backend)
+        assert store.read_waiting() == ()
+        store.write_waiting(())
+        assert backend.get("waiting") is None
+        for waits in ([WAIT], [WAIT, replace(WAIT, what="the source", because="")]):
+            store.write_waiting(waits)
+            assert backend.store().read_waiting() == tuple(waits)
+        store.write_waiting(())
+        assert backend.get("waiting") is None
+        store.write_waiting([WAIT])
+        newer = leader_of(backend)
+        assert newer.read_waiting() == (), "a former leader's wait"
+        with pytest.raises(FencedError):
+            store.write_waiting(())
+        newer.write_waiting([WAIT])
+        assert newer.read_waiting() == (WAIT,)
+        for document in (b"?", b'{"epoch": 2, "waits": [{}]}', b'{"epoch": 2, "waits": [7]}'):
+            backend.put("waiting", document)
+            with pytest.raises(CorruptStateError, match=f"/{backend.topology_id}/waiting: "):
+                newer.read_waiting()
+
+    @LOST_BEFORE_OR_AFTER
+    def test_a_wait_whose_end_was_lost_on_the_way_is_ended_all_the_same(
+        self, backend: Backend, moment: str
+    ) -> None:
+        """It would stay on show for as long as this leader runs."""
+        fault = Fault(moment, "write_waiting", LostAnswerError())
+        fault.fired = 1  # not yet
+        store = leader_of(backend, fault)
+        store.write_waiting([WAIT])
+        fault.fired = 0
+        store.write_waiting(())
+        assert fault.fired == 1
+        assert backend.get("waiting") is None
+        store.write_waiting([WAIT])
+        assert store.read_waiting() == (WAIT,)
 
     # --- the assignment -----------------------------------------------------------------------------------
 
