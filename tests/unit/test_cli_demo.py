@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
+from txstream.cli import demo_driver
 from txstream.cli.context import Cli
 from txstream.cli.demo import Demo, Result, _tell, differences, throughput
 from txstream.cli.demo_text import VOCABULARY, count_words, make_text, vocabulary
@@ -113,3 +117,36 @@ def test_throughput_is_counted_from_the_first_commit_to_the_last() -> None:
     ]
     assert throughput(batches) == 200.0
     assert throughput(batches[:1]) == throughput([]) == 0.0
+
+
+class Stuck:
+    """A driver that does not end when it is asked to."""
+
+    pid = 0
+    killed = False
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.answers: Iterator[BaseException] = iter(
+            [KeyboardInterrupt(), subprocess.TimeoutExpired("it", 1)]
+        )
+
+    def communicate(self, timeout: float) -> tuple[str, None]:
+        raise next(self.answers)
+
+    def terminate(self) -> None:
+        pass
+
+    def kill(self) -> None:
+        Stuck.killed = True
+
+    def wait(self) -> None:
+        pass
+
+
+def test_an_interrupted_demo_says_so_though_its_driver_had_to_be_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", Stuck)
+    with pytest.raises(KeyboardInterrupt):
+        demo_driver.run_driver([], {})
+    assert Stuck.killed

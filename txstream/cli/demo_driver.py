@@ -68,6 +68,9 @@ def _run(arguments: Sequence[str], variables: Mapping[str, str], sink: IO[bytes]
         process.terminate()
         try:
             process.communicate(timeout=_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()  # what interrupted us is raised all the same
+            process.wait()
         except BaseException:
             process.kill()
             process.wait()
