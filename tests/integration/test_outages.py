@@ -21,10 +21,11 @@ from txstream.embedded import EmbeddedKafka, EmbeddedZooKeeper, Services
 from txstream.engine.fault_points import Point
 from txstream.examples import word_count
 from txstream.inspect.databases import open_zookeeper
-from txstream.inspect.plain import read_progress
+from txstream.inspect.plain import PlainCodec
 from txstream.testing import InProcessRunner
 from txstream.testing.outage import Outage, outage_topology
 from txstream.transaction import Txid
+from txstream.zookeeper import ZooKeeperProgress
 
 
 class At:
@@ -178,9 +179,7 @@ def test_a_broker_killed_while_a_batch_is_processed(
 def stored_metas(settings: txstream.Settings, topology_id: str) -> dict[str, Any]:
     """What ZooKeeper has of txid 2, by partition."""
     with open_zookeeper(settings) as zookeeper:
-        progress = read_progress(zookeeper, topology_id)[1]
-    assert progress is not None
-    stored = progress.batches.get(Txid(2))
+        stored = ZooKeeperProgress(zookeeper, topology_id, PlainCodec()).load().batches.get(Txid(2))
     return {} if stored is None else dict(stored.metas.partitions)
 
 
