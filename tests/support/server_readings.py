@@ -8,10 +8,14 @@ from __future__ import annotations
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
+import pytest
+import sqlalchemy as sa
+
 import txstream
 from support.states import Rig, word_table
 from txstream import inspect
 from txstream.state import StateDatabase
+from txstream.state.sql.scratch import refuse_scratch, write_scratch
 from txstream.transaction import Txid
 
 
@@ -34,6 +38,21 @@ class ServerReadings:
         with database.sessions.reading("a test") as connection:
             level = connection.get_isolation_level()
         assert level == "READ COMMITTED"
+        database.close()
+
+    def test_deltas_in_a_table_of_their_own(self, url: str) -> None:
+        database = StateDatabase(url)
+        spec = word_table(key="s string, t timestamp, x binary, c decimal(9,2)", value="n bigint, f double")
+        moment = datetime(2026, 1, 31, 11, 0, 0, 250_000, tzinfo=UTC)
+        rig = Rig(database, url, spec).join()
+        deltas = rig.table_of({("\U0001f600 ", moment, b"\x00\xff", Decimal("1.50")): (3, 0.5)})
+        refuse_scratch(database, "seen", spec.state)
+        assert write_scratch(database, "seen", spec.state, [(1, deltas), (2, deltas)]) == 2
+        with pytest.raises(txstream.UsageError, match="table 'seen' exists"):
+            refuse_scratch(database, "seen", spec.state)
+        with database.sessions.reading("a test") as connection:
+            rows = connection.execute(sa.text("SELECT txid, s, n, f FROM seen ORDER BY txid")).all()
+        assert [tuple(row) for row in rows] == [(txid, "\U0001f600 ", 3, 0.5) for txid in (1, 2)]
         database.close()
 
     def test_keys_of_all_types(self, url: str) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pyarrow as pa
-from sqlalchemy import BigInteger, Column, MetaData, Table, inspect
+from sqlalchemy import Column, MetaData, Table, inspect
 from sqlalchemy.sql import quoted_name
 
 from txstream.api.errors import UsageError
 from txstream.api.state import TXID_COLUMN, SqlState
-from txstream.semantics import Semantics
 from txstream.state.sql.database import StateDatabase
-from txstream.state.sql.tables import build_table, read_owner
+from txstream.state.sql.tables import read_owner
 
 
 def refuse_scratch(database: StateDatabase, name: str, state: SqlState) -> None:
@@ -53,18 +52,22 @@ def write_scratch(
 
 
 _CHUNK_ROWS = 10_000
-_NEEDS_KEY = "sqlite_with_rowid"
 
 
 def _table(database: StateDatabase, name: str, state: SqlState) -> Table:
+    """With a key: there are servers that take no table without one."""
     dialect = database.sessions.dialect
-    like = SqlState(name, key=state.key_schema, value=state.value_schema)
-    columns = build_table(like, Semantics.NON_TRANSACTIONAL, dialect).columns
+    SqlState(name, key=state.key_schema, value=state.value_schema)  # refuses what no table can be called
+    dialect.check_name(name, "table", name)
+    keys = dialect.key_types(pa.schema([pa.field(TXID_COLUMN, pa.int64()), *state.key_schema]), name)
+    values = {field.name: dialect.type_of(field, name) for field in state.value_schema}
     return Table(
         quoted_name(name, quote=True),
         MetaData(),
-        Column(TXID_COLUMN, BigInteger, nullable=False),
-        *(Column(quoted_name(column.name, quote=True), column.type) for column in columns),
-        # Without a key: a state's own may be as long as the database takes.
-        **{option: value for option, value in dialect.table_options().items() if option != _NEEDS_KEY},
+        *(
+            Column(quoted_name(key, quote=True), kind, primary_key=True, autoincrement=False)
+            for key, kind in keys.items()
+        ),
+        *(Column(quoted_name(value, quote=True), kind) for value, kind in values.items()),
+        **dialect.table_options(),
     )
