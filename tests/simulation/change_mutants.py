@@ -132,7 +132,7 @@ class CachesOutliveAnAttempt(Mutations, replaces={"engine.commit.state_tasks.Sta
 
 
 OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL
-RACES = {"another driver": 0.06, "release": 0.06}
+RACES = {"another driver": 0.06, "release": 0.06, "freeze at start": 0.03, "database away": 0.0}
 LOSSES = {"zookeeper lost": 0.04, "release": 0.05, "crash": 0.03}
 PRUNES = {"prune": 0.2, "zookeeper lost": 0.02, "answer lost": 0.15}
 

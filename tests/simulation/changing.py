@@ -16,6 +16,7 @@ from txstream.api.errors import (
     StaleAttemptError,
     StateTableError,
 )
+from txstream.engine.driver.loop import EventLoop
 from txstream.engine.driver.retention import LedgerPruner
 from txstream.engine.start.takeover import Takeover
 from txstream.inspect.databases import databases_of
@@ -91,12 +92,12 @@ class ChangingDriver(Driver):
             raise WrongResultError(f"{self} leads, though it lacks a state: {world.oracle.in_effect()}")
         super()._lead(taken)
 
-    def _step(self) -> None:
+    def _step(self, loop: EventLoop) -> None:
         if self.world.happens("prune"):
             self.world.note(f"{self} prunes")
             self._pruner.prune()
         else:
-            super()._step()
+            super()._step(loop)
 
 
 class Operator(Actor):

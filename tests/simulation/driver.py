@@ -1,51 +1,43 @@
-"""One driver of the simulation: the real recovery, coordinator, progress store and committer, no threads.
+"""One driver of the simulation: the product's own `Driver` and event loop, over parts that fail.
 
-What the event loop's pools would do is done step by step: a step carries out one command, or hands one
-answer to the coordinator. So every order of answers that pools could give can come up, and a driver can be
-left alone between any two steps and inside any write.
+A step starts it, or carries out one piece of its work, or has its loop handle one event; which one, the seed
+decides (`workers`). A driver can be left alone between any two steps and inside any write, and another piece
+of its own work may be done in the middle of one, as by another of its threads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from support.inmemory import Range
+from support.inmemory import CONTEXT
 
-from simulation.log import Held
+from simulation.log import LogCoordinator
 from simulation.releases import Release
-from simulation.tasks import bindings_of, processes_of
-from txstream.api.errors import (
-    BatchFailedError,
-    FencedError,
-    ServiceUnavailableError,
-    StaleAttemptError,
-)
-from txstream.api.spouts import Unavailable
-from txstream.coordinator import (
-    Advance,
-    Cancel,
-    Command,
-    EmitBatch,
-    EmitCommit,
-    Persist,
-    Plan,
-)
-from txstream.engine.batch.runner import BatchResult
-from txstream.engine.commit.committer import Committer, ProcessedBatch
-from txstream.engine.start import takeover
+from simulation.tasks import Runner
+from simulation.workers import SeededWorkers
+from txstream.api.errors import FencedError, ServiceUnavailableError
+from txstream.api.spouts import SpoutContext
+from txstream.coordinator import EmitBatch
+from txstream.engine.batch.plan import ExecutionPlan
+from txstream.engine.batch.runner import BatchRunner
+from txstream.engine.commit.committer import StateTarget
+from txstream.engine.driver import driver as product
+from txstream.engine.driver.batches import Watcher
+from txstream.engine.driver.driver import Services
+from txstream.engine.driver.loop import EventLoop
+from txstream.engine.driver.workers import Workers
+from txstream.engine.fault_points import Point
 from txstream.engine.start.takeover import Takeover
-from txstream.metas import BatchMetas
+from txstream.metas import MetaCodec
 from txstream.state import FenceLockedError
-from txstream.transaction import Epoch, TransactionAttempt
-from txstream.zookeeper import LostAnswerError, MemoryProgress
+from txstream.transaction import Epoch, TransactionAttempt, Txid
+from txstream.zookeeper import LostAnswerError, MemoryProgress, Requests
 
 if TYPE_CHECKING:
     from simulation.world import World
-
-NOW = datetime(2024, 5, 1, tzinfo=UTC)
 
 
 class CrashError(BaseException):
@@ -65,6 +57,9 @@ class Progress(MemoryProgress):
         self.claimed = super().claim_epoch(at_least)
         return self.claimed
 
+    def watch_requests(self, changed: Callable[[], None]) -> Callable[[], None]:
+        return lambda: None  # nobody asks for anything
+
 
 class Actor:
     """A process that writes to ZooKeeper and databases, and may die or sleep between any two writes."""
@@ -74,6 +69,7 @@ class Actor:
         self.number = number
         self.is_alive = True
         self.is_frozen = False
+        self.is_started = True
         self.store = Progress(world.tree, "t", world.codec, hook=self._hook)
 
     def _end(self, how: str) -> None:
@@ -83,10 +79,12 @@ class Actor:
     def pass_point(self, where: str) -> None:
         """Between two external reads or writes: the process may die here, or sleep while others go on."""
         world = self.world
+        if world.has_faults and not self.is_alive:
+            raise CrashError
         if world.happens("crash"):
             world.note(f"{self} is about to crash: {where}")
             raise CrashError
-        if world.happens("freeze"):
+        if world.happens("freeze" if self.is_started else "freeze at start"):
             world.freeze(self, where)
 
     def _hook(self, when: str, write: str) -> None:
@@ -100,8 +98,10 @@ class Actor:
             self.world.tree.delay_next_write()
 
 
-class Driver(Actor):
-    """One driver's turn, from its election to its end."""
+class Driver(Actor, Watcher):
+    """One driver's turn, from its election to its end; it is its own `Services`."""
+
+    state = "simulated"
 
     def __init__(self, world: World, number: int, release: Release) -> None:
         super().__init__(world, number)
@@ -112,12 +112,11 @@ class Driver(Actor):
             replace(target, database=world.store_at(target.database.url_for_people, self))
             for target in code.targets
         ]
+        self.pieces = SeededWorkers(self)
+        self.workers: Workers = self.pieces
         self.is_started = False
-        self.committed: TransactionAttempt | None = None
-        self._commands: list[Command[Range]] = []
-        self._answers: list[Callable[[], list[Command[Range]]]] = []
+        self.loop: EventLoop | None = None
         self._attempts: list[TransactionAttempt] = []
-        self._processed: dict[TransactionAttempt, Held] = {}
 
     def __str__(self) -> str:
         return f"driver {self.number}"
@@ -125,10 +124,12 @@ class Driver(Actor):
     def step(self) -> None:
         """Do one thing. A driver that crashes, or is fenced, is dead afterwards."""
         try:
-            if self.is_started:
-                self._step()
-            else:
+            if self.loop is None:
                 self._start()
+            else:
+                self._step(self.loop)
+                if self.loop.failure is not None:
+                    raise self.loop.failure
         except CrashError:
             self._end("crashes")
         except FencedError as error:
@@ -136,168 +137,90 @@ class Driver(Actor):
                 raise UnexplainedError(f"{self} was fenced, though nobody came after it") from error
             self._end(f"is fenced: {error}")
 
-    def _wait_for(self, what: str, check: Callable[[], None]) -> None:
-        for _ in range(1000):
-            try:
-                return check()
-            except ServiceUnavailableError:
-                self.pass_point(f"waiting for {what}")
-        raise UnexplainedError(f"{what} never came back")
-
-    # --- one turn -------------------------------------------------------------------------------------
-
     def _start(self) -> None:
         self.world.note(f"{self} starts")
+        driver = product.Driver(self.topology, self, listener=self._reached, watcher=self)
         try:
-            taken = takeover.take_up(
-                self.topology, self.store, self.targets, self.world.codec, locked=self.locked
-            )
+            loop = driver.start()
         except ServiceUnavailableError as error:
             self._end(f"cannot start: {error}")
+            return
+        assert loop is not None
+        assert driver.taken is not None
+        self._lead(driver.taken)
+        self.loop = loop
+        self.is_started = True
+        loop.begin()
+
+    def _lead(self, taken: Takeover) -> None:
+        progress, replays = taken.resume.progress, set(taken.resume.replays)
+        self.world.note(f"{self} has epoch {taken.epoch}, current {progress.current}, replays {replays}")
+
+    def _step(self, loop: EventLoop) -> None:
+        if self._attempts and self.world.happens("stale message"):
+            self._send_stale_message(loop)
         else:
-            self._lead(taken)
+            self.pieces.step(loop)
+
+    def _send_stale_message(self, loop: EventLoop) -> None:
+        """An ack or a fail of an attempt that is no longer the active one."""
+        attempt, coordinator = self.world.random.choice(self._attempts), loop.coordinator
+        if not loop.is_active(attempt):
+            loop.carry_out(coordinator.fail(attempt))
+            loop.carry_out(coordinator.ack(attempt))
+
+    def pass_point(self, where: str) -> None:
+        super().pass_point(where)
+        if self.loop is not None and self.world.happens("meanwhile"):
+            self.pieces.step(self.loop, meanwhile=True)
+
+    # --- `Watcher` ------------------------------------------------------------------------------------
+
+    def emitting(self, emit: EmitBatch[Any]) -> None:
+        self._attempts.append(emit.attempt)
+
+    def committed(self, attempt: TransactionAttempt) -> None:
+        self.world.note(f"{self} has committed {attempt}")
+
+    def failed(self, attempt: TransactionAttempt, error: BaseException) -> None:
+        self.world.note(f"{self}: {attempt} fails: {error}")
+
+    def _reached(self, point: Point, txid: Txid, open_batches: dict[Txid, str]) -> None:
+        self.pass_point(f"{point} of {txid}")
+
+    # --- `Services` -----------------------------------------------------------------------------------
+
+    def __enter__(self) -> Services:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """Nothing is open."""
+
+    def connect(self) -> Sequence[StateTarget]:
+        return self.targets
+
+    def asked_before(self) -> Requests:
+        return self.store.read_requests()
+
+    def lead(self, codec: MetaCodec[Any]) -> Progress:
+        return self.store
+
+    def context(self) -> SpoutContext:
+        return CONTEXT
+
+    def open_source(self, context: SpoutContext) -> LogCoordinator:
+        return LogCoordinator(self)
+
+    def start_engine(self) -> Callable[[ExecutionPlan], BatchRunner]:
+        return lambda plan: Runner(self, plan)
 
     def locked(self, error: FenceLockedError) -> None:
         self.pass_point("waiting for a lock")
         if self.world.random.random() < 0.3:
             raise error
 
-    def _lead(self, taken: Takeover) -> None:
-        progress, replays = taken.resume.progress, set(taken.resume.replays)
-        self.world.note(f"{self} has epoch {taken.epoch}, current {progress.current}, replays {replays}")
-        self.uuid = taken.identity.uuid
-        self.coordinator = taken.coordinator
-        self.bindings = bindings_of(self)
-        self.processes = processes_of(self)
-        self._committer = Committer(self.topology, self.uuid, self.targets, wait_for=self._wait_for)
-        self.is_started = True
-        self._take(self.coordinator.sync())
+    def keep(self, runner: BatchRunner) -> BatchRunner:
+        return runner
 
-    def _take(self, commands: list[Command[Range]]) -> None:
-        for command in commands:
-            if isinstance(command, EmitBatch):
-                self._attempts.append(command.attempt)
-            if not isinstance(command, Cancel):
-                self._commands.append(command)
-
-    def _step(self) -> None:
-        world = self.world
-        if self._attempts and world.happens("stale message"):
-            self._send_stale_message()
-        elif self._answers and world.random.random() < 0.5:
-            self._take(self._answers.pop(world.random.randrange(len(self._answers)))())
-        else:
-            command = self._pick_command()
-            if command is not None:
-                self._carry_out(command)
-            elif self._answers:
-                self._take(self._answers.pop(0)())
-            else:
-                self._take(self.coordinator.wake())
-
-    def _pick_command(self) -> Command[Range] | None:
-        """Any batch, but plans, writes to ZooKeeper and commits each in the order they were asked for."""
-        seen: set[str] = set()
-        candidates: list[Command[Range]] = []
-        for command in self._commands:
-            if isinstance(command, EmitBatch):
-                if self._can_start(command):
-                    candidates.append(command)
-                continue
-            kind = {Plan: "plan", EmitCommit: "commit"}.get(type(command), "write")
-            if kind not in seen:
-                seen.add(kind)
-                candidates.append(command)
-        if not candidates:
-            return None
-        command = self.world.random.choice(candidates)
-        self._commands.remove(command)
-        return command
-
-    def _can_start(self, emit: EmitBatch[Range]) -> bool:
-        return not (emit.stored and self.world.log.lost & set(emit.metas.partitions))
-
-    def _carry_out(self, command: Command[Range]) -> None:
-        match command:
-            case Plan():
-                self._plan(command)
-            case Persist(txid, metas):
-                stored = self.store.persist(txid, metas)
-                self._answers.append(lambda: self.coordinator.persisted(txid, stored))
-            case EmitBatch():
-                self._process(command)
-            case EmitCommit():
-                self._commit(command)
-            case Advance(txid, attempt, metas, store):
-                self.store.advance(txid, attempt, metas if store else None)
-                self.committed = TransactionAttempt(txid, attempt)
-                self.world.note(f"{self} has advanced {txid}")
-                self._answers.append(lambda: self.coordinator.advanced(txid))
-
-    def _plan(self, plan: Plan[Range]) -> None:
-        metas = BatchMetas.from_plan(plan.last, self._next_ranges(plan))
-        self.world.note(f"{self} plans {plan.txid}", metas)
-        if metas.has_work or plan.replay:
-            self._answers.append(lambda: self.coordinator.planned(plan.ticket, metas))
-        else:
-            self._answers.append(lambda: self.coordinator.nothing_to_plan(plan.ticket))
-
-    def _next_ranges(self, plan: Plan[Range]) -> dict[str, Range | Unavailable]:
-        log, random = self.world.log, self.world.random
-        ranges: dict[str, Range | Unavailable] = {}
-        for partition, keys in log.partitions.items():
-            start = plan.last[partition].end if partition in plan.last else 0
-            if partition in log.lost:
-                ranges[partition] = Unavailable("lost")
-            elif start < len(keys):
-                ranges[partition] = Range(start, min(len(keys), start + random.randint(1, 4)))
-        return ranges
-
-    def _process(self, emit: EmitBatch[Range]) -> None:
-        attempt = emit.attempt
-        if self.world.log.lost & set(emit.metas.partitions) or self.world.happens("batch fails"):
-            self.world.note(f"{self}: {attempt} fails")
-            self._answers.append(lambda: self.coordinator.fail(attempt))
-        else:
-            self._processed[attempt] = self.world.log.hold(emit.metas)
-            self._answers.append(lambda: self.coordinator.ack(attempt))
-
-    def _commit(self, emit: EmitCommit[Range]) -> None:
-        attempt, metas = emit.attempt, self.world.codec.encode(emit.metas)
-        batch = ProcessedBatch(BatchResult({}, 0, 0.0, 0.0, 0.0), NOW, NOW, None)
-        held = self._processed.pop(attempt)
-        tasks = self.world.tasks
-
-        def reached(point: str) -> None:
-            self.pass_point(f"{point} of {attempt}")
-
-        try:
-            begun = self._committer.begin(attempt, metas, batch, reached)
-            # What bolts of the commit phase write themselves, between the beginning and the end.
-            tasks.run_bolts(self, attempt, held)
-            self._committer.commit(
-                attempt,
-                metas,
-                batch,
-                {d.table: d.deltas(held) for d in self.release.tables if not d.by_bolt},
-                reached,
-                write=lambda attempt, writes: tasks.write(self, attempt, writes),
-                begun=begun,
-            )
-        except StaleAttemptError as error:
-            self.store.verify()
-            raise UnexplainedError(f"{self}: {attempt} is stale, though the epoch is its own") from error
-        except (BatchFailedError, ServiceUnavailableError) as error:
-            self.world.note(f"{self}: {error}")
-            self._answers.append(lambda: self.coordinator.fail(attempt))
-        else:
-            self.world.note(f"{self} has committed {attempt}")
-            self._answers.append(lambda: self.coordinator.ack(attempt))
-
-    def _send_stale_message(self) -> None:
-        """An ack or a fail of an attempt that is no longer the active one."""
-        attempt = self.world.random.choice(self._attempts)
-        active = self.coordinator.active.get(attempt.txid)
-        if active is None or active.attempt != attempt:
-            self._take(self.coordinator.fail(attempt))
-            self._take(self.coordinator.ack(attempt))
+    def beside(self, loop: EventLoop) -> contextlib.AbstractContextManager[object]:
+        return contextlib.nullcontext()

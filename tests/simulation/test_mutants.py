@@ -41,5 +41,5 @@ def test_a_missing_guard_is_found_in_other_histories_too(hunt: Hunt, first: int)
 )
 def test_with_the_guard_the_same_histories_are_exact(hunt: Hunt) -> None:
     """The faults that a hunt makes more likely are not what breaks the results."""
-    for seed in range(15):
+    for seed in range(5):
         simulate(seed, hunt.semantics, hunt.databases, faults=hunt.faults)

@@ -40,6 +40,7 @@ AnyWorld = TypeVar("AnyWorld", bound="World")
 FAULTS: Mapping[str, float] = {
     "crash": 0.007,
     "freeze": 0.01,
+    "freeze at start": 0.01,
     "answer lost": 0.02,
     "write late": 0.03,
     "commit late": 0.03,
@@ -47,11 +48,15 @@ FAULTS: Mapping[str, float] = {
     "lock kept": 0.3,
     "asleep in a transaction": 0.01,
     "database away": 0.015,
+    "source away": 0.02,
+    "deadline": 0.01,
+    "meanwhile": 0.05,
     "batch fails": 0.1,
     "stale message": 0.05,
     "another driver": 0.01,
     "tasks given up": 0.05,
     "task again": 0.3,
+    "late arrives": 0.02,
 }
 
 COMMITS: tuple[CommitChoice, ...] = ("driver", "auto", "executors")
@@ -121,7 +126,7 @@ class World:
         self.late_calls: list[tuple[str, Callable[[], Any]]] = []
         self.steps_done = 0
         self._depth = self._awake = 0
-        self._has_faults = False
+        self.has_faults = False
         self._begin()
         first = self._driver_of(self.release, 0)
         for server in self.servers:
@@ -129,7 +134,7 @@ class World:
         self._prepare(first)
         for _ in range(self.random.randint(1, 3)):
             self.grow()
-        self._has_faults = True
+        self.has_faults = True
 
     def _begin(self) -> None:
         """What runs here, and where."""
@@ -170,7 +175,7 @@ class World:
         return "\n".join(lines)
 
     def happens(self, fault: str) -> bool:
-        return self._has_faults and self.random.random() < self.faults[fault]
+        return self.has_faults and self.random.random() < self.faults[fault]
 
     # --- with faults ----------------------------------------------------------------------------------
 
@@ -221,7 +226,7 @@ class World:
         elif chance < 0.08:
             self._lose_or_find()
         elif chance < 0.12:
-            self._deliver_late()
+            self.deliver_late()
         elif chance < 0.17:
             self.tasks.run_one()
         else:
@@ -254,14 +259,14 @@ class World:
         self.log.lost ^= {partition}
         self.note(f"{partition} is {'lost' if partition in self.log.lost else 'found'}")
 
-    def _deliver_late(self) -> None:
+    def deliver_late(self) -> None:
         """What was sent long ago arrives, and is applied as far as fences and versions let it."""
         self.tree.deliver_late()
         for server in self.servers:
             server.deliver_late()
         late, self.late_calls = self.late_calls, []
         for what, call in late:
-            had_faults, self._has_faults = self._has_faults, False
+            had_faults, self.has_faults = self.has_faults, False
             try:
                 call()
             except StaleAttemptError:
@@ -269,25 +274,25 @@ class World:
             else:
                 self.note(f"{what} is there at last")
             finally:
-                self._has_faults = had_faults
+                self.has_faults = had_faults
 
     # --- without faults -------------------------------------------------------------------------------
 
     def _end_faults(self) -> None:
         self.note("no more faults")
-        self._has_faults = False
+        self.has_faults = False
         self.log.lost.clear()
 
     def _finish(self, last: Driver) -> None:
         for _ in range(_MAX_LAST_STEPS):
             last.step()
             assert last.is_alive, f"{last} ended, though nothing can go wrong any more"
-            if last.is_started and self._is_done(last):
+            if self._is_done(last):
                 break
         else:
             raise AssertionError(f"{last} does not finish")
         self._check("at the end")
-        self._deliver_late()
+        self.deliver_late()
         self.tasks.run_all()
         for driver in self.drivers[:-1]:
             for _ in range(30):
@@ -296,7 +301,9 @@ class World:
         self._check("after the drivers of the past woke up")
 
     def _is_done(self, driver: Driver) -> bool:
-        coordinator = driver.coordinator
+        if driver.loop is None:
+            return False
+        coordinator = driver.loop.coordinator
         return coordinator.is_idle and self.log.reached(coordinator.committed_metas().positions())
 
     def _check(self, when: str) -> None:

@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 
 
 class EventLoop:
-    """See the module. `run` returns when the run has ended; it raises what ended it.
+    """See the module. `run` returns when the run has ended; it raises what ended it, the `failure`.
 
     `steering` is what operators may change. `targets` (the end of the log) and `until_txid` say when to end;
     neither means never. The first attempts of a run have `warm_up_seconds` on top of the message timeout.
@@ -87,6 +87,7 @@ class EventLoop:
         self.spout = spout
         self.statistics = Statistics()
         self.caught_up = False
+        self.failure: BaseException | None = None
         self._topology = topology
         self._store = store
         self._waiting = waiting
@@ -95,7 +96,6 @@ class EventLoop:
         self._warm_up_seconds = warm_up_seconds
         self._listener = listener
         self._watcher = watcher = watcher or Watcher()
-        self._failure: BaseException | None = None
         self._ends = False
         self._timings: dict[Txid, BatchTiming] = {}
         self._failures: dict[Txid, TxidFailures] = {}
@@ -153,8 +153,8 @@ class EventLoop:
             raise
         finally:
             self._shut_down()
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
 
     def begin(self) -> None:
         """Carry out the first commands."""
@@ -170,10 +170,10 @@ class EventLoop:
     @property
     def is_over(self) -> bool:
         """Is nothing left to handle?"""
-        return self._failure is not None or (self._ends and self._operators.has_finished)
+        return self.failure is not None or (self._ends and self._operators.has_finished)
 
     def _look_for_the_end(self) -> None:
-        if not self._ends and self._failure is None and self._has_ended():
+        if not self._ends and self.failure is None and self._has_ended():
             self._ends = True
             self._drain()
             self._operators.finish()
@@ -196,7 +196,7 @@ class EventLoop:
         self.workers.shut_down()
 
     def fail_run(self, error: BaseException) -> None:
-        self._failure = self._failure or error
+        self.failure = self.failure or error
 
     def _drain(self) -> None:
         self.coordinator.drain()
