@@ -14,12 +14,13 @@ export SPARK_LOCAL_IP ?= 127.0.0.1
 
 BIN := $(VENV)/bin
 
-.PHONY: help demo test check lint types format soak
+.PHONY: help demo compare test check lint types format soak
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
 help:
 	@echo 'make demo     exactly-once word count on this machine, killed and resumed (ARGS= for its options)'
+	@echo 'make compare  the three semantics through the same faults, side by side (ARGS= for its options)'
 	@echo 'make test     the whole test suite (ARGS= for pytest)'
 	@echo 'make check    lint, format, types and the whole test suite: what must pass before a change lands'
 	@echo 'make format   rewrite the code in the format that check wants'
@@ -28,6 +29,9 @@ help:
 
 demo: $(VENV)/.installed-core
 	$(BIN)/txstream demo $(ARGS)
+
+compare: $(VENV)/.installed-core
+	$(BIN)/txstream compare $(ARGS)
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 3 -m 'not soak and not mutant' $(ARGS)

@@ -70,7 +70,7 @@ def test_a_schedule_that_is_none_is_told_in_a_sentence(tmp_path: Path, document:
 
 def test_faults_come_at_their_txid_and_once() -> None:
     injector = Injector([Fault("batch", 2), Fault("crash", 3), Fault("crash", 9)])
-    injector.emitting(attempt(2), ["p0"])
+    injector.emitting(attempt(2), {"p0": MemoryRange(0, 1)})
     injector.emitted(attempt(1))
     with pytest.raises(BatchFailedError):
         injector.emitted(attempt(2))
@@ -83,26 +83,38 @@ def test_faults_come_at_their_txid_and_once() -> None:
     assert injector.never == (Fault("crash", 9),)
 
 
-def test_a_partition_is_back_after_so_many_batches_or_so_long() -> None:
+def test_a_partition_is_away_for_so_many_batches_or_for_whoever_waits_for_so_long() -> None:
     now = [100.0]
     injector = Injector([Fault("partition", 5, batches=2, seconds=3.0)], clock=lambda: now[0])
-    injector.emitting(attempt(4), ["t/2", "t/10"])
+    metas = {"t/10": MemoryRange(40, 50), "t/2": MemoryRange(40, 50)}
+    injector.emitting(attempt(4), metas)
     with pytest.raises(PartitionUnavailableError, match="partition 't/2' cannot be read"):
-        injector.emitting(attempt(5), ["t/10", "t/2"])
-    injector.emitting(attempt(5, 2), ["t/10"])
-    injector.committed(Txid(4))
-    injector.committed(Txid(5))
-    assert list(injector.unreadable()) == ["t/2"]
-    injector.committed(Txid(6))
+        injector.emitting(attempt(5), metas)
+    assert injector.unplannable(metas) == {}  # planned behind the attempt that is about to fail
+
+    kept = {"t/2": MemoryRange(30, 40)}
+    behind = [{**kept, "t/10": MemoryRange(end - 10, end)} for end in (40, 50, 60)]
+    for last in (behind[0], behind[1], behind[0]):
+        now[0] += 0.5
+        assert list(injector.unplannable(last)) == ["t/2"]
+    assert injector.unplannable(behind[2]) == {}
     assert injector.unreadable() == {}
-    assert (injector.outages[0].began, injector.outages[0].ended) == (100.0, 100.0)
+    assert (injector.outages[0].began, injector.outages[0].ended) == (100.0, 101.5)
 
     waits = Injector([Fault("partition", 5, "t/9", seconds=3.0)], clock=lambda: now[0])
-    waits.emitting(attempt(5), ["t/2"])
-    now[0] = 102.9
+    waits.emitting(attempt(5), metas)
+    assert list(waits.unplannable(behind[0])) == ["t/9"]
+    now[0] = 104.4
     assert list(waits.unreadable()) == ["t/9"]
-    now[0] = 103.0
+    now[0] = 104.5
     assert waits.unreadable() == {}
+
+    idle = Injector([Fault("partition", 5, seconds=3.0)], clock=lambda: now[0])
+    with pytest.raises(PartitionUnavailableError):
+        idle.emitting(attempt(5), metas)
+    assert list(idle.unplannable(behind[0])) == ["t/2"]
+    now[0] = 109.0
+    assert idle.unplannable(behind[0]) == {}
 
 
 # --- names and ends ---------------------------------------------------------------------------------------
@@ -171,7 +183,7 @@ def test_records_that_were_committed_in_another_txid_are_counted_once() -> None:
 
 def test_a_timeline_tells_what_the_next_driver_found_in_the_ledger_from_what_was_written_twice() -> None:
     for again, fate in ((False, Fate.COMMITTED), (True, Fate.WRITTEN)):
-        timeline = Timeline(Injector([]))
+        timeline = Timeline()
         metas = BatchMetas({"p": MemoryRange(0, 3)})
         for txid in (1, 2, 3):
             timeline.emitting(EmitBatch(attempt(txid), metas, stored=False))
@@ -188,9 +200,10 @@ def test_a_timeline_tells_what_the_next_driver_found_in_the_ledger_from_what_was
 def test_the_figures_of_a_run() -> None:
     now = [10.0]
     injector = Injector(SCHEDULES["batch"], clock=lambda: now[0])
-    outcome = Outcome(Timeline(injector), injector, {"t": {("a",): (3,)}}, size=9, round_trips=4, drivers=1)
+    outcome = Outcome(Timeline(), injector, {"t": {("a",): (3,)}}, size=9, round_trips=4, drivers=1)
     with pytest.raises(BatchFailedError):
         injector.emitted(attempt(3))
+    outcome.timeline.commits += [(2, 10.5), (3, 12.5), (4, 13.0)]
     outcome.timeline.made += [
         made(3, Fate.FAILED, 9.0, a=(0, 5)),
         made(3, Fate.COMMITTED, 11.5, a=(0, 5)),

@@ -31,7 +31,7 @@ def played(partitions: int = 4, *, stall: float = 0.0, twice: bool = False) -> O
     """A run of ten txids: txid 5 fails for partition 0, which its replay waits for or goes on without."""
     now = [100.0]
     injector = Injector(FAULTS, clock=lambda: now[0])
-    outcome = Outcome(Timeline(injector), injector, TABLES, 64, 12, 2)
+    outcome = Outcome(Timeline(), injector, TABLES, 64, 12, 2)
     names = [f"lines/{number}" for number in range(partitions)]
 
     def add(txid: int, fate: Fate, at: range, names: list[str] = names, number: int = 1) -> None:
@@ -43,7 +43,7 @@ def played(partitions: int = 4, *, stall: float = 0.0, twice: bool = False) -> O
     for txid in range(1, 5):
         add(txid, Fate.COMMITTED, range(10 * txid, 10 * txid + 10))
     with pytest.raises(PartitionUnavailableError):
-        injector.emitting(TransactionAttempt(Txid(5), AttemptId(1)), names)
+        injector.emitting(TransactionAttempt(Txid(5), AttemptId(1)), dict.fromkeys(names))
     add(5, Fate.FAILED, range(50, 60))
     add(5, Fate.COMMITTED, range(50, 60), names if stall else names[1:], 2)
     now[0] += stall or 3.0

@@ -6,6 +6,7 @@ Invariant: what it has made is removed when it ends, however it ends, unless it 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import uuid
 from collections.abc import Iterator, Mapping
@@ -182,6 +183,8 @@ def _play(
     from txstream.compare.variant import under_own_names, with_batches_of
     from txstream.testing import InProcessRunner
 
+    # Said of calls that Python cannot end; here they only read.
+    logging.getLogger(InProcessRunner.__module__).setLevel(logging.ERROR)
     prefix = f"compare_{name.replace('-', '_')}_"
     own = under_own_names(topology, f"compare-{name}", prefix)
     own = with_batches_of(own, math.ceil(here.records / _BATCHES))

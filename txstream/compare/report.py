@@ -11,6 +11,8 @@ from typing import Any
 from txstream.compare.run import Outcome, Rows
 from txstream.compare.timeline import Fate, Made, Range
 
+_LEAST_STALL_SECONDS = 0.05  # a shorter one is not worth a word
+
 Tables = Mapping[str, Rows]
 """By the name that the topology gives it."""
 
@@ -85,12 +87,11 @@ def _length(ranges: Iterable[Range]) -> int:
 
 
 def stalls(outcome: Outcome) -> list[tuple[float, float]]:
-    """From each fault to the next commit: when nothing was committed because of it. Those that overlap are
-    one."""
-    commits = sorted(one.ended for one in outcome.timeline.settled() if _is_committed(one) and one.ended)
+    """From each fault to the next commit of its txid or a later one. Those that overlap are one."""
     found: list[tuple[float, float]] = []
-    for _, at in outcome.injector.happened:
-        until = next((commit for commit in commits if commit > at), at)
+    for fault, at in outcome.injector.happened:
+        later = [when for txid, when in outcome.timeline.commits if when > at and txid >= fault.txid]
+        until = min(later, default=at)
         if found and at <= found[-1][1]:
             found[-1] = (found[-1][0], max(found[-1][1], until))
         else:
@@ -164,7 +165,7 @@ def in_a_sentence(found: Mapping[str, Any]) -> str:
     else:
         told = [f"{found[name]:,} {name}" for name in ("lost", "doubled") if found[name]]
         told = told or [f"{found['wrong_rows']:,} rows differ"]
-    if found["stalled_seconds"]:
+    if found["stalled_seconds"] >= _LEAST_STALL_SECONDS:
         told.append(f"{found['stalled_seconds']:.1f} s without a commit after faults")
     if found["moved_tuples"]:
         told.append(f"{found['moved_tuples']:,} tuples came in another txid than was first planned")

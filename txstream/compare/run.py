@@ -57,10 +57,10 @@ class _Source(PartitionCoordinator[Any]):
 
     def plan(self, last: Mapping[str, Any], limit: int) -> Mapping[str, Any]:
         plan = clipped(self._inner.plan(last, limit), self._end)
-        return {**plan, **self._away(plan)}
+        return {**plan, **_away(self._injector.unplannable(last), plan)}
 
     def unreadable(self, metas: Mapping[str, Any]) -> Mapping[str, Unavailable]:
-        return {**self._inner.unreadable(metas), **self._away(metas)}
+        return {**self._inner.unreadable(metas), **_away(self._injector.unreadable(), metas)}
 
     def targets(self) -> Positions:
         return self._end
@@ -74,9 +74,9 @@ class _Source(PartitionCoordinator[Any]):
     def close(self) -> None:
         self._inner.close()
 
-    def _away(self, partitions: Mapping[str, Any]) -> dict[str, Unavailable]:
-        unreadable = self._injector.unreadable()
-        return {name: Unavailable(reason) for name, reason in unreadable.items() if name in partitions}
+
+def _away(reasons: Mapping[str, str], partitions: Mapping[str, Any]) -> dict[str, Unavailable]:
+    return {name: Unavailable(reason) for name, reason in reasons.items() if name in partitions}
 
 
 class _Runner:
@@ -140,7 +140,7 @@ def play(
     `runner_factory` is None for Spark. `prefix` is what its tables' names begin with here.
     """
     injector = Injector(faults)
-    outcome = Outcome(Timeline(injector), injector)
+    outcome = Outcome(Timeline(), injector)
     while True:
         services = _Services(topology, settings, end, injector, runner_factory=runner_factory)
         outcome.drivers += 1

@@ -1,8 +1,8 @@
 """What goes wrong in a comparison, and when: at chosen txids, so that every run shows the same each time.
 
 Invariants. A fault happens once, however many attempts and drivers its txid has. A partition that went away
-comes back when so many further batches were committed, or after so many seconds, whichever is first: a run
-that goes on and one that waits both see the end of it.
+is back for a run that goes on once so many batches were planned without it, and for one that waits, or has
+nothing else to plan, after so many seconds: what batches hold does not depend on how fast the machine is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -23,6 +23,7 @@ from txstream.words import in_order
 
 Kind = Literal["batch", "partition", "crash"]
 
+_REASON = "it is away, as the schedule says"
 _WORDS = {
     "batch": "txid {txid} fails in processing, after it has emitted",
     "partition": "{partition} cannot be read from txid {txid} on, for {batches} batches or {seconds:g} s",
@@ -100,13 +101,15 @@ def _fault(entry: Any, where: str) -> Fault:
 
 @dataclass
 class Outage:
-    """A partition that could not be read, from when until when (None: it still cannot)."""
+    """A partition that could not be read, from when until when (None: it still cannot). `place` is where it
+    was to be read on, `without` are the batches planned without it, by the places before them."""
 
     partition: str
     fault: Fault
+    place: int | None
     began: float
     ended: float | None = None
-    committed: int = 0
+    without: set[str] = field(default_factory=set)
 
 
 class Injector:
@@ -124,16 +127,17 @@ class Injector:
         """What has not happened."""
         return tuple(self._pending)
 
-    def emitting(self, attempt: TransactionAttempt, partitions: Iterable[str]) -> None:
+    def emitting(self, attempt: TransactionAttempt, metas: Mapping[str, Any]) -> None:
         """An attempt is about to read these partitions. Raises PartitionUnavailableError."""
-        partitions = sorted(partitions, key=in_order)
         with self._lock:
             fault = self._take("partition", attempt.txid)
-            if fault is not None and (fault.partition or partitions):
-                self.outages.append(Outage(fault.partition or partitions[0], fault, self._clock()))
-        for partition, reason in self.unreadable().items():
-            if partition in partitions:
-                raise PartitionUnavailableError(f"partition {partition!r} cannot be read: {reason}")
+            if fault is None or not (fault.partition or metas):
+                return
+            partition = fault.partition or min(metas, key=in_order)
+            place = getattr(metas.get(partition), "start", None)
+            self.outages.append(Outage(partition, fault, place, self._clock()))
+        if partition in metas:
+            raise PartitionUnavailableError(f"partition {partition!r} cannot be read: {_REASON}")
 
     def emitted(self, attempt: TransactionAttempt) -> None:
         """An attempt was processed. Raises BatchFailedError."""
@@ -150,26 +154,36 @@ class Injector:
             if fault is not None:
                 raise CrashError(f"the driver dies after the commit of txid {txid}, as the schedule says")
 
-    def committed(self, txid: Txid) -> None:
-        """A batch was committed."""
+    def unplannable(self, last: Mapping[str, Any]) -> Mapping[str, str]:
+        """The partitions that the batch behind these places must do without, with the reason."""
         with self._lock:
-            for outage in self.outages:
-                if txid >= outage.fault.txid and outage.ended is None:
-                    outage.committed += 1
+            return {one.partition: _REASON for one in self.outages if self._is_left_out(one, last)}
 
     def unreadable(self) -> Mapping[str, str]:
-        """The partitions that cannot be read now, with the reason."""
+        """The partitions that who waits for them finds unreadable, with the reason."""
         with self._lock:
-            now = self._clock()
             for outage in self.outages:
-                due = outage.began + outage.fault.seconds
-                if outage.ended is None and (now >= due or outage.committed >= outage.fault.batches):
-                    outage.ended = now
-            return {
-                outage.partition: "it is away, as the schedule says"
-                for outage in self.outages
-                if outage.ended is None
-            }
+                if outage.ended is None and self._is_over(outage):
+                    outage.ended = self._clock()
+            return {one.partition: _REASON for one in self.outages if one.ended is None}
+
+    def _is_left_out(self, outage: Outage, last: Mapping[str, Any]) -> bool:
+        place = getattr(last.get(outage.partition), "end", outage.place)
+        if outage.ended is not None or place not in (outage.place, None):
+            return False  # behind a batch that has read it, and that is about to fail
+        batch = str(sorted(last.items()))
+        if batch in outage.without:
+            away = not self._is_over(outage)
+        else:
+            away = len(outage.without) < outage.fault.batches
+        if away:
+            outage.without.add(batch)
+        else:
+            outage.ended = self._clock()
+        return away
+
+    def _is_over(self, outage: Outage) -> bool:
+        return self._clock() >= outage.began + outage.fault.seconds
 
     def _take(self, kind: Kind, txid: int) -> Fault | None:
         """The fault of this kind that is due at this txid; it is so only once."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from txstream.compare.schedule import Injector
 from txstream.coordinator import EmitBatch
 from txstream.engine.batch.failures import CrashError
 from txstream.engine.driver.batches import Watcher
@@ -55,9 +54,9 @@ class Made:
 class Timeline(Watcher):
     """Writes down every attempt of a run, over all its drivers. Called on the loop's thread."""
 
-    def __init__(self, injector: Injector) -> None:
+    def __init__(self) -> None:
         self.made: list[Made] = []
-        self._injector = injector
+        self.commits: list[tuple[int, float]] = []  # txids with the time, as they were committed and noted
 
     def emitting(self, emit: EmitBatch[Any]) -> None:
         ranges = {
@@ -69,7 +68,7 @@ class Timeline(Watcher):
 
     def committed(self, attempt: TransactionAttempt) -> None:
         self._end(attempt, Fate.COMMITTED)
-        self._injector.committed(attempt.txid)
+        self.commits.append((attempt.txid, time.monotonic()))
 
     def dropped(self, attempt: TransactionAttempt) -> None:
         self._end(attempt, Fate.DROPPED)
