@@ -196,6 +196,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         GUIDE.write_text(with_tables(GUIDE.read_text(encoding="utf-8")), encoding="utf-8")
         return 0
     chosen = [guard for guard in GUARDS if options.only in f"{guard.name} {guard.test}"]
+    if not chosen:
+        parser.error(f"no guard's clause, description or test has {options.only!r} in it")
     proofs: list[Proof] = []
     with tempfile.TemporaryDirectory(prefix="txstream-guards-") as folder:
         copy = Copy(Path(folder))
