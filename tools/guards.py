@@ -840,7 +840,7 @@ HOLES = (
     Guard(
         "hole 3",
         "ZooKeeper made again: which states there are is read after the fences were raised",
-        "txstream/inspect/rebuilding.py",
+        "txstream/inspect/recover_from_ledgers.py",
         "    snapshot, identity = look()\n    rebuilt",
         "    rebuilt",
         "tests/unit/test_recover.py::test_a_state_that_joined_while_somebody_was_asked",

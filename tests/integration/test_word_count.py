@@ -16,7 +16,7 @@ from support.texts import fill_topic, make_lines
 import txstream
 from txstream.embedded import Services
 from txstream.embedded.process import wait_until
-from txstream.engine.driver import operators
+from txstream.engine.driver import operator_requests
 from txstream.engine.spark.session import RECIPE
 from txstream.examples import global_count, word_count
 from txstream.testing import InProcessRunner
@@ -156,7 +156,7 @@ def test_round_trips_to_zookeeper_do_not_grow_with_partitions(
     partitions: int,
 ) -> None:
     # Where tasks ran is stored by the clock, not by the batch.
-    monkeypatch.setattr(operators, "ASSIGNMENT_SECONDS", 3600.0)
+    monkeypatch.setattr(operator_requests, "ASSIGNMENT_SECONDS", 3600.0)
     fill_topic(services.kafka, unique, make_lines(640), partitions=partitions)
     sessions: list[ZooKeeper] = []
     started = ZooKeeper.start

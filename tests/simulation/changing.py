@@ -20,7 +20,7 @@ from txstream.engine.driver.loop import EventLoop
 from txstream.engine.driver.retention import LedgerPruner
 from txstream.engine.start.takeover import Takeover
 from txstream.inspect.databases import databases_of
-from txstream.inspect.rebuilding import recover_in
+from txstream.inspect.recover_from_ledgers import recover_in
 from txstream.metas import MetaCodec
 from txstream.retention import Keep
 from txstream.state import StateBackend

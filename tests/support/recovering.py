@@ -20,8 +20,8 @@ from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
 from txstream.inspect.checking import fsck_in
-from txstream.inspect.rebuilding import recover_in
 from txstream.inspect.records import FsckReport, Recovery
+from txstream.inspect.recover_from_ledgers import recover_in
 from txstream.metas import MetaCodec
 from txstream.settings import Settings
 from txstream.spouts.memory import MemorySpout

@@ -306,7 +306,7 @@ def test_one_thread_commits_whatever_was_given_up(log: MemoryLog) -> None:
         if not given_up.is_set():
             given_up.set()
             gave_up = BatchFailedError("given up")
-            run.workers.post(lambda: run.loop.attempt_failed(attempt, gave_up))
+            run.workers.post(lambda: run.loop.failures.failed(attempt, gave_up))
             wait(asked_again, "the commit of the next attempt being asked for")
 
     run.workers.submit = asked  # type: ignore[method-assign]

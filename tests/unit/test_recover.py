@@ -24,8 +24,8 @@ from txstream.api.errors import (
 from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, SourceSpout, TransactionalSpout
 from txstream.engine.fault_points import Point
 from txstream.inspect.databases import with_states_of
-from txstream.inspect.rebuilding import identity_from, recover_in
 from txstream.inspect.records import Severity
+from txstream.inspect.recover_from_ledgers import identity_from, recover_in
 from txstream.inspect.snapshot import DatabasePart, Depth, take
 from txstream.settings import Settings
 from txstream.state import Commit, StateDatabase, TableSpec

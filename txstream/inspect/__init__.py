@@ -27,7 +27,6 @@ if TYPE_CHECKING:
         WhyPart as WhyPart,
         why as why,
     )
-    from txstream.inspect.rebuilding import recover as recover
     from txstream.inspect.records import (
         Batch as Batch,
         BatchDetails as BatchDetails,
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
         TopologyStatus as TopologyStatus,
         TopologySummary as TopologySummary,
     )
+    from txstream.inspect.recover_from_ledgers import recover as recover
     from txstream.inspect.replaying import (
         BatchReplay as BatchReplay,
         Replay as Replay,
@@ -65,7 +65,7 @@ _HOMES = {
     "txstream.inspect.checking": ("fsck",),
     "txstream.inspect.ledgers": ("UnknownTxidError", "batch", "batches"),
     "txstream.inspect.overview": ("status", "topologies"),
-    "txstream.inspect.rebuilding": ("recover",),
+    "txstream.inspect.recover_from_ledgers": ("recover",),
     "txstream.inspect.records": (
         "Batch",
         "BatchDetails",

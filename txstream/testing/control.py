@@ -194,7 +194,7 @@ class Control:
             self._never.wait(_PATIENCE_STEP_SECONDS)  # gives the outside world time
 
     def _refuse_doomed(self, driver: SteppedDriver, what: str, txid: int | None) -> None:
-        error = None if txid is None else driver.loop.doomed(Txid(txid))
+        error = None if txid is None else driver.loop.failures.doomed(Txid(txid))
         if error is not None:
             raise NotReachedError(
                 f"waited for {what}, which will not be: once the txids before it are committed, the topology "

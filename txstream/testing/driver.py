@@ -125,7 +125,7 @@ class SteppedDriver:
     def fail(self, attempt: TransactionAttempt, error: BaseException) -> None:
         """Fail an attempt where it is: held back, or processed and waiting for its turn to commit."""
         if not self.workers.fail(attempt, error):
-            self.workers.post(lambda: self.loop.attempt_failed(attempt, error))
+            self.workers.post(lambda: self.loop.failures.failed(attempt, error))
 
     def settle(self, deadline: float) -> bool:
         """Let it do all that it may do now; False when the deadline came first."""

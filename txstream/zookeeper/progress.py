@@ -24,9 +24,9 @@ from txstream.zookeeper.failing import encode_failing, encode_waiting, read_fail
 from txstream.zookeeper.fenced import MAX_RACES, FencedTree, Hook
 from txstream.zookeeper.identity import Identity
 from txstream.zookeeper.notes import NoteWriter
+from txstream.zookeeper.overwrite import rebuild
 from txstream.zookeeper.paths import Paths
 from txstream.zookeeper.placement import encode_assignment, read_assignment
-from txstream.zookeeper.rebuild import rebuild
 from txstream.zookeeper.request_queue import LeaderRequests
 from txstream.zookeeper.requests import Request, Requests
 from txstream.zookeeper.store import Progress

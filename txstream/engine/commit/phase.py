@@ -106,7 +106,7 @@ class CommitPhase:
                 self._past_bolts = {attempt}
                 self._commit_states(emit, batch, finished, begun)
 
-        self._batches.fail_when_overdue(
+        self._batches.failures.when_overdue(
             attempt, "through its commit phase", lambda: attempt not in self._past_bolts
         )
         self._submit(attempt, work, done)
@@ -147,7 +147,9 @@ class CommitPhase:
         """On the thread that commits: tasks write, and a frozen one must not hold everything up for ever."""
 
         def set_deadline() -> None:
-            self._batches.fail_when_overdue(attempt, "written by executors", lambda: attempt in self._writing)
+            self._batches.failures.when_overdue(
+                attempt, "written by executors", lambda: attempt in self._writing
+            )
 
         self._writing.add(attempt)
         self._batches.workers.post(set_deadline)
@@ -160,6 +162,6 @@ class CommitPhase:
         self, attempt: TransactionAttempt, work: Callable[[], Any], done: Callable[[Any], None]
     ) -> None:
         def failed(error: BaseException) -> None:
-            self._batches.attempt_failed(attempt, error, is_writing=attempt in self._past_bolts)
+            self._batches.failures.failed(attempt, error, is_writing=attempt in self._past_bolts)
 
         self._batches.workers.submit(Lane.COMMIT, work, done, failed, attempt=attempt)

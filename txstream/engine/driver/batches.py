@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from txstream.coordinator import Command, Coordinator, EmitBatch
 from txstream.engine.batch.runner import BatchResult
@@ -12,12 +11,16 @@ from txstream.engine.fault_points import Point
 from txstream.engine.report import BatchTiming
 from txstream.transaction import TransactionAttempt, Txid
 
+if TYPE_CHECKING:
+    from txstream.engine.driver.failed_attempts import FailedAttempts
+
 
 class Batches(Protocol):
     """The open batches. Everything here is for the loop's thread, but for `reach` and `workers.post`."""
 
     workers: Workers
     coordinator: Coordinator[Any]
+    failures: FailedAttempts
 
     def is_active(self, attempt: TransactionAttempt) -> bool:
         """Does this attempt still count?"""
@@ -25,16 +28,8 @@ class Batches(Protocol):
     def carry_out(self, commands: list[Command[Any]]) -> None:
         """Do what the coordinator has answered."""
 
-    def attempt_failed(
-        self, attempt: TransactionAttempt, error: BaseException, *, is_writing: bool = False
-    ) -> None:
-        """An attempt failed; `is_writing`: in the transactions of its states."""
-
     def fail_run(self, error: BaseException) -> None:
         """End the run with this error."""
-
-    def fail_when_overdue(self, attempt: TransactionAttempt, done: str, is_due: Callable[[], bool]) -> None:
-        """Fail the attempt when `is_due` holds after as long as an attempt may take: it was not `done`."""
 
     def timing(self, txid: Txid) -> BatchTiming:
         """The times of a txid, to be written to."""

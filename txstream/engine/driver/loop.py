@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from collections.abc import Mapping
 from typing import Any
 
-from txstream.api.errors import BatchTimeoutError, PartitionUnavailableError, StaleAttemptError
 from txstream.api.spouts import PartitionCoordinator
 from txstream.api.topology import Topology
 from txstream.coordinator import (
@@ -28,29 +26,20 @@ from txstream.coordinator import (
     Plan,
 )
 from txstream.engine.batch.runner import BatchRunner
-from txstream.engine.batch.sizing import planned_records
 from txstream.engine.commit.committer import Committer
 from txstream.engine.commit.phase import CommitPhase
 from txstream.engine.driver.batches import Watcher
-from txstream.engine.driver.operators import Operators
+from txstream.engine.driver.failed_attempts import FailedAttempts
+from txstream.engine.driver.operator_requests import Operators
 from txstream.engine.driver.planning import Planning
 from txstream.engine.driver.processing import Processing
-from txstream.engine.driver.retries import (
-    TxidFailures,
-    Verdict,
-    attempt_seconds,
-    count_reason,
-    judge,
-    reason_of,
-)
 from txstream.engine.driver.steering import Steering
+from txstream.engine.driver.unreadable_partitions import UnreadablePartitions
 from txstream.engine.driver.waiting import RunAbortedError, Waiting
 from txstream.engine.driver.workers import Event, Lane, Workers
 from txstream.engine.fault_points import Point, PointListener, nobody_listens
 from txstream.engine.report import BatchTiming, Statistics
-from txstream.failing import FailingBatch
 from txstream.metas import BatchMetas, MetaCodec
-from txstream.semantics import Semantics
 from txstream.transaction import TransactionAttempt, Txid
 from txstream.zookeeper import ProgressStore
 
@@ -88,30 +77,31 @@ class EventLoop:
         self.statistics = Statistics()
         self.caught_up = False
         self.failure: BaseException | None = None
-        self._topology = topology
         self._store = store
         self._waiting = waiting
         self._targets = targets
         self._until_txid = until_txid
-        self._warm_up_seconds = warm_up_seconds
         self._listener = listener
         self._watcher = watcher = watcher or Watcher()
         self._ends = False
         self._timings: dict[Txid, BatchTiming] = {}
-        self._failures: dict[Txid, TxidFailures] = {}
-        self._doomed: dict[TransactionAttempt, BaseException] = {}
         # The attempt before the current txid's, where this loop has seen it commit.
         self._committed: TransactionAttempt | None = None
         stored_plans = {txid for txid in coordinator.stored_txids() if txid >= coordinator.current}
         self._recovered = frozenset(stored_plans)
-        self._planning = Planning(self, spout, store, waiting, topology.spout.max_batch_records, targets)
         codec: MetaCodec[Any] = MetaCodec(topology.spout.source.meta_type)
+        self._operators = Operators(self, store, runner, waiting, steering)
+        self._unreadable = unreadable = UnreadablePartitions(self, spout, waiting, stored_plans)
+        self.failures = FailedAttempts(
+            self, topology, store, unreadable, self._operators, watcher, self.statistics, warm_up_seconds
+        )
+        limit = topology.spout.max_batch_records
+        self._planning = Planning(self, spout, store, waiting, unreadable, limit, targets)
         self._processing = Processing(
-            self, runner, self._planning, watcher, self._failures, self.statistics, stored_plans, codec
+            self, runner, self._planning, unreadable, watcher, self.statistics, codec
         )
         release = self._processing.release
         self._commits = CommitPhase(self, committer, runner, codec, watcher, self.statistics, release)
-        self._operators = Operators(self, store, runner, waiting, steering)
 
     # --- for other threads --------------------------------------------------------------------------
 
@@ -132,7 +122,7 @@ class EventLoop:
     @property
     def obstacles(self) -> tuple[list[str], Mapping[str, str]]:
         """What is waited for, with reasons, and the partitions that the last plan could not read."""
-        return self._waiting.reasons, self._planning.left_out
+        return self._waiting.reasons, self._unreadable.left_out
 
     def open_batches(self) -> dict[Txid, str]:
         return {txid: str(batch.phase) for txid, batch in list(self.coordinator.active.items())}
@@ -218,7 +208,7 @@ class EventLoop:
                     self._advance(command)
                 case Cancel(attempt):
                     self._watcher.dropped(attempt)
-                    self._doomed.pop(attempt, None)
+                    self.failures.drop(attempt)
                     self._processing.drop(attempt)
 
     def is_active(self, attempt: TransactionAttempt) -> bool:
@@ -259,93 +249,11 @@ class EventLoop:
             timing = self._timings.pop(txid, BatchTiming(txid))
             timing.advance_seconds = time.perf_counter() - started
             self.statistics.add(timing, is_recovered=txid in self._recovered)
-            self._failures.pop(txid, None)
+            self.failures.committed(txid)
             self._processing.committed(txid)
             self.carry_out(self.coordinator.advanced(txid))
             self._planning.forget_before(txid)
             self._operators.advanced(self.statistics.assignment)
-            self._end_if_doomed()
+            self.failures.end_if_doomed()
 
         self.workers.submit(Lane.WRITE, work, done, self.fail_run)
-
-    # --- failure ------------------------------------------------------------------------------------
-
-    def fail_when_overdue(self, attempt: TransactionAttempt, done: str, is_due: Callable[[], bool]) -> None:
-        timeout = self._topology.message_timeout_seconds
-        seconds = attempt_seconds(timeout, self._warm_up_seconds, is_warm=self._processing.is_warm)
-        warm_up = " and a run's warm-up" if seconds > timeout else ""
-
-        def overdue() -> None:
-            if self.is_active(attempt) and attempt not in self._doomed and is_due():
-                error = BatchTimeoutError(
-                    f"{attempt} was not {done} within {seconds:g} s (message_timeout_seconds{warm_up})"
-                )
-                self.attempt_failed(attempt, error)
-
-        self.workers.after(seconds, overdue, is_deadline=True)
-
-    def attempt_failed(
-        self, attempt: TransactionAttempt, error: BaseException, *, is_writing: bool = False
-    ) -> None:
-        if isinstance(error, StaleAttemptError):
-            self._verify_leader(attempt, error)
-            return
-        if not self.is_active(attempt):
-            log.debug("ignoring the failure of superseded %s: %s", attempt, error)
-            return
-        self._watcher.failed(attempt, error)
-        verdict = judge(error, is_writing=is_writing)
-        if verdict is Verdict.FATAL:
-            self._end_with(attempt, error)
-            return
-        self._processing.is_warm = True
-        failures = self._failures.setdefault(attempt.txid, TxidFailures())
-        held = self.coordinator.metas(attempt.txid)
-        error = failures.with_advice(error, planned_records(held))
-        failures.add(error, attempt, held)
-        self.statistics.failed_attempts += 1
-        times = count_reason(self.statistics.failure_reasons, reason_of(error))
-        reasons = dict(failures.reasons)
-        self._operators.failed(FailingBatch(attempt.txid, attempt.attempt, datetime.now(UTC), reasons))
-        if failures.bugs >= self._topology.max_attempts:
-            self._end_with(attempt, error)
-            return
-        # A reason is told at once, and again at its 10th, 100th ... time: an outage must not fill the screen.
-        is_told = str(times).strip("0") == "1"
-        so_often = f" (for the {times:,}th time)" if times > 1 else ""
-        log.log(
-            logging.WARNING if is_told else logging.INFO,
-            "%s failed and will be replayed%s: %s", attempt, so_often, error,
-        )  # fmt: skip
-        transactional = self.coordinator.semantics is Semantics.TRANSACTIONAL
-        if isinstance(error, PartitionUnavailableError) or transactional:
-            later = {txid for txid in self.coordinator.active if txid >= attempt.txid}
-            self._processing.recheck.update(later)
-        self.carry_out(self.coordinator.fail(attempt))
-
-    def doomed(self, txid: Txid) -> BaseException | None:
-        """The error that will end the run once the txids before this one are committed."""
-        batch = self.coordinator.active.get(txid)
-        return None if batch is None else self._doomed.get(batch.attempt)
-
-    def _end_with(self, attempt: TransactionAttempt, error: BaseException) -> None:
-        """End the run with the error of this attempt, once the batches before it are committed: otherwise
-        every run would end before them again."""
-        if attempt.txid == self.coordinator.current:
-            self.fail_run(error)
-        else:
-            self._doomed[attempt] = error  # never acked, it bounds what is opened behind it
-
-    def _end_if_doomed(self) -> None:
-        error = self.doomed(self.coordinator.current)
-        if error is not None:
-            self.fail_run(error)
-
-    def _verify_leader(self, attempt: TransactionAttempt, error: StaleAttemptError) -> None:
-        """A fence was newer. If the epoch is still ours it was our own newer attempt, which goes on."""
-
-        def still_mine(_: None) -> None:
-            if self.is_active(attempt):
-                self.fail_run(error)
-
-        self.workers.submit(Lane.WRITE, self._store.verify, still_mine, self.fail_run)

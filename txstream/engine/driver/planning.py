@@ -1,4 +1,4 @@
-"""Asking the source: what a batch holds, whether a stored plan can be read, what may be forgotten.
+"""Asking the source: what a batch holds, and what may be forgotten.
 
 Invariant: the source is asked from one thread, one question at a time, in the order of the questions.
 """
@@ -7,28 +7,26 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from txstream.api.errors import BatchFailedError, ServiceUnavailableError
-from txstream.api.spouts import PartitionCoordinator, Unavailable
-from txstream.coordinator import EmitBatch, Plan
+from txstream.api.spouts import PartitionCoordinator
+from txstream.coordinator import Plan
 from txstream.engine.driver.batches import Batches
+from txstream.engine.driver.unreadable_partitions import CHECK_SECONDS, UnreadablePartitions
 from txstream.engine.driver.waiting import Waiting
 from txstream.engine.driver.workers import Lane
 from txstream.metas import BatchMetas
 from txstream.transaction import Txid
-from txstream.words import in_order
 from txstream.zookeeper import ProgressStore
 
 log = logging.getLogger(__name__)
 
 _POLL_FIRST_SECONDS = 0.005
 _POLL_LONGEST_SECONDS = 0.15
-_PARTITION_CHECK_SECONDS = 0.5
 _SOURCE = "the source"
-_NAMED_PARTITIONS = 8
 
 
 class Planning:
@@ -41,15 +39,15 @@ class Planning:
         spout: PartitionCoordinator[Any],
         store: ProgressStore,
         waiting: Waiting,
+        unreadable: UnreadablePartitions,
         max_batch_records: int,
         targets: Mapping[str, Any] | None,
     ) -> None:
-        # What the last plan could not read, with the reasons.
-        self.left_out: Mapping[str, str] = {}
         self._batches = batches
         self._spout = spout
         self._store = store
         self._waiting = waiting
+        self._unreadable = unreadable
         self._max_batch_records = max_batch_records
         self._targets = targets
         self._poll_seconds = _POLL_FIRST_SECONDS
@@ -71,7 +69,7 @@ class Planning:
                 if not self._spout.is_ready():
                     return None
             metas = BatchMetas.from_plan(plan.last, self._spout.plan(plan.last, self._max_batch_records))
-            self._tell_left_out(metas.unavailable)
+            self._unreadable.leave_out(metas.unavailable)
             if not (metas.has_work or plan.replay):
                 return None
             self._store.check_size(metas)
@@ -96,53 +94,15 @@ class Planning:
                 return
             if isinstance(error, (ServiceUnavailableError, BatchFailedError)):
                 self._waiting.begin(_SOURCE, _SOURCE, error)
-                batches.workers.after(_PARTITION_CHECK_SECONDS, lambda: self._plan_again(plan))
+                batches.workers.after(CHECK_SECONDS, lambda: self._plan_again(plan))
             else:
                 batches.fail_run(error)
 
         batches.workers.submit(Lane.PLAN, work, done, failed)
 
-    def _tell_left_out(self, unavailable: Mapping[str, str]) -> None:
-        """Say when batches begin to go without a partition, and when it is back; not in every batch."""
-        gone, back = unavailable.keys() - self.left_out.keys(), self.left_out.keys() - unavailable.keys()
-        self.left_out = unavailable
-        if gone:
-            reasons = "; ".join(sorted({unavailable[partition] for partition in gone}))
-            they = "it" if len(gone) == 1 else "they"
-            log.warning("batches go on without %s until %s can be read: %s", _listed(gone), they, reasons)
-        if back:
-            log.warning("batches have %s again", _listed(back))
-
     def _plan_again(self, plan: Plan[Any]) -> None:
         if self._batches.coordinator.is_planning(plan.ticket):
             self.plan(plan)
-
-    def await_partitions(self, emit: EmitBatch[Any], start: Callable[[EmitBatch[Any]], None]) -> None:
-        """Start a stored plan when all its partitions can be read; this is not the attempt's time."""
-        batches, key = self._batches, f"txid {emit.attempt.txid}"
-        because = f"{key} must hold the same tuples"
-        if not batches.is_active(emit.attempt):
-            self._waiting.drop(key)
-            return
-
-        def again(what: str, reason: object) -> None:
-            self._waiting.begin(key, what, reason, because)
-            batches.workers.after(_PARTITION_CHECK_SECONDS, lambda: self.await_partitions(emit, start))
-
-        def done(unreadable: Mapping[str, Unavailable]) -> None:
-            if unreadable:
-                again(_listed(unreadable), "; ".join(sorted({one.reason for one in unreadable.values()})))
-            else:
-                self._waiting.end(key)
-                start(emit)
-
-        def failed(error: BaseException) -> None:
-            if isinstance(error, (ServiceUnavailableError, BatchFailedError)):
-                again(f"the partitions of {key}", error)
-            else:
-                batches.fail_run(error)
-
-        batches.workers.submit(Lane.PLAN, lambda: self._spout.unreadable(emit.metas.partitions), done, failed)
 
     def forget_before(self, txid: Txid) -> None:
         """Everything before `txid` is committed, and so is `txid` itself."""
@@ -156,10 +116,3 @@ class Planning:
                 batches.fail_run(error)
 
         batches.workers.submit(Lane.PLAN, lambda: self._spout.cleanup_before(txid), lambda _: None, failed)
-
-
-def _listed(partitions: Collection[str]) -> str:
-    """ "partitions lines/1, lines/3", cut where there are many."""
-    named = sorted(partitions, key=in_order)
-    more = f" and {len(named) - _NAMED_PARTITIONS:,} more" if len(named) > _NAMED_PARTITIONS else ""
-    return f"partition{'s' if len(named) > 1 else ''} {', '.join(named[:_NAMED_PARTITIONS])}{more}"

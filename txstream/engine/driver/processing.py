@@ -7,7 +7,6 @@ that is stored begins only when all its partitions can be read, if it was recove
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,7 +15,7 @@ from txstream.engine.batch.runner import BatchResult, BatchRunner
 from txstream.engine.commit.committer import ProcessedBatch
 from txstream.engine.driver.batches import Batches, Watcher
 from txstream.engine.driver.planning import Planning
-from txstream.engine.driver.retries import TxidFailures
+from txstream.engine.driver.unreadable_partitions import UnreadablePartitions
 from txstream.engine.driver.workers import Lane
 from txstream.engine.report import Statistics
 from txstream.metas import MetaCodec
@@ -26,29 +25,25 @@ log = logging.getLogger(__name__)
 
 
 class Processing:
-    """The jobs of the event loop; its methods are called on the loop's thread. `failures` are the loop's, by
-    txid; `recheck` are stored plans that must not begin before their partitions can be read."""
+    """The jobs of the event loop; its methods are called on the loop's thread."""
 
     def __init__(
         self,
         batches: Batches,
         runner: BatchRunner,
         planning: Planning,
+        unreadable: UnreadablePartitions,
         watcher: Watcher,
-        failures: Mapping[Txid, TxidFailures],
         statistics: Statistics,
-        recheck: set[Txid],
         codec: MetaCodec[Any],
     ) -> None:
-        self.recheck = recheck
         self._codec = codec
-        self.is_warm = False
         self._statistics = statistics
         self._batches = batches
         self._runner = runner
         self._planning = planning
+        self._unreadable = unreadable
         self._watcher = watcher
-        self._failures = failures
         self._processed: dict[TransactionAttempt, ProcessedBatch] = {}
         self._emitted: set[Txid] = set()
 
@@ -59,12 +54,12 @@ class Processing:
         self._emitted.add(txid)
 
         def start() -> None:
-            if emit.stored and txid in self.recheck:
-                self._planning.await_partitions(emit, self._start_job)
+            if emit.stored and txid in self._unreadable.recheck:
+                self._unreadable.wait_for(emit, self._start_job)
             else:
                 self._start_job(emit)
 
-        failures = self._failures.get(txid)
+        failures = self._batches.failures.of(txid)
         if failures is not None and failures.delay_seconds:
             self._batches.workers.after(failures.delay_seconds, start)
         else:
@@ -108,7 +103,7 @@ class Processing:
             return
 
         def done(result: BatchResult) -> None:
-            self.is_warm = True
+            batches.failures.is_warm = True
             self._watcher.processed(attempt, result)
             if batches.is_active(attempt):
                 self._keep(emit, result)
@@ -119,12 +114,12 @@ class Processing:
         def is_due() -> bool:
             return batches.coordinator.active[attempt.txid].phase is Phase.PROCESSING
 
-        batches.fail_when_overdue(attempt, "processed", is_due)
+        batches.failures.when_overdue(attempt, "processed", is_due)
         batches.workers.submit(
             Lane.JOB,
             lambda: self._runner.run(attempt, emit.metas),
             done,
-            lambda error: batches.attempt_failed(attempt, error),
+            lambda error: batches.failures.failed(attempt, error),
             attempt=attempt,
         )
 
@@ -135,7 +130,7 @@ class Processing:
         timing.job_seconds = result.job_seconds
         timing.read_seconds = result.read_seconds
         timing.process_seconds = result.process_seconds
-        failures = self._failures.get(attempt.txid)
+        failures = self._batches.failures.of(attempt.txid)
         self._processed[attempt] = ProcessedBatch(
             result,
             planned_at=self._planning.planned_at(attempt.txid),

@@ -17,7 +17,7 @@ from typing import Any
 from txstream.api.errors import UsageError
 from txstream.api.topology import Topology
 from txstream.coordinator import Coordinator
-from txstream.engine.driver.scaling import Slots
+from txstream.engine.driver.slots import Slots
 from txstream.transaction import FIRST_TXID, Txid
 from txstream.zookeeper import InForce, Kind, Request, Requests
 

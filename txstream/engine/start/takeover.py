@@ -1,4 +1,5 @@
-"""What every leader does before its first batch, in this order: a run's, and a test's without services.
+"""Taking a topology up, from its identity to its coordinator. `Driver.start` is the whole order of a start:
+election, source and Spark come before this.
 
 Invariant: nothing that a decision depends on is read before every fence is raised (`recovery`), and no table
 is changed before that either (`joining`), so that no older leader can write beside it.

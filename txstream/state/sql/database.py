@@ -18,10 +18,10 @@ from txstream.api.errors import CorruptStateError, StateTableError, StateValueEr
 from txstream.state.backend import StateBackend
 from txstream.state.records import BatchRecord, FenceRow, TableSpec, TopologyLife
 from txstream.state.sql import fence, ledger, revisions, tables as state_tables
+from txstream.state.sql.adapter import PreparedStatements, SqlTransaction
 from txstream.state.sql.framework import batch as batch_table, fence as fence_table
 from txstream.state.sql.reading import SqlStateReading
 from txstream.state.sql.sessions import Sessions
-from txstream.state.sql.transaction import PreparedStatements, SqlTransaction
 from txstream.state.sql.urls import dialect_of
 from txstream.transaction import AttemptId, Txid
 
