@@ -67,5 +67,6 @@ def test_nothing_is_left_unless_it_is_kept(launcher: Launcher, services: Service
     before = left()
     assert all(map(is_exact, compare(launcher, "--faults", "none")["semantics"].values()))
     assert left() == before
-    compare(launcher, "--faults", "none", "--keep")
+    compare(launcher, "--faults", "none", "--keep", "--html", "page.html")
+    assert "opaque: " in (launcher.directory / "page.html").read_text(encoding="utf-8")
     assert [len(now - then) for now, then in zip(left(), before, strict=True)] == [3, 1, 3]

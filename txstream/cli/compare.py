@@ -25,6 +25,8 @@ from txstream.cli.stage import ended_by_signals, services_for
 from txstream.words import counted
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from txstream.api.topology import Topology
     from txstream.compare.report import Tables
     from txstream.compare.run import Outcome
@@ -54,13 +56,15 @@ class Comparison:
     parameters: tuple[str, ...]
     records: int
     faults: tuple[Fault, ...]
-    spark: bool
+    spark: SparkSession | None
     keep: bool
     truth: Tables | None = None
 
     @property
     def engine(self) -> str:
-        return f"Spark {self.settings.master or 'local[*]'}" if self.spark else "this process, without Spark"
+        if self.spark is None:
+            return "this process, without Spark"
+        return f"Spark {self.settings.master or 'local[*]'}"
 
 
 def compare(
@@ -120,8 +124,9 @@ def compare(
         settings = stack.enter_context(services_for(cli, given))
         chosen = target or _WORD_COUNT
         settings = replace(settings, py_files=stack.enter_context(shipped_module(chosen)) if spark else ())
+        session = stack.enter_context(_session(cli, settings)) if spark else None
         given_parameters = (*(parameter or []), *([f"topic={topic}"] if topic else []))
-        here = Comparison(cli, settings, chosen, given_parameters, records, schedule, spark, keep)
+        here = Comparison(cli, settings, chosen, given_parameters, records, schedule, session, keep)
         if target is None:
             share = max(1, records // (_PARTITIONS * _BATCHES))
             here = replace(here, parameters=(*given_parameters, f"max_records_per_partition={share}"))
@@ -130,6 +135,20 @@ def compare(
         with user_code_prints_to_stderr():
             truth, outcomes = _play_all(here)
     return _tell(here, truth, outcomes, html)
+
+
+@contextlib.contextmanager
+def _session(cli: Cli, settings: Settings) -> Iterator[SparkSession]:
+    """One Spark for all drivers: what a fault costs is not the start of a JVM."""
+    from txstream.engine.spark.log import spark_log
+    from txstream.engine.spark.session import create_session
+
+    conf = {"spark.sql.shuffle.partitions": "2"}  # of DataFrame bolts: the batches are small
+    session = create_session(master=settings.master, conf=conf, log_file=spark_log(cli.log_dir, "compare"))
+    try:
+        yield session
+    finally:
+        session.stop()
 
 
 @contextlib.contextmanager
@@ -181,17 +200,15 @@ def _play(
 ) -> Outcome:
     from txstream.compare.run import play, removed
     from txstream.compare.variant import under_own_names, with_batches_of
-    from txstream.testing import InProcessRunner
 
     # Said of calls that Python cannot end; here they only read.
-    logging.getLogger(InProcessRunner.__module__).setLevel(logging.ERROR)
+    logging.getLogger("txstream.testing.inprocess").setLevel(logging.ERROR)
     prefix = f"compare_{name.replace('-', '_')}_"
     own = under_own_names(topology, f"compare-{name}", prefix)
     own = with_batches_of(own, math.ceil(here.records / _BATCHES))
     here.cli.say(f"running {own.id}")
     with removed(own, here.settings, keep=here.keep):
-        factory = None if here.spark else InProcessRunner
-        return play(own, here.settings, end, faults, runner_factory=factory, prefix=prefix)
+        return play(own, here.settings, end, faults, spark=here.spark, prefix=prefix)
 
 
 # --- what came of it ---------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from txstream.api.spouts import PartitionCoordinator, SpoutContext, Unavailable
 from txstream.api.topology import Topology
@@ -17,14 +17,18 @@ from txstream.compare.timeline import Timeline
 from txstream.compare.variant import Positions, clipped, fixed_end, is_reached
 from txstream.engine.batch.failures import CrashError
 from txstream.engine.batch.runner import BatchResult, BatchRunner
-from txstream.engine.driver.driver import Driver, RunnerFactory
+from txstream.engine.driver.driver import Driver
 from txstream.engine.driver.retries import WARM_UP_SECONDS
 from txstream.engine.driver.services import RunServices, source_context
 from txstream.metas import BatchMetas
 from txstream.settings import Settings
 from txstream.state import StateBackend, open_database
+from txstream.testing import InProcessRunner
 from txstream.transaction import TransactionAttempt, Txid
 from txstream.zookeeper import ZooKeeper
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _ALL_ROWS = 100_000_000
 
@@ -132,23 +136,24 @@ def play(
     end: Positions,
     faults: tuple[Fault, ...],
     *,
-    runner_factory: RunnerFactory | None,
+    spark: SparkSession | None,
     prefix: str,
 ) -> Outcome:
     """Run a topology to the end through its faults, each driver's death followed at once by the next driver.
 
-    `runner_factory` is None for Spark. `prefix` is what its tables' names begin with here.
+    Without `spark` batches run in this process. `prefix` is what its tables' names begin with here.
     """
+    factory = InProcessRunner if spark is None else None
     injector = Injector(faults)
     outcome = Outcome(Timeline(), injector)
     while True:
-        services = _Services(topology, settings, end, injector, runner_factory=runner_factory)
+        services = _Services(topology, settings, end, injector, spark=spark, runner_factory=factory)
         outcome.drivers += 1
         driver = Driver(
             topology,
             services,
             until_caught_up=True,
-            warm_up_seconds=WARM_UP_SECONDS if runner_factory is None else 0.0,
+            warm_up_seconds=WARM_UP_SECONDS if spark is not None else 0.0,
             listener=injector.reached,
             watcher=outcome.timeline,
         )
