@@ -37,8 +37,8 @@ RunnerFactory = Callable[[ExecutionPlan], BatchRunner]
 
 
 class Services(AbstractContextManager["Services"], Protocol):
-    """What a driver reads from and writes to; leaving the context closes all of it. Each method is called
-    once, in this order. `state` says what the driver does, for people."""
+    """What a driver reads from and writes to; leaving the context closes all of it. The methods are called
+    in this order, each once but `locked`. `state` says what the driver does, for people."""
 
     workers: Workers
     state: str
