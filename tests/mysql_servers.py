@@ -177,7 +177,7 @@ class MySQLFamilyServer:
                 stderr=output,
                 user=self._user,
                 cwd="/",
-                preexec_fn=_die_with_the_tests,
+                preexec_fn=die_with_the_tests,
             )
         deadline = time.monotonic() + _START_SECONDS
         while True:
@@ -303,7 +303,7 @@ def _all_stopped(pid: int) -> bool:
     return set(states) <= {"T"}
 
 
-def _die_with_the_tests() -> None:
+def die_with_the_tests() -> None:
     """In the new process: killed tests leave no server."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
