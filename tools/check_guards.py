@@ -3,7 +3,7 @@
     python tools/check_guards.py                 # all; minutes, and real servers
     python tools/check_guards.py --only 5.1      # those whose clause, description or test has this in it
     python tools/check_guards.py --markdown FILE
-    python tools/check_guards.py --tables        # proves nothing: brings the tables of the guide up to date
+    python tools/check_guards.py --tables        # proves nothing: brings the tables of the guides up to date
 
 The source is copied and the copy is changed, never the tree. Before that the tests must pass as it is.
 """
@@ -25,7 +25,7 @@ from pathlib import Path
 from guards import GUARDS, Guard
 
 ROOT = Path(__file__).resolve().parents[1]
-GUIDE = ROOT / "docs" / "guarantees.md"
+GUIDES = (ROOT / "docs" / "guarantees.md", ROOT / "docs" / "semantics.md")
 MUTANTS = ROOT / "tests" / "simulation" / "mutants.py"
 BELOW = ("spouts", "bolts", "examples", "migrations")  # which install below `txstream`
 SECONDS = 300.0
@@ -124,7 +124,7 @@ def markdown(proofs: Sequence[Proof]) -> str:
     return "\n".join(rows) + "\n"
 
 
-# --- the guide ------------------------------------------------------------------------------------------
+# --- the guides ------------------------------------------------------------------------------------------
 
 
 def place_of(guard: Guard) -> str:
@@ -150,7 +150,7 @@ def place_of(guard: Guard) -> str:
 
 
 def table_of(clause: str) -> str:
-    """The guards of a clause and of the clauses below it, as the guide shows them."""
+    """The guards of a clause and of the clauses below it, as a guide shows them."""
     rows = ["| guard | where | fails without it |", "|---|---|---|"]
     for guard in GUARDS:
         if guard.clause == clause or guard.clause.startswith(f"{clause}."):
@@ -177,7 +177,7 @@ def table_of_mutants() -> str:
 
 
 def with_tables(text: str) -> str:
-    """The guide with its tables as they are now."""
+    """A guide with its tables as they are now."""
     mutants = re.compile(r"(<!-- mutants -->\n).*?(<!-- end -->)", re.DOTALL)
     text = mutants.sub(lambda found: f"{found[1]}{table_of_mutants()}\n{found[2]}", text)
     pattern = re.compile(r"(<!-- guards of (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -193,7 +193,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tables", action="store_true")
     options = parser.parse_args(arguments)
     if options.tables:
-        GUIDE.write_text(with_tables(GUIDE.read_text(encoding="utf-8")), encoding="utf-8")
+        for guide in GUIDES:
+            guide.write_text(with_tables(guide.read_text(encoding="utf-8")), encoding="utf-8")
         return 0
     chosen = [guard for guard in GUARDS if options.only in f"{guard.name} {guard.test}"]
     if not chosen:

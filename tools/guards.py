@@ -1,7 +1,7 @@
 """The guards of exactly-once, each with the test that fails without it. `check_guards.py` proves every line.
 
 A guard is a piece of code. To take it away, `old` becomes `new` in `file`; then `test` must fail. The table
-is also what docs/guarantees.md shows.
+is also what docs/guarantees.md and docs/semantics.md show.
 """
 
 from __future__ import annotations
