@@ -80,6 +80,16 @@ if TYPE_CHECKING:
     )
     from txstream.api.state import SqlState as SqlState
     from txstream.api.topology import Topology as Topology
+    from txstream.api.tracked import (
+        RichBolt as RichBolt,
+        RichCollector as RichCollector,
+        Spout as Spout,
+        SpoutCollector as SpoutCollector,
+    )
+    from txstream.api.tracked_builder import (
+        TopologyBuilder as TopologyBuilder,
+        TrackedTopology as TrackedTopology,
+    )
     from txstream.api.tuples import (
         Chunk as Chunk,
         Tuple as Tuple,
@@ -167,6 +177,8 @@ _HOMES = {
     ),
     "txstream.api.state": ("SqlState",),
     "txstream.api.topology": ("Topology",),
+    "txstream.api.tracked": ("RichBolt", "RichCollector", "Spout", "SpoutCollector"),
+    "txstream.api.tracked_builder": ("TopologyBuilder", "TrackedTopology"),
     "txstream.api.tuples": ("Chunk", "Tuple"),
     "txstream.bolts.aggregate": ("CountBolt", "ReduceBolt"),
     "txstream.bolts.sql": ("SqlStateBolt",),

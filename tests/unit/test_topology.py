@@ -344,7 +344,7 @@ def unknown_type(b: TransactionalTopologyBuilder) -> None:
             a_class,
             r"component 'split': <class .*Split'> is not a BasicBolt, .*\(pass an instance, not",
         ),
-        (no_bolt, r"component 'split': 'split' is not a BasicBolt, BatchBolt or DataFrameBolt$"),
+        (no_bolt, r"component 'split': 'split' is not a BasicBolt, BatchBolt, RichBolt or DataFrameBolt$"),
         (
             basic_committer,
             r"component 'store': Split cannot be a committer, because it has no finish_batch to run in the "

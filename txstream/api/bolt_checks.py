@@ -16,10 +16,16 @@ from typing import Any
 
 from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, DataFrameBolt
 from txstream.api.errors import TopologyError
+from txstream.api.tracked import RichBolt, Spout
 
-_KINDS = (BasicBolt, BatchBolt, DataFrameBolt)
+_KINDS = (BasicBolt, BatchBolt, DataFrameBolt, RichBolt)
 # What other frameworks call the like.
-_ELSEWHERE = {"process": "execute", "finish": "finish_batch", "cleanup": "close_worker"}
+_ELSEWHERE = {
+    "process": "execute",
+    "finish": "finish_batch",
+    "cleanup": "close_worker",
+    "nextTuple": "next_tuple",
+}
 
 
 class TopologyWarning(UserWarning):
@@ -31,13 +37,14 @@ def check_bolt(component: str, bolt: object) -> None:
     if not isinstance(bolt, _KINDS):
         hint = " (pass an instance, not the class)" if isinstance(bolt, type) else ""
         raise TopologyError(
-            f"component {component!r}: {bolt!r} is not a BasicBolt, BatchBolt or DataFrameBolt{hint}"
+            f"component {component!r}: {bolt!r} is not a BasicBolt, BatchBolt, RichBolt or "
+            f"DataFrameBolt{hint}"
         )
 
 
-def check_methods(component: str, bolt: Bolt) -> None:
+def check_methods(component: str, bolt: Bolt | Spout) -> None:
     """Raises TopologyError for a method that does nothing when it is called."""
-    kind = next(kind for kind in _KINDS if isinstance(bolt, kind))
+    kind = _kind(bolt)
     for name in _methods(kind):
         idle = idleness(getattr(bolt, name))
         if idle:
@@ -64,13 +71,13 @@ def idleness(function: Any, *, may_yield: bool = False) -> str | None:
     return None
 
 
-def warn_of_uncalled(component: str, bolt: Bolt, stacklevel: int) -> None:
+def warn_of_uncalled(component: str, bolt: Bolt | Spout, stacklevel: int) -> None:
     """Warn of a method that is called almost like one of the contract's, and used by none of its own."""
-    kind = next(kind for kind in _KINDS if isinstance(bolt, kind))
+    kind = _kind(bolt)
     contract = _methods(kind)
     used = {name for owner in type(bolt).__mro__ for member in vars(owner).values() for name in _uses(member)}
     for name in sorted(_methods(type(bolt)) - contract - used):
-        having = [other.__name__ for other in _KINDS if name in _methods(other)]
+        having = [other.__name__ for other in _KINDS[:3] if name in _methods(other)]
         meant = _ELSEWHERE.get(name.lower()) or _nearest(name, contract)
         if having:
             why = f", because it is a {kind.__name__}; a {' or '.join(having)} has such a method"
@@ -85,7 +92,11 @@ def warn_of_uncalled(component: str, bolt: Bolt, stacklevel: int) -> None:
         )
 
 
-def _methods(kind: type[Bolt]) -> set[str]:
+def _kind(instance: Bolt | Spout) -> type[Bolt | Spout]:
+    return next(kind for kind in (*_KINDS, Spout) if isinstance(instance, kind))
+
+
+def _methods(kind: type[Bolt | Spout]) -> set[str]:
     """The names of a class's public methods."""
     return {name for name in dir(kind) if inspect.isfunction(getattr(kind, name)) and name[0] != "_"}
 

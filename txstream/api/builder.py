@@ -1,4 +1,5 @@
-"""`TransactionalTopologyBuilder`: declare a spout and bolts, and have the whole checked before it runs."""
+"""`TransactionalTopologyBuilder`, and what every builder does: declare a spout and bolts, and have the whole
+checked before it runs."""
 
 from __future__ import annotations
 
@@ -19,6 +20,7 @@ from txstream.api.schema import format_schema, format_type
 from txstream.api.spouts import SourceSpout
 from txstream.api.state_checks import check_states
 from txstream.api.topology import CommitChoice, Component, Topology
+from txstream.api.tracked import RichBolt
 from txstream.api.tuples import DEFAULT_STREAM
 
 DEFAULT_MAX_SPOUT_PENDING = 2
@@ -34,141 +36,67 @@ class _Declared:
     is_committer: bool
 
 
-class TransactionalTopologyBuilder:
-    """Declares a topology: its id, its spout, and any acyclic graph of bolts below it.
-
-    `max_spout_pending` batches are processed at once; an attempt that takes longer than
-    `message_timeout_seconds` is replayed; a bug in a bolt stops the topology after `max_attempts` tries.
-    `settings` are yours: every bolt finds them in its context. They are shipped once, by pickle. `workers` is
-    how many executor processes a cluster is asked for; None leaves it to Spark's own settings.
-
-    `commit` says who writes the deltas of a batch into the states' databases: "driver" in one transaction,
-    "executors" in one for each slot, "auto" (the default) by the faster one: the driver up to
-    `driver_commit_rows` rows in a database (None is a measured figure), executors beyond. Executors need
-    SQLAlchemy, the database's driver and a route to it; for "driver" they need none. What a bolt writes
-    through a `MapState` is always written by executors.
-    """
+class GraphBuilder:
+    """What every builder of topologies does: bolts, their inputs, the order from the spouts down."""
 
     def __init__(
         self,
         topology_id: str,
-        spout_id: str,
-        spout: SourceSpout[Any],
-        parallelism: int = 1,
         *,
-        max_spout_pending: int = DEFAULT_MAX_SPOUT_PENDING,
-        message_timeout_seconds: float = DEFAULT_MESSAGE_TIMEOUT_SECONDS,
-        max_attempts: int = DEFAULT_MAX_ATTEMPTS,
-        settings: Mapping[str, Any] | None = None,
-        workers: int | None = None,
-        commit: CommitChoice = "auto",
-        driver_commit_rows: int | None = None,
+        max_spout_pending: int,
+        message_timeout_seconds: float,
+        max_attempts: int,
+        settings: Mapping[str, Any] | None,
+        workers: int | None,
     ) -> None:
         self._id = validate_topology_id(topology_id)
-        if not isinstance(spout, SourceSpout):
-            raise TopologyError(
-                f"component {spout_id!r}: put a semantics on the source, for example "
-                f"OpaqueSpout({type(spout).__name__}(...))"
-            )
         if message_timeout_seconds <= 0:
             raise TopologyError(f"message_timeout_seconds is {message_timeout_seconds}; it must be positive")
         if settings is not None and not all(isinstance(name, str) for name in settings):
             raise TopologyError(f"settings are values by name; the names must be strings: {settings!r:.200}")
-        self._spout = (spout_id, spout, check_number(f"the parallelism of {spout_id!r}", parallelism))
+        self._spouts: dict[str, Component] = {}
         self._bolts: dict[str, _Declared] = {}
         self._max_spout_pending = check_number("max_spout_pending", max_spout_pending)
         self._message_timeout_seconds = float(message_timeout_seconds)
         self._max_attempts = check_number("max_attempts", max_attempts)
         self._settings = dict(settings or {})
         self._workers = None if workers is None else check_number("workers", workers)
-        if commit not in get_args(CommitChoice):
-            raise TopologyError(
-                f"commit is {commit!r}; it must be one of {', '.join(map(repr, get_args(CommitChoice)))}"
-            )
-        if driver_commit_rows is not None:
-            check_number("driver_commit_rows", driver_commit_rows)
-            if commit != "auto":
-                raise TopologyError(
-                    f"driver_commit_rows is {driver_commit_rows}, but with commit={commit!r} nothing is "
-                    f"chosen by size; leave one of the two out"
-                )
-        self._commit: CommitChoice = commit
-        self._driver_commit_rows = driver_commit_rows
 
-    def set_bolt(self, component: str, bolt: Bolt, parallelism: int = 1) -> BoltDeclarer:
-        """Add a bolt; choose its inputs on what this returns. A `Committer` commits without further ado."""
-        return self._add(component, bolt, parallelism, is_committer=isinstance(bolt, Committer))
+    def _refuse(self, component: str, bolt: Bolt, *, is_committer: bool) -> None:
+        """Raises TopologyError for a bolt that this kind of topology cannot run."""
+        raise NotImplementedError
 
-    def set_committer_bolt(self, component: str, bolt: Bolt, parallelism: int = 1) -> BoltDeclarer:
-        """Add a bolt whose `finish_batch` runs in the commit phase, in strict txid order; so do the bolts
-        below it."""
-        return self._add(component, bolt, parallelism, is_committer=True)
-
-    def _add(self, component: str, bolt: Bolt, parallelism: int, *, is_committer: bool) -> BoltDeclarer:
-        if component == self._spout[0] or component in self._bolts:
-            raise TopologyError(f"two components are called {component!r}; every component needs its own id")
+    def _add(
+        self, component: str, bolt: Bolt, parallelism: int, *, is_committer: bool = False
+    ) -> BoltDeclarer:
+        self._check_name(component)
         check_bolt(component, bolt)
-        if is_committer and not isinstance(bolt, BatchBolt):
-            raise TopologyError(
-                f"component {component!r}: {type(bolt).__name__} cannot be a committer, because it has no "
-                f"finish_batch to run in the commit phase; derive it from BatchBolt"
-            )
+        self._refuse(component, bolt, is_committer=is_committer)
         check_number(f"the parallelism of {component!r}", parallelism)
         declarer = BoltDeclarer(component)
         self._bolts[component] = _Declared(copy.copy(bolt), parallelism, declarer, is_committer)
         return declarer
 
-    def build(self) -> Topology:
-        """The checked topology. Raises TopologyError or SchemaError, naming the component and the remedy.
-        Warns (TopologyWarning) of a method that is called almost like one that a bolt has."""
-        topology = self._build(stacklevel=3)
-        if not any(component.is_committer for component in topology.components):
-            raise TopologyError(
-                f"topology {self._id!r} has no committer, so its results would be stored nowhere; "
-                f"add a SqlStateBolt with set_committer_bolt"
-            )
-        return topology
+    def _check_name(self, component: str) -> None:
+        if component in self._spouts or component in self._bolts:
+            raise TopologyError(f"two components are called {component!r}; every component needs its own id")
 
-    def _build(self, stacklevel: int) -> Topology:
-        """As `build`, but a test may do without a committer."""
-        spout_id, spout, parallelism = self._spout
-        built = {
-            spout_id: Component(spout_id, spout, parallelism, parallelism, {DEFAULT_STREAM: spout.output})
-        }
+    def _components(self, stacklevel: int) -> tuple[Component, ...]:
+        """All components, built. Warns of methods that are never called."""
+        built = dict(self._spouts)
         for name in self._order():
             built[name] = self._build_bolt(name, built)
-            warn_of_uncalled(name, self._bolts[name].bolt, stacklevel)
-        components = tuple(built.values())
-        states, map_states = check_states(spout.semantics, components)
-        if self._commit == "driver" and map_states:
-            use = map_states[0]
-            raise TopologyError(
-                f"component {use.component!r} writes state {use.name!r} from executors, but commit='driver' "
-                f"says that executors reach no database; leave commit out"
-            )
-        return Topology(
-            id=self._id,
-            components=components,
-            max_spout_pending=self._max_spout_pending,
-            message_timeout_seconds=self._message_timeout_seconds,
-            max_attempts=self._max_attempts,
-            settings=self._settings,
-            workers=self._workers,
-            commit=self._commit,
-            driver_commit_rows=self._driver_commit_rows,
-            states=states,
-            map_states=map_states,
-        )
+            warn_of_uncalled(name, self._bolts[name].bolt, stacklevel + 1)
+        return tuple(built.values())
 
     def _order(self) -> list[str]:
         """The bolts, each after those that it reads from, otherwise as they were declared."""
-        spout_id = self._spout[0]
-        known = {spout_id, *self._bolts}
+        known = [*self._spouts, *self._bolts]
         for name, declared in self._bolts.items():
             if not declared.declarer.inputs:
                 raise TopologyError(
                     f"component {name!r} has no input; call a grouping on it, for example "
-                    f".shuffle_grouping({spout_id!r})"
+                    f".shuffle_grouping({known[0]!r})"
                 )
             for grouping in declared.declarer.inputs:
                 if grouping.component not in known:
@@ -177,7 +105,7 @@ class TransactionalTopologyBuilder:
                         f"there are {', '.join(sorted(known))}"
                     )
         order: list[str] = []
-        done = {spout_id}
+        done = set(self._spouts)
         left = dict(self._bolts)
         while left:
             ready = [
@@ -223,6 +151,124 @@ class TransactionalTopologyBuilder:
             is_committer=declared.is_committer,
             below_committer=any(_emits_in_commit(built[grouping.component]) for grouping in inputs),
             direct_streams=frozenset(declarer.direct_streams),
+        )
+
+
+class TransactionalTopologyBuilder(GraphBuilder):
+    """Declares a topology: its id, its spout, and any acyclic graph of bolts below it.
+
+    `max_spout_pending` batches are processed at once; an attempt that takes longer than
+    `message_timeout_seconds` is replayed; a bug in a bolt stops the topology after `max_attempts` tries.
+    `settings` are yours: every bolt finds them in its context. They are shipped once, by pickle. `workers` is
+    how many executor processes a cluster is asked for; None leaves it to Spark's own settings.
+
+    `commit` says who writes the deltas of a batch into the states' databases: "driver" in one transaction,
+    "executors" in one for each slot, "auto" (the default) by the faster one: the driver up to
+    `driver_commit_rows` rows in a database (None is a measured figure), executors beyond. Executors need
+    SQLAlchemy, the database's driver and a route to it; for "driver" they need none. What a bolt writes
+    through a `MapState` is always written by executors.
+    """
+
+    def __init__(
+        self,
+        topology_id: str,
+        spout_id: str,
+        spout: SourceSpout[Any],
+        parallelism: int = 1,
+        *,
+        max_spout_pending: int = DEFAULT_MAX_SPOUT_PENDING,
+        message_timeout_seconds: float = DEFAULT_MESSAGE_TIMEOUT_SECONDS,
+        max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+        settings: Mapping[str, Any] | None = None,
+        workers: int | None = None,
+        commit: CommitChoice = "auto",
+        driver_commit_rows: int | None = None,
+    ) -> None:
+        super().__init__(
+            topology_id,
+            max_spout_pending=max_spout_pending,
+            message_timeout_seconds=message_timeout_seconds,
+            max_attempts=max_attempts,
+            settings=settings,
+            workers=workers,
+        )
+        if not isinstance(spout, SourceSpout):
+            raise TopologyError(
+                f"component {spout_id!r}: put a semantics on the source, for example "
+                f"OpaqueSpout({type(spout).__name__}(...))"
+            )
+        slots = check_number(f"the parallelism of {spout_id!r}", parallelism)
+        self._spout = spout
+        self._spouts[spout_id] = Component(spout_id, spout, slots, slots, {DEFAULT_STREAM: spout.output})
+        if commit not in get_args(CommitChoice):
+            raise TopologyError(
+                f"commit is {commit!r}; it must be one of {', '.join(map(repr, get_args(CommitChoice)))}"
+            )
+        if driver_commit_rows is not None:
+            check_number("driver_commit_rows", driver_commit_rows)
+            if commit != "auto":
+                raise TopologyError(
+                    f"driver_commit_rows is {driver_commit_rows}, but with commit={commit!r} nothing is "
+                    f"chosen by size; leave one of the two out"
+                )
+        self._commit: CommitChoice = commit
+        self._driver_commit_rows = driver_commit_rows
+
+    def set_bolt(self, component: str, bolt: Bolt, parallelism: int = 1) -> BoltDeclarer:
+        """Add a bolt; choose its inputs on what this returns. A `Committer` commits without further ado."""
+        return self._add(component, bolt, parallelism, is_committer=isinstance(bolt, Committer))
+
+    def set_committer_bolt(self, component: str, bolt: Bolt, parallelism: int = 1) -> BoltDeclarer:
+        """Add a bolt whose `finish_batch` runs in the commit phase, in strict txid order; so do the bolts
+        below it."""
+        return self._add(component, bolt, parallelism, is_committer=True)
+
+    def _refuse(self, component: str, bolt: Bolt, *, is_committer: bool) -> None:
+        if is_committer and not isinstance(bolt, BatchBolt):
+            raise TopologyError(
+                f"component {component!r}: {type(bolt).__name__} cannot be a committer, because it has no "
+                f"finish_batch to run in the commit phase; derive it from BatchBolt"
+            )
+        if isinstance(bolt, RichBolt):
+            raise TopologyError(
+                f"component {component!r}: {type(bolt).__name__} is a RichBolt, which acks single tuples; a "
+                f"transactional topology has whole batches; derive it from BasicBolt or BatchBolt, or use "
+                f"TopologyBuilder"
+            )
+
+    def build(self) -> Topology:
+        """The checked topology. Raises TopologyError or SchemaError, naming the component and the remedy.
+        Warns (TopologyWarning) of a method that is called almost like one that a bolt has."""
+        topology = self._build(stacklevel=3)
+        if not any(component.is_committer for component in topology.components):
+            raise TopologyError(
+                f"topology {self._id!r} has no committer, so its results would be stored nowhere; "
+                f"add a SqlStateBolt with set_committer_bolt"
+            )
+        return topology
+
+    def _build(self, stacklevel: int) -> Topology:
+        """As `build`, but a test may do without a committer."""
+        components = self._components(stacklevel)
+        states, map_states = check_states(self._spout.semantics, components)
+        if self._commit == "driver" and map_states:
+            use = map_states[0]
+            raise TopologyError(
+                f"component {use.component!r} writes state {use.name!r} from executors, but commit='driver' "
+                f"says that executors reach no database; leave commit out"
+            )
+        return Topology(
+            id=self._id,
+            components=components,
+            max_spout_pending=self._max_spout_pending,
+            message_timeout_seconds=self._message_timeout_seconds,
+            max_attempts=self._max_attempts,
+            settings=self._settings,
+            workers=self._workers,
+            commit=self._commit,
+            driver_commit_rows=self._driver_commit_rows,
+            states=states,
+            map_states=map_states,
         )
 
 

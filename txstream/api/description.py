@@ -14,6 +14,7 @@ from txstream.api.bolts import Bolt, DataFrameBolt, StateCommitter
 from txstream.api.groupings import Grouping
 from txstream.api.schema import format_schema, format_type
 from txstream.api.spouts import SourceSpout
+from txstream.api.tracked import Spout
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.semantics import Semantics
 from txstream.words import counted
@@ -44,7 +45,7 @@ def topology_document(topology: Topology) -> dict[str, Any]:
     """The value of `Topology.to_document`."""
     return {
         "topology": topology.id,
-        "semantics": str(topology.semantics),
+        "semantics": topology.kind,
         "max_spout_pending": topology.max_spout_pending,
         "message_timeout_seconds": topology.message_timeout_seconds,
         "max_attempts": topology.max_attempts,
@@ -54,7 +55,7 @@ def topology_document(topology: Topology) -> dict[str, Any]:
     }
 
 
-def describe_instance(instance: SourceSpout[Any] | Bolt) -> str:
+def describe_instance(instance: SourceSpout[Any] | Spout | Bolt) -> str:
     """What a component is: its class, or the function or source behind it."""
     if isinstance(instance, SourceSpout):
         return f"{type(instance).__name__}({type(instance.source).__name__})"
@@ -84,13 +85,12 @@ def printable(text: str) -> str:
 
 
 def _title(topology: Topology) -> str:
-    return f"topology {topology.id} ({topology.semantics})"
+    return f"topology {topology.id} ({topology.kind})"
 
 
 def _limits(topology: Topology) -> Iterator[str]:
     yield (
-        f"{counted(topology.max_spout_pending, 'batch', 'batches')} at once, "
-        f"{topology.message_timeout_seconds:g} s for an attempt, "
+        f"{topology.at_once}, {topology.message_timeout_seconds:g} s for {topology.unit}, "
         f"{counted(topology.max_attempts, 'attempt')} before a bug ends the run"
     )
     if topology.workers is not None:
@@ -195,8 +195,8 @@ def _component_document(topology: Topology, component: Component) -> dict[str, A
     }
 
 
-def _kind(instance: SourceSpout[Any] | Bolt) -> str:
-    if isinstance(instance, SourceSpout):
+def _kind(instance: SourceSpout[Any] | Spout | Bolt) -> str:
+    if isinstance(instance, (SourceSpout, Spout)):
         return "spout"
     if isinstance(instance, StateCommitter):
         return "state"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 import pyarrow as pa
@@ -35,7 +35,8 @@ class SpoutContext:
     """What a source gets when it is opened, on the driver or on an executor.
 
     `addresses` come from the run's settings ("kafka" is the bootstrap servers); `fetch_timeout_seconds`
-    is how long a read may make no progress before it is an outage.
+    is how long a read may make no progress before it is an outage. A tracked spout also finds which of its
+    tasks it is, and the topology's `settings`.
     """
 
     topology_id: str
@@ -43,6 +44,9 @@ class SpoutContext:
     addresses: Mapping[str, str]
     fetch_timeout_seconds: float = 10.0
     connect_timeout_seconds: float = 10.0
+    task_index: int = 0
+    task_count: int = 1
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 class PartitionCoordinator(ABC, Generic[Meta]):

@@ -21,8 +21,10 @@ from txstream.api.groupings import Grouping
 from txstream.api.names import validate_topology_id
 from txstream.api.spouts import SourceSpout
 from txstream.api.state import SqlState
+from txstream.api.tracked import Spout
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.semantics import Semantics
+from txstream.words import counted
 
 _REPR_COMPONENTS = 6
 
@@ -45,7 +47,7 @@ class Component:
     """
 
     id: str
-    instance: SourceSpout[Any] | Bolt
+    instance: SourceSpout[Any] | Spout | Bolt
     parallelism: int
     tasks: int
     streams: Mapping[str, pa.Schema]
@@ -89,7 +91,7 @@ class Topology:
         names = [printable(component.id) for component in self.components]
         if len(names) > _REPR_COMPONENTS:
             names[_REPR_COMPONENTS:] = [f"and {len(names) - _REPR_COMPONENTS} more"]
-        return f"<Topology {self.id} ({self.semantics}): {', '.join(names)}>"
+        return f"<Topology {self.id} ({self.kind}): {', '.join(names)}>"
 
     def _repr_html_(self) -> str:
         """The graph, in a notebook."""
@@ -107,6 +109,21 @@ class Topology:
     @property
     def semantics(self) -> Semantics:
         return self.spout.semantics
+
+    @property
+    def kind(self) -> str:
+        """Its semantics, or that it is of tracked tuples: for people."""
+        return str(self.semantics)
+
+    @property
+    def at_once(self) -> str:
+        """How much of it may be under way: for people."""
+        return f"{counted(self.max_spout_pending, 'batch', 'batches')} at once"
+
+    @property
+    def unit(self) -> str:
+        """What the message timeout is for: for people."""
+        return "an attempt"
 
     @property
     def bolts(self) -> tuple[Component, ...]:

@@ -154,10 +154,9 @@ def _room(placed: Placement, title: Size) -> Size:
 
 
 def _title_lines(topology: Topology) -> list[_Line]:
-    batches = f"{counted(topology.max_spout_pending, 'batch', 'batches')} at once"
     return [
         _Line(topology.id, 14.0, _INK, bold=True),
-        _Line(f"{topology.semantics}, {batches}", 9.0, _QUIET_INK),
+        _Line(f"{topology.kind}, {topology.at_once}", 9.0, _QUIET_INK),
     ]
 
 
