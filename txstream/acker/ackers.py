@@ -1,0 +1,102 @@
+"""Several ackers share the trees by root, each with a ledger of its own.
+
+The slots of an acker are renumbered, so that its arrays are as dense as the slots are. Which acker has a root
+follows from its slot alone; consecutive slots go round the ackers, from a start that is scattered, so that
+ackers are even also where one spout task has most of what is pending.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from txstream.acker.ids import Roots, Slots, as_numbers, generations_of, roots_of, slots_of
+from txstream.acker.ledger import DEFAULT_BUCKETS, AckLedger, Ended, Trees
+
+_SCATTER: Final = 0x9E3779B1  # Knuth's multiplicative hashing: 2**32 divided by the golden ratio
+
+
+def _start(round_numbers: Slots, ackers: int) -> Slots:
+    """Where each round of `ackers` slots begins."""
+    return ((round_numbers * _SCATTER) >> 16) % ackers
+
+
+def acker_of(roots: ArrayLike, ackers: int) -> NDArray[np.intp]:
+    """The number of the acker of each root, from 0."""
+    rounds, within = np.divmod(slots_of(as_numbers(roots)), ackers)
+    return (within + _start(rounds, ackers)) % ackers
+
+
+def _own_roots(roots: Roots, ackers: int) -> Roots:
+    """Roots as their acker's ledger knows them."""
+    return roots_of(generations_of(roots), slots_of(roots) // ackers)
+
+
+def _shared_roots(own: Roots, acker: int, ackers: int) -> Roots:
+    rounds = slots_of(own)
+    return roots_of(generations_of(own), rounds * ackers + (acker - _start(rounds, ackers)) % ackers)
+
+
+class Ackers:
+    """As `AckLedger`, with each message taken to the ledger of its root.
+
+    `lose(acker)` is what an acker's death does: its trees are forgotten, so their spout has to time them out.
+    """
+
+    def __init__(self, ackers: int = 1, *, buckets: int = DEFAULT_BUCKETS) -> None:
+        if ackers < 1:
+            raise ValueError(f"ackers={ackers}: at least one keeps a ledger")
+        self._buckets = buckets
+        self.ledgers = [AckLedger(buckets=buckets) for _ in range(ackers)]
+
+    def init(self, roots: ArrayLike, values: ArrayLike, tasks: ArrayLike) -> Ended:
+        return self._share(AckLedger.init, roots, values, tasks)
+
+    def ack(self, roots: ArrayLike, values: ArrayLike) -> Ended:
+        return self._share(AckLedger.ack, roots, values)
+
+    def fail(self, roots: ArrayLike) -> Ended:
+        return self._share(AckLedger.fail, roots)
+
+    def reset_timeout(self, roots: ArrayLike) -> Ended:
+        return self._share(AckLedger.reset_timeout, roots)
+
+    def rotate(self) -> Ended:
+        return self._together([ledger.rotate() for ledger in self.ledgers])
+
+    def ages(self) -> Sequence[int]:
+        return [sum(counts) for counts in zip(*(ledger.ages() for ledger in self.ledgers), strict=True)]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.ledgers))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(ledger.nbytes for ledger in self.ledgers)
+
+    def lose(self, acker: int) -> None:
+        self.ledgers[acker] = AckLedger(buckets=self._buckets)
+
+    def _share(self, call: Callable[..., Ended], roots: ArrayLike, *columns: ArrayLike) -> Ended:
+        numbers, count = as_numbers(roots), len(self.ledgers)
+        if count == 1:
+            return call(self.ledgers[0], numbers, *columns)
+        wide = [np.broadcast_to(as_numbers(column), numbers.shape) for column in columns]
+        acker, own = acker_of(numbers, count), _own_roots(numbers, count)
+        answers = []
+        for number, ledger in enumerate(self.ledgers):
+            mine = np.flatnonzero(acker == number)
+            answers.append(call(ledger, own[mine], *(column[mine] for column in wide)))
+        return self._together(answers)
+
+    def _together(self, answers: Sequence[Ended]) -> Ended:
+        if len(answers) == 1:
+            return answers[0]
+        ended = []
+        for kind in zip(*answers, strict=True):
+            roots = [_shared_roots(trees.roots, number, len(answers)) for number, trees in enumerate(kind)]
+            ended.append(Trees(np.concatenate(roots), np.concatenate([trees.tasks for trees in kind])))
+        return Ended(*ended)
