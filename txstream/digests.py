@@ -14,6 +14,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -27,17 +29,18 @@ _LONG_BYTES: Final = 256
 _LOST_BITS: Final = 22  # of a double's 52: what is left are nine decimal digits
 
 
-def _number(value: int) -> pa.UInt64Scalar:
-    return pa.scalar(value % _MODULUS, pa.uint64())
+Numbers = npt.NDArray[np.uint64]
 
-
-_ODD: Final = _number(0x9E3779B97F4A7C15)
-_MIX: Final = _number(0xD6E8FEB86659FD93)
-_HALF: Final = _number(32)
-_NULL: Final = _number(0x5851F42D4C957F2D)
-_WEIGHTS: Final = [_number(pow(0xDA942042E4DD58B5, lane + 1, _MODULUS)) for lane in range(33)]
-_ROUND_UP: Final = _number(1 << (_LOST_BITS - 1))
-_LOST: Final = _number(_LOST_BITS)
+_ODD: Final = np.uint64(0x9E3779B97F4A7C15)
+_MIX: Final = np.uint64(0xD6E8FEB86659FD93)
+_HALF: Final = np.uint64(32)
+_NULL: Final = np.uint64(0x5851F42D4C957F2D)
+_WEIGHTS: Final = [np.uint64(pow(0xDA942042E4DD58B5, lane + 1, _MODULUS)) for lane in range(33)]
+# By how many of a word's bytes count, lowest first.
+_KEPT: Final = np.array([(1 << 8 * count) - 1 for count in range(_LANE_BYTES + 1)], np.uint64)
+_ROUND_UP: Final = np.uint64(1 << (_LOST_BITS - 1))
+_LOST: Final = np.uint64(_LOST_BITS)
+_NOTHING: Final = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,81 +98,105 @@ def digest_of(deltas: pa.Table, key_names: Sequence[str]) -> TableDigest:
 
 def _digest(table: pa.Table, keys: int) -> TableDigest:
     # By place: Arrow takes a name that begins with a dot for a path.
-    columns = [column.combine_chunks() for column in table.columns]
+    columns = [_whole(column) for column in table.columns]
     row: Any = _ODD
-    for column in columns[:keys]:
-        before = row if row is _ODD else pc.multiply(row, _ODD)
-        row = _mixed(pc.add(before, _hashes(column, exact=True)))
+    for at, column in enumerate(columns[:keys]):
+        row = _mixed(_hashes(column, exact=True) + (row * _ODD if at else row))
     # Each value times its key's number, which is as good as random: what one key has more and another has
     # less does not cancel out.
     values = {
-        name: _sum(pc.multiply(row, _hashes(column, exact=False)))
+        name: _sum(row * _hashes(column, exact=False))
         for name, column in zip(table.schema.names[keys:], columns[keys:], strict=True)
     }
     return TableDigest(table.num_rows, _sum(row), values)
 
 
-def _sum(numbers: pa.Array) -> int:
-    return int(pc.sum(numbers).as_py())  # Arrow's sum wraps round
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def _mixed(numbers: pa.Array) -> pa.Array:
+def _sum(numbers: Numbers) -> int:
+    return int(np.add.reduce(numbers))  # wraps round
+
+
+def _mixed(numbers: Numbers) -> Numbers:
     """Every bit counts for the higher ones, and those for the lower ones; 0 stays 0."""
-    numbers = pc.multiply(numbers, _MIX)
-    return pc.bit_wise_xor(numbers, pc.shift_right(numbers, _HALF))
+    numbers = numbers * _MIX
+    numbers ^= numbers >> _HALF
+    return numbers
 
 
-def _hashes(column: pa.Array, *, exact: bool) -> pa.Array:
+def _hashes(column: pa.Array, *, exact: bool) -> Numbers:
     """A number for each value; the same for the same values, however they are stored."""
     kind = column.type
+    nulls = None
+    if column.null_count:
+        nulls = column.is_null().to_numpy(zero_copy_only=False)
     if pa.types.is_floating(kind):
-        found = _mixed(_of_floats(column.cast(pa.float64()), exact=exact))
+        found = _mixed(_of_floats(_numbers(column.cast(pa.float64()), np.float64), exact=exact))
     elif pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_temporal(kind):
         if pa.types.is_temporal(kind):
             column = column.view(pa.int32() if kind.bit_width == 32 else pa.int64())
         if not pa.types.is_int64(column.type):
             column = column.cast(pa.int64())
-        found = _mixed(column.view(pa.uint64()))
+        found = _mixed(_numbers(column, np.uint64))
     else:
         is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
         is_bytes = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
         found = _of_bytes(column if is_text or is_bytes else column.cast(pa.string()))
-    return found if column.null_count == 0 else pc.if_else(column.is_valid(), found, _NULL)
-
-
-def _of_floats(column: pa.Array, *, exact: bool) -> pa.Array:
-    column = pc.add(column, 0.0)  # -0.0 is 0.0
-    bits = pc.if_else(pc.is_nan(column), float("nan"), column).view(pa.uint64())
-    return bits if exact else pc.shift_right(pc.add(bits, _ROUND_UP), _LOST)
-
-
-def _of_bytes(column: pa.Array) -> pa.Array:
-    """Text and bytes: padded to one length, then eight bytes at a time."""
-    lengths = pc.binary_length(column)
-    longest: int = pc.max(lengths).as_py() or 0
-    if longest > _LONG_BYTES:
-        is_long = pc.fill_null(pc.greater(lengths, _LONG_BYTES), False)
-        column = column.cast(pa.large_binary())
-        short = [hashlib.blake2b(value).digest() for value in column.filter(is_long).to_pylist()]
-        column = pc.replace_with_mask(column, is_long, pa.array(short, column.type))
-        longest = _LONG_BYTES
-    if column.null_count:
-        column, lengths = pc.fill_null(column, b""), pc.fill_null(lengths, 0)
-    lanes = max(1, -(-longest // _LANE_BYTES))
-    # Arrow pads text alone; these bytes need not be text, and are not looked at as such.
-    is_large = pa.types.is_large_binary(column.type) or pa.types.is_large_string(column.type)
-    kind = pa.large_string() if is_large else pa.string()
-    text = pa.Array.from_buffers(kind, len(column), column.buffers(), offset=column.offset)
-    padded = pc.ascii_rpad(text, lanes * _LANE_BYTES, padding="\0")
-    numbers = _mixed(_words(padded.buffers()[2], padded.offset * lanes, len(column) * lanes))
-    view = memoryview(numbers.buffers()[1]).cast("Q")
-    found = lengths.cast(pa.uint64())
-    for lane in range(lanes):
-        # Arrow has no strides, and its lists are three times as slow.
-        words = _words(pa.py_buffer(view[lane::lanes].tobytes()), 0, len(column))
-        found = pc.add(found, pc.multiply(words, _WEIGHTS[lane]))
+    if nulls is not None:
+        found[nulls] = _NULL
     return found
 
 
-def _words(buffer: pa.Buffer, offset: int, count: int) -> pa.Array:
-    return pa.Array.from_buffers(pa.uint64(), count, [None, buffer], offset=offset)
+def _numbers(column: pa.Array, kind: type[Any]) -> npt.NDArray[Any]:
+    """The values of a column of 64 bits each; what stands for a null is anything."""
+    return np.frombuffer(column.buffers()[1], kind, len(column), column.offset * _LANE_BYTES)
+
+
+def _of_floats(numbers: npt.NDArray[np.float64], *, exact: bool) -> Numbers:
+    numbers = numbers + 0.0  # -0.0 is 0.0
+    numbers[np.isnan(numbers)] = np.nan
+    bits = numbers.view(np.uint64)
+    return bits if exact else (bits + _ROUND_UP) >> _LOST
+
+
+def _of_bytes(column: pa.Array) -> Numbers:
+    """Text and bytes, eight at a time; the last eight as if zeros followed."""
+    starts, lengths, content = _bounds(column)
+    found = lengths.astype(np.uint64)
+    longest = int(lengths.max(initial=0))
+    if longest > _LONG_BYTES:
+        column = column.cast(pa.large_binary())
+        is_long = pa.array(lengths > _LONG_BYTES)
+        short = [hashlib.blake2b(value).digest() for value in column.filter(is_long).to_pylist()]
+        starts, lengths, content = _bounds(
+            pc.replace_with_mask(column, is_long, pa.array(short, column.type))
+        )
+        longest = _LONG_BYTES
+    # A number at every byte: those behind the end are looked at, and do not count.
+    padded = np.zeros(len(content) + _LANE_BYTES, np.uint8)
+    padded[: len(content)] = content
+    words = np.ndarray(len(content) + 1, "<u8", padded, strides=(1,))
+    for lane in range(-(-longest // _LANE_BYTES)):
+        at = starts + lane * _LANE_BYTES
+        if lane:
+            np.minimum(at, len(content), out=at)
+        lane_words = words[at]
+        lane_words &= _KEPT.take(lengths - lane * _LANE_BYTES, mode="clip")
+        found += _mixed(lane_words) * _WEIGHTS[lane]
+    return found
+
+
+def _bounds(column: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.uint8]]:
+    """Where each value starts in the content, and its length, 0 for a null; and the content."""
+    is_large = pa.types.is_large_binary(column.type) or pa.types.is_large_string(column.type)
+    kind: type[Any] = np.int64 if is_large else np.int32
+    _, ends, data = column.buffers()
+    at = np.frombuffer(ends, kind, len(column) + 1, column.offset * np.dtype(kind).itemsize)
+    lengths = np.diff(at)
+    if column.null_count:
+        lengths[column.is_null().to_numpy(zero_copy_only=False)] = 0
+    first, last = int(at[0]), int(at[-1])
+    content = np.frombuffer(data, np.uint8, last - first, first) if last > first else _NOTHING
+    return at[:-1] - first, lengths, content
