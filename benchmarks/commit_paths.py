@@ -34,9 +34,10 @@ from txstream.api.spouts import OpaqueSpout, SpoutContext
 from txstream.api.state import SqlState
 from txstream.api.topology import CommitChoice, Topology
 from txstream.bolts.sql import SqlStateBolt
+from txstream.digests import digest_of
 from txstream.engine.batch.plan import compile_topology
 from txstream.engine.batch.runner import NOTHING
-from txstream.engine.commit.committer import Committer, ProcessedBatch, state_targets
+from txstream.engine.commit.committer import Committer, ProcessedBatch, StateDeltas, state_targets
 from txstream.engine.spark.runner import SparkRunner
 from txstream.engine.spark.session import create_context
 from txstream.spouts.memory import MemorySpout
@@ -163,10 +164,11 @@ class Bench:
         self._txid += 1
         attempt = TransactionAttempt(Txid(self._txid), attempt_id(1, self._txid))
         now = datetime.now(UTC)
-        batch = ProcessedBatch(NOTHING, now, now, None)
+        batch = ProcessedBatch(NOTHING, {}, now, now, None)
+        prepared = StateDeltas(deltas, digest_of(deltas, ["word"]))
         started = time.perf_counter()
         self._committers[path].commit(
-            attempt, {}, batch, {"store": deltas}, lambda _: None, write=self._runner.write
+            attempt, {}, batch, {"store": prepared}, lambda _: None, write=self._runner.write
         )
         return time.perf_counter() - started
 

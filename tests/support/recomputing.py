@@ -50,9 +50,10 @@ from txstream.api.reducers import Count, Sum
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
+from txstream.digests import digest_of
 from txstream.embedded.process import wait_until
 from txstream.engine.batch.runner import NOTHING, BatchResult
-from txstream.engine.commit.committer import Committer, ProcessedBatch, state_targets
+from txstream.engine.commit.committer import Committer, ProcessedBatch, StateDeltas, state_targets
 from txstream.engine.spark.runner import SparkRunner
 from txstream.engine.spark.session import create_context
 from txstream.state import open_database
@@ -151,12 +152,13 @@ def kill_while_they_write(runner: SparkRunner, url: str) -> dict[str, Any]:
     database.of("paths", "uuid", topology.semantics, target.tables).join(first_run=True)
     committer = Committer(topology, "uuid", [target], wait_for=lambda _, check: check())
     words = [f"w{number}" for number in range(300)]
-    deltas = {"counts": pa.table({"word": words, "n": pa.array([1] * len(words), pa.int64())})}
+    table = pa.table({"word": words, "n": pa.array([1] * len(words), pa.int64())})
+    deltas = {"counts": StateDeltas(table, digest_of(table, ["word"]))}
     workers = {place.worker for place in runner.run(attempt(1), BATCH).places}
 
     def commit(txid: int) -> None:
         now = datetime.now(UTC)
-        batch = ProcessedBatch(NOTHING, now, now, None)
+        batch = ProcessedBatch(NOTHING, {}, now, now, None)
         committer.commit(attempt(txid, txid), {}, batch, deltas, lambda _: None, write=runner.write)
 
     parts = make_url(url)

@@ -44,6 +44,7 @@ class BatchTiming:
             "job": self.job_seconds,
             "read": self.read_seconds,
             "process": self.process_seconds,
+            "merge": self.merge_seconds,
         }
         return {step: seconds for step, seconds in steps.items() if seconds}
 

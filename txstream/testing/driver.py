@@ -12,13 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from txstream.api.errors import UsageError
 from txstream.api.topology import Topology
 from txstream.coordinator import Coordinator, EmitBatch
 from txstream.engine.batch.plan import ExecutionPlan
 from txstream.engine.batch.recording import CallSink, recorded
 from txstream.engine.batch.runner import BatchResult, BatchRunner
-from txstream.engine.commit.committer import Committer, StateTarget
+from txstream.engine.commit.committer import StateTarget, merged_deltas, state_committers
 from txstream.engine.driver.batches import Watcher
 from txstream.engine.driver.driver import Driver
 from txstream.engine.fault_points import Point, PointListener, nobody_listens
@@ -213,12 +215,12 @@ class _HistoryWriter(Watcher):
         self._history = world.history
         self._workers = workers
         self._streams: dict[str, Mapping[str, Any]] = {c.id: c.streams for c in topology.components}
-        self._merge = Committer(topology, "", (), wait_for=lambda _, ask: ask()).merge
+        self._bolts = state_committers(topology)
 
     def emitting(self, emit: EmitBatch[Any]) -> None:
         number = len(self._history.of(emit.attempt.txid)) + 1
         self._history.add(
-            Attempt(emit.attempt, number, emit.metas, self._streams, self.in_commit, self._merge)
+            Attempt(emit.attempt, number, emit.metas, self._streams, self.in_commit, self._merged)
         )
 
     def processed(self, attempt: TransactionAttempt, result: BatchResult) -> None:
@@ -244,6 +246,9 @@ class _HistoryWriter(Watcher):
         self._history.move(attempt, AttemptState.FAILED)
         if self._world.failed is not None:
             self._world.failed(attempt, error)
+
+    def _merged(self, *results: BatchResult) -> dict[str, pa.Table]:
+        return {component: merged_deltas(component, bolt, results) for component, bolt in self._bolts.items()}
 
     def _attempt(self, attempt: TransactionAttempt) -> Attempt:
         found = self._history.find(attempt)

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -48,12 +48,25 @@ Digests = dict[str, TableDigest]
 """By table."""
 
 
+class StateDeltas(NamedTuple):
+    """What a batch adds to a state: every key once; and what the ledger keeps of that."""
+
+    table: pa.Table
+    digest: TableDigest
+
+
+Prepared = Mapping[str, StateDeltas]
+"""By component."""
+
+
 @dataclass(frozen=True)
 class ProcessedBatch:
-    """A batch between the phases. `attempts` are those of its txid that failed, as the ledger keeps them;
-    `timings` are seconds by step, to which every further step adds its own."""
+    """A batch between the phases. `deltas` are those of the states that are fed in processing. `attempts` are
+    those of its txid that failed, as the ledger keeps them; `timings` are seconds by step, to which every
+    further step adds its own."""
 
     result: BatchResult
+    deltas: Prepared
     planned_at: datetime
     processed_at: datetime
     error: str | None
@@ -84,18 +97,22 @@ class Committer:
         self._targets = targets
         self._states = [target.of(topology, uuid) for target in targets]
         self._wait_for = wait_for
-        self._bolts: dict[str, StateCommitter] = {
-            component.id: component.instance
-            for component in topology.bolts
-            if isinstance(component.instance, StateCommitter)
-        }
+        self._bolts = state_committers(topology)
+        self._fed_in_commit = {bolt.id for bolt in topology.bolts if bolt.below_committer}
         # Of commit="auto": why no batch is written by executors any more, and whose last try failed there.
         self._executors_cannot: str | None = None
         self._failed_on_executors: Txid | None = None
 
-    def merge(self, *results: BatchResult) -> dict[str, pa.Table]:
-        """Each state's deltas by component, every key once: of what was processed, and what committed."""
-        return {component: merged_deltas(component, bolt, results) for component, bolt in self._bolts.items()}
+    def prepare(self, result: BatchResult, *, in_commit: bool = False) -> dict[str, StateDeltas]:
+        """The deltas of the states that were fed in this phase, to be committed. From any thread: a batch is
+        prepared while the one before it commits. Raises StateValueError for a total that its column cannot
+        hold."""
+        found = {}
+        for component, bolt in self._bolts.items():
+            if (component in self._fed_in_commit) is in_commit:
+                table = merged_deltas(component, bolt, [result])
+                found[component] = StateDeltas(table, digest_of(table, bolt.state.key_names))
+        return found
 
     @property
     def begins_before_bolts(self) -> bool:
@@ -121,7 +138,7 @@ class Committer:
         attempt: TransactionAttempt,
         metas: Mapping[str, Any],
         batch: ProcessedBatch,
-        deltas: Mapping[str, pa.Table],
+        deltas: Prepared,
         reached: Callable[[str], None],
         *,
         write: ShareWriter | None = None,
@@ -129,14 +146,15 @@ class Committer:
         written: Mapping[tuple[str, str], TableDigest] | None = None,
     ) -> None:
         """Commit to every database. `write` has tasks write shares; without it the driver writes everything.
-        `begun` is what `begin` answered for this attempt, `written` what bolts wrote since, by component
-        and state.
+        `deltas` are those of all states; `begun` is what `begin` answered for this attempt, `written` what
+        bolts wrote since, by component and state.
 
         Raises BatchFailedError or ServiceUnavailableError when a new attempt is due, FencedError when a newer
         leader has taken over, BoltError when a task died, another TxstreamError when the data cannot be
         stored.
         """
-        own = [target.deltas(deltas) for target in self._targets]
+        tables = {component: one.table for component, one in deltas.items()}
+        own = [target.deltas(tables) for target in self._targets]
         shared: list[int] = []
         if write is not None:
             shared = [at for at, tables in enumerate(own) if self._is_for_executors(attempt, at, tables)]
@@ -154,9 +172,7 @@ class Committer:
                 reached(Point.BETWEEN_COMMITS)
             mine = [] if at in shared else own[at]
             path = EXECUTORS if at in shared or at in begun else DRIVER
-            digests[at] |= {
-                one.spec.state.table: digest_of(one.deltas, one.spec.state.key_names) for one in own[at]
-            }
+            digests[at] |= {one.spec.state.table: deltas[one.component].digest for one in own[at]}
             commit = _commit(attempt, metas, batch, path, mine, digests[at])
             self._finish(states, commit, reached, keys=keys[at], path=path)
 
@@ -274,6 +290,11 @@ class Committer:
 
         self._wait_for(f"database {states.url_for_people}", ask)
         return committed
+
+
+def state_committers(topology: Topology) -> dict[str, StateCommitter]:
+    """The bolts that fill tables, by component."""
+    return {bolt.id: bolt.instance for bolt in topology.bolts if isinstance(bolt.instance, StateCommitter)}
 
 
 def merged_deltas(component: str, bolt: StateCommitter, results: Iterable[BatchResult]) -> pa.Table:

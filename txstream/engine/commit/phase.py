@@ -118,9 +118,11 @@ class CommitPhase:
         started = time.perf_counter()
         timing = self._batches.timing(attempt.txid)
 
-        def work() -> None:
-            deltas = self._committer.merge(batch.result, finished)
-            timing.merge_seconds = batch.timings["merge"] = time.perf_counter() - started
+        def work() -> float:
+            deltas = {**batch.deltas, **self._committer.prepare(finished, in_commit=True)}
+            merged_seconds = time.perf_counter() - started
+            timing.merge_seconds += merged_seconds
+            batch.timings["merge"] = timing.merge_seconds
             self._committer.commit(
                 attempt,
                 self._codec.encode(emit.metas),
@@ -132,9 +134,10 @@ class CommitPhase:
                 written=finished.written_by,
             )
             self._batches.reach(Point.AFTER_COMMIT, attempt.txid)
+            return merged_seconds
 
-        def done(_: None) -> None:
-            timing.commit_seconds = time.perf_counter() - started - timing.merge_seconds
+        def done(merged_seconds: float) -> None:
+            timing.commit_seconds = time.perf_counter() - started - merged_seconds
             self._statistics.saw(attempt, batch.result, finished)
             self._batches.carry_out(self._batches.coordinator.ack(attempt))
 

@@ -98,7 +98,7 @@ class EventLoop:
         limit = topology.spout.max_batch_records
         self._planning = Planning(self, spout, store, waiting, unreadable, limit, targets)
         self._processing = Processing(
-            self, runner, self._planning, unreadable, watcher, self.statistics, codec
+            self, runner, committer, self._planning, unreadable, watcher, self.statistics, codec
         )
         release = self._processing.release
         self._commits = CommitPhase(self, committer, runner, codec, watcher, self.statistics, release)

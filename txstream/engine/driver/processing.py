@@ -1,4 +1,4 @@
-"""Processing batches: an attempt's job, when it begins, and what it leaves for the commit.
+"""Processing batches: an attempt's job, when it begins, and what it leaves for the commit: merged deltas.
 
 Invariants. What an attempt left is kept until its commit takes it, or until it is dropped; never both. A plan
 that is stored begins only when all its partitions can be read, if it was recovered or has failed before.
@@ -7,12 +7,13 @@ that is stored begins only when all its partitions can be read, if it was recove
 from __future__ import annotations
 
 import logging
+import time
 from datetime import UTC, datetime
 from typing import Any
 
 from txstream.coordinator import EmitBatch, Phase
 from txstream.engine.batch.runner import BatchResult, BatchRunner
-from txstream.engine.commit.committer import ProcessedBatch
+from txstream.engine.commit.committer import Committer, Prepared, ProcessedBatch
 from txstream.engine.driver.batches import Batches, Watcher
 from txstream.engine.driver.planning import Planning
 from txstream.engine.driver.unreadable_partitions import UnreadablePartitions
@@ -31,6 +32,7 @@ class Processing:
         self,
         batches: Batches,
         runner: BatchRunner,
+        committer: Committer,
         planning: Planning,
         unreadable: UnreadablePartitions,
         watcher: Watcher,
@@ -41,6 +43,7 @@ class Processing:
         self._statistics = statistics
         self._batches = batches
         self._runner = runner
+        self._committer = committer
         self._planning = planning
         self._unreadable = unreadable
         self._watcher = watcher
@@ -102,11 +105,23 @@ class Processing:
         if not batches.is_active(attempt):
             return
 
-        def done(result: BatchResult) -> None:
+        def work() -> tuple[BatchResult, Prepared, float]:
+            result = self._runner.run(attempt, emit.metas)
+            started = time.perf_counter()
+            try:
+                deltas = self._committer.prepare(result)
+            except BaseException:
+                self.release(result)
+                raise
+            return result, deltas, time.perf_counter() - started
+
+        def done(processed: tuple[BatchResult, Prepared, float]) -> None:
+            result, deltas, merge_seconds = processed
             batches.failures.is_warm = True
             self._watcher.processed(attempt, result)
             if batches.is_active(attempt):
-                self._keep(emit, result)
+                batches.timing(attempt.txid).merge_seconds = merge_seconds
+                self._keep(emit, result, deltas)
             else:
                 self._release_soon(result)
             batches.carry_out(batches.coordinator.ack(attempt))
@@ -117,13 +132,13 @@ class Processing:
         batches.failures.when_overdue(attempt, "processed", is_due)
         batches.workers.submit(
             Lane.JOB,
-            lambda: self._runner.run(attempt, emit.metas),
+            work,
             done,
             lambda error: batches.failures.failed(attempt, error),
             attempt=attempt,
         )
 
-    def _keep(self, emit: EmitBatch[Any], result: BatchResult) -> None:
+    def _keep(self, emit: EmitBatch[Any], result: BatchResult, deltas: Prepared) -> None:
         attempt = emit.attempt
         timing = self._batches.timing(attempt.txid)
         timing.records, timing.width = result.records, result.width
@@ -133,6 +148,7 @@ class Processing:
         failures = self._batches.failures.of(attempt.txid)
         self._processed[attempt] = ProcessedBatch(
             result,
+            deltas,
             planned_at=self._planning.planned_at(attempt.txid),
             processed_at=datetime.now(UTC),
             error=failures.last_error if failures is not None else None,
