@@ -1,0 +1,343 @@
+"""`RedisStreamSpout`: a Redis stream, shared by a consumer group, as a source of tracked tuples.
+
+Invariants:
+
+- An entry is acknowledged to Redis (XACK) when its tree is complete, never before. Until then it stands in
+  the group's list of pending entries, under the name of this task, whatever happens to this process.
+- What is in `_pending` was read and is not acknowledged; an entry that Redis shows again is not read again.
+- Passwords never appear in `repr`, in messages or in logs: an address is shown as host, port and database.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+
+from txstream.api.bolts import OutputFieldsDeclarer
+from txstream.api.errors import (
+    DataLostError,
+    DecodeError,
+    ServiceUnavailableError,
+    TopologyError,
+    UsageError,
+)
+from txstream.api.spouts import SpoutContext
+from txstream.api.tracked import MessageId, Spout, SpoutCollector
+from txstream.spouts.kafka_arguments import one_of
+from txstream.spouts.redis_values import BadEntryError, Entry, EntryReader
+
+if TYPE_CHECKING:
+    import redis
+    from redis.client import Pipeline
+
+    Question = Callable[[Pipeline], object]
+
+log = logging.getLogger(__name__)
+
+_STARTS = {"earliest": "0", "latest": "$"}
+_ENTRY_ID = re.compile(r"[0-9]+(-[0-9]+)?")
+_MANY_ACKS = 1000
+_RETRY_SECONDS = 2.0
+_SILENT_SECONDS = 2.0  # other spouts wait meanwhile: all share one thread
+_NO_MORE_HISTORY = ">"
+
+
+class RedisStreamSpout(Spout):
+    """A Redis stream as a source of tracked tuples: `RedisStreamSpout("orders", "order_id string, n int")`.
+
+    The tasks share the entries through a consumer group: each entry goes to one of them. Message ids are the
+    ids of entries. An entry whose tree fails is emitted again from memory. What a task had not finished when
+    its process died comes again when a task of that name starts, or goes to another task of the group when it
+    was idle for `claim_idle_seconds`. Needs Redis 6.2 or newer and `pip install 'txstream[redis]'`.
+
+    stream: the stream's key. It must exist, unless `create_stream` makes an empty one.
+    output: the columns, each from the field of that name: "order_id string, amount decimal(10,2)". Fields are
+        text, as numbers, `true`, `2026-11-21` or `2026-11-21T10:00:00Z` are written; a missing one is null,
+        a field that is not declared is ignored.
+    url: "redis://[[user]:password@]host:port/database", rediss:// or unix://; by default the run's address
+        "redis".
+    group: the consumer group, by default the topology's id; made when it is not there.
+    start: where a new group begins: "earliest", "latest", or the id of the entry after which it begins.
+    id_field: the column that gets the entry's id, as a DeduplicateBolt needs it.
+    consumer: the name in the group, with the task's number behind it; by default the component's. Two
+        topologies in one group need different ones.
+    on_bad_entry: what to do with an entry that does not fit: "fail" ends the run with a DecodeError, and
+        the entry stays pending; "skip" acknowledges it and logs a warning.
+    claim_idle_seconds: how long an entry must have been idle with another consumer before it is claimed.
+        Longer than the topology's message timeout, or a living task's entries are claimed, and processed
+        twice.
+    read_count: how many entries are asked for at once.
+
+    Raises TopologyError or SchemaError for what cannot be meant.
+    """
+
+    def __init__(
+        self,
+        stream: str,
+        output: str | pa.Schema,
+        *,
+        url: str | None = None,
+        group: str | None = None,
+        start: Literal["earliest", "latest"] | str = "earliest",
+        id_field: str | None = None,
+        consumer: str | None = None,
+        on_bad_entry: Literal["fail", "skip"] = "fail",
+        create_stream: bool = False,
+        claim_idle_seconds: float = 60.0,
+        read_count: int = 500,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        if not stream or not isinstance(stream, str):
+            raise TopologyError(f"stream is {stream!r}; it must be the key of a Redis stream")
+        if start not in _STARTS and not _ENTRY_ID.fullmatch(start):
+            raise TopologyError(
+                f"start is {start!r}; it must be 'earliest', 'latest' or an entry's id such as "
+                f"'1526569495631-0'"
+            )
+        if claim_idle_seconds <= 0 or read_count < 1:
+            raise TopologyError(
+                f"claim_idle_seconds is {claim_idle_seconds} and read_count is {read_count}; both must be "
+                f"more than 0"
+            )
+        self.stream = stream
+        self.url = url
+        self.group = group
+        self.start = start
+        self.consumer = consumer
+        self.on_bad_entry = one_of("on_bad_entry", on_bad_entry, "fail", "skip")
+        self.create_stream = create_stream
+        self.claim_idle_seconds = claim_idle_seconds
+        self.read_count = read_count
+        self._reader = EntryReader(output, id_field)
+        self._clock = clock
+
+    def __repr__(self) -> str:
+        return f"RedisStreamSpout({self.stream!r})"
+
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        declarer.declare(self._reader.schema)
+
+    def open(self, context: SpoutContext, collector: SpoutCollector) -> None:
+        """Raises ServiceUnavailableError when no Redis answers, UsageError for what is not there or is no
+        stream."""
+        url = self.url or context.addresses.get("redis")
+        if not url:
+            raise UsageError(
+                f"no Redis address for the stream {self.stream!r}; set TXSTREAM_REDIS, or write "
+                f"RedisStreamSpout(..., url='redis://HOST:PORT/0')"
+            )
+        self._collector = collector
+        self._group = self.group or context.topology_id
+        self._name = f"{self.consumer or context.component}-{context.task_index}"
+        self._where = f"the stream {self.stream!r} at {_shown(url)}"
+        self._client = _connect(url, context)
+        self._pending: dict[str, tuple[Any, ...]] = {}
+        self._ready: deque[str] = deque()
+        self._acked: list[str] = []
+        # What was delivered under this name before comes first.
+        self._history = "0"
+        self._claim_from = "0-0"
+        self._claim_at = self._clock()
+        self._away_since: float | None = None
+        self._join_group(_shown(url))
+
+    def next_tuple(self) -> None:
+        if not self._ready:
+            self._fetch()
+        while self._ready:
+            entry_id = self._ready.popleft()
+            if entry_id in self._pending:  # it may be acked while it waits to be emitted again
+                self._collector.emit(self._pending[entry_id], entry_id)
+                return
+
+    def ack(self, message_id: MessageId) -> None:
+        entry_id = str(message_id)
+        if self._pending.pop(entry_id, None) is not None:
+            self._acked.append(entry_id)
+            if len(self._acked) % _MANY_ACKS == 0:  # not at each in an outage
+                self._ask()
+
+    def fail(self, message_id: MessageId) -> None:
+        if message_id in self._pending:
+            self._ready.appendleft(str(message_id))
+
+    def deactivate(self) -> None:
+        self._ask()
+
+    def close(self) -> None:
+        self._ask()
+        self._client.close()
+
+    # --- Redis ----------------------------------------------------------------------------------------------
+
+    def _fetch(self) -> None:
+        """Read more: this name's own history, then what is new, and what others have left behind."""
+        now = self._clock()
+        if self._away_since is not None and now < self._away_since + _RETRY_SECONDS:
+            return
+        questions: list[Question] = [
+            lambda pipe: pipe.xreadgroup(
+                self._group, self._name, {self.stream: self._history}, count=self.read_count
+            )
+        ]
+        if self._history == _NO_MORE_HISTORY and now >= self._claim_at:
+            idle_ms = int(self.claim_idle_seconds * 1000)
+            questions.append(
+                lambda pipe: pipe.xautoclaim(
+                    self.stream, self._group, self._name, idle_ms, self._claim_from, self.read_count
+                )
+            )
+        answers = self._ask(*questions)
+        if not answers:
+            return
+        entries = answers[0][0][1] if answers[0] else []
+        if self._history != _NO_MORE_HISTORY:
+            self._history = _text(entries[-1][0]) if entries else _NO_MORE_HISTORY
+        self._take(entries)
+        if len(answers) > 1:
+            cursor, claimed, *_ = answers[1]
+            self._claim_from = _text(cursor)
+            if self._claim_from == "0-0":  # all have been looked at
+                self._claim_at = now + self.claim_idle_seconds / 2
+            if claimed:
+                log.info("%s: %d entries are claimed from other consumers", self._where, len(claimed))
+            self._take(claimed)
+
+    def _ask(self, *questions: Question) -> list[Any]:
+        """The answers, after the acknowledgements that are due; nothing in an outage, which is waited for."""
+        import redis
+
+        pipeline = self._client.pipeline(transaction=False)
+        if self._acked:
+            pipeline.xack(self.stream, self._group, *self._acked)
+        for question in questions:
+            question(pipeline)
+        try:
+            answers = list(pipeline.execute())
+        except (redis.ConnectionError, redis.TimeoutError) as error:
+            if isinstance(error, redis.AuthenticationError):
+                raise ServiceUnavailableError(f"{self._where} refuses to be read: {error}") from error
+            if self._away_since is None:
+                log.warning("%s does not answer (%s); waiting for it", self._where, error)
+            self._away_since = self._clock()
+            # Entries whose delivery got lost on the way are found in the history.
+            self._history = "0"
+            return []
+        except redis.ResponseError as error:
+            if "NOGROUP" in str(error):
+                raise DataLostError(
+                    f"{self._where} or its group {self._group!r} is gone, and with it what was pending; "
+                    f"another run makes the group again, from start={self.start!r}"
+                ) from error
+            raise UsageError(f"{self._where} cannot be read: {error}") from error
+        if self._away_since is not None:
+            log.warning("%s answers again", self._where)
+            self._away_since = None
+        if self._acked:
+            self._acked.clear()
+            del answers[0]
+        return answers
+
+    def _take(self, found: Sequence[Any]) -> None:
+        entries: list[Entry] = []
+        for raw_id, fields in found:
+            entry_id = _text(raw_id)
+            if entry_id in self._pending:
+                continue
+            if fields:
+                entries.append((entry_id, fields))
+            else:
+                log.warning("%s: entry %s was deleted before it was processed", self._where, entry_id)
+                self._acked.append(entry_id)
+        try:
+            rows = self._reader.read(entries)
+        except BadEntryError:
+            entries, rows = self._sorted_out(entries)
+        for (entry_id, _), row in zip(entries, rows, strict=True):
+            self._pending[entry_id] = row
+            self._ready.append(entry_id)
+
+    def _sorted_out(self, entries: list[Entry]) -> tuple[list[Entry], list[tuple[Any, ...]]]:
+        """Those that fit, with their rows. Raises DecodeError for the first that does not, unless it is to be
+        skipped."""
+        good: list[Entry] = []
+        rows: list[tuple[Any, ...]] = []
+        for entry in entries:
+            try:
+                rows += self._reader.read([entry])
+                good.append(entry)
+            except BadEntryError as bad:
+                what = f"entry {entry[0]} of {self._where} does not fit the output: {bad}"
+                if self.on_bad_entry == "fail":
+                    raise DecodeError(f"{what}; correct the output, or use on_bad_entry='skip'") from bad
+                log.warning("%s; it is skipped", what)
+                self._acked.append(entry[0])
+        return good, rows
+
+    def _join_group(self, address: str) -> None:
+        import redis
+
+        try:
+            kind = _text(self._client.type(self.stream))
+            if kind == "none" and not self.create_stream:
+                raise UsageError(
+                    f"there is no stream {self.stream!r} at {address}; add an entry to it, or use "
+                    f"RedisStreamSpout(..., create_stream=True)"
+                )
+            if kind not in ("none", "stream"):
+                raise UsageError(f"the key {self.stream!r} at {address} is a {kind}, not a stream")
+            start = _STARTS.get(self.start, self.start)
+            self._client.xgroup_create(self.stream, self._group, start, mkstream=self.create_stream)
+        except redis.ResponseError as error:
+            if "BUSYGROUP" not in str(error):  # it is there
+                raise UsageError(f"{self._where} cannot be read by group {self._group!r}: {error}") from error
+        except redis.RedisError as error:
+            raise ServiceUnavailableError(
+                f"no Redis answers at {address} ({error}); check that it runs there, and its address and "
+                f"password"
+            ) from error
+
+
+def _connect(url: str, context: SpoutContext) -> redis.Redis:
+    try:
+        import redis
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+    except ImportError as error:
+        raise UsageError(
+            "RedisStreamSpout needs Redis' client, which is not installed; type pip install 'txstream[redis]'"
+        ) from error
+    try:
+        return redis.Redis.from_url(
+            url,
+            protocol=2,
+            retry=Retry(NoBackoff(), 0),
+            socket_connect_timeout=min(_SILENT_SECONDS, context.connect_timeout_seconds),
+            socket_timeout=min(_SILENT_SECONDS, context.fetch_timeout_seconds),
+        )
+    except ValueError as error:
+        raise UsageError(
+            f"the address of Redis, {_shown(url)}, cannot be understood; it looks like "
+            f"redis://:password@host:6379/0, rediss://... or unix:///path"
+        ) from error
+
+
+def _shown(url: str) -> str:
+    """The address without user, password and options."""
+    try:
+        parts = urlsplit(url)
+        host = f"{parts.hostname}:{parts.port}" if parts.port else parts.hostname or ""
+    except ValueError:
+        return "a URL"
+    return f"{parts.scheme}://{host}{parts.path}"
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
