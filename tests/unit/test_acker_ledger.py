@@ -230,6 +230,32 @@ def test_folding_leaves_each_root_once_with_the_xor_of_its_values(messages: list
     assert len(folded) == len(expected)
 
 
+def test_large_calls_complete_every_tree_once_and_only_when_its_last_message_came() -> None:
+    """Several portions in a call, with the messages of a tree spread over them, and three ackers."""
+    random = np.random.default_rng(13)
+    numbers = np.array([root(slot) for slot in range(20_000)], np.uint64)
+    t1, t2, t3 = (TupleIds([13, number]).draw(len(numbers)) for number in range(3))
+    messages = np.stack([np.concatenate(column) for column in ([numbers] * 3, [t1 ^ t3, t2, t3])])
+    messages = random.permutation(messages, axis=1)
+    ledger = Ackers(3)
+    assert not told(ledger.ack(messages[0, :-100], messages[1, :-100]))
+    last = set(messages[0, -100:].tolist())
+    completed = ledger.init(numbers, t1 ^ t2, numbers % 7).completed
+    assert set(completed.roots.tolist()) == set(numbers.tolist()) - last
+    late = ledger.ack(messages[0, -100:], messages[1, -100:]).completed
+    assert set(late.roots.tolist()) == last
+    assert len(completed) + len(late) == len(numbers)
+    for trees in (completed, late):
+        assert (trees.tasks == trees.roots % 7).all()
+
+
+def test_a_root_whose_messages_span_portions_fails_and_starts_once() -> None:
+    ledger, numbers = AckLedger(), [root(slot % 10) for slot in range(20_000)]
+    assert not told(ledger.init(numbers, 5, 3))
+    assert ledger.ages() == [10, 0, 0]
+    assert len(ledger.fail(numbers).failed) == 10
+
+
 # --- single rules ------------------------------------------------------------------------------------------
 
 

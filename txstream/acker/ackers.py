@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from txstream.acker.ids import Roots, Slots, as_numbers, generations_of, roots_of, slots_of
-from txstream.acker.ledger import DEFAULT_BUCKETS, AckLedger, Ended, Trees
+from txstream.acker.ledger import DEFAULT_BUCKETS, AckLedger, Ended, Trees, together
 
 _SCATTER: Final = 0x9E3779B1  # Knuth's multiplicative hashing: 2**32 divided by the golden ratio
 
@@ -93,10 +93,10 @@ class Ackers:
         return self._together(answers)
 
     def _together(self, answers: Sequence[Ended]) -> Ended:
-        if len(answers) == 1:
-            return answers[0]
-        ended = []
-        for kind in zip(*answers, strict=True):
-            roots = [_shared_roots(trees.roots, number, len(answers)) for number, trees in enumerate(kind)]
-            ended.append(Trees(np.concatenate(roots), np.concatenate([trees.tasks for trees in kind])))
-        return Ended(*ended)
+        count = len(answers)
+        return together(
+            [
+                Ended(*(Trees(_shared_roots(trees.roots, number, count), trees.tasks) for trees in ended))
+                for number, ended in enumerate(answers)
+            ]
+        )

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 from numpy.typing import ArrayLike
 
-from txstream.acker.ids import Roots, Values, as_numbers
+from txstream.acker.ids import Roots, Values, as_numbers, slots_of
+
+_SPARSE: Final = 8  # from so many slots per message on, sorting is cheaper than an array of all of them
 
 
 def fold(roots: ArrayLike, values: ArrayLike) -> tuple[Roots, Values]:
-    """Each root once, ascending, with the XOR of its values. For what a task sends, and again for what
-    several tasks sent."""
+    """Each root once, with the XOR of its values. For what a task sends, and again for what several tasks
+    sent."""
     root_numbers, value_numbers = as_numbers(roots), as_numbers(values)
     if not len(root_numbers):
         return root_numbers, value_numbers
+    slots = slots_of(root_numbers)
+    slots -= slots.min()
+    count = int(slots.max()) + 1
+    if count <= _SPARSE * len(slots):
+        owners = np.zeros(count, np.uint64)
+        owners[slots] = root_numbers
+        if (owners[slots] == root_numbers).all():  # one generation of each slot
+            folded = np.zeros(count, np.uint64)
+            np.bitwise_xor.at(folded, slots, value_numbers)
+            present = np.flatnonzero(owners)
+            return owners[present], folded[present]
     order = np.argsort(root_numbers)
     ordered = root_numbers[order]
-    first = np.empty(len(ordered), bool)
-    first[0] = True
-    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
-    starts = np.flatnonzero(first)
+    starts = np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1])))
     return ordered[starts], np.bitwise_xor.reduceat(value_numbers[order], starts)

@@ -6,16 +6,16 @@ task of the spout that wants to know. A tree's place in the arrays is its root's
 Invariants. The first `init` of a root is answered once, as completed, failed or timed out, unless the slot
 was given to a newer generation before. Zero is completion only once the init has come. A root that failed is
 never completed, also when its init comes last. A message for a root that has ended, or for an older
-generation of a slot, changes nothing. The messages of one call count as simultaneous: the newest generation
-of a slot in them wins, and only the XOR of all of them is compared with zero. Nothing here reads a clock:
-`rotate` is time.
+generation of its slot, changes nothing. A call takes its messages in portions, and those of a portion count
+as simultaneous: the newest generation of a slot wins, and only the XOR of them all is compared with zero.
+Nothing here reads a clock: `rotate` is time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,6 +25,7 @@ from txstream.acker.ids import (
     Generations,
     Roots,
     Slots,
+    Values,
     as_numbers,
     generations_of,
     roots_of,
@@ -36,14 +37,16 @@ _Number = TypeVar("_Number", bound=np.generic)
 
 DEFAULT_BUCKETS: Final = 3  # as in Storm
 
-# The byte of state of a slot: two flags, and above them the number of the bucket, 0 for none.
-_STARTED: Final = np.uint8(1)  # its init has come
-_FAILED: Final = np.uint8(2)
-_FLAGS: Final = np.uint8(3)
-_BUCKET_SHIFT: Final = np.uint8(2)
+# The state of a slot: a flag, the number of its bucket (0 for none), and the sign for what has failed. So a
+# state above 0 takes acks, and 0 is an empty slot.
+_STARTED: Final = np.int8(1)  # its init has come
+_BUCKET_SHIFT: Final = np.int8(1)
+_BUCKET_MASK: Final = np.int8(63)
+_FAILED: Final = np.int8(-128)
 _MOST_BUCKETS: Final = 63
 
-_NOBODY: Final = np.uint32(2**32 - 1)  # no generation is as high
+# Messages are taken in portions whose slots fit a core's cache: each slot is fetched from memory once.
+_PORTION: Final = 8192
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +71,18 @@ class Ended(NamedTuple):
     timed_out: Trees = NO_TREES
 
 
+def together(answers: Sequence[Ended]) -> Ended:
+    """Several answers as one."""
+    if len(answers) == 1:
+        return answers[0]
+    kinds = []
+    for same in zip(*answers, strict=True):
+        some = [trees for trees in same if len(trees)] or [NO_TREES]
+        roots = np.concatenate([trees.roots for trees in some])
+        kinds.append(Trees(roots, np.concatenate([trees.tasks for trees in some])))
+    return Ended(*kinds)
+
+
 class AckLedger:
     """The pending trees of one acker. Roots and values are arrays of 64-bit numbers, of equal length.
 
@@ -81,81 +96,88 @@ class AckLedger:
             raise ValueError(f"buckets={buckets} is not in 2 to {_MOST_BUCKETS}")
         self._buckets = buckets
         self._bucket = 1
-        # By slot. `_live` is the generation whose messages are taken as they come: it has an entry and has
-        # not failed. `_least` is the oldest generation that has not ended.
-        self._live: NDArray[np.uint32] = np.empty(0, np.uint32)
-        self._least: NDArray[np.uint32] = np.empty(0, np.uint32)
+        # By slot. The generation is the oldest that has not ended.
+        self._generations: NDArray[np.uint32] = np.empty(0, np.uint32)
+        self._states: NDArray[np.int8] = np.empty(0, np.int8)
         self._values: NDArray[np.uint64] = np.empty(0, np.uint64)
-        self._state: NDArray[np.uint8] = np.empty(0, np.uint8)
         self._tasks: NDArray[np.int32] = np.empty(0, np.int32)
+        self._places: NDArray[np.uint16] = np.empty(0, np.uint16)  # see `_once`
 
     # --- messages ------------------------------------------------------------------------------------------
 
     def init(self, roots: ArrayLike, values: ArrayLike, tasks: ArrayLike) -> Ended:
         """A spout emitted tuples; each value is the XOR of the ids of a root's copies. One init of each root
         counts."""
-        numbers, slots, generations = self._read(roots)
-        self._supersede(slots, generations)
-        fits = (generations == self._least[slots]) & (self._state[slots] & _STARTED == 0)
-        places = np.flatnonzero(fits)
-        # Of several inits of a root in this call one stays: whichever was written last.
-        self._tasks[slots[places]] = places
-        places = places[self._tasks[slots[places]] == places]
-        numbers, slots, generations = numbers[places], slots[places], generations[places]
-        self._tasks[slots] = np.broadcast_to(np.asarray(tasks, np.int32), fits.shape)[places]
-        state = self._state[slots]
-        failed = state & _FAILED != 0
-        state[state == 0] = self._bucket << _BUCKET_SHIFT
-        self._state[slots] = state | _STARTED
-        self._live[slots] = generations
-        self._values[slots] ^= as_numbers(values)[places]
-        complete = (self._values[slots] == 0) & ~failed
-        return Ended(
-            completed=self._end(numbers[complete], slots[complete]),
-            failed=self._end(numbers[failed], slots[failed]),
-        )
+        portions = _portions(as_numbers(roots), as_numbers(values), np.asarray(tasks, np.int32))
+        return together([self._init(*portion) for portion in portions])
 
     def ack(self, roots: ArrayLike, values: ArrayLike) -> Ended:
         """Tuples were acked; each value is the XOR of a tuple's id and of the ids that were emitted anchored
         to it, or of several such values."""
-        numbers, slots, generations = self._read(roots)
-        value_numbers = as_numbers(values)
-        live = self._live[slots] == generations
-        if not live.all():
-            self._begin(slots[~live], generations[~live])
-            places = np.flatnonzero(self._live[slots] == generations)
-            numbers, slots, value_numbers = numbers[places], slots[places], value_numbers[places]
-        np.bitwise_xor.at(self._values, slots, value_numbers)
-        places = np.flatnonzero(self._values[slots] == 0)
-        places = places[self._state[slots[places]] & _STARTED != 0]
-        _, firsts = np.unique(slots[places], return_index=True)
-        places = places[firsts]
-        return Ended(completed=self._end(numbers[places], slots[places]))
+        portions = _portions(as_numbers(roots), as_numbers(values))
+        return together([self._ack(*portion) for portion in portions])
 
     def fail(self, roots: ArrayLike) -> Ended:
         """A tuple of each of these trees failed."""
-        numbers, slots, generations = self._read(roots)
-        self._supersede(slots, generations)
-        places = np.flatnonzero(generations == self._least[slots])
-        _, firsts = np.unique(slots[places], return_index=True)
-        places = places[firsts]
-        numbers, slots = numbers[places], slots[places]
-        state = self._state[slots]
-        started = state & _STARTED != 0
-        early = slots[~started]
-        fresh = early[state[~started] == 0]
-        self._state[fresh] = self._bucket << _BUCKET_SHIFT
-        self._refuse(early)
-        return Ended(failed=self._end(numbers[started], slots[started]))
+        return together([self._fail(*portion) for portion in _portions(as_numbers(roots))])
 
     def reset_timeout(self, roots: ArrayLike) -> Ended:
         """These trees' time begins anew. Ends nothing. A root without an entry is ignored: its time has not
         begun."""
-        _, slots, generations = self._read(roots)
-        slots = slots[generations == self._least[slots]]
-        slots = slots[self._state[slots] >> _BUCKET_SHIFT != 0]
-        self._state[slots] = (self._state[slots] & _FLAGS) | (self._bucket << _BUCKET_SHIFT)
+        slots, generations = self._read(as_numbers(roots))
+        slots = slots[generations == self._generations[slots]]
+        slots = slots[_bucket_of(self._states[slots]) != 0]
+        self._states[slots] &= _FAILED | _STARTED
+        self._states[slots] |= self._new_entry
         return Ended()
+
+    def _init(self, roots: Roots, values: Values, tasks: Tasks) -> Ended:
+        slots, generations = self._read(roots)
+        self._supersede(slots, generations)
+        states = self._states.take(slots)
+        places = np.flatnonzero((generations == self._generations.take(slots)) & (states & _STARTED == 0))
+        places = places[self._once(slots[places])]
+        if len(places) < len(slots):
+            roots, slots, generations = roots[places], slots[places], generations[places]
+            values, tasks, states = values[places], tasks[places], states[places]
+        self._tasks[slots] = tasks
+        self._states[slots] = np.where(states == 0, self._new_entry, states) | _STARTED
+        values = values ^ self._values.take(slots)
+        self._values[slots] = values
+        failed = states < 0
+        complete = (values == 0) & ~failed
+        return Ended(
+            completed=self._end(roots[complete], slots[complete], generations[complete]),
+            failed=self._end(roots[failed], slots[failed], generations[failed]),
+        )
+
+    def _ack(self, roots: Roots, values: Values) -> Ended:
+        slots, generations = self._read(roots)
+        fits = (self._generations.take(slots) == generations) & (self._states.take(slots) > 0)
+        if not fits.all():
+            self._begin(slots[~fits], generations[~fits])
+            fits = (self._generations.take(slots) == generations) & (self._states.take(slots) > 0)
+            roots, slots, generations, values = roots[fits], slots[fits], generations[fits], values[fits]
+        # `at` waits for memory at each number, `take` for many at a time: it brings them near first.
+        self._values.take(slots)
+        np.bitwise_xor.at(self._values, slots, values)
+        places = np.flatnonzero(self._values.take(slots) == 0)
+        places = places[self._states.take(slots[places]) & _STARTED != 0]
+        places = places[self._once(slots[places])]
+        return Ended(completed=self._end(roots[places], slots[places], generations[places]))
+
+    def _fail(self, roots: Roots) -> Ended:
+        slots, generations = self._read(roots)
+        self._supersede(slots, generations)
+        places = np.flatnonzero(generations == self._generations.take(slots))
+        places = places[self._once(slots[places])]
+        roots, slots, generations = roots[places], slots[places], generations[places]
+        states = self._states.take(slots)
+        started = states & _STARTED != 0
+        early = slots[~started]
+        self._states[early] = np.where(states == 0, self._new_entry, states)[~started] | _FAILED
+        self._values[early] = 0
+        return Ended(failed=self._end(roots[started], slots[started], generations[started]))
 
     # --- time ----------------------------------------------------------------------------------------------
 
@@ -164,18 +186,19 @@ class AckLedger:
         leave as well, unannounced, since nobody knows their spout. If it comes later, it is answered as
         failed."""
         self._bucket = self._bucket % self._buckets + 1
-        slots = np.flatnonzero(self._state >> _BUCKET_SHIFT == self._bucket)
-        started = self._state[slots] & _STARTED != 0
+        slots = np.flatnonzero(_bucket_of(self._states) == self._bucket)
+        started = self._states[slots] & _STARTED != 0
         early, late = slots[~started], slots[started]
-        self._refuse(early)
-        self._state[early] = _FAILED
-        return Ended(timed_out=self._end(roots_of(self._least[late], late), late))
+        self._states[early] = _FAILED
+        self._values[early] = 0
+        generations = self._generations[late]
+        return Ended(timed_out=self._end(roots_of(generations, late), late, generations))
 
     # --- what it holds -------------------------------------------------------------------------------------
 
     def ages(self) -> Sequence[int]:
         """How many roots have an entry, by the number of rotations since their first message."""
-        counts = np.bincount(self._state >> _BUCKET_SHIFT, minlength=self._buckets + 1)
+        counts = np.bincount(_bucket_of(self._states), minlength=self._buckets + 1)
         return [int(counts[(self._bucket - 1 - age) % self._buckets + 1]) for age in range(self._buckets)]
 
     def __len__(self) -> int:
@@ -184,63 +207,73 @@ class AckLedger:
 
     def ack_val(self, root: int) -> int | None:
         """The value of a root that has an entry and has not failed."""
-        _, slots, generations = self._read(root)
-        return int(self._values[slots[0]]) if self._live[slots[0]] == generations[0] else None
+        (slot,), (generation,) = self._read(as_numbers(root))
+        known = self._generations[slot] == generation and self._states[slot] > 0
+        return int(self._values[slot]) if known else None
 
     @property
     def nbytes(self) -> int:
-        return sum(
-            array.nbytes for array in (self._live, self._least, self._values, self._state, self._tasks)
-        )
+        arrays = (self._generations, self._states, self._values, self._tasks, self._places)
+        return sum(array.nbytes for array in arrays)
 
     # --- slots ---------------------------------------------------------------------------------------------
 
-    def _read(self, roots: ArrayLike) -> tuple[Roots, Slots, Generations]:
-        numbers = as_numbers(roots)
-        slots = slots_of(numbers)
+    @property
+    def _new_entry(self) -> np.int8:
+        return np.int8(self._bucket << _BUCKET_SHIFT)
+
+    def _read(self, roots: Roots) -> tuple[Slots, Generations]:
+        slots = slots_of(roots)
         needed = int(slots.max(initial=-1)) + 1
-        if needed > len(self._state):
+        if needed > len(self._states):
             self._grow(needed)
-        return numbers, slots, generations_of(numbers)
+        return slots, generations_of(roots)
+
+    def _once(self, slots: Slots) -> Slots:
+        """A place of each of these slots: every place writes itself to its slot, and the last one stays."""
+        places = np.arange(len(slots), dtype=np.uint16)
+        self._places[slots] = places
+        return np.flatnonzero(self._places.take(slots) == places)
 
     def _supersede(self, slots: Slots, generations: Generations) -> None:
         """Give slots to newer generations. The older tree's spout has ended it, or it could not have given
         the slot away."""
-        newer = generations > self._least[slots]
+        newer = generations > self._generations.take(slots)
         if newer.any():
             slots = slots[newer]
-            np.maximum.at(self._least, slots, generations[newer])
+            np.maximum.at(self._generations, slots, generations[newer])
             self._values[slots] = 0
-            self._state[slots] = 0
-            self._live[slots] = _NOBODY
+            self._states[slots] = 0
 
     def _begin(self, slots: Slots, generations: Generations) -> None:
         """Entries for roots that have none: their init is yet to come."""
         self._supersede(slots, generations)
-        fresh = (generations == self._least[slots]) & (self._state[slots] == 0)
-        self._state[slots[fresh]] = self._bucket << _BUCKET_SHIFT
-        self._live[slots[fresh]] = generations[fresh]
+        fresh = (generations == self._generations[slots]) & (self._states[slots] == 0)
+        self._states[slots[fresh]] = self._new_entry
 
-    def _refuse(self, slots: Slots) -> None:
-        """These roots cannot be completed any more."""
-        self._state[slots] |= _FAILED
-        self._live[slots] = _NOBODY
+    def _end(self, roots: Roots, slots: Slots, generations: Generations) -> Trees:
+        self._generations[slots] = generations + np.uint32(1)
         self._values[slots] = 0
-
-    def _end(self, roots: Roots, slots: Slots) -> Trees:
-        self._least[slots] += np.uint32(1)
-        self._live[slots] = _NOBODY
-        self._values[slots] = 0
-        self._state[slots] = 0
-        return Trees(roots, self._tasks[slots])
+        self._states[slots] = 0
+        return Trees(roots, self._tasks.take(slots))
 
     def _grow(self, needed: int) -> None:
-        size = max(1024, needed, 2 * len(self._state))
-        self._live = _grown(self._live, size, _NOBODY)
-        self._least = _grown(self._least, size, np.uint32(FIRST_GENERATION))
+        size = max(1024, needed, 2 * len(self._states))
+        self._generations = _grown(self._generations, size, np.uint32(FIRST_GENERATION))
+        self._states = _grown(self._states, size, np.int8(0))
         self._values = _grown(self._values, size, np.uint64(0))
-        self._state = _grown(self._state, size, np.uint8(0))
         self._tasks = _grown(self._tasks, size, np.int32(0))
+        self._places = _grown(self._places, size, np.uint16(0))
+
+
+def _portions(*columns: NDArray[Any]) -> Iterator[tuple[NDArray[Any], ...]]:
+    equal = [np.broadcast_to(column, columns[0].shape) for column in columns]
+    for start in range(0, max(1, len(columns[0])), _PORTION):
+        yield tuple(column[start : start + _PORTION] for column in equal)
+
+
+def _bucket_of(states: NDArray[np.int8]) -> NDArray[np.int8]:
+    return (states >> _BUCKET_SHIFT) & _BUCKET_MASK
 
 
 def _grown(array: NDArray[_Number], size: int, new: _Number) -> NDArray[_Number]:
