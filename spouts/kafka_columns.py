@@ -3,14 +3,15 @@ offset."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
 
 from txstream.api.errors import DecodeError
 from txstream.spouts.json_values import BadValueError, JsonReader
+from txstream.spouts.kafka_blocks import Headers, RecordColumns
 from txstream.spouts.kafka_protocol import Partition
-from txstream.spouts.kafka_records import Headers, RecordColumns, first_invalid
 
 _MILLISECONDS = pa.timestamp("ms", tz="UTC")
 _SHOWN_BYTES = 200
@@ -19,10 +20,11 @@ _SHOWN_BYTES = 200
 def json_columns(reader: JsonReader, partition: Partition, columns: RecordColumns) -> list[pa.Array]:
     """The fields of the values. Raises DecodeError, which shows the beginning of the value that cannot be
     read."""
+    values = columns.values.to_pylist()
     try:
-        return reader.read(columns.values)
+        return reader.read(values)
     except BadValueError as bad:
-        value = columns.values[bad.row] or b""
+        value = values[bad.row] or b""
         shown = repr(value[:_SHOWN_BYTES].decode(errors="backslashreplace"))
         if len(value) > _SHOWN_BYTES:
             shown = f"{shown}... ({len(value):,} bytes)"
@@ -50,9 +52,9 @@ def kafka_column(
         case "offset":
             return pa.array(columns.offsets, data_type)
         case "timestamp":
-            return pa.array(columns.timestamps, pa.int64()).cast(_MILLISECONDS).cast(data_type)
+            return pa.array(columns.timestamps).cast(_MILLISECONDS).cast(data_type)
         case "timestampType":
-            return pa.Array.from_buffers(data_type, rows, [None, pa.py_buffer(columns.timestamp_types)])
+            return pa.array(columns.timestamp_types, data_type)
         case "headers":
             return _headers(columns, data_type, partition, replace)
         case _:
@@ -61,7 +63,7 @@ def kafka_column(
 
 def _payload(
     what: str,
-    column: list[bytes | None],
+    raw: pa.Array,
     data_type: pa.DataType,
     partition: Partition,
     columns: RecordColumns,
@@ -69,15 +71,13 @@ def _payload(
 ) -> pa.Array:
     """Keys or values. Arrow checks UTF-8 for the whole column; the culprit is looked for only if there is
     one."""
-    if column.count(None) == len(column):
-        return pa.nulls(len(column), data_type)
-    raw = pa.array(column, pa.binary())
     if data_type == pa.binary():
         return raw
     try:
         return raw.cast(data_type)
     except pa.ArrowInvalid:
-        invalid = first_invalid(column)
+        column = raw.to_pylist()
+        invalid = _first_invalid(column)
         if invalid is None:
             raise
         if replace:
@@ -86,13 +86,25 @@ def _payload(
         raise _not_utf8(what, partition, columns.offsets[row], error) from error
 
 
+def _first_invalid(column: Iterable[bytes | None]) -> tuple[int, UnicodeDecodeError] | None:
+    """The row of the first value that is not UTF-8, and why."""
+    for row, value in enumerate(column):
+        if value is not None:
+            try:
+                value.decode()
+            except UnicodeDecodeError as error:
+                return row, error
+    return None
+
+
 def _headers(columns: RecordColumns, data_type: pa.DataType, partition: Partition, replace: bool) -> pa.Array:
     """Null where a record has none, as Spark has it."""
     rows = len(columns)
-    if not columns.headers:
+    found = columns.headers
+    if not found:
         return pa.nulls(rows, data_type)
     shown: list[list[dict[str, Any]] | None] = [None] * rows
-    for row, headers in columns.headers.items():
+    for row, headers in found.items():
         try:
             shown[row] = _decoded(headers, "replace" if replace else "strict")
         except UnicodeDecodeError as error:

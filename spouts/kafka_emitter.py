@@ -18,11 +18,11 @@ from txstream.api.errors import PartitionUnavailableError, ServiceUnavailableErr
 from txstream.api.spouts import PartitionEmitter, SpoutContext
 from txstream.spouts.json_values import JsonReader
 from txstream.spouts.kafka import KafkaRange, KafkaSource
+from txstream.spouts.kafka_blocks import RecordColumns
 from txstream.spouts.kafka_client import KafkaClient
 from txstream.spouts.kafka_columns import json_columns, kafka_column
 from txstream.spouts.kafka_fetch import CHUNK_OFFSETS, RangeFetcher, RangeRead
 from txstream.spouts.kafka_protocol import Partition
-from txstream.spouts.kafka_records import RecordColumns
 from txstream.transaction import TransactionAttempt
 
 _CHUNK_BYTES = 16 * 1024 * 1024

@@ -33,6 +33,7 @@ from txstream.api.errors import (
     TxstreamError,
 )
 from txstream.spouts.kafka import KafkaRange
+from txstream.spouts.kafka_blocks import RecordColumns
 from txstream.spouts.kafka_client import KafkaClient
 from txstream.spouts.kafka_protocol import (
     EARLIEST,
@@ -45,7 +46,7 @@ from txstream.spouts.kafka_protocol import (
     partition_error,
     reason_of,
 )
-from txstream.spouts.kafka_records import CorruptBatchError, OldFormatError, RecordColumns, decode_records
+from txstream.spouts.kafka_records import CorruptBatchError, OldFormatError, decode_records
 
 CHUNK_OFFSETS = 50_000
 _MIN_FETCH_BYTES = 256 * 1024  # a small range, with the rest of the batches that it begins and ends in

@@ -1,0 +1,189 @@
+"""Batches decoded together, judged by the loop that reads them one record after another."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, strategies as st
+from support.kafka_batches import (
+    HEADER_BYTES,
+    LOG_APPEND,
+    LZ4,
+    NONE,
+    TRANSACTIONAL,
+    ZSTD,
+    Aborted,
+    Record,
+    batch,
+    marker,
+    sealed,
+)
+
+from txstream.spouts import kafka_records
+from txstream.spouts.kafka_blocks import RecordColumns
+from txstream.spouts.kafka_record_arrays import decode
+from txstream.spouts.kafka_records import CorruptBatchError, decode_records
+
+
+def read(data: bytes, start: int, end: int, **options: Any) -> object:
+    """Everything that comes of it, errors included."""
+    columns = RecordColumns()
+    try:
+        position = decode_records(data, start, end, columns, **options)
+    except CorruptBatchError as error:
+        assert not columns.blocks
+        return error.offset, error.reason
+    return (
+        position,
+        columns.size_bytes,
+        columns.offsets.tolist(),
+        columns.timestamps.tolist(),
+        columns.timestamp_types.tolist(),
+        columns.keys.to_pylist(),
+        columns.values.to_pylist(),
+        columns.headers,
+    )
+
+
+def check(data: bytes, start: int, end: int, *, together: int = 1 << 20, **options: Any) -> None:
+    with patch.object(kafka_records, "decode", return_value=None):
+        expected = read(data, start, end, **options)
+    with patch.object(kafka_records, "_TOGETHER_BYTES", together):
+        assert read(data, start, end, **options) == expected
+
+
+# What decides about the bytes: numbers at the edges of their varints, and runs of records of one size.
+BYTES = st.integers(0, 130).map(bytes) | st.sampled_from([b"v" * 60, b"w" * 8191, b"x" * 8192])
+HEADER = st.tuples(st.text(max_size=3), st.none() | st.binary(max_size=3))
+RECORD = st.tuples(
+    st.sampled_from([1, 1, 1, 2, 70]),
+    st.sampled_from([0, 1, 63, 64, 70_000, 1 << 33, 1 << 40]),
+    st.none() | BYTES,
+    st.none() | BYTES,
+    st.just([]) | st.lists(HEADER, max_size=2),
+)
+RUN = st.builds(lambda record, times: [record] * times, RECORD, st.sampled_from([1, 1, 2, 30, 70]))
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> tuple[bytes, int, int]:
+    """Batches one after another, and the offsets that they take."""
+    first = offset = draw(st.sampled_from([0, 5, 1 << 40]))
+    data = b""
+    for runs in draw(st.lists(st.lists(RUN, max_size=3), min_size=1, max_size=5)):
+        delta, records, dense = -1, [], draw(st.booleans())
+        for step, *rest in (record for run in runs for record in run):
+            delta += 1 if dense else step
+            records.append((delta, *rest))
+        last = max(delta, 0) + (0 if dense else draw(st.integers(0, 2)))
+        transactional = draw(st.booleans())
+        data += batch(
+            offset,
+            records,
+            codec=draw(st.integers(NONE, ZSTD)) if records else NONE,
+            attributes=draw(st.sampled_from([0, LOG_APPEND])) | (TRANSACTIONAL if transactional else 0),
+            last_delta=last,
+            producer=draw(st.sampled_from([7, 8])) if transactional else -1,
+        )
+        offset += last + 1
+        if draw(st.integers(0, 3)) == 0:
+            data += marker(offset, draw(st.sampled_from([7, 8])), commit=draw(st.booleans()))
+            offset += 1
+    return data, first, offset
+
+
+@st.composite
+def ranges(draw: st.DrawFn, first: int, end: int) -> tuple[int, int]:
+    start = draw(st.just(first) | st.integers(first, end))
+    return start, draw(st.just(end) | st.integers(start + 1, max(start + 1, end + 5)))
+
+
+@st.composite
+def options(draw: st.DrawFn, first: int) -> dict[str, Any]:
+    aborted = [
+        Aborted(producer, first + draw(st.integers(0, 50)))
+        for producer in draw(st.sets(st.sampled_from([7, 8])))
+    ]
+    return {
+        "aborted": aborted,
+        "read_committed": draw(st.booleans()),
+        "together": draw(st.sampled_from([1, 2000, 1 << 20])),
+    }
+
+
+@given(st.data())
+def test_any_log(data: st.DataObject) -> None:
+    log, first, end = data.draw(logs())
+    cut = data.draw(st.just(len(log)) | st.integers(0, len(log)))
+    check(log[:cut], *data.draw(ranges(first, end)), **data.draw(options(first)))
+
+
+@given(st.data())
+def test_any_damage_behind_a_right_checksum(data: st.DataObject) -> None:
+    log, first, end = data.draw(logs())
+    damaged = bytearray(log)
+    at = 0
+    while at < len(log):  # into some batches another byte, or another number of records or offsets
+        (length,) = struct.unpack_from(">i", log, at + 8)
+        what = data.draw(st.sampled_from(["nothing", "byte", "count", "last"]))
+        if what == "byte":
+            place = data.draw(st.integers(HEADER_BYTES, max(HEADER_BYTES, 12 + length - 1)))
+            if place < 12 + length:
+                damaged[at + place] = data.draw(st.integers(0, 255))
+        elif what != "nothing":
+            place = at + (57 if what == "count" else 23)
+            (number,) = struct.unpack_from(">i", damaged, place)
+            struct.pack_into(">i", damaged, place, number + data.draw(st.integers(-2, 2)))
+        damaged[at : at + 12 + length] = sealed(damaged[at : at + 12 + length])
+        at += 12 + length
+    check(bytes(damaged), *data.draw(ranges(first, end)), **data.draw(options(first)))
+
+
+@pytest.mark.parametrize(
+    ("records", "start", "end"),
+    [
+        ([(i, i, None, b"v" * 60, []) for i in range(300)], 0, 300),
+        ([(i, i, b"k" * (i % 7), b"v" * (i % 100), []) for i in range(300)], 0, 300),
+        (
+            [(i, i, None if i % 3 else b"k", None if i % 2 else b"", [("h", b"1")]) for i in range(300)],
+            0,
+            300,
+        ),
+        ([(3 * i, i, b"k", b"v", []) for i in range(300)], 0, 900),
+        ([(i, i, b"k", b"v", []) for i in range(300)], 100, 200),
+    ],
+)
+@pytest.mark.parametrize("codec", [NONE, LZ4])
+def test_the_usual_records_are_decoded_together(
+    records: list[Record], start: int, end: int, codec: int
+) -> None:
+    """Without this, the comparisons above might compare the loop with itself."""
+    data = batch(0, records, codec=codec)
+    one_by_one = patch.object(kafka_records, "read_records", side_effect=AssertionError)
+    with patch.object(kafka_records, "decode", wraps=decode) as together, one_by_one:
+        rows = read(data, start, end)
+    assert together.call_count == 1
+    check(data, start, end)
+    assert isinstance(rows, tuple)
+    assert len(rows[2]) == sum(start <= record[0] < end for record in records)
+
+
+def test_headers_that_are_alike_are_read_once() -> None:
+    data = batch(0, [(i, 0, None, b"v", [("trace", b"same")]) for i in range(50)])
+    columns = RecordColumns()
+    decode_records(data, 0, 50, columns)
+    assert len(columns.headers) == 50
+    assert {id(headers) for headers in columns.headers.values()} == {id(columns.headers[0])}
+
+
+def test_keys_that_nobody_asks_for_are_not_made() -> None:
+    with patch("txstream.spouts.kafka_record_arrays._array") as made:
+        columns = RecordColumns()
+        decode_records(batch(0, [(0, 0, b"k", b"v", [])]), 0, 1, columns)
+        assert columns.offsets.tolist() == [0]
+        assert not made.called
+        assert columns.values is made.return_value
+        assert made.call_count == 1
