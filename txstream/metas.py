@@ -9,6 +9,7 @@ Stored as JSON, in ZooKeeper and in the ledger: people can read it, and reading 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import types
 import typing
@@ -81,9 +82,8 @@ class MetaCodec(Generic[Meta]):
         if not isinstance(meta_type, type) or not _is_frozen_dataclass(meta_type):
             raise TopologyError(f"meta_type {meta_type!r} must be a frozen dataclass of JSON values")
         self.meta_type = meta_type
-        hints = typing.get_type_hints(meta_type)
-        names = [f.name for f in dataclasses.fields(meta_type)]  # type: ignore[arg-type]  # checked above
-        self._fields = {name: _json_types(hints[name]) for name in names}
+        kind: Any = meta_type
+        self._fields: Mapping[str, frozenset[type]] = _fields_of(kind)
 
     def encode(self, metas: BatchMetas[Meta]) -> dict[str, Any]:
         """JSON values; empty parts are left out."""
@@ -150,6 +150,13 @@ class MetaCodec(Generic[Meta]):
 def _is_frozen_dataclass(meta_type: type[Any]) -> bool:
     parameters = getattr(meta_type, "__dataclass_params__", None)
     return bool(parameters is not None and parameters.frozen)
+
+
+@functools.cache
+def _fields_of(meta_type: type[Any]) -> Mapping[str, frozenset[type]]:
+    """What JSON may hold for each field; looking it up costs more than a batch's metas."""
+    hints = typing.get_type_hints(meta_type)
+    return {field.name: _json_types(hints[field.name]) for field in dataclasses.fields(meta_type)}
 
 
 def _json_types(hint: Any) -> frozenset[type]:

@@ -1,1 +1,2 @@
-"""A seeded model of drivers, ZooKeeper, databases and a log, which runs the real protocol without threads."""
+"""The product's simulation, on topologies of our own: their histories are exact, and it finds every guard
+that is taken away."""

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from simulation.changes import CHANGE_FAULTS
+from simulation.histories import Mutations
 from simulation.releases import DEFAULT
-from simulation.world import Mutations, WrongResultError
 from txstream.api.errors import ProgressMismatchError
 from txstream.engine.commit.state_cache import StateCache
 from txstream.semantics import Semantics
@@ -18,6 +18,7 @@ from txstream.state import TableSpec, TopologyLife
 from txstream.state.store import layout
 from txstream.state.store.backend import StoreBackend
 from txstream.state.store.layout import Transaction
+from txstream.testing.simulation.world import WrongResultError
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 _STORE = "state.store.backend.StoreBackend"

@@ -8,18 +8,22 @@ counts. Operators rebuild what ZooKeeper has lost, and may die in the middle of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from simulation.changing import ChangingDriver, Operator
-from simulation.driver import Driver
+from simulation.histories import REAL, MutableWorld, Mutations, tell_of
 from simulation.oracle import Oracle
 from simulation.releases import FIRST, SECOND, THIRD, Release, releases_of
-from simulation.stores import Server
-from simulation.world import COMMITS, FAULTS, Mutations, Tree, World, WrongResultError, tell_of
 from txstream.api.topology import CommitChoice
 from txstream.semantics import Semantics
 from txstream.state.store import layout
 from txstream.state.store.layout import Overlay
+from txstream.testing.simulation.chances import Chances
+from txstream.testing.simulation.driver import Driver
+from txstream.testing.simulation.program import Program
+from txstream.testing.simulation.stores import Server
+from txstream.testing.simulation.world import FAULTS, Tree, WrongResultError
 from txstream.zookeeper.paths import ROOT, Paths
 from txstream.zookeeper.tree import Operation
 
@@ -32,6 +36,9 @@ CHANGE_FAULTS: Mapping[str, float] = {
 }
 
 
+COMMITS: tuple[CommitChoice, ...] = ("driver", "auto", "executors")
+
+
 class _Watched(Tree):
     """ZooKeeper, whose changes the oracle sees."""
 
@@ -42,27 +49,27 @@ class _Watched(Tree):
         self.seen(self)
 
 
-class ChangingWorld(World):
-    """One history of a topology whose code changes."""
+@dataclass
+class ChangingWorld(MutableWorld):
+    """One history of a topology whose code changes: `releases` by number from 1 on."""
 
-    servers: list[Server]
+    releases: Sequence[Release] = ()
+    states: Semantics = Semantics.OPAQUE
+
+    def make_tree(self) -> Tree:
+        return _Watched()
 
     def _begin(self) -> None:
-        self.tree = _Watched()
-        bolts = self.random.random() < 0.6
-        self.commit: CommitChoice = self.random.choice(("auto", "executors") if bolts else COMMITS)
-        self.releases = releases_of(self.random, bolts=bolts)
-        self.release = self.releases[0]
+        bolts = any(declared.by_bolt for release in self.releases for declared in release.tables)
+        self.commit: CommitChoice = self.chances.pick(COMMITS[1:] if bolts else COMMITS)
         self.released = 1
-        self.oracle = Oracle(self.log, self.codec)
+        self.oracle = Oracle(self.codec)
         self.paths = Paths(ROOT, "t")
+        assert isinstance(self.tree, _Watched)
         self.tree.seen = lambda tree: self.oracle.look(tree, self.paths)
         self.servers = [Server(name, self) for name in (FIRST, SECOND, THIRD)]
         self.losses = 0
         self.is_lost = False
-
-    def _prepare(self, first: Driver) -> None:
-        """Nobody has run it yet."""
 
     def applied(self, changes: Overlay) -> None:
         self.oracle.applied(changes)
@@ -101,29 +108,28 @@ class ChangingWorld(World):
         self.tree.remove("/txstream")
 
     def _step_a_driver(self) -> None:
-        if self.is_lost and self.random.random() < 0.3:
+        if self.is_lost and self.chances.happens(0.3):
             Operator(self, self.steps_done).step()
         else:
             super()._step_a_driver()
 
     def new_driver(self) -> Driver:
         number = self.released
-        if self.random.random() < 0.3:
-            number = self.random.randint(1, number)
+        if self.chances.happens(0.3):
+            number = self.chances.between(1, number)
         return self.new_driver_of(number)
 
-    def new_driver_of(self, number: int) -> Driver:
-        self.drivers.append(driver := self._driver_of(self.releases[number - 1], len(self.drivers) + 1))
+    def new_driver_of(self, number: int) -> ChangingDriver:
+        release = self.releases[number - 1]
+        driver = ChangingDriver(self, len(self.drivers) + 1, release.program(self.semantics, self.states))
+        driver.release = release
+        self.drivers.append(driver)
         return driver
-
-    def _driver_of(self, release: Release, number: int) -> Driver:
-        return ChangingDriver(self, number, release)
 
     # --- without faults -------------------------------------------------------------------------------
 
     def run(self, *, alone: bool = False) -> None:
-        for _ in range(self.steps):
-            self._step()
+        self.chances.steps(self.steps, self._take_step)
         self._end_faults()
         self.released = len(self.releases)
         for _ in range(3):
@@ -132,7 +138,7 @@ class ChangingWorld(World):
         assert not self.is_lost, "nobody could recover"
         self._finish(self._last_driver())
 
-    def _last_driver(self) -> Driver:
+    def _last_driver(self) -> ChangingDriver:
         """Of the newest release. Where a transactional txid is committed in part, the one of before first."""
         for _ in range(3):
             last = self.new_driver_of(self.released)
@@ -151,7 +157,7 @@ class ChangingWorld(World):
             raise WrongResultError(f"the committed batches are {sorted(self.oracle.batches)}")
         committed = [metas for _, (_, metas) in sorted(self.oracle.batches.items())]
         self.check_chain(committed, "ZooKeeper")
-        missing = {declared.table for declared in self.drivers[-1].release.tables} - set(self.oracle.since)
+        missing = {state.table for state, _ in self.drivers[-1].program.states} - set(self.oracle.since)
         if missing:
             raise WrongResultError(f"{when}, {missing} has not joined")
         for table in sorted(self.oracle.since):
@@ -170,10 +176,24 @@ class ChangingWorld(World):
 def simulate_changes(
     seed: int,
     semantics: Semantics,
-    mutations: Mutations | None = None,
+    mutations: Mutations = REAL,
     faults: Mapping[str, float] = CHANGE_FAULTS,
     steps: int = 150,
     state: Semantics | None = None,
 ) -> ChangingWorld:
     """Run one history. Raises AssertionError, with the history and the seed, when anything is not right."""
-    return tell_of(ChangingWorld(seed, semantics, 3, mutations or Mutations(), faults, steps, state))
+    states = state or semantics
+    coin = Chances(seed)
+    releases = releases_of(coin, bolts=coin.happens(0.6))
+    program: Program = releases[0].program(semantics, states)
+    world = ChangingWorld(
+        program,
+        Chances(seed),
+        None,
+        faults,
+        steps,
+        mutations=mutations,
+        releases=releases,
+        states=states,
+    )
+    return tell_of(world, f"seed {seed}, {semantics} spout, {states} state")

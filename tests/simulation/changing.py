@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from simulation.driver import Actor, CrashError, Driver, Progress, UnexplainedError
 from simulation.releases import FIRST, Release
-from simulation.world import WrongResultError
 from txstream.api.errors import (
     CorruptStateError,
     FencedError,
@@ -16,6 +14,7 @@ from txstream.api.errors import (
     StaleAttemptError,
     StateTableError,
 )
+from txstream.engine.batch.failures import CrashError
 from txstream.engine.driver.loop import EventLoop
 from txstream.engine.driver.retention import LedgerPruner
 from txstream.engine.start.takeover import Takeover
@@ -24,6 +23,9 @@ from txstream.inspect.recover_from_ledgers import recover_in
 from txstream.metas import MetaCodec
 from txstream.retention import Keep
 from txstream.state import StateBackend
+from txstream.testing.simulation.driver import Actor, Driver, Progress, UnexplainedError
+from txstream.testing.simulation.program import Program
+from txstream.testing.simulation.world import WrongResultError
 from txstream.transaction import FIRST_TXID
 from txstream.zookeeper import ProgressStore
 
@@ -35,10 +37,11 @@ class ChangingDriver(Driver):
     """A driver of one of several releases."""
 
     world: ChangingWorld
+    release: Release
 
-    def __init__(self, world: ChangingWorld, number: int, release: Release) -> None:
+    def __init__(self, world: ChangingWorld, number: int, program: Program) -> None:
         self.losses = world.losses
-        super().__init__(world, number, release)
+        super().__init__(world, number, program)
         self._pruner = LedgerPruner(
             "t", [target.database for target in self.targets], Keep(None, 1), pause_seconds=0.0
         )
@@ -46,8 +49,8 @@ class ChangingDriver(Driver):
     def __str__(self) -> str:
         return f"driver {self.number} of release {self.release.number}"
 
-    def pass_point(self, where: str) -> None:
-        super().pass_point(where)
+    def pass_point(self, where: str, whose: object = "") -> None:
+        super().pass_point(where, whose)
         if not self.is_started and self.losses != self.world.losses:
             # Its session, by which it was elected, is gone too.
             raise CrashError
@@ -135,7 +138,7 @@ class Operator(Actor):
         """The first one, and what fences name; sometimes all that there are."""
         world = self.world
         self.started_at = world.steps_done
-        every = world.random.random() < 0.3
+        every = world.chances.happens(0.3)
         pending = [server.url for server in world.servers] if every else [f"memory://{FIRST}"]
         opened: dict[str, StateBackend] = {}
         while pending:

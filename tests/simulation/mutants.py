@@ -12,10 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from support.inmemory import Range
-
-from simulation.tasks import Task
-from simulation.world import FAULTS, Mutations, Tree, WrongResultError
+from simulation.histories import Mutations
 from txstream.api.errors import (
     BatchFailedError,
     CoordinatorError,
@@ -29,12 +26,15 @@ from txstream.engine.start import recovery
 from txstream.engine.start.recovery import AdvanceFirst, Resume, decide
 from txstream.metas import BatchMetas, MetaCodec
 from txstream.semantics import Semantics
+from txstream.spouts.memory import MemoryRange
 from txstream.state import AnswerLostError, BatchRecord, Commit
 from txstream.state.protocol import StateTransaction, TopologyStates, Writes
 from txstream.state.records import COMMITTED, COMMITTING
 from txstream.state.store import layout
 from txstream.state.store.backend import StoreBackend
 from txstream.state.store.merging import RowRules, RowValues, Values
+from txstream.testing.simulation.tasks import Task
+from txstream.testing.simulation.world import FAULTS, Tree, WrongResultError
 from txstream.transaction import AttemptId, Epoch, TransactionAttempt, Txid, attempt_id
 from txstream.zookeeper import ProgressStore
 from txstream.zookeeper.tree import Check, Operation
@@ -137,8 +137,8 @@ class LedgersReadBeforeFencesAreRaised(Mutations):
         return decision if isinstance(decision, Resume) else Resume(progress)
 
 
-class _DropsOnlyTheFailed(Coordinator[Range]):
-    def fail(self, attempt: TransactionAttempt) -> list[Command[Range]]:
+class _DropsOnlyTheFailed(Coordinator[MemoryRange]):
+    def fail(self, attempt: TransactionAttempt) -> list[Command[MemoryRange]]:
         batch = self.active.get(attempt.txid)
         if batch is None or batch.attempt != attempt or batch.phase is Phase.ADVANCING:
             return []
@@ -149,7 +149,7 @@ class _DropsOnlyTheFailed(Coordinator[Range]):
         self._planning = None
         return self._plan(attempt.txid)
 
-    def planned(self, ticket: int, metas: BatchMetas[Range]) -> list[Command[Range]]:
+    def planned(self, ticket: int, metas: BatchMetas[MemoryRange]) -> list[Command[MemoryRange]]:
         plan = self._planning
         if plan is not None and plan.ticket == ticket and self._metas.has(plan.txid):
             self._metas.replace(plan.txid, metas)
@@ -162,8 +162,8 @@ class FailDropsOnlyTheFailedAttempt(Mutations, replaces={_COORDINATOR: _DropsOnl
     """Later batches go on as if the replay could not shrink."""
 
 
-class _FailsWhileAdvancing(Coordinator[Range]):
-    def fail(self, attempt: TransactionAttempt) -> list[Command[Range]]:
+class _FailsWhileAdvancing(Coordinator[MemoryRange]):
+    def fail(self, attempt: TransactionAttempt) -> list[Command[MemoryRange]]:
         batch = self.active.get(attempt.txid)
         if batch is not None and batch.phase is Phase.ADVANCING:
             batch.phase = Phase.COMMITTING
@@ -174,8 +174,8 @@ class CommittedAttemptsMayFail(Mutations, replaces={_COORDINATOR: _FailsWhileAdv
     """A fail is listened to after the commit was acked, while its Advance is under way."""
 
 
-class _CommitsOutOfOrder(Coordinator[Range]):
-    def sync(self) -> list[Command[Range]]:
+class _CommitsOutOfOrder(Coordinator[MemoryRange]):
+    def sync(self) -> list[Command[MemoryRange]]:
         commands = super().sync()
         following = self.active.get(Txid(self.current + 1))
         head = self.active.get(self.current)
@@ -191,7 +191,7 @@ class TheNextCommitDoesNotWaitForAdvance(Mutations, replaces={_COORDINATOR: _Com
     """The next commit begins while the one before is not known to be stored."""
 
 
-class _StartsAtTheFirstAttempt(Coordinator[Range]):
+class _StartsAtTheFirstAttempt(Coordinator[MemoryRange]):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         numbers = iter(range(1, 1 << 20))
         super().__init__(*arguments, **{**options, "next_attempt": lambda: attempt_id(0, next(numbers))})

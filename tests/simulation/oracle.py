@@ -10,29 +10,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from support.inmemory import Range
-
-from simulation.log import Log
-from simulation.releases import DEFAULT
-from simulation.world import Tree, WrongResultError
+from simulation.releases import DEFAULT, ROWS
 from txstream.metas import BatchMetas, MetaCodec
 from txstream.state.declarations import Owner, declared_spec
 from txstream.state.store import layout
 from txstream.state.store.layout import Overlay
+from txstream.testing.simulation.world import Tree, WrongResultError
 from txstream.transaction import FIRST_TXID, AttemptId, Txid
 from txstream.zookeeper import Identity
 from txstream.zookeeper.documents import StoredBatch, StoredCurrent
 from txstream.zookeeper.paths import Paths
 
 
+def hold(metas: BatchMetas[Any]) -> Mapping[str, tuple[int, int]]:
+    """What a batch holds by key: how many rows, and the sum of their numbers."""
+    held: dict[str, tuple[int, int]] = {}
+    for partition, taken in metas.partitions.items():
+        for key, number in ROWS[partition][taken.start : taken.end]:
+            n, total = held.get(key, (0, 0))
+            held[key] = n + 1, total + number
+    return held
+
+
 @dataclass
 class Oracle:
     """`batches` as they were committed, by txid; `since` by state; `wide` are tables with `total`."""
 
-    log: Log
     codec: MetaCodec[Any]
     current: Txid = FIRST_TXID
-    batches: dict[Txid, tuple[AttemptId | None, BatchMetas[Range]]] = field(default_factory=dict)
+    batches: dict[Txid, tuple[AttemptId | None, BatchMetas[Any]]] = field(default_factory=dict)
     since: dict[str, Txid] = field(default_factory=dict)
     declared: dict[str, bool] = field(default_factory=dict)
     _grown: dict[str, tuple[Txid, AttemptId]] = field(default_factory=dict)
@@ -87,7 +93,7 @@ class Oracle:
         wide_from = self._wide_from(table, start)
         found: dict[str, tuple[int, int]] = {}
         for txid in sorted(txid for txid in self.batches if txid >= start):
-            for key, (n, total) in self.log.hold(self.batches[txid][1]).items():
+            for key, (n, total) in hold(self.batches[txid][1]).items():
                 known = found.get(key)
                 if known is None:
                     # A row that is there when the column comes has the default; a later one does not.

@@ -6,34 +6,35 @@ import functools
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
-import pyarrow as pa
-from support.inmemory import MemoryLog, MemorySource
-
-from simulation.log import Held
 from txstream.api.bolts import BatchBolt, Committer
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.reducers import Count, Sum
 from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, TransactionalSpout
 from txstream.api.state import SqlState
-from txstream.api.topology import CommitChoice, Topology
+from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
 from txstream.bolts.sql import SqlStateBolt
-from txstream.engine.commit.databases import StateTarget, state_targets
 from txstream.semantics import Semantics
+from txstream.spouts.memory import MemorySpout
+from txstream.testing.simulation.program import Program
 
 DEFAULT = 1000
 """What a row gets in the column that is added: no history adds up to it."""
 
 FIRST, SECOND, THIRD = "one", "two", "three"
 
+KEYS = "abcd"
+_random = random.Random(1)
+# A key and a number, by which what a batch holds can be told from another one's.
+ROWS = {f"p{p}": [(_random.choice(KEYS), at) for at in range(1, 9)] for p in (1, 2, 3)}
+
 _SPOUTS: Mapping[Semantics, Any] = {
     Semantics.OPAQUE: OpaqueSpout,
     Semantics.TRANSACTIONAL: TransactionalSpout,
     Semantics.NON_TRANSACTIONAL: NonTransactionalSpout,
 }
-_source = MemorySource(MemoryLog({}), output="word string, x bigint")
 
 
 @dataclass(frozen=True)
@@ -56,25 +57,32 @@ class Declared:
             defaults={"total": DEFAULT} if self.wide else {},
         )
 
-    def deltas(self, held: Held) -> pa.Table:
-        """A batch's deltas for this state."""
-        columns = {"word": pa.array(list(held), pa.string())}
-        columns["n"] = pa.array([n for n, _ in held.values()], pa.int64())
-        if self.wide:
-            columns["total"] = pa.array([total for _, total in held.values()], pa.int64())
-        return pa.table(columns)
-
 
 class Keeping(BatchBolt, Committer):
-    """A committer with a state of its own; what it does in a batch, the simulation's tasks do."""
+    """A committer that counts in a state of its own."""
 
     output = "word string"
 
     def __init__(self, state: SqlState) -> None:
         self.states = {"kept": state}
+        self.is_wide = len(state.value_names) > 1
+
+    def prepare(self, context: Any, collector: Any, batch_id: Any) -> None:
+        super().prepare(context, collector, batch_id)
+        self.held: dict[str, tuple[int, int]] = {}
 
     def execute(self, tup: Tuple) -> None:
-        raise NotImplementedError("tuples go to the simulation's tasks")
+        n, total = self.held.get(tup["word"], (0, 0))
+        self.held[tup["word"]] = n + 1, total + tup["x"]
+
+    def finish_batch(self) -> None:
+        for word, (n, total) in self.held.items():
+            self.context.state("kept").update(word, functools.partial(self._plus, n, total))
+
+    def _plus(self, n: int, total: int, old: Any) -> Any:
+        if not self.is_wide:
+            return n if old is None else old + n
+        return (n, total) if old is None else (old[0] + n, old[1] + total)
 
 
 @dataclass(frozen=True)
@@ -89,33 +97,18 @@ class Release:
         mine = {declared.table: declared.wide for declared in self.tables}
         return all(name in mine and mine[name] >= wide for name, wide in known.items())
 
-    def code(self, semantics: Semantics, states: Semantics, commit: CommitChoice, pending: int) -> Code:
-        return _code(self, semantics, states, commit, pending)
-
-
-class Code(NamedTuple):
-    """What a driver runs; `targets` have no databases yet."""
-
-    topology: Topology
-    targets: list[StateTarget]
-
-
-@dataclass
-class _Unopened:
-    url_for_people: str
-    on_executors: bool = True
+    def program(self, semantics: Semantics, states: Semantics) -> Program:
+        return _program(self, semantics, states)
 
 
 @functools.cache
-def _code(
-    release: Release, semantics: Semantics, states: Semantics, commit: CommitChoice, pending: int
-) -> Code:
-    """`auto` takes executors for more than one key, and never twice for one txid."""
-    rows = 1 if commit == "auto" else None
-    spout = _SPOUTS[semantics](_source)
-    builder = TransactionalTopologyBuilder(
-        "t", "rows", spout, commit=commit, driver_commit_rows=rows, max_spout_pending=pending
-    )
+def _program(release: Release, semantics: Semantics, states: Semantics) -> Program:
+    return Program(_topology(release, semantics, states), number=release.number)
+
+
+def _topology(release: Release, semantics: Semantics, states: Semantics) -> Topology:
+    spout = _SPOUTS[semantics](MemorySpout("word string, x bigint", ROWS))
+    builder = TransactionalTopologyBuilder("t", "rows", spout)
     for declared in release.tables:
         state = declared.state(states)
         bolt: Any = Keeping(state)
@@ -123,9 +116,7 @@ def _code(
             bolt = SqlStateBolt(state, n=Count(), **({"total": Sum("x")} if declared.wide else {}))
         tasks = 2 if declared.by_bolt else 1
         builder.set_committer_bolt(declared.table, bolt, tasks).fields_grouping("rows", "word")
-    topology = builder.build()
-    unopened: Any = _Unopened
-    return Code(topology, state_targets(topology, f"memory://{FIRST}", unopened))
+    return builder.build()
 
 
 def still(databases: int, by_bolt: Sequence[bool]) -> Release:
@@ -134,25 +125,25 @@ def still(databases: int, by_bolt: Sequence[bool]) -> Release:
     return Release(1, tuple(Declared(s[0], s, by_bolt=b) for s, b in zip(servers, by_bolt, strict=False)))
 
 
-def releases_of(random: random.Random, *, bolts: bool) -> list[Release]:
+def releases_of(chances: Any, *, bolts: bool) -> list[Release]:
     """Two to five releases, each with a change or two. With `bolts` some states are filled by bolts."""
 
     def by_bolt() -> bool:
-        return bolts and random.random() < 0.4
+        return bolts and chances.happens(0.4)
 
-    tables = [Declared("a", FIRST, random.random() < 0.2, by_bolt())]
-    if random.random() < 0.4:
-        tables.append(Declared("b", random.choice([FIRST, SECOND]), False, by_bolt()))
+    tables = [Declared("a", FIRST, chances.happens(0.2), by_bolt())]
+    if chances.happens(0.4):
+        tables.append(Declared("b", chances.pick([FIRST, SECOND]), False, by_bolt()))
     found = [Release(1, tuple(tables))]
     free = [name for name in "bcd" if name not in {declared.table for declared in tables}]
-    for number in range(2, random.randint(2, 5) + 1):
-        for _ in range(random.randint(1, 2)):
+    for number in range(2, chances.between(2, 5) + 1):
+        for _ in range(chances.between(1, 2)):
             narrow = [at for at, declared in enumerate(tables) if not declared.wide]
-            if narrow and (not free or random.random() < 0.4):
-                at = random.choice(narrow)
+            if narrow and (not free or chances.happens(0.4)):
+                at = chances.pick(narrow)
                 tables[at] = replace(tables[at], wide=True)
             elif free:
-                server = random.choice([FIRST, SECOND, SECOND, THIRD])
-                tables.append(Declared(free.pop(0), server, random.random() < 0.3, by_bolt()))
+                server = chances.pick([FIRST, SECOND, SECOND, THIRD])
+                tables.append(Declared(free.pop(0), server, chances.happens(0.3), by_bolt()))
         found.append(Release(number, tuple(tables)))
     return found

@@ -10,9 +10,10 @@ from collections import Counter
 
 import pytest
 
-from simulation.world import FAULTS, World, WrongResultError, simulate
+from simulation.histories import simulate, world_of
 from txstream.api.errors import ProgressMismatchError
 from txstream.semantics import Semantics
+from txstream.testing.simulation.world import FAULTS, WrongResultError
 from txstream.zookeeper.tree import Node
 
 OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL
@@ -84,7 +85,7 @@ def test_histories_have_in_them_what_they_are_to_show() -> None:
         "a begin_commit to",
         "a end_commit to",
     )
-    for seed in range(25):
+    for seed in (*range(25), 59, 84):  # the last two are on SQLite
         for semantics in (OPAQUE, TRANSACTIONAL):
             told = simulate(seed, semantics, 2).tell(last=100_000)
             seen.update(sign for sign in signs if sign in told)
@@ -104,7 +105,7 @@ def test_a_seed_is_a_whole_history() -> None:
 def test_the_non_transactional_baseline_is_exact_only_when_nothing_goes_wrong() -> None:
     nothing = dict.fromkeys(FAULTS, 0.0)
     for seed in range(30):
-        World(seed, BASELINE, faults=nothing).run(alone=True)
+        world_of(seed, BASELINE, faults=nothing).run(alone=True)
 
 
 def test_the_non_transactional_baseline_doubles() -> None:
@@ -128,7 +129,7 @@ def test_a_zookeeper_that_was_restored_from_an_old_copy_is_a_mismatch(
 ) -> None:
     """Going on from it would count again, or skip, what came after the copy."""
     for seed in range(10):
-        world = World(seed, semantics, databases, faults=dict.fromkeys(FAULTS, 0.0))
+        world = world_of(seed, semantics, databases, faults=dict.fromkeys(FAULTS, 0.0))
         driver = world.new_driver()
         copies: dict[int, dict[str, Node]] = {}
         while len(copies) < 5:

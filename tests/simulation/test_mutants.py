@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from simulation.histories import simulate
 from simulation.mutants import HUNTS, Hunt
-from simulation.world import simulate
 
 pytestmark = pytest.mark.mutant
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,21 +22,24 @@ Positions = Mapping[str, Any]
 
 def under_own_names(topology: Topology, topology_id: str, prefix: str) -> Topology:
     """The topology under another id, with tables whose names begin with `prefix`."""
+    return with_states(
+        topology.with_id(topology_id), lambda state: replace(state, table=f"{prefix}{state.table}")
+    )
 
-    def renamed(state: SqlState) -> SqlState:
-        return replace(state, table=f"{prefix}{state.table}")
 
+def with_states(topology: Topology, changed: Callable[[SqlState], SqlState]) -> Topology:
+    """The topology with other states in the place of its own."""
     bolts: dict[int, StateCommitter] = {}
     for bolt, _ in topology.states:
         bolts[id(bolt)] = copy.copy(bolt)
-        bolts[id(bolt)].state = renamed(bolt.state)
+        bolts[id(bolt)].state = changed(bolt.state)
     return replace(
-        topology.with_id(topology_id),
+        topology,
         components=tuple(
             replace(one, instance=bolts.get(id(one.instance), one.instance)) for one in topology.components
         ),
         states=tuple((bolts[id(bolt)], semantics) for bolt, semantics in topology.states),
-        map_states=tuple(replace(use, state=renamed(use.state)) for use in topology.map_states),
+        map_states=tuple(replace(use, state=changed(use.state)) for use in topology.map_states),
     )
 
 

@@ -75,7 +75,8 @@ class Driver:
     """One driver's turn. `run` is called once; `stop`, `abort` and the rest are for any thread.
 
     `until_caught_up` ends it when the end of the log, as it is at the start, is committed; `until_txid` after
-    that txid. `loop`, and `goal` (that end of the log), are there once batches may run.
+    that txid. `loop`, and `goal` (that end of the log), are there once batches may run. `plan` is one
+    that was compiled before.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Driver:
         listener: PointListener = nobody_listens,
         watcher: Watcher | None = None,
         capture: bool = False,
+        plan: ExecutionPlan | None = None,
     ) -> None:
         self.topology = topology
         self.loop: EventLoop | None = None
@@ -102,6 +104,7 @@ class Driver:
         self._listener = listener
         self._watcher = watcher
         self._capture = capture
+        self._plan = plan
         self._stopped = threading.Event()
 
     @property
@@ -159,7 +162,7 @@ class Driver:
         if self.is_told_to_stop:
             return None
         # A bolt that cannot be shipped, too, is told before anything is stored.
-        plan = compile_topology(topology, context, uuid.uuid4().hex, capture=self._capture)
+        plan = self._plan or compile_topology(topology, context, uuid.uuid4().hex, capture=self._capture)
         create_runner = services.start_engine()
         if self.is_told_to_stop:
             return None

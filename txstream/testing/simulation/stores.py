@@ -22,7 +22,7 @@ from txstream.state.store.layout import Overlay, Spaces, Transaction
 from txstream.state.store.merging import Key
 
 if TYPE_CHECKING:
-    from simulation.world import World
+    from txstream.testing.simulation.world import World
 
 _LATE = ("commit", "begin_commit", "write", "end_commit")
 
@@ -30,7 +30,7 @@ _LATE = ("commit", "begin_commit", "write", "end_commit")
 class Client(Protocol):
     """Whoever talks to a server."""
 
-    def pass_point(self, where: str) -> None: ...
+    def pass_point(self, where: str, whose: object = "") -> None: ...
 
 
 @dataclass(eq=False)
@@ -95,7 +95,7 @@ class Server:
     def _settle(self, held: Held) -> None:
         """What was on its way has arrived, or never will."""
         self.world.steps_done += 1
-        arrives = self.world.random.random() < 0.8
+        arrives = not self.world.happens("never arrives")
         self.world.note(f"{self.name}: what was late {'is there' if arrives else 'never arrives'}")
         self.end(held, apply=arrives)
 
@@ -166,17 +166,17 @@ class Store(StoreBackend):
     ) -> Iterator[Transaction]:
         server, client, world = self.server, self._client, self._world
         if not exclusive and not shared:
-            client.pass_point(f"before {server.name} is read")
+            client.pass_point("before a database is read", server.name)
             self._reach()
             yield Overlay(server.spaces)
             return
-        client.pass_point(f"before a transaction of {server.name}")
+        client.pass_point("before a transaction", server.name)
         self._reach()
         changes = _Sleeping(server.spaces, lambda: self._pause(held))
         held = server.begin(frozenset(exclusive), frozenset(shared), changes)
         try:
             yield changes
-            client.pass_point(f"in a transaction of {server.name}, before its end")
+            client.pass_point("before the end of a transaction", server.name)
             if held.is_over:
                 raise ServiceUnavailableError(f"{server.name} has ended the transaction")
             if world.happens("commit late"):
@@ -187,7 +187,7 @@ class Store(StoreBackend):
         finally:
             if not held.is_sent:
                 server.end(held)
-        client.pass_point(f"after a transaction of {server.name}")
+        client.pass_point("after a transaction", server.name)
         if world.happens("answer lost"):
             world.note(f"the answer of {server.name} is lost")
             raise AnswerLostError(f"{server.name} did not answer")
@@ -198,6 +198,6 @@ class Store(StoreBackend):
 
     def _pause(self, held: Held) -> None:
         if self._world.happens("asleep in a transaction"):
-            self._client.pass_point(f"in a transaction of {self.server.name}")
+            self._client.pass_point("inside a transaction", self.server.name)
             if held.is_over:
                 raise ServiceUnavailableError(f"{self.server.name} has ended the transaction")

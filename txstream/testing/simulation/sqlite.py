@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,19 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Connection, event
 
-from simulation.stores import Client, with_late_calls
 from txstream.api.errors import ServiceUnavailableError
 from txstream.semantics import Semantics
 from txstream.state import AnswerLostError, TableSpec, TopologyStates
 from txstream.state.sql.database import StateDatabase
 from txstream.state.sql.sessions import Sessions
+from txstream.testing.simulation.stores import Client, with_late_calls
 
 if TYPE_CHECKING:
-    from simulation.world import World
+    from txstream.testing.simulation.world import World
 
 
 @functools.cache
-def _file(name: str) -> StateDatabase:
+def _file(name: str, _process: int) -> StateDatabase:
     folder = tempfile.TemporaryDirectory(prefix="txstream-simulation-")
     atexit.register(folder.cleanup)
     database = StateDatabase(f"sqlite:///{Path(folder.name) / name}.db")
@@ -50,8 +51,9 @@ class Server:
         self.world = world
         self.on_executors = True
         self.url = f"memory://{name}"  # as the topology names it
-        self.database = _file(name)
-        self.database.delete("t", drop_state=True)
+        self.database = _file(name, os.getpid())
+        for fence in self.database.topologies():
+            self.database.delete(fence.topology, drop_state=True)
 
     def open(self, client: Client) -> Store:
         return Store(self, client)
@@ -93,18 +95,18 @@ class _Sessions(Sessions):
     @contextlib.contextmanager
     def writing(self, doing: str, **options: Any) -> Iterator[Any]:
         server, world = self._server, self._server.world
-        self._client.pass_point(f"before {doing} in {server.name}")
+        self._client.pass_point("before a transaction", server.name)
         self._server.reach()
         with world.nobody_sleeps(), super().writing(doing, **options) as begun:
             yield begun
-        self._client.pass_point(f"after {doing} in {server.name}")
+        self._client.pass_point("after a transaction", server.name)
         if world.happens("answer lost"):
             world.note(f"the answer of {server.name} to {doing} is lost")
             raise AnswerLostError(f"{server.name} did not answer")
 
     @contextlib.contextmanager
     def reading(self, doing: str, *arguments: Any, **options: Any) -> Iterator[Connection]:
-        self._client.pass_point(f"before {doing} of {self._server.name} is read")
+        self._client.pass_point("before a database is read", self._server.name)
         self._server.reach()
         with super().reading(doing, *arguments, **options) as connection:
             yield connection

@@ -1,4 +1,4 @@
-"""Workers that do one piece of work at a time, in an order that the seed decides."""
+"""Workers that do one piece of work at a time, in an order that `chances` decide."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from txstream.engine.driver.workers import Event, Lane, Timer
 from txstream.transaction import TransactionAttempt
 
 if TYPE_CHECKING:
-    from simulation.driver import Driver
+    from txstream.testing.simulation.driver import Driver
 
 _MOST_AT_ONCE = 3
 
@@ -39,7 +39,7 @@ class SeededWorkers:
 
     def step(self, loop: EventLoop, *, meanwhile: bool = False) -> None:
         """Do one thing; `meanwhile` in the middle of another, by another thread."""
-        random = self._driver.world.random
+        chances = self._driver.world.chances
         lanes = [
             lane
             for lane, pieces in self._waiting.items()
@@ -47,12 +47,12 @@ class SeededWorkers:
         ]
         if meanwhile and (len(self._busy) == _MOST_AT_ONCE or self._is_handling):
             return
-        if self._events and (not lanes or random.random() < 0.5):
+        if self._events and (not lanes or chances.below(2) == 0):
             self._handle(loop, self._events.popleft())
         elif self._deadlines and self._driver.world.happens("deadline"):
-            self._handle(loop, self._deadlines.pop(random.randrange(len(self._deadlines))))
+            self._handle(loop, self._deadlines.pop(chances.below(len(self._deadlines))))
         elif lanes:
-            self._work(random.choice(lanes))
+            self._work(chances.pick(lanes))
         elif self._timers and not meanwhile:
             timer = heapq.heappop(self._timers)
             self._now = timer.due
@@ -68,7 +68,7 @@ class SeededWorkers:
     def _work(self, lane: Lane) -> None:
         pieces = self._waiting[lane]
         if lane is Lane.JOB:
-            pieces.rotate(-self._driver.world.random.randrange(len(pieces)))
+            pieces.rotate(-self._driver.world.chances.below(len(pieces)))
         work, done, failed = pieces.popleft()
         self._busy.append(lane)
         try:

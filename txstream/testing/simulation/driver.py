@@ -1,7 +1,7 @@
 """One driver of the simulation: the product's own `Driver` and event loop, over parts that fail.
 
-A step starts it, or carries out one piece of its work, or has its loop handle one event; which one, the seed
-decides (`workers`). A driver can be left alone between any two steps and inside any write, and another piece
+A step starts it, or carries out one piece of its work, or has its loop handle one event; which one, `chances`
+decide (`workers`). A driver can be left alone between any two steps and inside any write, and another piece
 of its own work may be done in the middle of one, as by another of its threads.
 """
 
@@ -12,15 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from support.inmemory import CONTEXT
-
-from simulation.log import LogCoordinator
-from simulation.releases import Release
-from simulation.tasks import Runner
-from simulation.workers import SeededWorkers
 from txstream.api.errors import FencedError, ServiceUnavailableError
 from txstream.api.spouts import SpoutContext
 from txstream.coordinator import EmitBatch
+from txstream.engine.batch.failures import CrashError
 from txstream.engine.batch.plan import ExecutionPlan
 from txstream.engine.batch.runner import BatchRunner
 from txstream.engine.commit.committer import StateTarget
@@ -33,15 +28,15 @@ from txstream.engine.fault_points import Point
 from txstream.engine.start.takeover import Takeover
 from txstream.metas import MetaCodec
 from txstream.state import FenceLockedError
+from txstream.testing.simulation.program import Program
+from txstream.testing.simulation.source import LogCoordinator
+from txstream.testing.simulation.tasks import Runner
+from txstream.testing.simulation.workers import SeededWorkers
 from txstream.transaction import Epoch, TransactionAttempt, Txid
 from txstream.zookeeper import LostAnswerError, MemoryProgress, Requests
 
 if TYPE_CHECKING:
-    from simulation.world import World
-
-
-class CrashError(BaseException):
-    """The driver's process is gone. Not an Exception: nothing of the driver may catch it."""
+    from txstream.testing.simulation.world import World
 
 
 class UnexplainedError(AssertionError):
@@ -70,22 +65,26 @@ class Actor:
         self.is_alive = True
         self.is_frozen = False
         self.is_started = True
-        self.store = Progress(world.tree, "t", world.codec, hook=self._hook)
+        self.store = Progress(world.tree, world.topology_id, world.codec, hook=self._hook)
 
     def _end(self, how: str) -> None:
         self.world.note(f"{self} {how}")
         self.is_alive = False
 
-    def pass_point(self, where: str) -> None:
+    def pass_point(self, where: str, whose: object = "") -> None:
         """Between two external reads or writes: the process may die here, or sleep while others go on."""
         world = self.world
-        if world.has_faults and not self.is_alive:
+        if not world.has_faults:
+            return
+        if not self.is_alive:
             raise CrashError
+        world.points.add(where)
         if world.happens("crash"):
-            world.note(f"{self} is about to crash: {where}")
+            world.crashes.append(where)
+            world.note(f"{self} is about to crash: {where} {whose}")
             raise CrashError
         if world.happens("freeze" if self.is_started else "freeze at start"):
-            world.freeze(self, where)
+            world.freeze(self, f"{where} {whose}")
 
     def _hook(self, when: str, write: str) -> None:
         """Around each write to ZooKeeper."""
@@ -103,11 +102,11 @@ class Driver(Actor, Watcher):
 
     state = "simulated"
 
-    def __init__(self, world: World, number: int, release: Release) -> None:
+    def __init__(self, world: World, number: int, program: Program) -> None:
         super().__init__(world, number)
-        self.release = release
-        code = release.code(world.semantics, world.states, world.commit, world.pending)
-        self.topology = code.topology
+        self.program = program
+        code = program.code(world.commit, world.pending)
+        self.topology, self._plan = code.topology, code.plan
         self.targets = [
             replace(target, database=world.store_at(target.database.url_for_people, self))
             for target in code.targets
@@ -139,7 +138,7 @@ class Driver(Actor, Watcher):
 
     def _start(self) -> None:
         self.world.note(f"{self} starts")
-        driver = product.Driver(self.topology, self, listener=self._reached, watcher=self)
+        driver = product.Driver(self.topology, self, listener=self._reached, watcher=self, plan=self._plan)
         try:
             loop = driver.start()
         except ServiceUnavailableError as error:
@@ -164,13 +163,13 @@ class Driver(Actor, Watcher):
 
     def _send_stale_message(self, loop: EventLoop) -> None:
         """An ack or a fail of an attempt that is no longer the active one."""
-        attempt, coordinator = self.world.random.choice(self._attempts), loop.coordinator
+        attempt, coordinator = self.world.chances.pick(self._attempts), loop.coordinator
         if not loop.is_active(attempt):
             loop.carry_out(coordinator.fail(attempt))
             loop.carry_out(coordinator.ack(attempt))
 
-    def pass_point(self, where: str) -> None:
-        super().pass_point(where)
+    def pass_point(self, where: str, whose: object = "") -> None:
+        super().pass_point(where, whose)
         if self.loop is not None and self.world.happens("meanwhile"):
             self.pieces.step(self.loop, meanwhile=True)
 
@@ -186,7 +185,7 @@ class Driver(Actor, Watcher):
         self.world.note(f"{self}: {attempt} fails: {error}")
 
     def _reached(self, point: Point, txid: Txid, open_batches: dict[Txid, str]) -> None:
-        self.pass_point(f"{point} of {txid}")
+        self.pass_point(point.value, txid)
 
     # --- `Services` -----------------------------------------------------------------------------------
 
@@ -206,7 +205,7 @@ class Driver(Actor, Watcher):
         return self.store
 
     def context(self) -> SpoutContext:
-        return CONTEXT
+        return self.program.context
 
     def open_source(self, context: SpoutContext) -> LogCoordinator:
         return LogCoordinator(self)
@@ -216,7 +215,7 @@ class Driver(Actor, Watcher):
 
     def locked(self, error: FenceLockedError) -> None:
         self.pass_point("waiting for a lock")
-        if self.world.random.random() < 0.3:
+        if self.world.happens("gives up"):
             raise error
 
     def keep(self, runner: BatchRunner) -> BatchRunner:

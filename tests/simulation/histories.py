@@ -1,0 +1,100 @@
+"""Histories of a topology of our own, with the real rules or with one of them taken away."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+from simulation.releases import still
+from txstream.semantics import Semantics
+from txstream.testing.simulation.chances import Chances
+from txstream.testing.simulation.program import Program, Tables
+from txstream.testing.simulation.tasks import Task
+from txstream.testing.simulation.world import FAULTS, STEPS, Tree, World, run_without_faults
+
+AnyWorld = TypeVar("AnyWorld", bound="MutableWorld")
+
+
+class Mutations:
+    """The real rules. A mutant has something else in their place, by its dotted name below `txstream`."""
+
+    replaces: Mapping[str, Any] = MappingProxyType({})
+    tree: type[Tree] = Tree
+
+    def __init_subclass__(cls, replaces: Mapping[str, Any] = MappingProxyType({})) -> None:
+        cls.replaces = {**cls.replaces, **replaces}
+
+    @contextlib.contextmanager
+    def in_force(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for name, other in self.replaces.items():
+                stack.enter_context(patch(f"txstream.{name}", other))
+            yield
+
+    def are_done(self, tasks: Sequence[Task]) -> bool:
+        return all(task.is_done for task in tasks)
+
+
+REAL = Mutations()
+
+
+@dataclass
+class MutableWorld(World):
+    """One whose rules may be others."""
+
+    mutations: Mutations = REAL
+
+    def make_tree(self) -> Tree:
+        return self.mutations.tree()
+
+    def are_done(self, tasks: Sequence[Task]) -> bool:
+        return self.mutations.are_done(tasks)
+
+
+@functools.cache
+def _program(
+    semantics: Semantics, states: Semantics, databases: int, by_bolt: tuple[bool, bool]
+) -> tuple[Program, Tables]:
+    program = still(databases, by_bolt).program(semantics, states)
+    return program, run_without_faults(program)
+
+
+def world_of(
+    seed: int,
+    semantics: Semantics,
+    databases: int = 1,
+    mutations: Mutations = REAL,
+    faults: Mapping[str, float] = FAULTS,
+    steps: int = STEPS,
+    state: Semantics | None = None,
+) -> MutableWorld:
+    """The world of one history, that has not begun; in some, bolts of the commit phase fill the tables."""
+    chance = random.Random(seed).random
+    by_bolt = semantics is not Semantics.NON_TRANSACTIONAL and chance() < 0.67
+    bolts = (by_bolt and chance() < 0.25, by_bolt and chance() < 0.25)
+    program, expected = _program(semantics, state or semantics, databases, bolts)
+    return MutableWorld(program, Chances(seed), expected, faults, steps, mutations=mutations)
+
+
+def simulate(seed: int, semantics: Semantics, *arguments: Any, **options: Any) -> MutableWorld:
+    """Run one history. Raises AssertionError, with the history and the seed, when anything is not right."""
+    world = world_of(seed, semantics, *arguments, **options)
+    return tell_of(world, f"seed {seed}, {semantics} spout")
+
+
+def tell_of(world: AnyWorld, whose: str) -> AnyWorld:
+    """Run a world's history."""
+    try:
+        with world.mutations.in_force():
+            world.run()
+    except Exception as error:
+        raise AssertionError(
+            f"{world.tell()}\n{whose}, {len(world.servers)} database(s): {type(error).__name__}: {error}"
+        ) from error
+    return world

@@ -1,0 +1,212 @@
+"""A topology as the simulation runs it: the user's bolts and states, over rows in memory and simulated
+databases.
+
+Invariant: what is kept here between histories (compiled plans, what bolts have made of a range) is the same
+in each of them; that bolts are deterministic is not believed but looked at (`Results`).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from txstream.api.bolts import DataFrameBolt
+from txstream.api.errors import UsageError
+from txstream.api.spouts import SpoutContext
+from txstream.api.state import SqlState
+from txstream.api.topology import CommitChoice, Topology
+from txstream.compare.variant import with_states
+from txstream.engine.batch.plan import ExecutionPlan, compile_topology
+from txstream.engine.batch.runner import BatchResult
+from txstream.engine.commit.databases import StateTarget, state_targets
+from txstream.testing.simulation.source import Rows, SimulatedSource, rows_of, to_rows
+
+FIRST = "memory://one"
+_NAMES = ("one", "two", "three", "four", "five", "six", "seven", "eight")
+
+_DONE_AGAIN = 64
+"""Of so many uses of a result, bolts do one again."""
+
+Tables = dict[str, dict[tuple[Any, ...], tuple[Any, ...]]]
+"""Of each state table, the values by key."""
+
+
+class Code(NamedTuple):
+    """What a driver runs; `targets` have no databases yet."""
+
+    topology: Topology
+    targets: list[StateTarget]
+    plan: ExecutionPlan
+
+
+@dataclass
+class _Unopened:
+    url_for_people: str
+    on_executors: bool = True
+
+
+class Places:
+    """Which simulated database stands for which URL; of all releases of one topology."""
+
+    def __init__(self) -> None:
+        self.by_url: dict[str, str] = {}
+
+    def of(self, url: str | None) -> str:
+        if not url:
+            return FIRST
+        if url.startswith("memory://"):
+            return url
+        if url not in self.by_url:
+            taken = {FIRST, *self.by_url.values()}
+            free = [f"memory://{name}" for name in _NAMES if f"memory://{name}" not in taken]
+            if not free:
+                raise UsageError(f"states are in more than {len(_NAMES)} databases, which no simulation has")
+            self.by_url[url] = free[0]
+        return self.by_url[url]
+
+
+class Program:
+    """One release of a topology's code, and its rows. `number` grows from release to release.
+
+    Raises UsageError for what cannot be simulated.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        rows: Mapping[str, Sequence[Any]] | Sequence[Any] | None = None,
+        *,
+        number: int = 1,
+        places: Places | None = None,
+    ) -> None:
+        if not isinstance(topology, Topology):
+            raise UsageError(f"a simulation needs a built Topology, not a {type(topology).__name__}")
+        for component in topology.bolts:
+            if isinstance(component.instance, DataFrameBolt):
+                raise UsageError(
+                    f"component {component.id!r} is a DataFrameBolt, which only Spark computes; simulate "
+                    f"the topology with a Python bolt in its place, and test it as it is with "
+                    f"TopologyTest(spark=...)"
+                )
+        if not topology.states and not topology.map_states:
+            raise UsageError(
+                f"topology {topology.id!r} fills no state table, so no simulation could tell whether it is "
+                f"exact"
+            )
+        self.number = number
+        self.rows: Rows = (
+            rows_of(topology.spout.source) if rows is None else to_rows(topology.spout.output, rows)
+        )
+        found = Places() if places is None else places
+        self.topology = _simulated(topology, found)
+        self.context = SpoutContext(topology.id, topology.components[0].id, {})
+        self.results = Results()
+        self._codes: dict[tuple[CommitChoice, int], Code] = {}
+
+    @property
+    def states(self) -> list[tuple[SqlState, bool]]:
+        """Its states, and which of them bolts write themselves."""
+        topology = self.topology
+        return [
+            *((bolt.state, False) for bolt, _ in topology.states),
+            *((use.state, True) for use in topology.map_states),
+        ]
+
+    @property
+    def databases(self) -> list[str]:
+        """URLs, the first one's first."""
+        return sorted({state.url or FIRST for state, _ in self.states}, key=_order)
+
+    def commits(self) -> Sequence[CommitChoice]:
+        """In which ways it may commit."""
+        return ("auto", "executors") if self.topology.map_states else ("driver", "auto", "executors")
+
+    def code(self, commit: CommitChoice, pending: int) -> Code:
+        """`auto` takes executors for more than one key, and never twice for one txid."""
+        found = self._codes.get((commit, pending))
+        if found is None:
+            topology = replace(
+                self.topology,
+                commit=commit,
+                driver_commit_rows=1 if commit == "auto" else None,
+                max_spout_pending=pending,
+            )
+            plan = compile_topology(topology, self.context, "simulated")
+            unopened: Any = _Unopened
+            found = self._codes[commit, pending] = Code(
+                topology, state_targets(topology, FIRST, unopened), plan
+            )
+        return found
+
+
+def _order(url: str) -> tuple[int, str]:
+    name = url.removeprefix("memory://")
+    return (_NAMES.index(name) if name in _NAMES else len(_NAMES), name)
+
+
+def _simulated(topology: Topology, places: Places) -> Topology:
+    spout = copy.copy(topology.spout)
+    spout.source = SimulatedSource(spout.output)
+    first, *others = topology.components
+    topology = replace(topology, components=(replace(first, instance=spout), *others))
+    return with_states(topology, lambda state: replace(state, url=places.of(state.url)))
+
+
+class NotDeterministicError(AssertionError):
+    """The same rows gave other tuples."""
+
+
+@dataclass
+class _Known:
+    result: BatchResult
+    content: Any
+    uses: int = 1
+
+
+class Results:
+    """What bolts have made of a range of rows, so that they need not do it in every history again.
+
+    They do it again the second time, and now and then later, and must come to the same.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Any, _Known] = {}
+
+    def get(self, key: Any) -> BatchResult | None:
+        """None when bolts are to do it, for the first time or again."""
+        known = self._known.get(key)
+        if known is None or known.uses % _DONE_AGAIN == 1:
+            return None
+        known.uses += 1
+        return known.result
+
+    def put(self, key: Any, result: BatchResult, handed_on: Sequence[Any]) -> None:
+        """`handed_on` is what the commit phase gets. Raises NotDeterministicError when it is not what it
+        was."""
+        content = _content(result), handed_on
+        known = self._known.setdefault(key, _Known(result, content, 0))
+        if known.content != content:
+            raise NotDeterministicError(
+                f"bolts gave other tuples for the same rows: {_difference(known.content, content)}; what "
+                f"they emit may depend on the batch alone, not on chance, time or what they keep between "
+                f"batches"
+            )
+        known.uses += 1
+
+
+def _content(result: BatchResult) -> dict[str, list[Any]]:
+    """Deltas by component, whichever came first."""
+    return {
+        component: sorted((tuple(row.values()) for table in tables for row in table.to_pylist()), key=repr)
+        for component, tables in result.deltas.items()
+    }
+
+
+def _difference(before: Any, now: Any) -> str:
+    for component in before[0].keys() | now[0].keys():
+        one, other = before[0].get(component), now[0].get(component)
+        if one != other:
+            return f"the deltas of {component!r} were {one!r:.300} and are {other!r:.300} now"
+    return "the tuples for its committers differ"

@@ -1,0 +1,145 @@
+"""What many schedules of one topology have shown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from txstream.testing.simulation.schedules import Schedule
+from txstream.testing.simulation.world import World
+from txstream.words import counted
+
+_LEAST = 3
+
+
+class SimulationError(AssertionError):
+    """A schedule ended with a wrong result. `report` has it, shrunk."""
+
+    def __init__(self, report: SimulationReport) -> None:
+        assert report.failure is not None
+        super().__init__(f"{report.failure}\n{report.failure.told}")
+        self.report = report
+
+
+@dataclass
+class Broken:
+    """A schedule that failed, `schedule` as far as it could be shrunk, `told` what happens in it."""
+
+    first: Schedule
+    schedule: Schedule
+    kind: str
+    error: str
+    told: str = ""
+
+    def __str__(self) -> str:
+        if self.first.crashes is not None:
+            which = f"with crashes at points {list(self.first.crashes)}"
+        else:
+            which = f"of seed {self.first.seed}"
+        return f"the schedule {which} fails: {self.kind}: {self.error}"
+
+
+@dataclass
+class SimulationReport:
+    """`schedules` are those by seed, `exhaustive` those by crash points. `points` are all that a driver
+    passed, `crash_points` where it crashed; `crash_pairs` are two crashes of a history that followed one
+    another.
+
+    `inexact` counts wrong results of a topology that promises nothing else (a non-transactional one).
+    """
+
+    topology: str
+    semantics: str
+    schedules: int = 0
+    exhaustive: int = 0
+    on_sqlite: int = 0
+    cpu_seconds: float = 0.0
+    inexact: int = 0
+    points: set[str] = field(default_factory=set)
+    crash_points: Counter[str] = field(default_factory=Counter)
+    crash_pairs: Counter[tuple[str, str]] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    failure: Broken | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Was every table of every schedule what it must be?"""
+        return self.failure is None and not self.inexact
+
+    @property
+    def rate(self) -> float:
+        """Schedules in a second of one core."""
+        return (self.schedules + self.exhaustive) / self.cpu_seconds if self.cpu_seconds else 0.0
+
+    def add(self, world: World) -> None:
+        """Count what has happened in a world."""
+        self.points |= world.points
+        self.crash_points.update(world.crashes)
+        self.crash_pairs.update(zip(world.crashes, world.crashes[1:], strict=False))
+        self.faults.update(world.happened)
+
+    def join(self, other: SimulationReport) -> None:
+        """Count what another process has done."""
+        self.schedules += other.schedules
+        self.exhaustive += other.exhaustive
+        self.on_sqlite += other.on_sqlite
+        self.cpu_seconds += other.cpu_seconds
+        self.inexact += other.inexact
+        self.points |= other.points
+        self.crash_points += other.crash_points
+        self.crash_pairs += other.crash_pairs
+        self.faults += other.faults
+
+    def to_document(self) -> dict[str, Any]:
+        """As JSON values."""
+        points = sorted(self.points)
+        failure = self.failure
+        return {
+            "topology": self.topology,
+            "semantics": self.semantics,
+            "exact": self.exact,
+            "schedules": self.schedules,
+            "exhaustive": self.exhaustive,
+            "on_sqlite": self.on_sqlite,
+            "inexact": self.inexact,
+            "cpu_seconds": round(self.cpu_seconds, 3),
+            "per_cpu_second": round(self.rate, 1),
+            "faults": dict(sorted(self.faults.items())),
+            "crash_points": {point: self.crash_points[point] for point in points},
+            "crash_pairs": {
+                first: {then: n for then in points if (n := self.crash_pairs[first, then])}
+                for first in points
+            },
+            "failure": None
+            if failure is None
+            else {
+                "seed": failure.first.seed,
+                "crashes": failure.first.crashes,
+                "error": failure.kind,
+                "message": failure.error,
+                "told": failure.told.split("\n"),
+            },
+        }
+
+    def lines(self) -> list[str]:
+        """For people."""
+        done = f"{self.schedules:,} schedules"
+        if self.exhaustive:
+            done += f", {self.exhaustive:,} with chosen crash points"
+        if self.on_sqlite:
+            done += f", {self.on_sqlite:,} on SQLite"
+        found = [f"{done}; {self.rate:,.0f} in a second of one core"]
+        faults = ", ".join(f"{name} {n:,}" for name, n in self.faults.most_common())
+        found.append(f"faults: {faults or 'none'}")
+        hit = sum(1 for point in self.points if self.crash_points[point])
+        pairs = sum(1 for pair in self.crash_pairs if self.crash_pairs[pair] and self.points.issuperset(pair))
+        least = sorted(self.points, key=lambda point: (self.crash_points[point], point))[:_LEAST]
+        shown = ", ".join(f"{point} {self.crash_points[point]:,}" for point in least)
+        found.append(f"crash points: {hit} of {len(self.points)} hit; least often: {shown}")
+        found.append(f"pairs of crash points: {pairs:,} of {len(self.points) ** 2:,} hit")
+        if self.inexact:
+            found.append(
+                f"not exact in {counted(self.inexact, 'schedule')}, as non-transactional topologies are"
+            )
+        return found

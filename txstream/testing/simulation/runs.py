@@ -1,0 +1,247 @@
+"""Many schedules of one topology, in one process or in several.
+
+Invariant: which schedules run, and what happens in each, follows from the seed alone, however many
+processes run them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from dataclasses import replace
+from itertools import islice
+from typing import Any, NamedTuple
+
+from txstream.api.errors import UsageError
+from txstream.api.topology import Topology
+from txstream.semantics import Semantics
+from txstream.testing.simulation.program import Program, Tables
+from txstream.testing.simulation.report import Broken, SimulationError, SimulationReport
+from txstream.testing.simulation.schedules import Schedule, outcome, shrunk
+from txstream.testing.simulation.world import ON_SQLITE, STEPS, run_without_faults
+
+Told = Callable[[SimulationReport], None]
+
+_CHUNK = 100
+_SHORT_RUN_BATCHES = 2
+
+
+def _nobody_listens(report: SimulationReport) -> None:
+    """Progress that nobody is told."""
+
+
+def simulate(
+    topology: Topology,
+    rows: Mapping[str, Sequence[Any]] | Sequence[Any] | None = None,
+    *,
+    schedules: int = 200,
+    seed: int = 0,
+    jobs: int = 1,
+    steps: int = STEPS,
+    exhaustive: bool = False,
+    on_sqlite: float = ON_SQLITE,
+) -> SimulationReport:
+    """Run a topology through seeded schedules of crashes, lost and late answers, zombies, outages of
+    partitions and changes of how it commits; each must leave in its tables what a run without faults does.
+
+    rows: what it reads, in the place of its own source: by partition, or a list that is dealt over three. A
+        row is a tuple, a mapping by field, or the value of the only field. None: those of its MemorySpout.
+    schedules, seed: those of seeds `seed` to `seed + schedules - 1`.
+    jobs: how many processes run them.
+    steps: how long the part with faults is.
+    exhaustive: every pair of crash points of a short run, too; every single one is always tried.
+    on_sqlite: the share of schedules whose states are in a real SQLite file, not in memory.
+
+    Raises SimulationError with the first schedule that fails, shrunk; UsageError for what cannot be
+    simulated. A non-transactional topology does not fail: the report says how often it was not exact.
+    """
+    program = Program(topology, rows)
+    report = run_schedules(
+        program,
+        schedules=schedules,
+        seed=seed,
+        jobs=jobs,
+        steps=steps,
+        exhaustive=exhaustive,
+        on_sqlite=on_sqlite,
+    )
+    if report.failure is not None:
+        raise SimulationError(report)
+    return report
+
+
+def run_schedules(
+    program: Program,
+    *,
+    schedules: int,
+    seed: int = 0,
+    jobs: int = 1,
+    steps: int = STEPS,
+    exhaustive: bool = False,
+    on_sqlite: float = ON_SQLITE,
+    progress: Told = _nobody_listens,
+) -> SimulationReport:
+    """As `simulate`, of a program; `progress` is told now and then. A failure is in the report."""
+    if schedules < 0 or jobs < 1 or steps < 1:
+        raise UsageError("a simulation needs schedules, jobs and steps that are not negative")
+    with _quiet():
+        hunt = Hunt(program, steps, on_sqlite)
+        report = hunt.report()
+        if (found := hunt.truth_differs()) is None:
+            chunks = [
+                range(at, min(at + _CHUNK, seed + schedules)) for at in range(seed, seed + schedules, _CHUNK)
+            ]
+            short = hunt.crash_points(pairs=exhaustive) if hunt.must_be_exact else iter(())
+            found = hunt.go_through(short, report)
+            progress(report)
+            if found is None:
+                for part, wrong in _in_processes(hunt, chunks, jobs):
+                    report.join(part)
+                    progress(report)
+                    if wrong is not None:
+                        found = wrong
+                        break
+        if found is not None:
+            report.failure = hunt.told(found)
+    return report
+
+
+def replay(program: Program, schedule: Schedule, say: Callable[[str], None]) -> Exception | None:
+    """Run one schedule, telling each step; what is wrong, if anything is."""
+    with _quiet():
+        world = schedule.world(program, run_without_faults(program))
+        world.say = say
+        return outcome(world)
+
+
+class _Wrong(NamedTuple):
+    """Plain values: not every error can be sent from one process to another."""
+
+    schedule: Schedule
+    kind: str
+    message: str
+
+    @classmethod
+    def of(cls, schedule: Schedule, error: Exception) -> _Wrong:
+        return cls(schedule, type(error).__name__, str(error))
+
+
+class Hunt:
+    """Looks for a schedule that fails."""
+
+    def __init__(self, program: Program, steps: int, on_sqlite: float) -> None:
+        self.program = program
+        self.steps = steps
+        self.on_sqlite = on_sqlite
+        self.expected: Tables = run_without_faults(program)
+        self.must_be_exact = program.topology.semantics is not Semantics.NON_TRANSACTIONAL
+
+    def report(self) -> SimulationReport:
+        topology = self.program.topology
+        return SimulationReport(topology.id, str(topology.semantics))
+
+    def truth_differs(self) -> _Wrong | None:
+        """A run without faults, once more and in other batches."""
+        schedule = Schedule(0, 1, crashes=(), cut=(2, 2))
+        error = outcome(schedule.world(self.program, self.expected))
+        return None if error is None or not self.must_be_exact else _Wrong.of(schedule, error)
+
+    def seeds(self, seeds: range) -> tuple[SimulationReport, _Wrong | None]:
+        """The schedules of these seeds, until one fails."""
+        report = self.report()
+        found = self.go_through((Schedule(seed, self.steps, self.on_sqlite) for seed in seeds), report)
+        return report, found
+
+    def go_through(self, schedules: Iterator[Schedule], report: SimulationReport) -> _Wrong | None:
+        started = time.process_time()
+        try:
+            for schedule in schedules:
+                world = schedule.world(self.program, self.expected)
+                error = outcome(world)
+                report.add(world)
+                report.on_sqlite += world.is_on_sqlite
+                if schedule.crashes is None:
+                    report.schedules += 1
+                else:
+                    report.exhaustive += 1
+                    self._points = world.passed
+                if error is not None and self.must_be_exact:
+                    return _Wrong.of(schedule, error)
+                report.inexact += error is not None
+        finally:
+            report.cpu_seconds += time.process_time() - started
+        return None
+
+    def crash_points(self, *, pairs: bool) -> Iterator[Schedule]:
+        """Every crash point of a run of few batches, in each way of committing, with one batch at a time or
+        two; with `pairs` every second point too that a run with the first one comes to."""
+        most = max(batch.num_rows for batch in self.program.rows.values())
+        cut = -(-most // _SHORT_RUN_BATCHES)
+        for commit in range(len(self.program.commits())):
+            for pending in (1, 2):
+                base = Schedule(0, 1, crashes=(), commit=commit, pending=pending, cut=(cut, cut))
+                yield base
+                for first in range(self._points):
+                    yield _crashing(base, first)
+                    if pairs:
+                        for then in range(first + 1, self._points):
+                            yield _crashing(base, first, then)
+
+    def told(self, wrong: _Wrong) -> Broken:
+        """A failure, shrunk."""
+        first, kind, message = wrong
+        smaller = shrunk(first.written(self.program, self.expected), self.program, self.expected, kind)
+        world = smaller.world(self.program, self.expected)
+        again = outcome(world)
+        if again is None or type(again).__name__ != kind:
+            message += (
+                "; with the same decisions it did not come again: the topology is not the same each time"
+            )
+            return Broken(first, first, kind, message)
+        return Broken(first, smaller, kind, str(again), world.tell())
+
+
+def _crashing(base: Schedule, *crashes: int) -> Schedule:
+    return replace(base, crashes=crashes)
+
+
+def _in_processes(
+    hunt: Hunt, chunks: Sequence[range], jobs: int
+) -> Iterator[tuple[SimulationReport, _Wrong | None]]:
+    if jobs == 1:
+        yield from map(hunt.seeds, chunks)
+        return
+    global _hunt
+    _hunt = hunt
+    # Forked, so that bolts need not be importable by a name.
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
+        waiting = iter(chunks)
+        pending = {pool.submit(_seeds, chunk) for chunk in islice(waiting, 2 * jobs)}
+        while pending:
+            done, pending = wait(pending, return_when=FIRST_COMPLETED)
+            pending |= {pool.submit(_seeds, chunk) for chunk in islice(waiting, len(done))}
+            for future in done:
+                yield future.result()
+
+
+_hunt: Hunt
+
+
+def _seeds(seeds: range) -> tuple[SimulationReport, _Wrong | None]:
+    return _hunt.seeds(seeds)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What the product logs of faults would be most of what is printed."""
+    log = logging.getLogger("txstream")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)

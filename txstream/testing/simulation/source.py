@@ -1,0 +1,159 @@
+"""What a simulated topology reads: rows in memory, of which more and more can be seen, by partition.
+
+Invariant: a position of a partition never changes what it holds, whichever history reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+
+from txstream.api.errors import ServiceUnavailableError, UsageError
+from txstream.api.rows import UnfitValueError, to_record_batch
+from txstream.api.spouts import (
+    PartitionCoordinator,
+    PartitionedSpout,
+    PartitionEmitter,
+    SpoutContext,
+    Unavailable,
+)
+from txstream.metas import BatchMetas
+from txstream.spouts.memory import MemoryRange, MemorySpout
+from txstream.transaction import TransactionAttempt
+
+if TYPE_CHECKING:
+    from txstream.testing.simulation.driver import Driver
+
+PARTITIONS = 3
+"""Over how many partitions a list of rows is dealt."""
+
+Rows = Mapping[str, pa.RecordBatch]
+
+
+def to_rows(schema: pa.Schema, given: Mapping[str, Sequence[Any]] | Sequence[Any]) -> Rows:
+    """Rows by partition; a list is dealt over a few. Raises UsageError for a row that does not fit."""
+    if not isinstance(given, Mapping):
+        given = {f"p{at + 1}": given[at::PARTITIONS] for at in range(min(PARTITIONS, len(given)))}
+    try:
+        found = {
+            name: to_record_batch([_fields(row, schema) for row in rows], schema)
+            for name, rows in given.items()
+        }
+    except UnfitValueError as error:
+        raise UsageError(f"a row does not fit the spout's output: {error}") from error
+    if not any(batch.num_rows for batch in found.values()):
+        raise UsageError("there are no rows; a simulation needs some to work on")
+    return found
+
+
+def _fields(row: Any, schema: pa.Schema) -> tuple[Any, ...]:
+    """A row's values: of a mapping by name, without what it lacks; text for a binary field is UTF-8."""
+    if isinstance(row, Mapping):
+        unknown = sorted(set(row) - set(schema.names))
+        if unknown:
+            raise UsageError(
+                f"a row has {unknown[0]!r}, which the spout does not emit; it emits {schema.names}"
+            )
+        values: tuple[Any, ...] = tuple(row.get(name) for name in schema.names)
+    else:
+        values = row if isinstance(row, tuple) else (row,)
+    if len(values) != len(schema):
+        raise UsageError(f"row {row!r:.100} has {len(values)} values, the spout emits {schema.names}")
+    return tuple(
+        value.encode() if isinstance(value, str) and pa.types.is_binary(field.type) else value
+        for value, field in zip(values, schema, strict=True)
+    )
+
+
+def rows_of(source: PartitionedSpout[Any]) -> Rows:
+    """The rows that a MemorySpout was made with, without its markers. Raises UsageError for another
+    source."""
+    if not isinstance(source, MemorySpout):
+        raise UsageError(
+            f"the topology reads a {type(source).__name__}, and a simulation reads nothing from outside: "
+            f"give it rows (rows=[...], or --rows FILE.jsonl)"
+        )
+    log = source._own()
+    found = {}
+    for name, end in log.ends().items():
+        batches = [frame.rows for frame in log.frames(name, 0, end) if frame.rows is not None]
+        found[name] = pa.Table.from_batches(batches, source.output).combine_chunks().to_batches()[0]
+    return found
+
+
+class SimulatedSource(PartitionedSpout[MemoryRange]):
+    """Stands for the topology's own source."""
+
+    meta_type: ClassVar[type[MemoryRange]] = MemoryRange
+
+    def __init__(self, output: pa.Schema) -> None:
+        self.output = output
+
+    def coordinator(self, context: SpoutContext) -> PartitionCoordinator[MemoryRange]:
+        raise NotImplementedError("each simulated driver opens the source of its world")
+
+    def emitter(self, context: SpoutContext) -> PartitionEmitter[MemoryRange]:
+        raise NotImplementedError("each simulated process opens the source of its world")
+
+
+class Log:
+    """One world's view of the rows: `ends` say how many can be seen; `lost` partitions cannot be read."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self.ends: dict[str, int] = {}
+        self.lost: set[str] = set()
+
+    def show_all(self) -> None:
+        self.ends = {name: batch.num_rows for name, batch in self.rows.items()}
+
+    def reached(self, places: Mapping[str, MemoryRange]) -> bool:
+        return all(not end or (name in places and places[name].end == end) for name, end in self.ends.items())
+
+
+class LogCoordinator(PartitionCoordinator[MemoryRange]):
+    """What a driver asks of the log."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._log = driver.world.log
+
+    def plan(self, last: Mapping[str, MemoryRange], limit: int) -> Mapping[str, MemoryRange | Unavailable]:
+        world = self._driver.world
+        self._reach()
+        low, high = world.cut
+        ranges: dict[str, MemoryRange | Unavailable] = {}
+        for partition, end in self._log.ends.items():
+            start = last[partition].end if partition in last else 0
+            if partition in self._log.lost:
+                ranges[partition] = Unavailable("lost")
+            elif start < end:
+                ranges[partition] = MemoryRange(start, min(end, start + world.chances.between(low, high)))
+        world.note(f"{self._driver} plans", BatchMetas.from_plan(last, ranges))
+        return ranges
+
+    def unreadable(self, metas: Mapping[str, MemoryRange]) -> Mapping[str, Unavailable]:
+        self._reach()
+        return {partition: Unavailable("lost") for partition in self._log.lost & set(metas)}
+
+    def _reach(self) -> None:
+        self._driver.pass_point("before the source is asked")
+        if self._driver.world.happens("source away"):
+            raise ServiceUnavailableError("the source is away")
+
+
+class LogEmitter(PartitionEmitter[MemoryRange]):
+    """Reads the rows; what is lost was refused before."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+
+    def emit(
+        self, attempt: TransactionAttempt, partition: str, meta: MemoryRange
+    ) -> Iterator[pa.RecordBatch]:
+        yield self._rows[partition].slice(meta.start, meta.records)
+
+    def close(self) -> None:
+        """Nothing is open."""

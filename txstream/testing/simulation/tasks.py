@@ -1,0 +1,251 @@
+"""What stands for Spark: tasks that run bolts and write, and know nothing of what became of their driver.
+
+A task of the commit phase may run at once, later, twice, after another one has taken its place, after its
+attempt was given up, after its driver died, and in any order with the others. Nobody ever stops one. It
+writes a share of the driver's deltas, or runs bolts, which may read and write states of theirs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from txstream.api.errors import (
+    BatchFailedError,
+    PartitionUnavailableError,
+    ServiceUnavailableError,
+    StaleAttemptError,
+)
+from txstream.api.topology import Phase
+from txstream.engine.batch.layout import Layout, Stage
+from txstream.engine.batch.messages import ANSWER, PYTHON, Element, WorkOrder
+from txstream.engine.batch.plan import ExecutionPlan
+from txstream.engine.batch.runner import BatchResult
+from txstream.engine.batch.worker import run_later_stage
+from txstream.engine.batch.worker_process import WorkerProcess
+from txstream.engine.commit.open_databases import OpenStores, StorePlace
+from txstream.engine.commit.shares import StateWrite, cut
+from txstream.metas import BatchMetas
+from txstream.state import StateBackend
+from txstream.testing.inprocess import InProcessRunner
+from txstream.testing.simulation.source import LogEmitter
+from txstream.transaction import TransactionAttempt
+
+if TYPE_CHECKING:
+    from txstream.testing.simulation.driver import Driver
+    from txstream.testing.simulation.world import World
+
+T = TypeVar("T")
+
+_MOST_SHARES = 3
+_MOST_TRIES = 4
+_NO_STORES = OpenStores()
+
+
+@dataclass(eq=False)
+class Task:
+    """One that writes in one transaction. `is_done`: somebody has been told its first answer."""
+
+    what: str
+    write: Callable[[], Any]
+    is_done: bool = False
+    answer: Any = None
+
+    def __str__(self) -> str:
+        return self.what
+
+
+class Process(WorkerProcess):
+    """A worker process that may sleep between two transactions, over the stores and rows of a world."""
+
+    def __init__(self, world: World, plan: ExecutionPlan) -> None:
+        super().__init__(plan)
+        self.world = world
+        self.stores: Any = self
+        self._spout = (LogEmitter(world.log.rows), world.codec)
+
+    def get(self, place: StorePlace, _topology: str) -> StateBackend:
+        return self.world.store_at(place.url, self)
+
+    def pass_point(self, where: str, whose: object = "") -> None:
+        if self.world.happens("freeze"):
+            self.world.note(f"a task falls asleep {where} {whose}")
+            self.world.go_on()
+
+    def close(self) -> None:
+        """What bolts have opened; as a store of stores it has nothing open."""
+        self.stores = _NO_STORES
+        super().close()
+
+
+class Tasks:
+    """All tasks that may still run, whoever started them."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._tasks: list[Task] = []
+
+    def add(self, what: str, write: Callable[[], Any]) -> Task:
+        self._tasks.append(task := Task(what, write))
+        return task
+
+    def run_one(self) -> None:
+        """Any task runs; its answer goes nowhere, unless its driver still waits."""
+        if not self._tasks:
+            return
+        task = self._world.chances.pick(self._tasks)
+        try:
+            self.run(task)
+        except StaleAttemptError:
+            self._drop(task)
+            self._world.note(f"{task} is refused")
+        except ServiceUnavailableError as error:
+            self._world.note(f"{task} fails: {error}")
+
+    def run_all(self) -> None:
+        """What is left of the past runs at last."""
+        while self._tasks:
+            self.run_one()
+
+    def run(self, task: Task) -> None:
+        answer = task.write()
+        if not task.is_done:
+            task.answer = answer
+        self._world.note(f"the {task} is written{', again' if task.is_done else ''}")
+        if task.is_done or not self._world.happens("task again"):
+            self._drop(task)
+        task.is_done = True
+
+    def _drop(self, task: Task) -> None:
+        if task in self._tasks:  # nobody else has done so while it slept
+            self._tasks.remove(task)
+
+
+class _Calls:
+    """Calls in this thread: whoever is to be left alone sleeps in the middle of one."""
+
+    def call(self, attempt: TransactionAttempt, work: Callable[[], T]) -> T:
+        return work()
+
+    def give_up(self, attempt: TransactionAttempt) -> list[str]:
+        return []
+
+
+class Runner(InProcessRunner):
+    """`BatchRunner` of one driver. What bolts make of a batch before its commit is computed once for all
+    histories; from then on tasks run as `Tasks` has them."""
+
+    def __init__(self, driver: Driver, plan: ExecutionPlan) -> None:
+        self.plan = plan
+        self.slots: Mapping[str, int] = {}
+        self._driver = driver
+        self._world = driver.world
+        self._codec = driver.world.codec
+        self._width = driver.world.width
+        self._calls: Any = _Calls()
+        # Two, so that a task may find what an attempt before the last one has left.
+        self._free = [Process(driver.world, plan) for _ in range(2)]
+
+    @contextlib.contextmanager
+    def _process(self) -> Iterator[WorkerProcess]:
+        if not self._free:  # tasks sleep in all of them
+            self._free.append(Process(self._world, self.plan))
+        process = self._free.pop(self._world.chances.below(len(self._free)))
+        try:
+            yield process
+        finally:
+            self._free.append(process)
+
+    def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
+        world = self._world
+        self._driver.pass_point("before a batch is processed", attempt)
+        lost = world.log.lost & set(metas.partitions)
+        if lost:
+            raise PartitionUnavailableError(f"{attempt}: {sorted(lost)} cannot be read")
+        if world.happens("batch fails"):
+            raise BatchFailedError(f"{attempt} fails")
+        results = self._driver.program.results
+        key = (
+            self._width,
+            *((name, taken.start, taken.end) for name, taken in sorted(metas.partitions.items())),
+        )
+        found = results.get(key)
+        if found is None:
+            found = self._run(attempt, metas)
+            results.put(key, found, found.kept.elements)
+        if found.kept.layout.commit:
+            order = replace(found.kept.order, attempt=attempt)
+            found = replace(found, kept=replace(found.kept, order=order))
+        return found
+
+    def _later_stage(
+        self, order: WorkOrder, layout: Layout, stage: Stage, elements: list[Element]
+    ) -> list[Element]:
+        if stage.phase is not Phase.COMMIT:
+            return super()._later_stage(order, layout, stage, elements)
+        senders = {PYTHON: layout.stages[stage.position - 1].width}
+        bolts = " and ".join(bolt.id for bolt in stage.bolts)
+        tasks = [
+            self._world.tasks.add(
+                f"task {spark_task} of {bolts} of {order.attempt}",
+                partial(self._run_stage, order, stage, spark_task, messages, senders),
+            )
+            for spark_task, messages in enumerate(self.exchange(elements, stage.width))
+        ]
+        self._wait_for(order.attempt, tasks)
+        following = [element for element in elements if element[0] == ANSWER]
+        return following + [element for task in tasks for element in task.answer or ()]
+
+    def _run_stage(
+        self,
+        order: WorkOrder,
+        stage: Stage,
+        spark_task: int,
+        messages: Sequence[bytes],
+        senders: Mapping[str, int],
+    ) -> list[Element]:
+        with self._process() as process:
+            return run_later_stage(self.plan, stage.position, spark_task, order, messages, senders, process)
+
+    def write(self, attempt: TransactionAttempt, writes: Sequence[StateWrite]) -> list[int]:
+        process, tasks = self._free[0] if self._free else Process(self._world, self.plan), []
+        for write in writes:
+            slots = {table.component: self._world.chances.between(1, _MOST_SHARES) for table in write.tables}
+            for share in cut(write, slots):
+                store = process.get(share.place, share.life.topology)
+                states = store.of(share.life.topology, share.life.uuid, share.life.semantics)
+                tables = [(table.spec, table.deltas) for table in share.tables]
+                what = f"share of {share.rows} of {attempt} for {store.url_for_people}"
+                tasks.append(self._world.tasks.add(what, partial(states.write, attempt, tables)))
+        self._wait_for(attempt, tasks)
+        return [write.rows for write in writes]
+
+    def cancel(self, attempt: TransactionAttempt) -> None:
+        """Nobody ever stops a task."""
+
+    def close(self) -> None:
+        """What bolts have opened in the processes."""
+        for process in self._free:
+            process.close()
+
+    def _wait_for(self, attempt: TransactionAttempt, tasks: Sequence[Task]) -> None:
+        """Let these tasks run, until all are done or it is given up."""
+        world, tries = self._world, 0
+        while not world.are_done(tasks):
+            self._driver.pass_point("waiting for tasks", attempt)
+            if world.happens("late arrives"):
+                world.deliver_late()
+            if world.happens("tasks given up"):
+                raise BatchFailedError(f"{attempt}: its tasks take too long")
+            open_tasks = [task for task in tasks if not task.is_done]
+            if not open_tasks:
+                continue
+            try:
+                world.tasks.run(world.chances.pick(open_tasks))
+            except ServiceUnavailableError:
+                tries += 1
+                if tries == _MOST_TRIES:
+                    raise

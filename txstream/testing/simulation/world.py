@@ -1,0 +1,415 @@
+"""The world of a simulation: rows, databases, ZooKeeper and drivers, to which `chances` decide what happens.
+
+A history has two parts: one with faults, then one without, in which a last driver must finish. After it every
+table must hold exactly what a run without faults has left there, the ledger every row in one batch, and
+drivers that wake up later must change nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from txstream.api.errors import StaleAttemptError
+from txstream.api.topology import CommitChoice
+from txstream.engine.start.identity import claim_identity
+from txstream.metas import BatchMetas, MetaCodec
+from txstream.semantics import Semantics
+from txstream.spouts.memory import MemoryRange
+from txstream.state import StateBackend
+from txstream.state.records import COMMITTED
+from txstream.state.store.layout import Overlay
+from txstream.testing.simulation import sqlite
+from txstream.testing.simulation.chances import Chances, Played, Step
+from txstream.testing.simulation.driver import Actor, Driver
+from txstream.testing.simulation.program import Program, Tables
+from txstream.testing.simulation.source import Log
+from txstream.testing.simulation.stores import Server
+from txstream.testing.simulation.tasks import Task, Tasks
+from txstream.zookeeper import MemoryTree
+from txstream.zookeeper.tree import Node
+
+# How likely each fault is, each time that it could happen.
+FAULTS: Mapping[str, float] = {
+    "crash": 0.007,
+    "freeze": 0.01,
+    "freeze at start": 0.01,
+    "answer lost": 0.02,
+    "write late": 0.03,
+    "commit late": 0.03,
+    "never arrives": 0.2,
+    "call late": 0.03,
+    "lock kept": 0.3,
+    "gives up": 0.3,
+    "asleep in a transaction": 0.01,
+    "database away": 0.015,
+    "source away": 0.02,
+    "deadline": 0.01,
+    "meanwhile": 0.05,
+    "batch fails": 0.1,
+    "stale message": 0.05,
+    "another driver": 0.01,
+    "code changes": 0.3,
+    "tasks given up": 0.05,
+    "task again": 0.3,
+    "late arrives": 0.02,
+}
+STEPS = 120
+ON_SQLITE = 0.05
+"""How many histories have their states in a real SQLite database."""
+
+_MAX_DEPTH = 2
+_MAX_LAST_STEPS = 3000
+_ALL_ROWS = 1_000_000
+
+
+class Tree(MemoryTree):
+    """ZooKeeper, which somebody may restore from an old copy."""
+
+    def copy(self) -> dict[str, Node]:
+        return dict(self._nodes)
+
+    def restore(self, copy: Mapping[str, Node]) -> None:
+        self._nodes = dict(copy)
+
+
+class WrongResultError(AssertionError):
+    """A table is not what a run without faults has left there, or a row is in no batch or in two."""
+
+
+@dataclass
+class World:
+    """One history. `run` raises AssertionError, or the error that a driver should not have met.
+
+    `cut` are the fewest and the most rows that a batch takes of a partition. `expected` is what tables must
+    hold at the end; None where that is not looked at. `crashes` are the points at which drivers crashed,
+    `points` those that any passed, `happened` how often each fault was. `say` is told what happens, as it
+    happens.
+    """
+
+    program: Program
+    chances: Chances
+    expected: Tables | None = None
+    faults: Mapping[str, float] = field(default_factory=lambda: FAULTS)
+    steps: int = STEPS
+    cut: tuple[int, int] = (1, 4)
+    on_sqlite: float = ON_SQLITE
+    say: Callable[[str], None] | None = None
+
+    def __post_init__(self) -> None:
+        self.topology_id = self.program.topology.id
+        self.semantics = self.program.topology.semantics
+        self.codec: MetaCodec[Any] = MetaCodec(MemoryRange)
+        self.log = Log(self.program.rows)
+        self.tree = self.make_tree()
+        self.tasks = Tasks(self)
+        self.drivers: list[Driver] = []
+        self.history: list[tuple[int, str, BatchMetas[Any] | None]] = []
+        self.late_calls: list[tuple[str, Callable[[], Any]]] = []
+        self.points: set[str] = set()
+        self.crashes: list[str] = []
+        self.happened: Counter[str] = Counter()
+        self.wrong: BaseException | None = None
+        self.steps_done = self.steps_said = self.passed = 0
+        self._depth = self._awake = 0
+        self.has_faults = False
+        self.pending = self.chances.between(1, 3)
+        self.width = self.chances.between(1, 3)
+        self.servers: list[Any] = []
+        self._begin()
+        for _ in range(self.chances.between(1, 3)):
+            self.grow()
+        self.has_faults = True
+
+    def make_tree(self) -> Tree:
+        return Tree()
+
+    def are_done(self, tasks: Sequence[Task]) -> bool:
+        """Whether a driver that waits for these tasks need wait no longer."""
+        return all(task.is_done for task in tasks)
+
+    def _begin(self) -> None:
+        """What runs here, and where. The topology is known, and nobody has led it yet."""
+        chances = self.chances
+        self.commit: CommitChoice = chances.pick(self.program.commits())
+        self.is_on_sqlite = chances.happens(self.on_sqlite)
+        kind: Any = sqlite.Server if self.is_on_sqlite else Server
+        self.note(f"states are in {kind.__module__}")
+        self.servers = [kind(url.removeprefix("memory://"), self) for url in self.program.databases]
+        written_by_bolts = {state.url for state, by_bolt in self.program.states if by_bolt}
+        for server in self.servers:
+            must = self.commit == "executors" or server.url in written_by_bolts
+            server.on_executors = must or not chances.happens(0.15)
+        first = self.driver_of(self.program, 0)
+        for server in self.servers:
+            server.open(first).ensure_framework_tables()
+        claim_identity(first.topology, first.store, first.targets, locked=first.locked)
+
+    def applied(self, changes: Overlay) -> None:
+        """A server in memory is about to apply a transaction."""
+
+    def store_at(self, url: str, client: Any) -> StateBackend:
+        found: StateBackend = next(s for s in self.servers if s.url == url).open(client)
+        return found
+
+    def note(self, what: str, metas: BatchMetas[Any] | None = None) -> None:
+        self.history.append((self._depth, what, metas))
+        if self.say is not None:
+            self.say(self._shown(*self.history[-1]))
+
+    def _say_step(self) -> None:
+        if self.say is not None:
+            self.steps_said += 1
+            self.say(f"step {self.steps_said}")
+
+    def tell(self, last: int = 120) -> str:
+        """The history's end, indented by what happened while somebody slept."""
+        return "\n".join(self._shown(*one) for one in self.history[-last:])
+
+    def _shown(self, depth: int, what: str, metas: BatchMetas[Any] | None) -> str:
+        return f"{'    ' * depth}{what}{'' if metas is None else f': {self.codec.encode(metas)}'}"
+
+    def happens(self, fault: str) -> bool:
+        if self.has_faults and self.chances.happens(self.faults[fault]):
+            self.happened[fault] += 1
+            return True
+        return False
+
+    # --- with faults ----------------------------------------------------------------------------------
+
+    def run(self, *, alone: bool = False) -> None:
+        """The whole history; `alone` with one driver that nobody ever succeeds."""
+        self.chances.steps(self.steps, self._take_step)
+        self._end_faults()
+        self._finish(self.drivers[0] if alone and self.drivers else self.new_driver())
+
+    def _take_step(self) -> None:
+        """A step that is told of. What is wrong in one that others take while somebody sleeps is not the
+        sleeper's to judge: it would take it for a failure of its own work."""
+        told = len(self.history)
+        if not self._depth:
+            self._say_step()
+        try:
+            self._step()
+        except Exception as error:
+            self.wrong = self.wrong or error
+            raise
+        finally:
+            if isinstance(self.chances, Played):
+                for depth, what, metas in self.history[told:]:
+                    if depth == self._depth:
+                        self.chances.note(self._shown(0, what, metas))
+        if self.wrong is not None and not self._depth:
+            raise self.wrong
+
+    def freeze(self, actor: Actor, where: str) -> None:
+        """The actor sleeps in the middle of what it does; the world goes on; then it wakes up."""
+        if not self._can_sleep:
+            return
+        self.note(f"{actor} falls asleep: {where}")
+        actor.is_frozen = True
+        self.go_on()
+        actor.is_frozen = False
+        self.note(f"{actor} wakes up: {where}")
+
+    def go_on(self) -> None:
+        """Some steps of everybody else, in the middle of somebody's."""
+        if not self._can_sleep:
+            return
+        self._depth += 1
+        self.chances.steps(self.chances.between(5, 5 + self.steps // 2), self._take_step)
+        self._depth -= 1
+
+    @property
+    def _can_sleep(self) -> bool:
+        return self._depth < _MAX_DEPTH and not self._awake
+
+    @contextlib.contextmanager
+    def nobody_sleeps(self) -> Iterator[None]:
+        """While somebody holds what nobody can take away."""
+        self._awake += 1
+        try:
+            yield
+        finally:
+            self._awake -= 1
+
+    def _step(self) -> None:
+        self.steps_done += 1
+        chance = self.chances.below(100)
+        if chance < 83:
+            self._step_a_driver()
+        elif chance < 88:
+            self.tasks.run_one()
+        elif chance < 92:
+            self.deliver_late()
+        elif chance < 97:
+            self._lose_or_find()
+        else:
+            self.grow()
+
+    def _step_a_driver(self) -> None:
+        awake = [driver for driver in self.drivers if driver.is_alive and not driver.is_frozen]
+        leads = self.drivers[-1] in awake if self.drivers else False
+        if not awake or self.happens("another driver") or (not leads and self.chances.below(2)):
+            awake = [self.new_driver()]
+        # Mostly the leader; now and then one that does not know yet that it no longer leads.
+        chosen = self.chances.pick(awake) if self.chances.happens(0.15) else awake[-1]
+        chosen.step()
+
+    def new_driver(self) -> Driver:
+        """The next one, perhaps of code that commits in another way."""
+        if self.happens("code changes"):
+            self.commit = self.chances.pick(self.program.commits())
+            self.pending = self.chances.between(1, 3)
+        self.drivers.append(driver := self.driver_of(self.program, len(self.drivers) + 1))
+        return driver
+
+    def driver_of(self, program: Program, number: int) -> Driver:
+        return Driver(self, number, program)
+
+    def grow(self) -> None:
+        """More rows, perhaps in a new partition."""
+        ends, rows = self.log.ends, self.log.rows
+        open_names = [name for name in rows if ends.get(name, 0) < rows[name].num_rows]
+        if open_names:
+            name = self.chances.pick(open_names)
+            ends[name] = min(rows[name].num_rows, ends.get(name, 0) + self.chances.between(1, 6))
+
+    def _lose_or_find(self) -> None:
+        if not self.log.ends:
+            return
+        partition = self.chances.pick(list(self.log.ends))
+        self.log.lost ^= {partition}
+        self.note(f"{partition} is {'lost' if partition in self.log.lost else 'found'}")
+
+    def deliver_late(self) -> None:
+        """What was sent long ago arrives, and is applied as far as fences and versions let it."""
+        self.tree.deliver_late()
+        for server in self.servers:
+            server.deliver_late()
+        late, self.late_calls = self.late_calls, []
+        for what, call in late:
+            had_faults, self.has_faults = self.has_faults, False
+            try:
+                call()
+            except StaleAttemptError:
+                self.note(f"{what} comes too late")
+            else:
+                self.note(f"{what} is there at last")
+            finally:
+                self.has_faults = had_faults
+
+    # --- without faults -------------------------------------------------------------------------------
+
+    def _end_faults(self) -> None:
+        self.note("no more faults")
+        self.has_faults = False
+        self.log.lost.clear()
+        self.log.show_all()
+
+    def _finish(self, last: Driver) -> None:
+        for _ in range(_MAX_LAST_STEPS):
+            last.step()
+            assert last.is_alive, f"{last} ended, though nothing can go wrong any more"
+            if self.is_finished_by(last):
+                break
+        else:
+            raise AssertionError(f"{last} does not finish")
+        self._check("at the end")
+        self.deliver_late()
+        self.tasks.run_all()
+        for driver in self.drivers[:-1]:
+            for _ in range(30):
+                if driver.is_alive:
+                    driver.step()
+        self._check("after the drivers of the past woke up")
+
+    def is_finished_by(self, driver: Driver) -> bool:
+        if driver.loop is None:
+            return False
+        coordinator = driver.loop.coordinator
+        return coordinator.is_idle and self.log.reached(coordinator.committed_metas().positions())
+
+    def tables(self) -> Tables:
+        """What the newest driver's tables hold."""
+        found: Tables = {}
+        for target in self.drivers[-1].targets:
+            for spec in target.tables:
+                state = spec.state
+                rows = target.database.top(state.table, topology=self.topology_id, n=_ALL_ROWS)
+                found[state.table] = {
+                    tuple(row[name] for name in state.key_names): tuple(
+                        row[name] for name in state.value_names
+                    )
+                    for row in rows
+                }
+        return found
+
+    def _check(self, when: str) -> None:
+        if self.expected is not None:
+            found = self.tables()
+            for table, rows in self.expected.items():
+                if not _equal(found[table], rows):
+                    raise WrongResultError(f"{when}, {difference(table, found[table], rows)}")
+        if self.semantics is not Semantics.NON_TRANSACTIONAL:
+            for target in self.drivers[-1].targets:
+                self._check_ledger(target.database)
+
+    def _check_ledger(self, database: StateBackend) -> None:
+        """Every row is in exactly one batch, and no txid is missing."""
+        ledger = database.batches(self.topology_id)
+        assert [row.txid for row in ledger] == list(range(1, len(ledger) + 1)), "a txid is missing"
+        assert {row.status for row in ledger} <= {COMMITTED}, "a txid is not committed"
+        batches = [self.codec.decode(row.metas, f"txid {row.txid}") for row in ledger]
+        self.check_chain(batches, f"the ledger of {database.url_for_people}")
+
+    def check_chain(self, batches: Iterable[BatchMetas[Any]], whose: str) -> None:
+        """Every row of the log is in exactly one of these batches, in order."""
+        places = dict.fromkeys(self.log.ends, 0)
+        for txid, metas in enumerate(batches, 1):
+            for partition, taken in metas.partitions.items():
+                if taken.start != places[partition]:
+                    raise WrongResultError(
+                        f"{whose}: txid {txid} takes {partition} from {taken.start}, the one before ended at "
+                        f"{places[partition]}"
+                    )
+                places[partition] = taken.end
+        if places != self.log.ends:
+            raise WrongResultError(f"{whose} ends at {places}")
+
+
+def _equal(found: Mapping[Any, tuple[Any, ...]], expected: Mapping[Any, tuple[Any, ...]]) -> bool:
+    """Floats are close: what a sum of them is depends on their order."""
+    if found == expected:
+        return True
+    return found.keys() == expected.keys() and all(
+        one == other or (isinstance(one, float) and isinstance(other, float) and math.isclose(one, other))
+        for key, values in found.items()
+        for one, other in zip(values, expected[key], strict=True)
+    )
+
+
+def difference(table: str, found: Mapping[Any, Any], expected: Mapping[Any, Any]) -> str:
+    """What is wrong with a table, in a sentence."""
+    keys = [key for key in {**expected, **found} if found.get(key) != expected.get(key)]
+    shown = [
+        f"{_one_or_all(key)} is {_one_or_all(found.get(key))}, not {_one_or_all(expected.get(key))}"
+        for key in keys[:3]
+    ]
+    more = f" and {len(keys) - 3} further rows differ" if len(keys) > 3 else ""
+    return f"table {table!r} is not what a run without faults leaves: {'; '.join(shown)}{more}"
+
+
+def _one_or_all(values: tuple[Any, ...] | None) -> str:
+    return "missing" if values is None else repr(values[0] if len(values) == 1 else values)
+
+
+def run_without_faults(program: Program, *, cut: tuple[int, int] = (1, 4)) -> Tables:
+    """What one driver leaves in the tables when nothing goes wrong."""
+    world = World(program, Played(Step()), cut=cut)
+    world.run()
+    return world.tables()
