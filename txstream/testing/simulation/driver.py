@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from txstream.api.errors import FencedError, ServiceUnavailableError
+from txstream.api.errors import FencedError, ServiceUnavailableError, TxstreamError
 from txstream.api.spouts import SpoutContext
 from txstream.coordinator import EmitBatch
 from txstream.engine.batch.failures import CrashError
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from txstream.testing.simulation.world import World
 
 
-class UnexplainedError(AssertionError):
+class UnexplainedError(TxstreamError):
     """A driver met an error that nothing in its world explains."""
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from txstream.api.bolts import DataFrameBolt
-from txstream.api.errors import UsageError
+from txstream.api.errors import TxstreamError, UsageError
 from txstream.api.spouts import SpoutContext
 from txstream.api.state import SqlState
 from txstream.api.topology import CommitChoice, Topology
@@ -154,7 +154,7 @@ def _simulated(topology: Topology, places: Places) -> Topology:
     return with_states(topology, lambda state: replace(state, url=places.of(state.url)))
 
 
-class NotDeterministicError(AssertionError):
+class NotDeterministicError(TxstreamError):
     """The same rows gave other tuples."""
 
 

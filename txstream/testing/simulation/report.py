@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from txstream.api.errors import TxstreamError
 from txstream.testing.simulation.schedules import Schedule
 from txstream.testing.simulation.world import World
 from txstream.words import counted
@@ -13,7 +14,7 @@ from txstream.words import counted
 _LEAST = 3
 
 
-class SimulationError(AssertionError):
+class SimulationError(TxstreamError):
     """A schedule ended with a wrong result. `report` has it, shrunk."""
 
     def __init__(self, report: SimulationReport) -> None:

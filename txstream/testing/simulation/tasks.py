@@ -31,6 +31,7 @@ from txstream.engine.commit.shares import StateWrite, cut
 from txstream.metas import BatchMetas
 from txstream.state import StateBackend
 from txstream.testing.inprocess import InProcessRunner
+from txstream.testing.simulation.program import NotDeterministicError
 from txstream.testing.simulation.source import LogEmitter
 from txstream.transaction import TransactionAttempt
 
@@ -175,7 +176,11 @@ class Runner(InProcessRunner):
         found = results.get(key)
         if found is None:
             found = self._run(attempt, metas)
-            results.put(key, found, found.kept.elements)
+            try:
+                results.put(key, found, found.kept.elements)
+            except NotDeterministicError as error:
+                world.wrong = world.wrong or error  # no failure that another attempt could mend
+                raise
         if found.kept.layout.commit:
             order = replace(found.kept.order, attempt=attempt)
             found = replace(found, kept=replace(found.kept, order=order))

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from txstream.api.errors import StaleAttemptError
+from txstream.api.errors import StaleAttemptError, TxstreamError
 from txstream.api.topology import CommitChoice
 from txstream.engine.start.identity import claim_identity
 from txstream.metas import BatchMetas, MetaCodec
@@ -77,7 +77,7 @@ class Tree(MemoryTree):
         self._nodes = dict(copy)
 
 
-class WrongResultError(AssertionError):
+class WrongResultError(TxstreamError):
     """A table is not what a run without faults has left there, or a row is in no batch or in two."""
 
 
@@ -314,6 +314,8 @@ class World:
     def _finish(self, last: Driver) -> None:
         for _ in range(_MAX_LAST_STEPS):
             last.step()
+            if self.wrong is not None:
+                raise self.wrong
             assert last.is_alive, f"{last} ended, though nothing can go wrong any more"
             if self.is_finished_by(last):
                 break
