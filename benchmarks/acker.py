@@ -1,0 +1,148 @@
+"""What does tracking cost? Messages/s and bytes of the ledger, and how often zero comes too early.
+
+    python benchmarks/acker.py
+    python benchmarks/acker.py --json
+
+The ledger has a million trees pending, in every stage. A step acks a part of them, chosen at random, and
+begins as many trees as it ended. All trees are the one of `docs/acker.md`: an init and three acks each.
+Time is the CPU time of one core, in the fastest of the steps: what else the machine does counts little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+import tracemalloc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from txstream.acker.ackers import Ackers
+from txstream.acker.folds import fold
+from txstream.acker.ids import RootIds, TupleIds
+from txstream.acker.ledger import AckLedger
+
+ACKERS = (1, 2, 4)
+SPOUT_TASK = 0
+FEW_BITS = 16
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pending", type=int, default=1_000_000, help="trees (default 1,000,000)")
+    parser.add_argument("--messages", type=int, default=200_000, help="in a step (default 200,000)")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse_args()
+    figures = measure(options.pending, options.messages, options.steps)
+    if options.json:
+        print(json.dumps(figures))
+    else:
+        for name, figure in figures.items():
+            print(f"{name.replace('_', ' '):<50} {figure}")
+    return 0
+
+
+def measure(pending: int, messages: int, steps: int) -> dict[str, Any]:
+    rates = {ackers: ledger_rate(pending, messages, steps, ackers) for ackers in ACKERS}
+    measured, derived = false_zeros(pending)
+    return {
+        "ledger_messages_per_second": rates[1],
+        "ledger_messages_per_second_by_ackers": {str(ackers): rate for ackers, rate in rates.items()},
+        "fold_messages_per_second": fold_rate(messages, steps),
+        "bytes_per_pending_tree": bytes_per_tree(pending),
+        f"false_zeros_per_tree_with_{FEW_BITS}_bits": measured,
+        f"false_zeros_per_tree_with_{FEW_BITS}_bits_derived": derived,
+    }
+
+
+class Trees:
+    """Trees as in the guide, and how far each is: T1 and T2 are sent; T1 is acked, with T3, T4 and T5
+    anchored to it; then T2; then T3, T4 and T5 in one message."""
+
+    def __init__(self, count: int) -> None:
+        self._draw = TupleIds(13).draw
+        self.root_ids = RootIds()
+        self.roots = self.root_ids.take(count)
+        self.stage = np.zeros(count, np.intp)
+        # By tree: the init, and the three acks.
+        self.values = np.zeros((4, count), np.uint64)
+        self.renew(np.arange(count))
+
+    def renew(self, trees: np.ndarray[Any, Any]) -> None:
+        t1, t2, t345 = self._draw(3 * len(trees)).reshape(3, -1)
+        self.values[:, trees] = t1 ^ t2, t1 ^ t345, t2, t345
+        self.stage[trees] = 0
+
+    def ack(self, trees: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """The next ack of each of these trees: roots and values."""
+        self.stage[trees] += 1
+        return self.roots[trees], self.values[self.stage[trees], trees]
+
+
+def ledger_rate(pending: int, messages: int, steps: int, ackers: int) -> int:
+    """Messages a second, init and ack, with every answer checked."""
+    random, trees, ledger = np.random.default_rng(13), Trees(pending), Ackers(ackers)
+    ledger.init(trees.roots, trees.values[0], SPOUT_TASK)
+    for third in (1, 2):
+        ledger.ack(*trees.ack(np.arange(third * pending // 3, pending)))
+    part, fastest = messages // 4, float("inf")
+    for _ in range(steps):
+        some = [
+            random.choice(np.flatnonzero(trees.stage == stage), part, replace=False) for stage in range(3)
+        ]
+        ending, roots = some[2], trees.roots[some[2]]
+        acks = trees.ack(random.permutation(np.concatenate(some)))
+        seconds, ended = cpu_seconds(ledger.ack, *acks)
+        if not np.array_equal(np.sort(ended.completed.roots), np.sort(roots)):
+            raise SystemExit("the ledger completed other trees than those whose last ack had come")
+        trees.root_ids.release(roots)
+        trees.roots[ending] = trees.root_ids.take(part)
+        trees.renew(ending)
+        init = (trees.roots[ending], trees.values[0, ending], SPOUT_TASK)
+        fastest = min(fastest, seconds + cpu_seconds(ledger.init, *init)[0])
+    return round(4 * part / fastest)
+
+
+def fold_rate(messages: int, steps: int) -> int:
+    """What a task does before it sends: four messages of each root, in any order."""
+    random = np.random.default_rng(13)
+    roots = random.permutation(np.repeat(RootIds().take(messages // 4), 4))
+    values = TupleIds(13).draw(len(roots))
+    return round(len(roots) / min(cpu_seconds(fold, roots, values)[0] for _ in range(steps)))
+
+
+def bytes_per_tree(pending: int) -> float:
+    """What the ledger and the spout's slots take, grown as a run grows them."""
+    tracemalloc.start()
+    root_ids, ledger = RootIds(), AckLedger()
+    for _ in range(100):
+        ledger.init(root_ids.take(pending // 100), 1, SPOUT_TASK)
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return round(used / len(ledger), 1)
+
+
+def false_zeros(count: int) -> tuple[float, float]:
+    """The share of trees that were completed too early, with ids of few bits: measured, and derived as in
+    the guide."""
+    ledger, roots = AckLedger(), RootIds().take(count)
+    t1, t2, t3, t4, t5 = TupleIds(13, bits=FEW_BITS).draw(5 * count).reshape(5, count)
+    early = len(ledger.init(roots, t1 ^ t2, SPOUT_TASK).completed)
+    for value in (t1 ^ t3 ^ t4 ^ t5, t2, t3):  # four times at least two tuples are open
+        early += len(ledger.ack(roots, value).completed)
+    return early / count, 4 / (2**FEW_BITS - 1)
+
+
+def cpu_seconds(call: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
+    start = time.process_time()
+    answer = call(*arguments)
+    return time.process_time() - start, answer
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
