@@ -203,8 +203,8 @@ class BatchBolt(Bolt):
         """Called once when all of the task's tuples have come, also when there were none."""
 
 
-def refuse_result(bolt: Bolt, method: str, result: object) -> NoReturn:
-    """What a bolt's method has returned instead of emitting it. Raises BoltError."""
+def refuse_result(bolt: object, method: str, result: object) -> NoReturn:
+    """What a bolt's or spout's method has returned instead of emitting it. Raises BoltError."""
     if isinstance(result, Coroutine):
         result.close()  # or Python prints that it was never awaited
     lazy = isinstance(result, (Iterator, Awaitable, AsyncIterator))

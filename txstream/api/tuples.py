@@ -19,7 +19,16 @@ DEFAULT_STREAM = "default"
 class Chunk:
     """Rows of one stream of one component; `source_task` is the task that emitted them."""
 
-    __slots__ = ("_columns", "batch", "index", "names", "source_component", "source_stream", "source_task")
+    __slots__ = (
+        "_columns",
+        "batch",
+        "index",
+        "marks",
+        "names",
+        "source_component",
+        "source_stream",
+        "source_task",
+    )
 
     def __init__(
         self,
@@ -35,6 +44,8 @@ class Chunk:
         self.source_component = source_component
         self.source_stream = source_stream
         self.source_task = source_task
+        # The engine's own: to which trees the tuples belong, where that is tracked.
+        self.marks: Any = None
 
     def __len__(self) -> int:
         return int(self.batch.num_rows)

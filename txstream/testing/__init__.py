@@ -1,6 +1,7 @@
 """Tools for testing topologies, bolts and sources; `docs/testing.md` is the guide.
 
-`run_bolt` runs one bolt on rows. `TopologyTest` runs a topology batch by batch under control of the test.
+`run_bolt` runs one bolt on rows. `TopologyTest` runs a topology batch by batch under control of the test,
+`TrackedTest` one of tracked tuples step by step.
 `Fail` and `Crash` stand among a source's rows. `check_spout` tells whether a source keeps its promises,
 `check_state_backend` whether a store of states does. None of it needs pytest, and only what is used is
 loaded.
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
         state_checks as state_checks,
     )
     from txstream.testing.topology import TopologyTest as TopologyTest
+    from txstream.testing.tracked import TrackedTest as TrackedTest
 
 # The command line imports `txstream.testing.faults` and must not load an engine with it.
 _HOMES = {
@@ -81,6 +83,7 @@ _HOMES = {
         "state_checks",
     ),
     "txstream.testing.topology": ("TopologyTest",),
+    "txstream.testing.tracked": ("TrackedTest",),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

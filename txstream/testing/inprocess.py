@@ -26,7 +26,7 @@ from typing import Any, Generic, TypeVar
 from txstream.api.errors import BatchFailedError, TopologyError
 from txstream.engine.batch.answers import collect_result, open_answers
 from txstream.engine.batch.layout import Layout, Stage, lay_out
-from txstream.engine.batch.messages import ANSWER, PYTHON, Element, WorkOrder
+from txstream.engine.batch.messages import ANSWER, DRIVER, PYTHON, Element, WorkOrder
 from txstream.engine.batch.plan import ExecutionPlan
 from txstream.engine.batch.runner import NOTHING, BatchResult
 from txstream.engine.batch.sizing import work_order
@@ -159,7 +159,6 @@ class InProcessRunner:
         self.plan = plan
         self.slots: Mapping[str, int] = {}
         self._width = width
-        self._codec = plan.codec()
         self._lock = threading.Lock()
         self._idle: list[WorkerProcess] = []
         self._closed = False
@@ -172,12 +171,27 @@ class InProcessRunner:
 
     def _run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
         started = time.perf_counter()
-        order = work_order(attempt, metas, self.plan, self._codec, self.slots, width=self._width)
-        layout = lay_out(self.plan, order.width, order.slots)
+        codec = self.plan.codec()
+        order = work_order(attempt, metas, self.plan, codec, self.slots, width=self._width)
         elements: list[Element] = []
-        for spark_task in range(layout.stages[0].width):
+        for spark_task in range(lay_out(self.plan, order.width, order.slots).stages[0].width):
             with self._process() as process:
                 elements += run_first_stage(self.plan, spark_task, order, process)
+        return self._process_all(order, elements, started)
+
+    def feed(self, order: WorkOrder, messages: Sequence[bytes]) -> BatchResult:
+        """Process tuples that come from the driver. Raises as `run`."""
+        fed = list(enumerate(messages))
+        return self._calls.call(order.attempt, lambda: self._feed(order, fed))
+
+    def _feed(self, order: WorkOrder, fed: list[Element]) -> BatchResult:
+        started = time.perf_counter()
+        first = lay_out(self.plan, order.width, order.slots).stages[0]
+        return self._process_all(order, self._run_stage(order, first, fed, {DRIVER: 1}), started)
+
+    def _process_all(self, order: WorkOrder, elements: list[Element], started: float) -> BatchResult:
+        """Run the processing phase, whose first stage has made these elements."""
+        attempt, layout = order.attempt, lay_out(self.plan, order.width, order.slots)
         for stage in layout.process[1:]:
             elements = self._later_stage(order, layout, stage, elements)
         return collect_result(
@@ -270,6 +284,11 @@ class InProcessRunner:
         self, order: WorkOrder, layout: Layout, stage: Stage, elements: list[Element]
     ) -> list[Element]:
         senders = {PYTHON: layout.stages[stage.position - 1].width}
+        return self._run_stage(order, stage, elements, senders)
+
+    def _run_stage(
+        self, order: WorkOrder, stage: Stage, elements: list[Element], senders: Mapping[str, int]
+    ) -> list[Element]:
         inboxes = self.exchange(elements, stage.width)
         following = [element for element in elements if element[0] == ANSWER]
         for spark_task, messages in enumerate(inboxes):

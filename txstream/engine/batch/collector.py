@@ -25,6 +25,9 @@ from txstream.engine.batch.routing import Router, open_local_router, open_router
 
 _FLUSH_ROWS = 50_000
 
+# The engine's own columns, behind those of the user's, begin so.
+HIDDEN = "\0"
+
 # Takes the emitting task, the tuples, their stream, and the task that the emitter has chosen, if any.
 Send = Callable[[int, pa.RecordBatch, str, int | None], None]
 
@@ -78,7 +81,7 @@ class Collector:
             )
         self._flush(stream)
         if batch.num_rows:
-            self._send(self._task, batch, stream, None)
+            self._send(self._task, self._given(batch), stream, None)
 
     def flush(self) -> None:
         for stream in self._rows:
@@ -91,6 +94,10 @@ class Collector:
         """The bolt has had its time. What a later attempt emits here would go nowhere."""
         self._rows = {}  # every way to emit looks here first
         self._is_open = False
+
+    def _given(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """What was emitted as one batch, as it is sent."""
+        return batch
 
     def _checked(self, values: Sequence[Any], stream: str) -> Sequence[Any]:
         if type(values) is not tuple:
@@ -136,6 +143,16 @@ class Collector:
         )
 
 
+def visible(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The tuples without the engine's own columns."""
+    names = batch.schema.names
+    shown = sum(not name.startswith(HIDDEN) for name in names)
+    return batch if shown == len(names) else batch.select(list(range(shown)))
+
+
+# Takes tuples as they were sent, the component, stream and task that they come from.
+OpenChunk = Callable[[pa.RecordBatch, str, str, int], Chunk]
+
 # Takes the bolt, the task, and its tuples, for a task that lives in this Spark task.
 Give = Callable[[BoltSpec, int, Chunk], None]
 
@@ -151,13 +168,16 @@ class _Subscription:
 
 @dataclass
 class Outbox:
-    """`parcels` are the tuples for later stages; `emitted` is all that was emitted, when it is captured."""
+    """`parcels` are the tuples for later stages; `emitted` is all that was emitted, when it is captured.
+    `mark` gives ids to tracked tuples, `open_chunk` makes a chunk of those that stay."""
 
     plan: ExecutionPlan
     layout: Layout
     stage: Stage
     spark_task: int
     give: Give
+    mark: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
+    open_chunk: OpenChunk = Chunk
     parcels: dict[Parcel, list[pa.RecordBatch]] = field(default_factory=dict)
     emitted: dict[tuple[str, str, int], list[pa.RecordBatch]] = field(default_factory=dict)
     sent: EdgeCount = field(default_factory=Counter)
@@ -175,7 +195,7 @@ class Outbox:
     ) -> None:
         """Send what a component has emitted to all that subscribe to it."""
         if self.plan.capture:
-            self.emitted.setdefault((source, stream, source_task), []).append(batch)
+            self.emitted.setdefault((source, stream, source_task), []).append(visible(batch))
         for subscription in self._subscribers(source, stream):
             bolt, home, router = subscription.bolt, subscription.home, subscription.router
             if router is None:
@@ -184,9 +204,11 @@ class Outbox:
                 )
                 continue
             for task, part in router.route(batch, direct_task):
+                if self.mark is not None:
+                    part = self.mark(part)
                 self.sent[EdgeName(bolt.id, source, stream)] += part.num_rows
                 if home is self.stage:
-                    self.give(bolt, task, Chunk(part, source, stream, source_task))
+                    self.give(bolt, task, self.open_chunk(part, source, stream, source_task))
                 else:
                     target = self._spark_task_of(bolt, home, task)
                     self._post(

@@ -86,7 +86,7 @@ class Layout:
 
 def max_width(plan: ExecutionPlan, slots: Mapping[str, int]) -> int:
     """How many Spark tasks a batch of this plan can use at most."""
-    return max(plan.slots(slots).values())
+    return max(plan.slots(slots).values(), default=1)
 
 
 def lay_out(plan: ExecutionPlan, width: int, changed_slots: Mapping[str, int] | None = None) -> Layout:
@@ -116,7 +116,8 @@ def lay_out(plan: ExecutionPlan, width: int, changed_slots: Mapping[str, int] | 
 
 def _levels(plan: ExecutionPlan, width: int) -> dict[str, int]:
     """The stage of each component. Bolts of the commit phase begin behind all that is processed."""
-    levels = {plan.spout_id: 0}
+    levels = {plan.spout_id: 0, **{spout.id: 0 for spout in plan.fed}}
+    fed = {spout.id for spout in plan.fed}
     specs = {bolt.id: bolt for bolt in plan.bolts}
 
     def behind(bolt: BoltSpec, first: int) -> int:
@@ -128,7 +129,7 @@ def _levels(plan: ExecutionPlan, width: int) -> dict[str, int]:
             moves = (
                 bolt.is_dataframe
                 or (source is not None and source.is_dataframe)
-                or (given.edge is Edge.EXCHANGE and width > 1)
+                or (given.edge is Edge.EXCHANGE and width > 1 and given.source not in fed)
             )
             level = max(level, levels[given.source] + moves)
         return level
@@ -154,7 +155,7 @@ def _spread(
     """Over how many Spark tasks each component of a stage is spread: as many as the slots of all allow that
     pass tuples to each other in place."""
     members = [bolt.id for bolt in bolts if not bolt.folds_anywhere]
-    if position == 0:
+    if position == 0 and not plan.fed:
         members.append(plan.spout_id)
     group = {component: component for component in members}
 

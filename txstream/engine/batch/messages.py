@@ -107,8 +107,10 @@ ANSWER = -1
 # For which Spark task of the next stage, or ANSWER, and the message.
 Element = tuple[int, bytes]
 
-# Who sends: a stage's Spark task, or a partition of what a DataFrame bolt computed.
+# Who sends: a stage's Spark task, the driver for spouts that live there, or a partition of what a DataFrame
+# bolt computed.
 PYTHON = ""
+DRIVER = "driver"
 
 
 class EdgeName(NamedTuple):
@@ -172,6 +174,46 @@ class Message:
 
 
 @dataclass
+class Tracked:
+    """What a Spark task tells of the trees that its tuples belong to. Roots and values are numpy's arrays of
+    64-bit numbers. `acks` has each root once, with the XOR of what was sent and acked; `held` the roots of
+    tuples that a component neither acked nor failed."""
+
+    acks: tuple[Any, Any] | None = None
+    failed_roots: list[Any] = field(default_factory=list)
+    held: dict[str, list[Any]] = field(default_factory=dict)
+    acked: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def header(self) -> dict[str, Any]:
+        reasons = [[*reason, times] for reason, times in self.reasons.items()]
+        return {"acked": self.acked, "failed": self.failed, "reasons": reasons, "held": list(self.held)}
+
+    def tables(self) -> dict[str, pa.Table]:
+        tables = {f"held {component}": _root_table(roots) for component, roots in self.held.items()}
+        if self.acks is not None:
+            tables["acks"] = pa.table(dict(zip(("root", "value"), map(pa.array, self.acks), strict=True)))
+        return {**tables, "failed roots": _root_table(self.failed_roots)}
+
+    @classmethod
+    def from_header(cls, header: Mapping[str, Any], tables: Mapping[str, pa.Table]) -> Tracked:
+        acks = tables.get("acks")
+        return cls(
+            None if acks is None else (acks["root"].to_numpy(), acks["value"].to_numpy()),
+            [tables["failed roots"]["root"].to_numpy()],
+            {component: [tables[f"held {component}"]["root"].to_numpy()] for component in header["held"]},
+            Counter(header["acked"]),
+            Counter(header["failed"]),
+            Counter({(component, reason): times for component, reason, times in header["reasons"]}),
+        )
+
+
+def _root_table(roots: list[Any]) -> pa.Table:
+    return pa.table({"root": pa.chunked_array([pa.array(some) for some in roots], pa.uint64())})
+
+
+@dataclass
 class Answer:
     """What one Spark task of one stage tells the driver."""
 
@@ -185,12 +227,15 @@ class Answer:
     received: EdgeCount = field(default_factory=Counter)
     # By component and name of a state that the task's bolts write themselves.
     written: Mapping[tuple[str, str], TableDigest] = field(default_factory=dict)
+    tracked: Tracked | None = None
     failure: Failure | None = None
 
     def encode(self) -> bytes:
         if self.failure is not None:
             return pack({"failure": self.failure.to_document()})
+        tracked = self.tracked
         header = {
+            "tracked": None if tracked is None else tracked.header(),
             "stats": [self.records, self.read_seconds, self.process_seconds],
             "deltas": list(self.deltas),
             "emitted": list(self.emitted),
@@ -200,7 +245,8 @@ class Answer:
             "written": [[*state, digest.to_document()] for state, digest in self.written.items()],
         }
         tables = [*self.deltas.values(), *self.emitted.values()]
-        return pack(header, {str(i): table for i, table in enumerate(tables)})
+        named = {str(i): table for i, table in enumerate(tables)}
+        return pack(header, named if tracked is None else {**named, **tracked.tables()})
 
     @classmethod
     def decode(cls, message: bytes) -> Answer:
@@ -224,6 +270,7 @@ class Answer:
                 (component, name): TableDigest.from_document(digest)
                 for component, name, digest in header["written"]
             },
+            tracked=Tracked.from_header(header["tracked"], tables) if header["tracked"] else None,
         )
 
 

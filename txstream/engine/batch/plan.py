@@ -25,6 +25,7 @@ from txstream.api.groupings import Grouping, GroupingKind
 from txstream.api.reducers import BUILT_IN_MERGES, Reducer
 from txstream.api.spouts import PartitionedSpout, SpoutContext
 from txstream.api.topology import Component, Topology
+from txstream.api.tracked_builder import TrackedTopology
 from txstream.engine.commit.bindings import Bindings
 from txstream.metas import MetaCodec
 
@@ -85,6 +86,9 @@ class ExecutionPlan:
 
     With `capture`, what every component emits comes back with the batch's result: for tests. `bindings` are
     the states that bolts read and write themselves; without them such a plan can be looked at, not run.
+
+    `fed` are the spouts of tracked tuples: they live on the driver, which sends what they emit to the first
+    stage. `tracks` says whether those tuples are tracked at all.
     """
 
     run_id: str
@@ -98,6 +102,8 @@ class ExecutionPlan:
     settings: Mapping[str, Any] = field(default_factory=dict)
     capture: bool = False
     bindings: Bindings = field(default_factory=dict)
+    fed: tuple[BoltSpec, ...] = ()
+    tracks: bool = False
 
     def create_source(self) -> PartitionedSpout[Any]:
         source = pickle.loads(self.source)  # noqa: S301 - pickled by the driver of this very run
@@ -113,7 +119,9 @@ class ExecutionPlan:
 
     def slots(self, changed: Mapping[str, int]) -> dict[str, int]:
         """Slots by component, as declared or as `changed` since."""
-        declared = {self.spout_id: self.spout_slots, **{bolt.id: bolt.slots for bolt in self.bolts}}
+        declared = {bolt.id: bolt.slots for bolt in self.bolts}
+        if not self.fed:
+            declared[self.spout_id] = self.spout_slots
         return {component: changed.get(component, slots) for component, slots in declared.items()}
 
     @property
@@ -131,6 +139,7 @@ def compile_topology(
 ) -> ExecutionPlan:
     """The plan of a topology. Raises TopologyError when a bolt, the source or a setting cannot be pickled."""
     spout = topology.components[0]
+    tracked = topology if isinstance(topology, TrackedTopology) else None
     if topology.settings:
         _pickle("settings", dict(topology.settings), "pass plain values")
     return ExecutionPlan(
@@ -138,13 +147,15 @@ def compile_topology(
         topology_id=topology.id,
         spout_id=spout.id,
         spout_slots=spout.parallelism,
-        source=_pickle(f"component {spout.id!r}", topology.spout.source),
-        spout_schema=topology.spout.output,
+        source=b"" if tracked else _pickle(f"component {spout.id!r}", topology.spout.source),
+        spout_schema=next(iter(spout.streams.values())),
         context=context,
         bolts=tuple(_compile_bolt(topology, component) for component in topology.bolts),
         settings=dict(topology.settings),
         capture=capture,
         bindings=bindings or {},
+        fed=tuple(_compile_bolt(topology, one) for one in tracked.spouts) if tracked else (),
+        tracks=tracked is not None and tracked.ackers > 0,
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from txstream.digests import TableDigest
-from txstream.engine.batch.messages import EdgeCount
+from txstream.engine.batch.messages import EdgeCount, Tracked, WorkOrder
 from txstream.metas import BatchMetas
 from txstream.placement import TaskPlace
 from txstream.transaction import TransactionAttempt
@@ -34,7 +34,7 @@ class BatchResult:
 
     `places` are the tasks that ran, `written` the rows that they wrote through a `MapState`, `written_by`
     what it was, by component and state. `kept` is the runner's own: what the commit phase reads, until
-    `release`.
+    `release`. `tracked` is what Spark tasks tell of trees of tuples.
     """
 
     deltas: Mapping[str, list[pa.Table]]
@@ -49,6 +49,7 @@ class BatchResult:
     kept: Any = None
     written: int = 0
     written_by: Mapping[tuple[str, str], TableDigest] = field(default_factory=dict)
+    tracked: Sequence[Tracked] = ()
 
 
 class BatchRunner(Protocol):
@@ -61,6 +62,10 @@ class BatchRunner(Protocol):
 
     def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
         """Process one attempt. Raises the TxstreamError that an executor reported, or another on a crash."""
+
+    def feed(self, order: WorkOrder, messages: Sequence[bytes]) -> BatchResult:
+        """Process a micro-batch of tracked tuples: a message for each Spark task of the first stage. Raises
+        as `run`."""
 
     def commit(
         self,

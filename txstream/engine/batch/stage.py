@@ -14,23 +14,27 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from txstream.api.bolts import BasicBolt, BatchBolt, StateCommitter, TopologyContext, refuse_result
-from txstream.api.errors import ShortBatchError
+from txstream.api.errors import BatchFailedError, ShortBatchError
+from txstream.api.tracked import RichBolt
 from txstream.api.tuples import Chunk, Tuple
 from txstream.digests import TableDigest, added_up
 from txstream.engine.batch.collector import Collector, Outbox, Send
 from txstream.engine.batch.failures import CrashError, Failure, describe
 from txstream.engine.batch.layout import Layout, Stage
-from txstream.engine.batch.messages import EdgeCount, EdgeName, Parcel, WorkOrder
+from txstream.engine.batch.messages import EdgeCount, EdgeName, Parcel, Tracked, WorkOrder
 from txstream.engine.batch.plan import BoltSpec, ExecutionPlan
 from txstream.engine.batch.worker_process import WorkerProcess
 from txstream.engine.commit.state_tasks import TaskStates
 from txstream.placement import TaskPlace
 from txstream.transaction import TransactionAttempt
+
+if TYPE_CHECKING:
+    from txstream.engine.tracked.tasks import TrackedTask
 
 
 class TaskFailedError(Exception):
@@ -84,7 +88,8 @@ class TaskRuntime:
         self.received = 0
         self.seconds = 0.0
         self.written: Mapping[str, TableDigest] = {}
-        self.collector = Collector(spec, task, send)
+        self.tracked = process.tracked_task(spec, task, send)
+        self.collector = Collector(spec, task, send) if self.tracked is None else self.tracked.out
         process.left_open.append(self.collector)
         self._stopwatch = stopwatch
         self._tuple: Tuple | None = None
@@ -110,13 +115,17 @@ class TaskRuntime:
                 self._call("prepare", context, self.collector, attempt)
             elif isinstance(self.bolt, BasicBolt):
                 self._call("prepare", context)
+            elif isinstance(self.bolt, RichBolt):
+                self._call("prepare", context, self.tracked)
 
     def receive(self, chunk: Chunk) -> None:
         self.received += len(chunk)
         with self.working():
             bolt = self.bolt
             execute: Any = getattr(bolt, "execute", None)
-            if isinstance(bolt, BasicBolt):
+            if self.tracked is not None:
+                self._receive_tracked(self.tracked, execute, chunk)
+            elif isinstance(bolt, BasicBolt):
                 collector = self.collector
                 for tup in chunk.tuples():
                     self._tuple = tup
@@ -133,8 +142,25 @@ class TaskRuntime:
             self._tuple = None
             self.collector.flush()
 
+    def _receive_tracked(self, tracked: TrackedTask, execute: Any, chunk: Chunk) -> None:
+        """BatchFailedError fails the tuple alone."""
+        is_rich = isinstance(self.bolt, RichBolt)
+        for tup in tracked.tuples(chunk):
+            self._tuple = tup
+            try:
+                result = execute(tup) if is_rich else execute(tup, self.collector)
+            except BatchFailedError as error:
+                tracked.fail(tup, str(error))
+                continue
+            if result is not None:
+                refuse_result(self.bolt, "execute", result)
+        if not is_rich:
+            tracked.ack_open(chunk)
+
     def finish(self) -> None:
         with self.working():
+            if isinstance(self.bolt, RichBolt):
+                self._call("cleanup")
             if isinstance(self.bolt, BatchBolt) and not isinstance(self.bolt, StateCommitter):
                 self._call("finish_batch")
             self.collector.flush()
@@ -183,6 +209,9 @@ class StageRun:
 
     def __post_init__(self) -> None:
         self.outbox = Outbox(self.plan, self.layout, self.stage, self.spark_task, self._give)
+        self.tracking = self.process.track(self.order, self.stage, self.spark_task)
+        if self.tracking is not None:
+            self.outbox.mark, self.outbox.open_chunk = self.tracking.mark, self.tracking.open_chunk
         self._sent: Counter[tuple[str, int]] = Counter()
         self._hosted: dict[str, dict[int, TaskRuntime]] = {}
         stopwatch = Stopwatch()
@@ -212,7 +241,8 @@ class StageRun:
         """Give a task of this stage the tuples that came from another one."""
         spec = self.plan.bolt(parcel.component)
         for batch in table.to_batches():
-            self._give(spec, parcel.task, Chunk(batch, parcel.source, parcel.stream, parcel.source_task))
+            chunk = self.outbox.open_chunk(batch, parcel.source, parcel.stream, parcel.source_task)
+            self._give(spec, parcel.task, chunk)
 
     def _give(self, spec: BoltSpec, task: int, chunk: Chunk) -> None:
         rows = len(chunk)
@@ -230,6 +260,14 @@ class StageRun:
                     f"but {sent} were sent to it"
                 )
             runtime.finish()
+
+    def tracked(self) -> Tracked | None:
+        """What there is to tell of the trees that its tuples belong to."""
+        return (
+            None
+            if self.tracking is None
+            else self.tracking.told(runtime.tracked for runtime in self._runtimes())
+        )
 
     def deltas(self) -> dict[str, pa.Table]:
         """What the state committers of this Spark task have folded, by component."""

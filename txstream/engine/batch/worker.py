@@ -153,6 +153,7 @@ def _answer(run: StageRun, started: float, waited: float) -> Answer:
         sent=run.outbox.sent,
         received=run.received,
         written=run.written(),
+        tracked=run.tracked(),
         process_seconds=time.perf_counter() - started - waited,
     )
 

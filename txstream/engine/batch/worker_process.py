@@ -25,8 +25,11 @@ from txstream.engine.commit.state_cache import StateCache
 from txstream.metas import MetaCodec
 
 if TYPE_CHECKING:
-    from txstream.engine.batch.collector import Collector
+    from txstream.engine.batch.collector import Collector, Send
+    from txstream.engine.batch.layout import Stage
+    from txstream.engine.batch.messages import WorkOrder
     from txstream.engine.commit.map_state import TaskMapState
+    from txstream.engine.tracked.tasks import TaskTracking, TrackedTask
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +71,24 @@ class WorkerProcess:
             opener = spec.create()
             self._resources[spec.id] = (opener, opener.prepare_worker(context))
         return self._resources[spec.id][1]
+
+    def track(self, order: WorkOrder, stage: Stage, spark_task: int) -> TaskTracking | None:
+        """What keeps the trees of tuples in a Spark task, where they are tracked."""
+        if not self.plan.tracks:
+            return None
+        from txstream.engine.tracked.tasks import TaskTracking
+
+        run = int(self.plan.run_id, 16)
+        return TaskTracking([run, order.attempt.attempt, stage.position, spark_task])
+
+    def tracked_task(self, spec: BoltSpec, task: int, send: Send) -> TrackedTask | None:
+        """What acks the tuples of a bolt task, in a topology that is not transactional."""
+        if not self.plan.fed:
+            return None
+        # Only here: an executor of a transactional topology needs no numpy.
+        from txstream.engine.tracked.tasks import TrackedTask
+
+        return TrackedTask(spec, task, send, tracks=self.plan.tracks)
 
     def end_task(self) -> None:
         """A Spark task ends here, perhaps with a failure: what its bolts got is of no use from now on."""

@@ -25,7 +25,7 @@ from pyspark import StorageLevel, cloudpickle
 from txstream.api.errors import BatchFailedError, TxstreamError
 from txstream.engine.batch.answers import collect_result, open_answers
 from txstream.engine.batch.layout import Layout, Stage, lay_out
-from txstream.engine.batch.messages import ANSWER, PYTHON, Answer, Element, WorkOrder
+from txstream.engine.batch.messages import ANSWER, DRIVER, PYTHON, Answer, Element, WorkOrder
 from txstream.engine.batch.plan import ExecutionPlan
 from txstream.engine.batch.runner import NOTHING, BatchResult
 from txstream.engine.batch.sizing import work_order
@@ -44,7 +44,7 @@ from txstream.engine.spark.errors import spark_error
 from txstream.engine.spark.executor import WORK_PROPERTY, current_order, shipped_plan
 from txstream.engine.spark.process import SparkProcess
 from txstream.engine.spark.session import COMMIT_POOL, PROCESSING_POOL
-from txstream.metas import BatchMetas
+from txstream.metas import BatchMetas, MetaCodec
 from txstream.transaction import TransactionAttempt
 
 if TYPE_CHECKING:
@@ -116,7 +116,6 @@ class SparkRunner:
         self._context = context
         self._process = SparkProcess.of(context._gateway)
         self._width = width
-        self._codec = plan.codec()
         self._lock = threading.Lock()
         self._indexes: dict[int, RDD[int]] = {}
         self._simple: dict[int, RDD[Any]] = {}
@@ -129,14 +128,33 @@ class SparkRunner:
 
     # --- for the event loop -------------------------------------------------------------------------
 
+    @functools.cached_property
+    def _codec(self) -> MetaCodec[Any]:
+        return self.plan.codec()
+
     @_blaming
     def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
         """Process one attempt. Raises the TxstreamError that a Spark task reported, or BoltError."""
-        started = time.perf_counter()
         order = work_order(attempt, metas, self.plan, self._codec, self.slots, width=self._width)
         layout = lay_out(self.plan, order.width, order.slots)
         width = layout.stages[0].width
-        pipeline = _Pipeline(attempt, order, layout, self._first_stage(layout), {PYTHON: width})
+        first = self._first_stage(layout)
+        return self._process_all(_Pipeline(attempt, order, layout, first, {PYTHON: width}))
+
+    @_blaming
+    def feed(self, order: WorkOrder, messages: Sequence[bytes]) -> BatchResult:
+        """Process tuples that come from the driver. Raises as `run`."""
+        layout = lay_out(self.plan, order.width, order.slots)
+        fed = self._context.parallelize(list(enumerate(messages)), len(messages))
+        first = functools.partial(_later_stage, self._shipped, self.plan.run_id, 0, {DRIVER: 1})
+        rdd = fed.mapPartitionsWithIndex(first)
+        width = layout.stages[0].width
+        return self._process_all(_Pipeline(order.attempt, order, layout, rdd, {PYTHON: width}))
+
+    def _process_all(self, pipeline: _Pipeline) -> BatchResult:
+        """Run the processing phase, whose first stage there is."""
+        started = time.perf_counter()
+        attempt, order, layout = pipeline.attempt, pipeline.order, pipeline.layout
         self._begin(pipeline)
         try:
             with _Job(self._context, _tag(self.plan.run_id, attempt), PROCESSING_POOL, order):

@@ -1,0 +1,345 @@
+"""The turns of a topology of tracked tuples: ask the spouts, run a micro-batch, end trees.
+
+The loop does nothing by itself and knows no threads: a run calls it from one thread and has `run_batch` done
+by another; a test calls it step by step.
+
+Invariants. One micro-batch runs at a time, so a task sees its tuples in the order in which they were sent. A
+spout's `next_tuple` is called only while fewer than `max_spout_pending` of its task's trees are open. The
+acker's ledger may be lost at any time: the spout tasks have their own list of what is open, and end it when
+its time is over.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from txstream.acker.ackers import Ackers
+from txstream.acker.ledger import DEFAULT_BUCKETS, Ended, Tasks, Trees
+from txstream.api.errors import BatchTimeoutError
+from txstream.api.spouts import SpoutContext
+from txstream.api.tracked_builder import TrackedTopology
+from txstream.engine.batch.messages import WorkOrder
+from txstream.engine.batch.plan import ExecutionPlan
+from txstream.engine.batch.runner import BatchResult, BatchRunner
+from txstream.engine.driver.retries import Verdict, attempt_seconds, judge, reason_of
+from txstream.engine.tracked.anchors import AckLog
+from txstream.engine.tracked.outlet import Outlet
+from txstream.engine.tracked.spouts import SpoutTask
+from txstream.transaction import AttemptSequence, Epoch, TransactionAttempt, Txid
+from txstream.words import counted
+
+if TYPE_CHECKING:
+    from txstream.acker.ids import Roots
+
+log = logging.getLogger(__name__)
+
+# So that events are looked at now and then, and a micro-batch stays what a few Spark tasks can hold.
+_MOST_CALLS_A_TURN = 1_000
+_MOST_TUPLES = 100_000
+
+
+class MicroBatch(TransactionAttempt):
+    """One of a run's micro-batches, counted from 1."""
+
+    def __str__(self) -> str:
+        return f"micro-batch {self.txid}"
+
+
+@dataclass(eq=False)
+class Cut:
+    """A micro-batch to be run: what goes to the first stage, and the trees that begin with it."""
+
+    order: WorkOrder
+    messages: Sequence[bytes]
+    roots: Sequence[Roots]
+    began: float
+    tuples: int
+
+
+@dataclass
+class Counts:
+    """What has happened so far, by component. `failed` and `held` are tuples of bolts: failed by it, neither
+    acked nor failed by it. `reasons` says why trees failed."""
+
+    received: Counter[str] = field(default_factory=Counter)
+    acked: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
+    held: Counter[str] = field(default_factory=Counter)
+    timed_out: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    micro_batches: int = 0
+    failed_micro_batches: int = 0
+    tuples: int = 0
+
+
+class TrackedLoop:
+    """See the module. `clock` tells seconds."""
+
+    def __init__(
+        self,
+        topology: TrackedTopology,
+        plan: ExecutionPlan,
+        runner: BatchRunner,
+        context: SpoutContext,
+        clock: Callable[[], float],
+        epoch: Epoch,
+        *,
+        warm_up_seconds: float = 0.0,
+        width: int | None = None,
+    ) -> None:
+        self.topology = topology
+        self.counts = Counts()
+        self.running: Cut | None = None
+        self.ackers = Ackers(topology.ackers) if topology.ackers else None
+        self.stuck: str | None = None
+        self._plan = plan
+        self._runner = runner
+        self._context = context
+        self._clock = clock
+        self._attempts = AttemptSequence(epoch)
+        self._log = AckLog([int(plan.run_id, 16), 0, 0, 0]) if plan.tracks else None
+        self._outlet = Outlet(plan, self._log, width)
+        self._warm_up_seconds = warm_up_seconds
+        tasks = sum(spec.tasks for spec in plan.fed)
+        numbered = enumerate((spec, task) for spec in plan.fed for task in range(spec.tasks))
+        self.spouts = [
+            SpoutTask(spec, task, number, tasks, self._outlet, clock) for number, (spec, task) in numbered
+        ]
+        # By root: the component whose task neither acked nor failed a tuple of the tree.
+        self._holders: dict[int, str] = {}
+        self._rotated = clock()
+        self._failures_in_a_row = 0
+        # When a tree ended last, and how many had by then.
+        self._last_progress = clock()
+        self._ended = 0
+
+    # --- spouts -------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Open every spout task."""
+        for spout in self.spouts:
+            settings = {"settings": self.topology.settings, "component": spout.spec.id}
+            here = {"task_index": spout.task, "task_count": spout.spec.tasks}
+            spout.start(replace(self._context, **settings, **here))
+            spout.ack_untracked()
+
+    def ask(self) -> bool:
+        """Ask the spouts for tuples, as far as there is room; was there one?"""
+        emitted = False
+        for _ in range(_MOST_CALLS_A_TURN):
+            # A list: all tasks are asked in turn.
+            if self._waiting_tuples >= _MOST_TUPLES:
+                break
+            asked = [spout.next_tuple() for spout in self.spouts if self.has_room(spout)]
+            emitted |= any(asked)
+            if not any(asked):
+                break
+        return emitted
+
+    def has_room(self, spout: SpoutTask) -> bool:
+        """May this task open another tree?"""
+        return spout.open < self.topology.max_spout_pending
+
+    @property
+    def _waiting_tuples(self) -> int:
+        return sum(spout.emitted for spout in self.spouts) - self.counts.tuples
+
+    @property
+    def open_trees(self) -> int:
+        return sum(spout.open for spout in self.spouts)
+
+    # --- micro-batches ------------------------------------------------------------------------------
+
+    def cut(self) -> Cut | None:
+        """The next micro-batch: all that was emitted, unless one is running."""
+        if self.running is not None or not self._waiting_tuples:
+            return None
+        for spout in self.spouts:
+            spout.flush()
+        roots: list[Roots] = []
+        numbers = []
+        for number, spout in enumerate(self.spouts):
+            begun, spout.begun = spout.begun, []
+            roots += begun
+            numbers += [np.full(len(some), number, np.int32) for some in begun]
+        tuples = self._outlet.tuples
+        number = Txid(self.counts.micro_batches + self.counts.failed_micro_batches + 1)
+        order, messages = self._outlet.cut(MicroBatch(number, self._attempts.next()))
+        self.counts.tuples += tuples
+        self.running = cut = Cut(order, messages, roots, self._clock(), tuples)
+        if self._log is not None and self.ackers is not None and roots:
+            values = self._log.folded(roots)
+            self._settle(self.ackers.init(*values, _tasks_of(values[0], roots, numbers)))
+        return cut
+
+    def run_batch(self, cut: Cut) -> BatchResult:
+        """Have it processed. From any thread. Raises as `BatchRunner.run`."""
+        return self._runner.feed(cut.order, cut.messages)
+
+    def finished(self, cut: Cut, result: BatchResult) -> None:
+        """It was processed: end the trees that are complete or have failed."""
+        if cut is not self.running:
+            return  # its time was over: its trees have failed
+        self.running = None
+        self._failures_in_a_row = 0
+        counts = self.counts
+        counts.micro_batches += 1
+        for place in result.places:
+            counts.received[place.component] += place.tuples
+        for tracked in result.tracked:
+            counts.acked += tracked.acked
+            counts.failed += tracked.failed
+            for (component, reason), times in tracked.reasons.items():
+                self._count_reason(f"component {component!r}: {reason}", times)
+            for component, held in tracked.held.items():
+                self._hold(cut, component, np.concatenate(held))
+        if self.ackers is None:
+            return
+        for tracked in result.tracked:  # failed first: a tree that failed and is complete has failed
+            for roots in tracked.failed_roots:
+                self._settle(self.ackers.fail(roots))
+        for tracked in result.tracked:
+            if tracked.acks is not None:
+                self._settle(self.ackers.ack(*tracked.acks))
+
+    def broke(self, cut: Cut, error: BaseException) -> None:
+        """It could not be processed: its trees fail. Raises the error when there is no hope."""
+        if cut is not self.running:
+            return
+        self.running = None
+        self.counts.failed_micro_batches += 1
+        self._failures_in_a_row += 1
+        verdict = judge(error)
+        if verdict is Verdict.FATAL or (
+            verdict is Verdict.BUG and self._failures_in_a_row >= self.topology.max_attempts
+        ):
+            raise error
+        roots = np.concatenate(cut.roots) if cut.roots else np.empty(0, np.uint64)
+        self._count_reason(reason_of(error), len(roots))
+        log.warning(
+            "%s failed, and with it %s, which are replayed: %s",
+            cut.order.attempt, counted(len(roots), "tree"), error,
+        )  # fmt: skip
+        if self.ackers is not None:
+            self.ackers.fail(roots)
+        for spout in self.spouts:
+            spout.fail(roots, timed_out=isinstance(error, BatchTimeoutError))
+
+    @property
+    def backoff(self) -> int:
+        """How many micro-batches have failed in a row."""
+        return self._failures_in_a_row
+
+    # --- time ---------------------------------------------------------------------------------------
+
+    def expire(self) -> None:
+        """End what has taken too long."""
+        is_warm = self.counts.micro_batches + self.counts.failed_micro_batches > 0
+        seconds = self.topology.message_timeout_seconds
+        timeout = attempt_seconds(seconds, self._warm_up_seconds, is_warm=is_warm)
+        now = self._clock()
+        running = self.running
+        if running is not None and now - running.began >= timeout:
+            self._runner.cancel(running.order.attempt)
+            late = f"{running.order.attempt} was not processed within {timeout:g} s"
+            self.broke(running, BatchTimeoutError(f"{late} (message_timeout_seconds)"))
+        if self.ackers is not None and now - self._rotated >= timeout / (DEFAULT_BUCKETS - 1):
+            self._rotated = now
+            self.ackers.rotate()  # the spout tasks know better when a time is over
+        for spout in self.spouts:
+            roots = spout.overdue(timeout)
+            if len(roots):
+                self._time_out(spout, roots)
+        self._look_at_windows(now)
+
+    def _time_out(self, spout: SpoutTask, roots: Roots) -> None:
+        holders = Counter(self._holders.get(root) for root in roots.tolist())
+        told = counted(spout.fail(roots, timed_out=True), "tree")
+        holder, trees = holders.most_common(1)[0]
+        if holder is None:
+            why = "no component holds them: their tuples were lost on the way, or their acker was"
+        else:
+            self.counts.timed_out[holder] += trees
+            why = (
+                f"component {holder!r} holds most of them ({trees:,}): it neither acked nor failed their "
+                f"tuples in the micro-batch that brought them"
+            )
+        log.warning("%s of %r timed out and will be replayed: %s", told, spout.spec.id, why)
+        self._count_reason(f"timed out: {why}", len(roots))
+        for root in roots.tolist():
+            self._holders.pop(root, None)
+
+    def _look_at_windows(self, now: float) -> None:
+        """Is a window full, and nobody empties it?"""
+        ended = sum(spout.acked + spout.failed + spout.timed_out for spout in self.spouts)
+        full = [spout for spout in self.spouts if not self.has_room(spout)]
+        if not full or self.running is not None or ended != self._ended:
+            self._ended, self._last_progress, self.stuck = ended, now, None
+        elif now - self._last_progress >= self.topology.message_timeout_seconds / 3 and self.stuck is None:
+            holder = Counter(self._holders.values()).most_common(1)
+            most = f"; component {holder[0][0]!r} holds most of them" if holder else ""
+            self.stuck = (
+                f"the pending window of {full[0].spec.id!r} is full: {counted(full[0].open, 'tree')} are "
+                f"open and none ends before it times out{most}"
+            )
+            log.warning("%s", self.stuck)
+
+    # --- trees --------------------------------------------------------------------------------------
+
+    def _hold(self, cut: Cut, component: str, roots: Roots) -> None:
+        log.warning(
+            "component %r ended %s without having acked or failed tuples of %s: nobody can ack them later, "
+            "so they time out",
+            component, cut.order.attempt, counted(len(np.unique(roots)), "tree"),
+        )  # fmt: skip
+        self.counts.held[component] += len(roots)
+        self._holders.update(dict.fromkeys(roots.tolist(), component))
+
+    def _settle(self, ended: Ended) -> None:
+        for trees, is_acked in ((ended.completed, True), (ended.failed, False)):
+            for spout, roots in self._by_spout(trees):
+                if is_acked:
+                    spout.ack(roots)
+                else:
+                    spout.fail(roots)
+            if self._holders and not is_acked:
+                for root in trees.roots.tolist():
+                    self._holders.pop(root, None)
+
+    def _by_spout(self, trees: Trees) -> list[tuple[SpoutTask, Roots]]:
+        return [(self.spouts[task], trees.roots[trees.tasks == task]) for task in np.unique(trees.tasks)]
+
+    def _count_reason(self, reason: str, times: int) -> None:
+        reasons = self.counts.reasons
+        reasons[reason if reason in reasons or len(reasons) < 20 else "other reasons"] += times
+
+    # --- the end ------------------------------------------------------------------------------------
+
+    def deactivate(self) -> None:
+        for spout in self.spouts:
+            spout.deactivate()
+
+    def close(self) -> None:
+        """Close every spout task, also when one of them fails at that; the first error is raised."""
+        errors = []
+        for spout in self.spouts:
+            try:
+                spout.close()
+            except Exception as error:  # noqa: BLE001 - the others are closed all the same
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+
+def _tasks_of(folded: Roots, roots: Sequence[Roots], numbers: Sequence[Tasks]) -> Tasks:
+    """The spout task of each folded root."""
+    known, tasks = np.concatenate(roots), np.concatenate(numbers)
+    order = np.argsort(known)
+    found: Tasks = tasks[order][np.searchsorted(known[order], folded)]
+    return found
