@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import pyarrow as pa
+
 from txstream import (
     BasicBolt,
     OutputCollector,
@@ -28,8 +30,8 @@ class Lines(Spout):
     def __init__(self, lines: Sequence[str] = (), *, tracked: bool = True) -> None:
         self.waiting: list[tuple[Hashable, str]] = list(enumerate(lines))
         self.in_flight: dict[Hashable, str] = {}
-        self.acked: list[Hashable] = []
-        self.failed: list[Hashable] = []
+        self.acked: list[Any] = []
+        self.failed: list[Any] = []
         self.calls: list[str] = []
         self.sent_to: list[Sequence[int]] = []
         self.tracked = tracked
@@ -117,5 +119,5 @@ class LosingRunner(InProcessRunner):
                     self.lost.append(shown)
                 else:
                     kept.append(place)
-            parcels[parcel] = table.take(kept)
+            parcels[parcel] = table.take(pa.array(kept, pa.int32()))
         return Message(message.origin, message.sender, parcels, message.failure).encode()

@@ -17,7 +17,7 @@ from txstream.api.tracked import MessageId
 from txstream.api.tracked_builder import TopologyBuilder, TrackedTopology
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.engine.batch.plan import ExecutionPlan, compile_topology
-from txstream.engine.batch.runner import BatchRunner, Emitted
+from txstream.engine.batch.runner import Emitted, FedRunner
 from txstream.engine.tracked.loop import TrackedLoop
 from txstream.settings import Settings
 from txstream.testing.clock import ManualClock
@@ -49,7 +49,7 @@ class TrackedTest:
         clock: ManualClock | None = None,
         width: int | None = None,
         settings: Settings | None = None,
-        runner: Callable[[ExecutionPlan], BatchRunner] = InProcessRunner,
+        runner: Callable[[ExecutionPlan], FedRunner] = InProcessRunner,
     ) -> None:
         self.topology = topology if isinstance(topology, TrackedTopology) else topology._build(stacklevel=3)
         self.clock = clock or ManualClock()
@@ -68,10 +68,13 @@ class TrackedTest:
         self.close()
 
     def close(self) -> None:
-        """Deactivate and close the spouts."""
-        self.loop.deactivate()
-        self.loop.close()
-        self._runner.close()
+        """Deactivate and close the spouts. What they emit meanwhile is processed."""
+        try:
+            self.loop.deactivate()
+            self.loop.close()
+            self._process()
+        finally:
+            self._runner.close()
 
     # --- steps --------------------------------------------------------------------------------------
 
@@ -83,17 +86,24 @@ class TrackedTest:
         for spout in loop.spouts:
             if loop.has_room(spout):
                 spout.next_tuple()
-        cut = loop.cut()
-        if cut is not None:
-            try:
-                result = loop.run_batch(cut)
-            except Exception as error:  # noqa: BLE001 - the loop judges it
-                loop.broke(cut, error)
-            else:
-                self._emitted += result.emitted
-                loop.finished(cut, result)
+        processed = self._process()
         loop.expire()
-        return cut is not None or self._ended() != before
+        return processed or self._ended() != before
+
+    def _process(self) -> bool:
+        """Run what was emitted as a micro-batch; was there anything?"""
+        loop = self.loop
+        cut = loop.cut()
+        if cut is None:
+            return False
+        try:
+            result = loop.run_batch(cut)
+        except Exception as error:  # noqa: BLE001 - the loop judges it
+            loop.broke(cut, error)
+        else:
+            self._emitted += result.emitted
+            loop.finished(cut, result)
+        return True
 
     def run(self) -> None:
         """Step until nothing happens any more."""

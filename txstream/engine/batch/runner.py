@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -63,10 +63,6 @@ class BatchRunner(Protocol):
     def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
         """Process one attempt. Raises the TxstreamError that an executor reported, or another on a crash."""
 
-    def feed(self, order: WorkOrder, messages: Sequence[bytes]) -> BatchResult:
-        """Process a micro-batch of tracked tuples: a message for each Spark task of the first stage. Raises
-        as `run`."""
-
     def commit(
         self,
         attempt: TransactionAttempt,
@@ -86,6 +82,19 @@ class BatchRunner(Protocol):
 
     def cancel(self, attempt: TransactionAttempt) -> None:
         """Ask a running attempt to stop; it may go on for a while."""
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class FedRunner(Protocol):
+    """Processes micro-batches of tuples that come from the driver."""
+
+    def feed(self, order: WorkOrder, messages: Sequence[bytes]) -> BatchResult:
+        """Process one: a message for each Spark task of the first stage. Raises as `BatchRunner.run`."""
+
+    def cancel(self, attempt: TransactionAttempt) -> None:
+        """As `BatchRunner.cancel`."""
 
     def close(self) -> None: ...
 

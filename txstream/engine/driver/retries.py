@@ -36,7 +36,7 @@ _KEPT_RANGES = 500
 _LONGEST_MESSAGE = 1_000
 _MOST_REASONS = 20
 _OTHER_REASONS = "other reasons"
-_ATTEMPT = re.compile(r"txid \d+ attempt \d+\.\d+")
+_ATTEMPT = re.compile(r"txid \d+ attempt \d+\.\d+|micro-batch \d+")
 _OF_ONE_ATTEMPT = re.compile(r"^the batch, |, task \d+(?=:)|, while processing .*", re.DOTALL)
 
 

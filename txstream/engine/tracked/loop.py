@@ -26,7 +26,7 @@ from txstream.api.spouts import SpoutContext
 from txstream.api.tracked_builder import TrackedTopology
 from txstream.engine.batch.messages import WorkOrder
 from txstream.engine.batch.plan import ExecutionPlan
-from txstream.engine.batch.runner import BatchResult, BatchRunner
+from txstream.engine.batch.runner import BatchResult, FedRunner
 from txstream.engine.driver.retries import Verdict, attempt_seconds, judge, reason_of
 from txstream.engine.tracked.anchors import AckLog
 from txstream.engine.tracked.outlet import Outlet
@@ -85,7 +85,7 @@ class TrackedLoop:
         self,
         topology: TrackedTopology,
         plan: ExecutionPlan,
-        runner: BatchRunner,
+        runner: FedRunner,
         context: SpoutContext,
         clock: Callable[[], float],
         epoch: Epoch,
@@ -124,9 +124,14 @@ class TrackedLoop:
     def open(self) -> None:
         """Open every spout task."""
         for spout in self.spouts:
-            settings = {"settings": self.topology.settings, "component": spout.spec.id}
-            here = {"task_index": spout.task, "task_count": spout.spec.tasks}
-            spout.start(replace(self._context, **settings, **here))
+            context = replace(
+                self._context,
+                component=spout.spec.id,
+                task_index=spout.task,
+                task_count=spout.spec.tasks,
+                settings=self.topology.settings,
+            )
+            spout.start(context)
             spout.ack_untracked()
 
     def ask(self) -> bool:
@@ -179,7 +184,7 @@ class TrackedLoop:
         return cut
 
     def run_batch(self, cut: Cut) -> BatchResult:
-        """Have it processed. From any thread. Raises as `BatchRunner.run`."""
+        """Have it processed. From any thread. Raises as `FedRunner.feed`."""
         return self._runner.feed(cut.order, cut.messages)
 
     def finished(self, cut: Cut, result: BatchResult) -> None:

@@ -1,0 +1,342 @@
+"""What ends the trees of tracked tuples badly, and that each comes again; and misuse of a collector."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+from support.tracked import Lines, LosingRunner, RichSplit, Split, words
+
+from txstream import (
+    BasicBolt,
+    BatchFailedError,
+    OutputCollector,
+    RichBolt,
+    TopologyBuilder,
+    Tuple,
+)
+from txstream.api.errors import BoltError, UsageError
+from txstream.engine.batch.plan import ExecutionPlan
+from txstream.testing import ManualClock, TrackedTest
+
+
+@pytest.mark.parametrize("component", ["split", "upper"])
+def test_a_tuple_that_is_lost_between_two_tasks_leaves_its_tree_open_until_it_times_out(
+    component: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost = {"split": {"line": "a b"}, "upper": {"word": "b"}}[component]
+
+    def is_lost(to: str, tup: dict[str, Any]) -> bool:
+        return to == component and tup == lost
+
+    made: list[LosingRunner] = []
+
+    def runner(plan: ExecutionPlan) -> LosingRunner:
+        made.append(LosingRunner(plan, is_lost))
+        return made[0]
+
+    topology = words(["a b", "c d"], message_timeout_seconds=10)
+    with TrackedTest(topology, width=2, runner=runner) as test:
+        lines: Lines = test.spout("lines")
+        test.run()
+        assert made[0].lost == [lost]
+        assert lines.acked == [1]
+        assert test.open_messages("lines") == {0}
+        test.clock.advance(9.9)
+        test.run()
+        assert lines.failed == []
+        test.clock.advance(0.2)
+        test.run()
+        assert lines.failed == [0]
+        assert lines.acked == [1, 0]
+    assert "1 tree of 'lines' timed out and will be replayed: no component holds them" in caplog.text
+
+
+@pytest.mark.parametrize("ackers", [1, 2])
+def test_an_acker_that_dies_loses_nothing(ackers: int) -> None:
+    made = words(["a"] * 4, Keeps(), message_timeout_seconds=10, ackers=ackers)
+    with TrackedTest(made) as test:
+        lines: Lines = test.spout("lines")
+        for _ in range(4):
+            test.step()
+        for acker in range(ackers):
+            test.lose_acker(acker)
+        assert len(test.open_messages("lines")) == 4
+        test.clock.advance(10)
+        test.step()
+        assert sorted(lines.failed) == [0, 1, 2, 3]
+
+
+def test_an_acker_that_dies_before_the_acks_come_lets_the_trees_time_out_and_come_again() -> None:
+    with TrackedTest(words(["a b"], message_timeout_seconds=10)) as test:
+        lines: Lines = test.spout("lines")
+        test.loop.spouts[0].next_tuple()
+        cut = test.loop.cut()
+        assert cut is not None
+        result = test.loop.run_batch(cut)
+        test.lose_acker()
+        test.loop.finished(cut, result)
+        assert lines.acked == []
+        test.clock.advance(10)
+        test.run()
+        assert (lines.failed, lines.acked) == ([0], [0])
+
+
+def test_a_message_after_the_tree_has_ended_changes_nothing() -> None:
+    with TrackedTest(words(["a b", "c"], message_timeout_seconds=10)) as test:
+        lines: Lines = test.spout("lines")
+        test.loop.spouts[0].next_tuple()
+        cut = test.loop.cut()
+        assert cut is not None
+        result = test.loop.run_batch(cut)
+        test.loop.finished(cut, result)
+        assert lines.acked == [0]
+        test.loop.running = cut  # the same answer once more, after the tree has ended
+        test.loop.spouts[0].next_tuple()
+        test.loop.finished(cut, result)
+        test.run()
+        assert lines.acked == [0, 1]
+        assert lines.failed == []
+
+
+class DiesOnce(BasicBolt):
+    """A bug, in the first attempt at a word."""
+
+    output = "word string"
+    died: set[str] = set()  # noqa: RUF012 - shared by all instances, as a database would be
+
+    def __init__(self) -> None:
+        self.died.clear()
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        if tup["word"] == "b" and "b" not in self.died:
+            self.died.add("b")
+            raise ZeroDivisionError("by zero")
+        collector.emit([tup["word"]])
+
+
+def test_a_task_that_dies_fails_the_trees_of_its_micro_batch_and_no_others() -> None:
+    with TrackedTest(words(["a", "b", "c"], last=DiesOnce())) as test:
+        lines: Lines = test.spout("lines")
+        test.run()
+        assert lines.failed == [1]
+        assert sorted(lines.acked) == [0, 1, 2]
+        (reason,) = test.reasons
+        assert reason.startswith("component 'upper': ZeroDivisionError: by zero")
+
+
+class AlwaysDies(BasicBolt):
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        raise ZeroDivisionError("by zero")
+
+
+def test_a_bug_that_comes_again_and_again_ends_the_topology() -> None:
+    with TrackedTest(words(["a"], last=AlwaysDies(), max_attempts=3)) as test:
+        with pytest.raises(BoltError, match=r"micro-batch 3, component 'upper', task \d: ZeroDivisionError"):
+            test.run()
+        assert test.spout("lines").failed == [0, 0]
+
+
+class Fails(RichBolt):
+    output = "word string"
+
+    def execute(self, tup: Tuple) -> None:
+        if tup["word"] == "b":
+            self.collector.fail(tup, "b is not for us")
+        else:
+            self.collector.ack(tup)
+
+
+def test_a_failed_tuple_fails_its_tree_as_soon_as_the_micro_batch_is_over() -> None:
+    with TrackedTest(words(["a b", "c"], last=Fails())) as test:
+        lines: Lines = test.spout("lines")
+        test.step()
+        assert lines.failed == [0]
+        test.step()
+        assert lines.acked == [1]
+        assert test.reasons == {"component 'upper': b is not for us": 1}
+
+
+class Keeps(RichBolt):
+    """Forgets to ack."""
+
+    output = "word string"
+
+    def execute(self, tup: Tuple) -> None:
+        """Nothing at all."""
+
+
+def test_a_bolt_that_forgets_to_ack_is_named_at_once_and_when_its_trees_time_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with TrackedTest(words(["a b", "c"], last=Keeps(), message_timeout_seconds=10)) as test:
+        test.step()
+        told = "component 'upper' ended micro-batch 1 without having acked or failed tuples of 1 tree"
+        assert told in caplog.text
+        test.step()
+        caplog.clear()
+        test.clock.advance(10)
+        test.step()
+        assert (
+            "2 trees of 'lines' timed out and will be replayed: component 'upper' holds most of them (2)"
+            in (caplog.text)
+        )
+        assert test.loop.counts.timed_out == {"upper": 2}
+        assert test.spout("lines").failed == [0, 1]
+
+
+def test_a_full_window_that_nobody_empties_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    made = words(["a", "b", "c"], last=Keeps(), max_spout_pending=2, message_timeout_seconds=30)
+    with TrackedTest(made) as test:
+        test.run()
+        assert test.loop.stuck is None
+        test.clock.advance(10)
+        test.step()
+        told = "the pending window of 'lines' is full: 2 trees are open and none ends before it times out; "
+        assert test.loop.stuck == f"{told}component 'upper' holds most of them"
+        assert told in caplog.text
+        test.clock.advance(20)
+        test.step()
+        assert test.loop.stuck is None
+
+
+class AcksTwice(RichBolt):
+    output = "word string"
+
+    def execute(self, tup: Tuple) -> None:
+        self.collector.ack(tup)
+        self.collector.ack(tup)
+
+
+class FailsWhatItAcked(RichBolt):
+    output = "word string"
+
+    def execute(self, tup: Tuple) -> None:
+        self.collector.ack(tup)
+        self.collector.fail(tup)
+
+
+class AnchorsToAcked(RichBolt):
+    output = "word string"
+
+    def execute(self, tup: Tuple) -> None:
+        self.collector.ack(tup)
+        self.collector.emit([tup], ["late"])
+
+
+class AcksLate(RichBolt):
+    output = "word string"
+    kept: list[Tuple] = []  # noqa: RUF012 - what is kept over micro-batches
+
+    def execute(self, tup: Tuple) -> None:
+        for one in self.kept:
+            self.collector.ack(one)
+        self.kept.append(tup)
+
+
+class AcksNothing(RichBolt):
+    output = "word string"
+
+    def execute(self, tup: Tuple) -> None:
+        self.collector.ack("a")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("bolt", "message"),
+    [
+        (AcksTwice(), r"component 'split' acked a tuple that it had acked already: Tuple\(line='a'\)"),
+        (
+            FailsWhatItAcked(),
+            r"component 'split' failed a tuple that it had acked already: Tuple\(line='a'\)",
+        ),
+        (
+            AnchorsToAcked(),
+            r"component 'split' emitted a tuple anchored to one that it had acked already: .*emit first",
+        ),
+        (AcksLate(), r"component 'split' acked a tuple of an earlier micro-batch, or of another bolt: "),
+        (AcksNothing(), r"component 'split' acked 'a', which is no Tuple"),
+    ],
+)
+def test_misuse_ends_the_topology_with_an_error_that_names_the_bolt(bolt: RichBolt, message: str) -> None:
+    builder = TopologyBuilder("words")
+    builder.set_spout("lines", Lines(["a", "b"]))
+    builder.set_bolt("split", bolt).shuffle_grouping("lines")
+    with TrackedTest(builder) as test, pytest.raises(UsageError, match=message):
+        test.run()
+
+
+def test_a_spout_that_dies_gets_from_its_source_what_was_open() -> None:
+    """Its source redelivers: the next driver's spout begins with what the first had not acked."""
+    with TrackedTest(words(["a b", "c"], RichSplit(), Keeps())) as test:
+        test.run()
+        left = test.spout("lines").in_flight
+        assert left == {0: "a b", 1: "c"}
+    with TrackedTest(words(list(left.values()), RichSplit())) as test:
+        test.run()
+        assert sorted(test.emitted("upper")) == [("A",), ("B",), ("C",)]
+
+
+def test_a_micro_batch_that_takes_too_long_is_given_up_and_its_trees_come_again() -> None:
+    clock = ManualClock()
+
+    class Slow(Split):
+        def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+            super().execute(tup, collector)
+
+    with TrackedTest(words(["a"], Slow(), message_timeout_seconds=10), clock=clock) as test:
+        lines: Lines = test.spout("lines")
+        test.loop.spouts[0].next_tuple()
+        cut = test.loop.cut()
+        assert cut is not None
+        result = test.loop.run_batch(cut)
+        clock.advance(10)
+        test.loop.expire()
+        assert lines.failed == [0]
+        assert test.loop.running is None
+        test.loop.finished(cut, result)  # too late
+        assert lines.acked == []
+        test.run()
+        assert lines.acked == [0]
+        assert test.reasons == {"the batch was not processed within 10 s (message_timeout_seconds)": 1}
+
+
+def test_the_kit_fails_an_open_tree_by_its_message_id() -> None:
+    with TrackedTest(words(["a"], Keeps())) as test:
+        test.step()
+        test.fail("lines", 0)
+        assert test.spout("lines").failed == [0]
+        with pytest.raises(UsageError, match="no tree of 'lines' with message id 0 is open"):
+            test.fail("lines", 0)
+        with pytest.raises(UsageError, match="has no spout 'pages'"):
+            test.fail("pages", 0)
+
+
+def test_only_ids_balance_a_tree() -> None:
+    """An ack of the right tuple under another id leaves the tree open."""
+    with TrackedTest(words(["a"])) as test:
+        test.loop.spouts[0].next_tuple()
+        cut = test.loop.cut()
+        assert cut is not None
+        result = test.loop.run_batch(cut)
+        (tracked,) = result.tracked
+        assert tracked.acks is not None
+        roots, values = tracked.acks
+        tracked.acks = (roots, values ^ np.uint64(1))
+        test.loop.finished(cut, result)
+        assert test.spout("lines").acked == []
+        assert test.open_messages("lines") == {0}
+
+
+def test_a_failure_that_was_expected_never_ends_the_topology(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+    with TrackedTest(words(["a"], max_attempts=1)) as test:
+        for _ in range(3):
+            test.loop.spouts[0].next_tuple()
+            cut = test.loop.cut()
+            assert cut is not None
+            test.loop.broke(cut, BatchFailedError("an executor was lost"))
+        assert test.spout("lines").failed == [0, 0, 0]
+        test.run()
+        assert test.spout("lines").acked == [0]
