@@ -14,7 +14,7 @@ export SPARK_LOCAL_IP ?= 127.0.0.1
 
 BIN := $(VENV)/bin
 
-.PHONY: help demo compare test check lint types format soak
+.PHONY: help demo compare test check lint types format soak bench bench-full
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -25,6 +25,7 @@ help:
 	@echo 'make check    lint, format, types and the whole test suite: what must pass before a change lands'
 	@echo 'make format   rewrite the code in the format that check wants'
 	@echo 'make soak     the long crash tests, and the deliberately wrong implementations that tests must catch'
+	@echo 'make bench    txstream beside Structured Streaming and a plain loop, five minutes; make bench-full, longer'
 	@echo 'PYTHON=python3.12 picks the interpreter (3.11 or newer); VENV=DIR another place than .venv'
 
 demo: $(VENV)/.installed-core
@@ -51,6 +52,12 @@ format: $(VENV)/.installed-dev
 
 soak: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m 'soak or mutant' --timeout 7200 $(ARGS)
+
+bench: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/beside_peers.py $(ARGS)
+
+bench-full: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/beside_peers.py --full $(ARGS)
 
 # --- the environment ---------------------------------------------------------------------------------------
 # The stamps say which extras are installed as pyproject.toml asks now; dev includes core. The interpreter is a

@@ -1,0 +1,321 @@
+"""txstream beside its peers: one broker, one topic, one PostgreSQL (fsync on), one machine, one sitting.
+
+    make bench         # five minutes
+    make bench-full    # twice as many records, more runs, longer live runs
+
+Contenders take turns, each in a process of its own. The first run of a process is cold and told apart; the
+others' median counts. Every catch-up run's totals are compared with the truth. Structured Streaming and
+txstream are given the batch sizes that suit each best. Writes `benchmarks/results/DATE.json` and a chart
+beside it. Exit status 1 when a total was wrong.
+
+Structured Streaming in real-time mode is not here: it knows no foreachBatch, so no exactly-once SQL.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from rich.console import Console
+from rich.table import Table
+
+from txstream.embedded import embedded
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "tests")]
+
+from peers.workload import counted, latencies, make_topic, produce_live  # noqa: E402
+from postgres import PostgresServer  # noqa: E402 - beside the tests
+
+STRUCTURED, PLAIN, OURS = "structured_streaming", "plain_loop", "ours"
+NAMES = {STRUCTURED: "Structured Streaming", PLAIN: "confluent-kafka loop", OURS: "txstream"}
+LARGE, MEDIUM, SMALL = 500_000, 100_000, 10_000
+# Contender, variant, records a batch. The peers' first bring their best.
+CATCH_UPS = (
+    (STRUCTURED, "", LARGE),
+    (OURS, "columnar", LARGE),
+    (OURS, "columnar", MEDIUM),
+    (OURS, "tuples", LARGE),
+    (PLAIN, "", MEDIUM),
+    (STRUCTURED, "", SMALL),
+    (OURS, "columnar", SMALL),
+)
+RATES = (1_000, 10_000)
+
+console = Console(stderr=True, width=None if sys.stderr.isatty() else 120)
+Result = dict[str, Any]
+
+
+class Sitting:
+    """The services of one sitting, and how a contender is started on them."""
+
+    def __init__(self, directory: Path, kafka: str, zookeeper: str, database: str) -> None:
+        self.directory = directory
+        self.kafka = kafka
+        self.database = database
+        self._zookeeper = zookeeper
+
+    @contextlib.contextmanager
+    def contender(self, script: str, mode: str, topic: str, **values: Any) -> Iterator[Iterator[Result]]:
+        """Its reports, one by one; killed at the end if it still runs."""
+        with tempfile.TemporaryDirectory(dir=self.directory) as data:
+            given = {
+                "kafka": self.kafka,
+                "zookeeper": self._zookeeper,
+                "database": self.database,
+                "topic": topic,
+                "data-dir": data,
+                "started": time.time(),
+                **values,
+            }
+            options = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+            log = self.directory / "contenders.log"
+            with log.open("ab") as errors:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", f"peers.{script}", mode, *options],
+                    env={**os.environ, "PYTHONPATH": str(HERE)},
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    text=True,
+                )
+            try:
+                assert process.stdout is not None
+                yield (json.loads(line) for line in process.stdout if line.startswith("{"))
+                if process.wait(120):
+                    raise SystemExit(f"{script} failed:\n{log.read_text(errors='replace')[-3000:]}")
+            finally:
+                process.kill()
+                process.wait()
+
+
+def catch_up(sitting: Sitting, case: tuple[str, str, int], records: int, topic: str, runs: int) -> Result:
+    script, variant, batch = case
+    settings = {"records": records, "batch": batch, "runs": runs, "variant": variant}
+    with sitting.contender(script, "catchup", topic, **settings) as reports:
+        done = list(reports)
+    warm = [run for run in done if not run["cold"]]
+    result = {
+        "contender": script,
+        "variant": variant,
+        "batch": batch,
+        "records": records,
+        "cold_records_per_second": round(done[0]["records"] / done[0]["seconds"]),
+        "start_to_first_commit_seconds": done[0]["first_commit_seconds"],
+        "records_per_second": round(statistics.median(run["records"] / run["seconds"] for run in warm)),
+        "batches_per_second": round(statistics.median(run["batches"] / run["seconds"] for run in warm), 2),
+        "runs": done,
+        "exact": all(run["exact"] for run in done),
+    }
+    console.print(
+        f"{NAMES[script]:<22}{variant:<10}{batch:>9,} a batch: {result['records_per_second']:>10,} "
+        f"records/s, cold {result['cold_records_per_second']:>9,}, "
+        f"exact: {'yes' if result['exact'] else 'NO'}"
+    )
+    return result
+
+
+def live(sitting: Sitting, script: str, rate: int, seconds: float) -> Result:
+    topic = f"live-{uuid.uuid4().hex[:8]}"
+    make_topic(sitting.kafka, topic, 0)
+    warm_up = seconds / 3
+    produced: list[int] = []
+    with sitting.contender(script, "live", topic, seconds=seconds + 8, batch=MEDIUM) as reports:
+        ready = next(reports)
+        producer = threading.Thread(
+            target=lambda: produced.append(produce_live(sitting.kafka, topic, rate, seconds))
+        )
+        producer.start()
+        list(reports)
+        producer.join()
+    table = {"table": ready["table"]} if "table" in ready else {}
+    arrived = counted(sitting.database, count="n" if table else "count", **table)
+    result = {
+        "contender": script,
+        "rate": rate,
+        "exact": [arrived] == produced,
+        **latencies(sitting.database, warm_up, **table),
+    }
+    console.print(
+        f"{NAMES[script]:<22}live {rate:>6,}/s: p50 {result['p50']} ms, p99 {result['p99']} ms, "
+        f"exact: {'yes' if result['exact'] else 'NO'}"
+    )
+    return result
+
+
+def ratios(catch_ups: Sequence[Result], lives: Sequence[Result]) -> dict[str, float]:
+    """Ours over theirs, or theirs over ours for latencies: more is better for us. Of each the best size."""
+
+    def best(contender: str, variant: str, figure: str) -> float:
+        found = [c[figure] for c in catch_ups if (c["contender"], c["variant"]) == (contender, variant)]
+        return float(max(found))
+
+    def small(contender: str) -> float:
+        (found,) = [c for c in catch_ups if c["contender"] == contender and c["batch"] == SMALL]
+        return float(found["batches_per_second"])
+
+    def at_first_rate(contender: str, figure: str) -> float:
+        (found,) = [c for c in lives if c["contender"] == contender and c["rate"] == RATES[0]]
+        return float(found[figure])
+
+    rate, cold = "records_per_second", "cold_records_per_second"
+    found = {
+        "throughput_vs_structured_streaming": best(OURS, "columnar", rate) / best(STRUCTURED, "", rate),
+        "cold_throughput_vs_structured_streaming": best(OURS, "columnar", cold) / best(STRUCTURED, "", cold),
+        "per_tuple_throughput_vs_structured_streaming": best(OURS, "tuples", rate)
+        / best(STRUCTURED, "", rate),
+        "batches_per_second_vs_structured_streaming": small(OURS) / small(STRUCTURED),
+        "latency_p50_vs_structured_streaming": at_first_rate(STRUCTURED, "p50") / at_first_rate(OURS, "p50"),
+        "latency_p99_vs_structured_streaming": at_first_rate(STRUCTURED, "p99") / at_first_rate(OURS, "p99"),
+        "throughput_vs_plain_loop": best(OURS, "columnar", rate) / best(PLAIN, "", rate),
+    }
+    return {name: round(value, 2) for name, value in found.items()}
+
+
+def own_server(folder: Path) -> tuple[PostgresServer, str]:
+    """A PostgreSQL that writes its log to the disk before it answers, and notes when it committed."""
+    server = PostgresServer(folder / "postgres")
+    with psycopg.connect(host=str(server.data), user="postgres", autocommit=True) as connection:
+        for setting in ("fsync", "full_page_writes", "track_commit_timestamp", "autovacuum"):
+            connection.execute(f"ALTER SYSTEM SET {setting} = on")
+    server.stop("fast")
+    server.start()
+    return server, server.create_database("bench")
+
+
+def show(document: Result) -> None:
+    table = Table(title="catch-up, records/s: median of warm runs")
+    for column in ("contender", "bolt", "records/batch", "records/s", "cold", "batches/s", "exact"):
+        table.add_column(column, justify="right")
+    for one in document["catch_up"]:
+        table.add_row(
+            NAMES[one["contender"]], one["variant"], f"{one['batch']:,}", f"{one['records_per_second']:,}",
+            f"{one['cold_records_per_second']:,}", f"{one['batches_per_second']:.1f}",
+            "yes" if one["exact"] else "NO",
+        )  # fmt: skip
+    console.print(table)
+    table = Table(title="latency, ms from produce to commit")
+    for column in ("contender", "records/s", "p50", "p90", "p99", "exact"):
+        table.add_column(column, justify="right")
+    for one in document["live"]:
+        table.add_row(
+            NAMES[one["contender"]], f"{one['rate']:,}", *(str(one[f"p{p}"]) for p in (50, 90, 99)),
+            "yes" if one["exact"] else "NO",
+        )  # fmt: skip
+    console.print(table)
+    for name, value in document["ratios"].items():
+        console.print(f"{name:<48}{value:>6}")
+
+
+def draw(document: Result, path: Path) -> None:
+    """Two bar charts, as SVG."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    colours = {OURS: "#2563eb", STRUCTURED: "#b45309", PLAIN: "#6b7280"}
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.2), layout="constrained")
+    for axes, title, bars in (
+        (
+            left,
+            "catch-up, thousand records/s",
+            [
+                (
+                    f"{NAMES[c['contender']]} {c['variant']}\n{c['batch']:,} a batch",
+                    c["records_per_second"] / 1000,
+                    c["contender"],
+                )
+                for c in document["catch_up"]
+            ],
+        ),
+        (
+            right,
+            "latency p50 (bar) to p99 (line), ms",
+            [
+                (f"{NAMES[c['contender']]}\n{c['rate']:,}/s", c["p50"], c["contender"])
+                for c in document["live"]
+            ],
+        ),
+    ):
+        labels = [label for label, _, _ in bars]
+        axes.barh(labels, [value for _, value, _ in bars], color=[colours[one] for _, _, one in bars])
+        axes.invert_yaxis()
+        axes.set_title(title, fontsize=9)
+        axes.tick_params(labelsize=7)
+        axes.spines[["top", "right"]].set_visible(False)
+    for at, one in enumerate(document["live"]):
+        right.plot([one["p50"], one["p99"]], [at, at], color="#111827", linewidth=1.5)
+    figure.savefig(path)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--full", action="store_true", help="2,000,000 records, more runs, longer live runs")
+    parser.add_argument("--records", type=int, help="records of the large topic (default 1,000,000)")
+    parser.add_argument("--runs", type=int, help="runs of each case, the cold one among them (default 4)")
+    parser.add_argument("--seconds", type=float, help="of each live run (default 18)")
+    parser.add_argument(
+        "--out", type=Path, default=HERE / "results", help="folder for the JSON and the chart"
+    )
+    options = parser.parse_args()
+    records = options.records or (2_000_000 if options.full else 1_000_000)
+    small_records = records // 4
+    runs = options.runs or (6 if options.full else 4)
+    seconds = options.seconds or (45.0 if options.full else 18.0)
+    rates = RATES if options.full else RATES[:1]
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="txstream-bench-")))
+        server, database = own_server(directory)
+        stack.callback(server.close)
+        services = stack.enter_context(embedded(directory, console=console))
+        sitting = Sitting(directory, services.kafka, services.zookeeper, database)
+        for topic, count in (("large", records), ("small", small_records)):
+            make_topic(services.kafka, topic, count)
+        catch_ups = []
+        for case in CATCH_UPS:
+            topic, count = ("small", small_records) if case[2] == SMALL else ("large", records)
+            catch_ups.append(catch_up(sitting, case, count, topic, runs))
+        lives = [
+            live(sitting, script, rate, seconds) for rate in rates for script in (STRUCTURED, OURS, PLAIN)
+        ]
+    now = datetime.datetime.now(datetime.UTC)
+    document = {
+        "date": now.isoformat(timespec="seconds"),
+        "machine": {
+            "cores": os.cpu_count(),
+            "system": platform.system(),
+            "python": platform.python_version(),
+        },
+        "records": records,
+        "catch_up": catch_ups,
+        "live": lives,
+        "ratios": ratios(catch_ups, lives),
+    }
+    options.out.mkdir(parents=True, exist_ok=True)
+    path = options.out / f"{now.date()}.json"
+    path.write_text(json.dumps(document, indent=2) + "\n")
+    draw(document, path.with_suffix(".svg"))
+    show(document)
+    console.print(f"written to {path}")
+    return 0 if all(one["exact"] for one in [*catch_ups, *lives]) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

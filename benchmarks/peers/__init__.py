@@ -1,0 +1,1 @@
+"""The contenders of `benchmarks/beside_peers.py`."""

@@ -1,0 +1,175 @@
+"""The one workload of all contenders: how often each first word occurs, in PostgreSQL, exactly once.
+
+A topic of 4 partitions with records of about 60 bytes, "word-17 xxx...", the words by Zipf's law over
+10,000. A contender is a script with the options of `options`; it prints one JSON object a line:
+`{"ready": true}` when it waits for live records, and one for each run.
+
+Latency is from the moment in which a marker was produced to the commit of its row, as PostgreSQL has noted it
+(`track_commit_timestamp`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import psycopg
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from sqlalchemy import make_url
+
+PARTITIONS = 4
+KEYS = 10_000
+_PADDING = "x" * 47
+_TICK_SECONDS = 0.01
+
+
+def options(description: str | None) -> argparse.ArgumentParser:
+    """What every contender is asked with."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("mode", choices=("catchup", "live"))
+    parser.add_argument("--kafka", required=True)
+    parser.add_argument("--zookeeper")
+    parser.add_argument("--database", required=True, help="an SQLAlchemy URL")
+    parser.add_argument("--topic", required=True)
+    parser.add_argument("--records", type=int, default=0, help="records in the topic")
+    parser.add_argument("--batch", type=int, default=100_000)
+    parser.add_argument("--runs", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=30.0, help="of a live run")
+    parser.add_argument("--data-dir", required=True)
+    parser.add_argument("--started", type=float, default=time.time(), help="when the process was started")
+    parser.add_argument("--variant", default="")
+    return parser
+
+
+def report(**values: Any) -> None:
+    print(json.dumps(values), flush=True)
+
+
+def connect(url: str) -> psycopg.Connection[Any]:
+    parsed = make_url(url)
+    return psycopg.connect(
+        host=parsed.query.get("host") or parsed.host,  # type: ignore[arg-type]  # one host, so one string
+        port=parsed.port,
+        user=parsed.username,
+        password=parsed.password,
+        dbname=parsed.database,
+    )
+
+
+def fresh_tables(url: str) -> psycopg.Connection[Any]:
+    """The tables of a peer, empty: counts, and what it needs to do nothing twice."""
+    connection = connect(url)
+    for table in ("counts", "applied", "positions"):
+        connection.execute(f"DROP TABLE IF EXISTS {table}")
+    # What suits a table of which every batch changes each row; txstream's own has PostgreSQL's default.
+    connection.execute(
+        "CREATE TABLE counts (key text PRIMARY KEY, count bigint NOT NULL) WITH (fillfactor = 50)"
+    )
+    connection.execute("CREATE TABLE applied (batch bigint PRIMARY KEY)")
+    connection.execute("CREATE TABLE positions (partition int PRIMARY KEY, next bigint)")
+    connection.commit()
+    return connection
+
+
+UPSERT = """
+INSERT INTO counts AS t (key, count) SELECT * FROM unnest(%(keys)s::text[], %(counts)s::bigint[])
+ON CONFLICT (key) DO UPDATE SET count = t.count + excluded.count"""
+
+
+def upsert(connection: psycopg.Connection[Any], keys: Sequence[str], counts: Sequence[int]) -> None:
+    """The keys are plain words: no quoting, as who wrote it for one job would leave it out."""
+    values = {"keys": "{" + ",".join(keys) + "}", "counts": "{" + ",".join(map(str, counts)) + "}"}
+    connection.execute(UPSERT, values, prepare=True)
+
+
+def _words(records: int) -> np.ndarray[Any, Any]:
+    weights = 1 / np.arange(1, KEYS + 1)
+    return np.random.default_rng(7).choice(KEYS, records, p=weights / weights.sum())
+
+
+def make_topic(kafka: str, topic: str, records: int) -> None:
+    """A topic with `records` records, in turn over its partitions."""
+    admin = AdminClient({"bootstrap.servers": kafka})
+    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result()
+    producer = Producer(
+        {"bootstrap.servers": kafka, "linger.ms": 20, "queue.buffering.max.messages": 500_000}
+    )
+    for number, word in enumerate(_words(records).tolist()):
+        _produce(producer, topic, f"word-{word}", number)
+    producer.flush()
+
+
+def produce_live(kafka: str, topic: str, rate: int, seconds: float) -> int:
+    """`rate` records a second, at an even pace; one of each hundredth of a second is a marker. How many."""
+    producer = Producer({"bootstrap.servers": kafka, "linger.ms": 0, "acks": 1})
+    words = iter(_words(int((rate + 100) * (seconds + 1))).tolist())
+    started, number = time.time(), 0
+    for tick in range(int(seconds / _TICK_SECONDS)):
+        time.sleep(max(0.0, started + tick * _TICK_SECONDS - time.time()))
+        for _ in range(int(rate * _TICK_SECONDS) - 1):
+            _produce(producer, topic, f"word-{next(words)}", number)
+            number += 1
+        _produce(producer, topic, f"m-{tick}-{int(time.time() * 1e6)}", number)
+        number += 1
+        producer.poll(0)
+    producer.flush()
+    return number
+
+
+def _produce(producer: Producer, topic: str, word: str, number: int) -> None:
+    while True:
+        try:
+            producer.produce(topic, f"{word} {_PADDING}".encode(), partition=number % PARTITIONS)
+        except BufferError:
+            producer.poll(0.05)
+        else:
+            return
+
+
+def truth(records: int) -> dict[str, int]:
+    counted = np.bincount(_words(records), minlength=KEYS)
+    return {f"word-{word}": int(count) for word, count in enumerate(counted) if count}
+
+
+def is_exact(url: str, records: int, *, table: str = "counts", count: str = "count") -> bool:
+    """Does the table have every word exactly as often as the topic?"""
+    with connect(url) as connection:
+        rows = connection.execute(f"SELECT key, {count} FROM {table}").fetchall()
+    return dict(rows) == truth(records)
+
+
+def counted(url: str, *, table: str = "counts", count: str = "count") -> int:
+    """How many records the table stands for."""
+    with connect(url) as connection:
+        row = connection.execute(f"SELECT coalesce(sum({count}), 0) FROM {table}").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def latencies(url: str, skip_seconds: float, *, table: str = "counts") -> Mapping[str, Any]:
+    """Milliseconds from produce to commit of the markers, without the first and the last two seconds."""
+    with connect(url) as connection:
+        rows = connection.execute(
+            f"SELECT key, extract(epoch FROM pg_xact_commit_timestamp(xmin)) FROM {table} "
+            "WHERE key LIKE 'm-%'"
+        ).fetchall()
+    produced = np.array([int(name.split("-")[2]) / 1e6 for name, _ in rows])
+    committed = np.array([float(at) for _, at in rows])
+    used = (produced >= produced.min() + skip_seconds) & (produced <= produced.max() - 2)
+    taken = 1000 * (committed - produced)[used]
+    return {
+        "markers": int(used.sum()),
+        **{f"p{p}": round(float(np.percentile(taken, p)), 1) for p in (50, 90, 99)},
+        "max": round(float(taken.max()), 1),
+    }
+
+
+def runs_of(count: int) -> Iterator[tuple[int, bool]]:
+    """Each run's number, and whether it is the process's first: cold."""
+    return ((run, run == 0) for run in range(count))

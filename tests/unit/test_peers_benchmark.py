@@ -1,0 +1,63 @@
+"""What `make bench` tells of its figures."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("beside_peers")
+
+
+def catch_up(contender: str, variant: str, batch: int, rate: int, cold: int) -> dict[str, Any]:
+    return {
+        "contender": contender,
+        "variant": variant,
+        "batch": batch,
+        "records_per_second": rate,
+        "cold_records_per_second": cold,
+        "batches_per_second": rate / batch,
+    }
+
+
+def test_each_is_measured_by_its_best_batch_size(bench: Any) -> None:
+    catch_ups = [
+        catch_up("structured_streaming", "", 500_000, 300_000, 100_000),
+        catch_up("structured_streaming", "", 10_000, 40_000, 30_000),
+        catch_up("ours", "columnar", 500_000, 900_000, 250_000),
+        catch_up("ours", "columnar", 10_000, 320_000, 200_000),
+        catch_up("ours", "tuples", 500_000, 600_000, 150_000),
+        catch_up("plain_loop", "", 100_000, 450_000, 440_000),
+    ]
+    lives = [
+        {"contender": contender, "rate": rate, "p50": p50, "p99": p99}
+        for rate in (1_000, 10_000)
+        for contender, p50, p99 in (
+            ("structured_streaming", 300, 600),
+            ("ours", 50, 150),
+            ("plain_loop", 5, 9),
+        )
+    ]
+    assert bench.ratios(catch_ups, lives) == {
+        "throughput_vs_structured_streaming": 3.0,
+        "cold_throughput_vs_structured_streaming": 2.5,
+        "per_tuple_throughput_vs_structured_streaming": 2.0,
+        "batches_per_second_vs_structured_streaming": 8.0,
+        "latency_p50_vs_structured_streaming": 6.0,
+        "latency_p99_vs_structured_streaming": 4.0,
+        "throughput_vs_plain_loop": 2.0,
+    }
+
+
+def test_the_truth_is_that_of_the_records(bench: Any) -> None:
+    workload = importlib.import_module("peers.workload")
+    assert sum(workload.truth(5_000).values()) == 5_000
+    assert workload.truth(5_000) == workload.truth(5_000)
