@@ -134,10 +134,18 @@ def test_an_answer_that_was_lost_is_no_refusal(answer: KazooException, told: typ
 class Electing(MemoryZooKeeper):
     """Candidates stand in memory; their znodes outlive their sessions by far."""
 
+    stood = 0
+
     def request(self, send: Any, patience: Any) -> Any:
-        stood = len(self.memory.children(f"{self.root}/t/leader") or [])
-        self.client.create_async = lambda path, data, **_: self.memory.write(f"{path}{stood:010}", data)
+        def create(path: str, data: bytes, **_: object) -> None:
+            self.stood += 1
+            self.memory.write(f"{path}{self.stood:010}", data)
+
+        self.client.create_async = create
         return send()
+
+    def candidates(self) -> list[str]:
+        return self.memory.children(f"{self.root}/t/leader") or []
 
 
 def test_a_lead_ends_with_its_session() -> None:
@@ -145,10 +153,32 @@ def test_a_lead_ends_with_its_session() -> None:
     leadership = Leadership(zk, "t")
     leadership.acquire()
     assert leadership.held
+    (first,) = zk.candidates()
     zk._state_changed(KazooState.LOST)
     assert not leadership.held
+    other = Leadership(zk, "t")
     with pytest.raises(LeaderExistsError, match="is run by"):
-        leadership.acquire(wait=False)  # behind the znode of the session that was lost
+        other.acquire(wait=False)
+    leadership.acquire(wait=False)
+    assert leadership.held
+    assert set(zk.candidates()).isdisjoint({first}), "its znode of the session that was lost goes"
+
+
+def test_a_driver_is_no_rival_of_its_own() -> None:
+    """It asked for a znode in one session, and hears of that one's end when the next one has made it."""
+
+    class HearsLate(Electing):
+        def request(self, send: Any, patience: Any) -> Any:
+            answer = super().request(send, patience)
+            if not self.sessions_lost:
+                self._state_changed(KazooState.LOST)
+            return answer
+
+    zk = HearsLate()
+    leadership = Leadership(zk, "t")
+    leadership.acquire(wait=False)
+    assert leadership.held
+    assert len(zk.candidates()) == 1
 
 
 def test_candidates_are_ordered_by_arrival_not_by_name() -> None:

@@ -3,7 +3,9 @@
 Invariants.
 - The candidate with the lowest sequence number leads; each other one watches the one before it.
 - A candidate's znode belongs to one session. When the session is lost, so is the lead, and the next
-  `acquire` makes a new znode under a new token.
+  `acquire` makes a new znode. Its token says which driver it is of, and in which session that driver thought
+  to be; a driver deletes all of its own but the one of its present session. One that was asked for in the old
+  session may be made in the new one, and would be waited for as long as that lasts.
 - Election keeps two drivers from working against each other; it keeps nothing safe. A leader that does not
   know yet that it was succeeded is stopped by the epoch and by the fences.
 
@@ -40,8 +42,7 @@ class Leadership:
     def __init__(self, zk: ZooKeeper, topology_id: str) -> None:
         self._zk = zk
         self._paths = Paths(zk.root, topology_id)
-        self._token = uuid.uuid4().hex
-        self._session: int | None = None
+        self._driver = uuid.uuid4().hex[:24]
         self._held_in: int | None = None
 
     @property
@@ -84,7 +85,7 @@ class Leadership:
         self._held_in = None
         tree = self._zk.tree(self._zk.patience(deadline_seconds=_RELEASE_SECONDS))
         try:
-            for name in self._mine(tree.children(self._paths.leader) or []):
+            for name in self._own(tree.children(self._paths.leader) or []):
                 tree.discard(f"{self._paths.leader}/{name}")
         except ServiceUnavailableError as error:
             log.info(
@@ -105,22 +106,24 @@ class Leadership:
             if should_stop():
                 raise WaitStoppedError(f"stopped while waiting to lead topology {self._paths.topology_id!r}")
             session = self._zk.sessions_lost
-            if session != self._session:
-                self._session = session
-                self._token = uuid.uuid4().hex
+            token = f"{self._driver}{session:08x}"
             names = tree.children(self._paths.leader)
             candidates = in_order(names or [])
-            mine = self._mine(candidates)
-            if not mine:
+            own = self._own(candidates)
+            mine = next((name for name in own if name.startswith(token)), None)
+            spares = [name for name in own if name != mine]
+            if spares:  # of a session that was lost, or an answer was, and the znode it was about came to be
+                for spare in spares:
+                    tree.discard(f"{self._paths.leader}/{spare}")
+                continue
+            if mine is None:
                 try:
-                    self._stand(tree, patience, missing=names is None)
+                    self._stand(tree, patience, token, missing=names is None)
                 except LostAnswerError:
                     failures += 1
                     back_off(failures, patience)
                 continue
-            if candidates[0] == mine[0]:
-                for spare in mine[1:]:  # an answer was lost, and the znode it was about came to be
-                    tree.discard(f"{self._paths.leader}/{spare}")
+            if candidates[0] == mine:
                 if session == self._zk.sessions_lost:
                     self._held_in = session
                     return
@@ -136,13 +139,13 @@ class Leadership:
             if leader != told:
                 told = leader
                 waiting(f"topology {self._paths.topology_id!r} is run by {leader}; standing by to take over")
-            self._watch(patience, candidates[candidates.index(mine[0]) - 1], session, should_stop)
+            self._watch(patience, candidates[candidates.index(mine) - 1], session, should_stop)
 
-    def _stand(self, tree: KazooTree, patience: Patience, *, missing: bool) -> None:
+    def _stand(self, tree: KazooTree, patience: Patience, token: str, *, missing: bool) -> None:
         if missing:
             tree.ensure(self._paths.leader)
         data = candidate_data()
-        path = f"{self._paths.leader}/{self._token}-"
+        path = f"{self._paths.leader}/{token}-"
         try:
             self._zk.request(
                 lambda: self._zk.client.create_async(path, data, ephemeral=True, sequence=True), patience
@@ -164,5 +167,6 @@ class Leadership:
         while not changed.wait(_POLL_SECONDS) and not should_stop() and session == self._zk.sessions_lost:
             continue
 
-    def _mine(self, names: Iterable[str]) -> list[str]:
-        return [name for name in in_order(names) if name.startswith(f"{self._token}-")]
+    def _own(self, names: Iterable[str]) -> list[str]:
+        """Of whichever session."""
+        return [name for name in in_order(names) if name.startswith(self._driver)]
