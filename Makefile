@@ -14,7 +14,7 @@ export SPARK_LOCAL_IP ?= 127.0.0.1
 
 BIN := $(VENV)/bin
 
-.PHONY: help demo compare test check lint types format soak bench bench-full
+.PHONY: help demo compare test check lint types format soak chaos bench bench-full
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
 
@@ -26,6 +26,7 @@ help:
 	@echo 'make format   rewrite the code in the format that check wants'
 	@echo 'make soak     the long crash tests, and the deliberately wrong implementations that tests must catch'
 	@echo 'make bench    txstream beside Structured Streaming and a plain loop, five minutes; make bench-full, longer'
+	@echo 'make chaos    kills and freezes all processes at random while it counts (ROUNDS=3, SEED=, ARGS=--json ...)'
 	@echo 'PYTHON=python3.12 picks the interpreter (3.11 or newer); VENV=DIR another place than .venv'
 
 demo: $(VENV)/.installed-core
@@ -58,6 +59,9 @@ bench: $(VENV)/.installed-dev
 
 bench-full: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/beside_peers.py --full $(ARGS)
+
+chaos: $(VENV)/.installed-dev
+	cd tests && $(abspath $(BIN))/python -m chaos --rounds $(or $(ROUNDS),3) $(addprefix --seed=,$(SEED)) $(ARGS)
 
 # --- the environment ---------------------------------------------------------------------------------------
 # The stamps say which extras are installed as pyproject.toml asks now; dev includes core. The interpreter is a

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 from psycopg import sql
 from sqlalchemy import URL
@@ -76,15 +77,25 @@ class PostgresServer:
             connection.execute("SELECT pg_reload_conf()")
 
     def start(self) -> None:
-        """Start it if it does not run, also again after `stop`; returns when it answers."""
-        if (self.data / "postmaster.pid").exists():
+        """Start it if it does not run, also again after `stop` or a kill; returns when it answers."""
+        if self.postmaster():
             return
         options = f'-h "" -k {self.data}'
         self._run("pg_ctl", "-w", "-D", str(self.data), "-o", options, "-l", str(self.data / "log"), "start")
 
+    def postmaster(self) -> psutil.Process | None:
+        """The process that all others of it come from, if it runs."""
+        try:
+            (pid, *_) = (self.data / "postmaster.pid").read_text().split()
+            process = psutil.Process(int(pid))
+            ours = str(self.data) in process.cmdline()  # after a kill its pid may be another's
+            return process if ours else None
+        except (OSError, psutil.NoSuchProcess):
+            return None
+
     def stop(self, mode: str = "immediate") -> None:
         """Stop it if it runs. `immediate` is what a crash does to clients and to the log."""
-        if (self.data / "postmaster.pid").exists():
+        if self.postmaster():
             self._run("pg_ctl", "-w", "-D", str(self.data), "-m", mode, "stop")
 
     def close(self) -> None:

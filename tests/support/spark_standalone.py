@@ -32,6 +32,7 @@ _EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 _DAEMON_MB = 256
 _ANSWER_SECONDS = 2.0
 _GRACE_SECONDS = 5.0
+_RECOVERY_SECONDS = 5  # how long a master that was started again waits for those that it remembers
 
 
 class SparkStandalone:
@@ -39,7 +40,8 @@ class SparkStandalone:
 
     `cores` and `memory` (Spark's notation, "1g") are what each worker offers. `worker_env` is added to the
     workers' environment and thereby to the executors' (PYSPARK_PYTHON, for one); a value of None removes a
-    variable. Logs are `logs/spark-*.log` and executors' files `spark` below `data_dir`.
+    variable. A master that `remembers` can be started again beside its workers and applications. Logs are
+    `logs/spark-*.log` and executors' files `spark` below `data_dir`.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class SparkStandalone:
         memory: str = "1g",
         port: int | None = None,
         worker_env: Mapping[str, str | None] | None = None,
+        remembers: bool = False,
     ) -> None:
         if workers < 1:
             raise UsageError(f"workers must be 1 or more, not {workers}")
@@ -60,8 +63,9 @@ class SparkStandalone:
         self._cores = cores
         self._memory = memory
         self._worker_env = dict(worker_env or {})
-        self._master = self._server("master")
-        self._workers = [self._server(f"worker-{number}") for number in range(1, workers + 1)]
+        self._remembers = remembers
+        self.master = self._server("master")
+        self.workers = [self._server(f"worker-{number}") for number in range(1, workers + 1)]
 
     @property
     def url(self) -> str:
@@ -71,11 +75,11 @@ class SparkStandalone:
     @property
     def log_path(self) -> Path:
         """The master's log; see `log_paths`."""
-        return self._master.log_path
+        return self.master.log_path
 
     @property
     def log_paths(self) -> list[Path]:
-        return [server.log_path for server in (self._master, *self._workers)]
+        return [server.log_path for server in (self.master, *self.workers)]
 
     def start(self, timeout_seconds: float = READY_SECONDS) -> Self:
         """Start all daemons and return once the master has every worker registered.
@@ -89,13 +93,12 @@ class SparkStandalone:
         self.web_port = free_port(frozenset({self.port}))
         require_free(self.port, "the Spark master")
         try:
-            place = ["--host", HOST, "--port", str(self.port), "--webui-port", str(self.web_port)]
-            self._run(self._master, _MASTER, place, self._environment({}))
-            self._master.wait_ready(lambda: self.registered_workers() is not None, deadline)
-            for number in range(1, len(self._workers) + 1):
-                self._launch_worker(number)
-            for worker in self._workers:
-                worker.wait_ready(lambda: self.registered_workers() == len(self._workers), deadline)
+            self.launch_master()
+            self.master.wait_ready(lambda: self.registered_workers() is not None, deadline)
+            for number in range(1, len(self.workers) + 1):
+                self.launch_worker(number)
+            for worker in self.workers:
+                worker.wait_ready(lambda: self.registered_workers() == len(self.workers), deadline)
         except BaseException:
             self.stop()
             raise
@@ -103,12 +106,12 @@ class SparkStandalone:
 
     def stop(self) -> None:
         """Stop workers, with their executors, and the master."""
-        stop_all([*self._workers, self._master])
+        stop_all([*self.workers, self.master])
 
     def kill_master(self) -> None:
         """SIGKILL the master alone. Applications go on with the executors that they have and get no others;
         `stop` and `start` make the cluster whole."""
-        self._master.kill()
+        self.master.kill()
 
     def kill_worker(self, number: int) -> None:
         """SIGKILL worker daemon `number` (1, 2, ...) and its executors, as a machine that goes down."""
@@ -118,7 +121,7 @@ class SparkStandalone:
         """Start a worker daemon that was killed; return once the master has registered it again."""
         worker = self._worker(number)
         known = {entry["id"] for entry in self._alive_workers() or []}
-        self._launch_worker(number)
+        self.launch_worker(number)
         worker.wait_ready(
             lambda: bool({entry["id"] for entry in self._alive_workers() or []} - known),
             time.monotonic() + timeout_seconds,
@@ -126,7 +129,7 @@ class SparkStandalone:
 
     def executor_pids(self, worker: int | None = None) -> list[int]:
         """The pids of the executors (JVMs) that run now, of one worker daemon or of all."""
-        chosen = self._workers if worker is None else [self._worker(worker)]
+        chosen = self.workers if worker is None else [self._worker(worker)]
         pids = []
         for server in chosen:
             process = server.identity.process() if server.identity else None
@@ -154,11 +157,17 @@ class SparkStandalone:
         return [worker for worker in document.get("workers", []) if worker.get("state") == "ALIVE"]
 
     def _worker(self, number: int) -> ServerProcess:
-        if not 1 <= number <= len(self._workers):
-            raise UsageError(f"there is no Spark worker {number}; they are 1 to {len(self._workers)}")
-        return self._workers[number - 1]
+        if not 1 <= number <= len(self.workers):
+            raise UsageError(f"there is no Spark worker {number}; they are 1 to {len(self.workers)}")
+        return self.workers[number - 1]
 
-    def _launch_worker(self, number: int) -> None:
+    def launch_master(self) -> None:
+        """Start the master's process, and do not wait for it."""
+        place = ["--host", HOST, "--port", str(self.port), "--webui-port", str(self.web_port)]
+        self._run(self.master, _MASTER, place, self._environment({}))
+
+    def launch_worker(self, number: int) -> None:
+        """Start a worker daemon's process, and do not wait for it."""
         work = self.data_dir / "spark" / f"worker-{number}"
         work.mkdir(parents=True, exist_ok=True)
         arguments = [
@@ -179,6 +188,11 @@ class SparkStandalone:
         server.start(command, env=env, cwd=self.data_dir)
 
     def _environment(self, changes: Mapping[str, str | None]) -> dict[str, str]:
+        master = ["-Dspark.master.rest.enabled=false"]  # would take work from anybody, at a fixed port
+        if self._remembers:
+            kept = self.data_dir / "spark" / "master"
+            master += ["-Dspark.deploy.recoveryMode=FILESYSTEM", f"-Dspark.deploy.recoveryDirectory={kept}"]
+            master += [f"-Dspark.deploy.recoveryTimeout={_RECOVERY_SECONDS}"]
         env = {
             **os.environ,
             "SPARK_HOME": str(spark_home()),
@@ -186,8 +200,7 @@ class SparkStandalone:
             "SPARK_DAEMON_MEMORY": f"{_DAEMON_MB}m",
             # Daemons only: executors take their own flags from the application.
             "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-            # Would take work from anybody on this machine, at a fixed port.
-            "SPARK_MASTER_OPTS": "-Dspark.master.rest.enabled=false",
+            "SPARK_MASTER_OPTS": " ".join(master),
         }
         for name, value in changes.items():
             if value is None:
