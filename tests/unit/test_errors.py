@@ -7,9 +7,11 @@ import builtins
 import importlib.util
 import inspect
 import pkgutil
+import re
 from pathlib import Path
 
 import pytest
+from support.guide import DOCS
 
 import txstream
 from txstream.api import errors
@@ -56,6 +58,19 @@ def test_what_no_attempt_can_mend_is_not(name: str) -> None:
     assert not issubclass(getattr(errors, name), BatchFailedError)
 
 
+def bases_of_classes() -> dict[str, set[str]]:
+    """Of every class of the package, by its name with its module's: its bases as they are written."""
+    found: dict[str, set[str]] = {}
+    for module in pkgutil.walk_packages(txstream.__path__, "txstream."):
+        spec = importlib.util.find_spec(module.name)
+        assert spec is not None
+        assert spec.origin is not None
+        for node in ast.walk(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                found[f"{module.name}.{node.name}"] = {ast.unparse(base) for base in node.bases}
+    return found
+
+
 def test_exceptions_that_users_may_see_have_the_root() -> None:
     """Or `except TxstreamError` would miss them. A few never reach a user as they are."""
     inside = {
@@ -70,13 +85,26 @@ def test_exceptions_that_users_may_see_have_the_root() -> None:
         for name, kind in vars(builtins).items()
         if inspect.isclass(kind) and issubclass(kind, Exception) and not issubclass(kind, Warning)
     }
-    found: set[str] = set()
-    for module in pkgutil.walk_packages(txstream.__path__, "txstream."):
-        spec = importlib.util.find_spec(module.name)
-        assert spec is not None
-        assert spec.origin is not None
-        for node in ast.walk(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ClassDef) and plain & {ast.unparse(base) for base in node.bases}:
-                found.add(f"{module.name}.{node.name}")
+    found = {name for name, bases in bases_of_classes().items() if plain & bases}
     public = {name for name in found if not name.rpartition(".")[2].startswith("_")}
     assert public == inside | {"txstream.api.errors.TxstreamError"}
+
+
+def test_the_runbook_has_every_error_with_its_meaning_and_remedy() -> None:
+    classes = {name.rpartition(".")[2]: bases for name, bases in bases_of_classes().items()}
+    expected, known = {"TxstreamError"}, set[str]()
+    while expected != known:
+        known = set(expected)
+        expected |= {name for name, bases in classes.items() if bases & known}
+    guide = (
+        (DOCS / "operations.md")
+        .read_text(encoding="utf-8")
+        .partition("\n## Errors\n")[2]
+        .partition("\n## ")[0]
+    )
+    rows = re.findall(r"^\| (`\w+Error`(?:, `\w+Error`)*) \| (\S.*) \| (\S.*) \|$", guide, re.M)
+    told = [name for names, _, _ in rows for name in re.findall(r"\w+", names)]
+    in_tests = re.findall(r"`(\w+Error)`", guide.partition("\n**In tests")[2])
+    assert sorted([*told, *in_tests]) == sorted(
+        name for name in expected if name != "TxstreamError" and not name.startswith("_")
+    )
