@@ -10,11 +10,30 @@ import pyarrow as pa
 
 from txstream.api.errors import DecodeError
 from txstream.spouts.json_values import BadValueError, JsonReader
+from txstream.spouts.kafka import KafkaSource
 from txstream.spouts.kafka_blocks import Headers, RecordColumns
 from txstream.spouts.kafka_protocol import Partition
 
 _MILLISECONDS = pa.timestamp("ms", tz="UTC")
 _SHOWN_BYTES = 200
+
+
+def json_reader(source: KafkaSource) -> JsonReader | None:
+    """What reads the values of a source with JSON; None for other formats."""
+    if source.schema is None:
+        return None
+    return JsonReader(source.schema, replace_invalid_utf8=source.errors == "replace")
+
+
+def record_batch(
+    source: KafkaSource, reader: JsonReader | None, partition: Partition, columns: RecordColumns
+) -> pa.RecordBatch:
+    """Records as a source emits them, `reader` being its `json_reader`. Raises DecodeError."""
+    arrays = [] if reader is None else json_columns(reader, partition, columns)
+    for name in source.kafka_columns:
+        data_type = source.output.field(name).type
+        arrays.append(kafka_column(name, data_type, partition, columns, source.errors == "replace"))
+    return pa.RecordBatch.from_arrays(arrays, schema=source.output)
 
 
 def json_columns(reader: JsonReader, partition: Partition, columns: RecordColumns) -> list[pa.Array]:

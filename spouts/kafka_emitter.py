@@ -16,13 +16,10 @@ import pyarrow as pa
 
 from txstream.api.errors import PartitionUnavailableError, ServiceUnavailableError
 from txstream.api.spouts import PartitionEmitter, SpoutContext
-from txstream.spouts.json_values import JsonReader
 from txstream.spouts.kafka import KafkaRange, KafkaSource
-from txstream.spouts.kafka_blocks import RecordColumns
 from txstream.spouts.kafka_client import KafkaClient
-from txstream.spouts.kafka_columns import json_columns, kafka_column
+from txstream.spouts.kafka_columns import json_reader, record_batch
 from txstream.spouts.kafka_fetch import CHUNK_OFFSETS, RangeFetcher, RangeRead
-from txstream.spouts.kafka_protocol import Partition
 from txstream.transaction import TransactionAttempt
 
 _CHUNK_BYTES = 16 * 1024 * 1024
@@ -38,10 +35,7 @@ class KafkaPartitionEmitter(PartitionEmitter[KafkaRange]):
         self._context = context
         self._client: KafkaClient | None = None
         self._fetcher: RangeFetcher | None = None
-        self._replace = source.errors == "replace"
-        self._json: JsonReader | None = None
-        if source.schema is not None:
-            self._json = JsonReader(source.schema, replace_invalid_utf8=self._replace)
+        self._json = json_reader(source)
 
     def emit(self, attempt: TransactionAttempt, partition: str, meta: KafkaRange) -> Iterator[pa.RecordBatch]:
         """The rows of one range. Errors as in the contract, and DecodeError for invalid UTF-8 or JSON."""
@@ -58,7 +52,7 @@ class KafkaPartitionEmitter(PartitionEmitter[KafkaRange]):
         for read in self._open().run(reads):
             rows = len(read.columns)
             if rows and (read.finished or rows >= CHUNK_OFFSETS or read.columns.size_bytes >= _CHUNK_BYTES):
-                yield read.name, self._batch(read.partition, read.take())
+                yield read.name, record_batch(self._source, self._json, read.partition, read.take())
 
     def close(self) -> None:
         if self._client is not None:
@@ -92,10 +86,3 @@ class KafkaPartitionEmitter(PartitionEmitter[KafkaRange]):
             max_bytes=max_bytes,
         )
         return self._fetcher
-
-    def _batch(self, partition: Partition, columns: RecordColumns) -> pa.RecordBatch:
-        schema = self._source.output
-        arrays = [] if self._json is None else json_columns(self._json, partition, columns)
-        for name in self._source.kafka_columns:
-            arrays.append(kafka_column(name, schema.field(name).type, partition, columns, self._replace))
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
