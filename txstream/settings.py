@@ -19,7 +19,7 @@ from txstream.retention import Keep
 
 DATA_DIR = ".txstream"
 SETTINGS_FILE = "txstream.toml"
-_ADDRESSES = ("zookeeper", "kafka", "database", "master")
+_ADDRESSES = ("zookeeper", "kafka", "database", "master", "redis")
 _LISTS = ("state_databases",)
 _LITTLE_BYTES = 1024 * 1024
 _DEADLINES = ("connect_timeout_seconds", "session_timeout_seconds", "fetch_timeout_seconds")
@@ -30,9 +30,10 @@ class Settings:
     """Addresses and deadlines of a run.
 
     `zookeeper` are hosts with an optional chroot, `kafka` bootstrap servers, `database` a SQLAlchemy URL,
-    `master` a Spark master. None means: not given, look further. `spark_conf` is passed to a session that
-    txstream makes, whose JVM prints into `spark_log` (unset: a file in `log_dir`); `py_files` are shipped to
-    executors, and `package` is the one of them that holds the framework, for executors that do not have it.
+    `master` a Spark master, `redis` a URL for RedisStreamSpout. None means: not given, look further.
+    `spark_conf` is passed to a session that txstream makes, whose JVM prints into `spark_log` (unset: a file
+    in `log_dir`); `py_files` are shipped to executors, and `package` is the one of them that holds the
+    framework, for executors that do not have it.
     `ledger_keep` says how long the ledger keeps a batch: "7d", "100000", "all", or "7d,100000", which is also
     the default (whichever limit is reached first).
     `state_databases` are URLs, with passwords, of further databases with state, for commands that look there.
@@ -42,6 +43,7 @@ class Settings:
     kafka: str | None = None
     database: str | None = field(default=None, repr=False)
     master: str | None = None
+    redis: str | None = field(default=None, repr=False)
     data_dir: Path = Path(DATA_DIR)
     connect_timeout_seconds: float = 10.0
     session_timeout_seconds: float = 10.0
@@ -116,8 +118,9 @@ class Settings:
         return self.kafka
 
     def addresses(self) -> dict[str, str]:
-        """The known addresses that a source may need."""
-        return {"kafka": self.kafka} if self.kafka else {}
+        """The known addresses that a source or a bolt may need."""
+        known = {"kafka": self.kafka, "redis": self.redis, "database": self.database_url()}
+        return {name: address for name, address in known.items() if address}
 
     def database_url(self) -> str:
         """The database's URL; unset, the SQLite file in the data directory."""

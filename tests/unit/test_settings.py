@@ -10,7 +10,7 @@ from txstream import embedded
 from txstream.api.errors import UsageError
 from txstream.settings import SETTINGS_FILE, Settings
 
-NAMES = ("zookeeper", "kafka", "database", "master")
+NAMES = ("zookeeper", "kafka", "database", "master", "redis")
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ def test_resolving_twice_changes_nothing() -> None:
     ("text", "words"),
     [
         ("zookeeper =", ["txstream.toml", "cannot be read"]),
-        ('zoo = "z:1"', ["unknown", "zoo", "zookeeper, kafka, database, master"]),
+        ('zoo = "z:1"', ["unknown", "zoo", "zookeeper, kafka, database, master, redis"]),
         ("kafka = 9092", ["kafka", "string", "int"]),
         ("[kafka]\nport = 1", ["kafka", "string"]),
     ],

@@ -28,13 +28,14 @@ from txstream.transaction import TransactionAttempt
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
     """A worker process, as a bolt's `prepare_worker` sees it. `worker` names the executor on its `host`;
-    `settings` are the topology's, shipped once."""
+    `settings` are the topology's, shipped once; `addresses` are the run's, as a `SpoutContext` has them."""
 
     topology_id: str
     component: str
     worker: str
     host: str
     settings: Mapping[str, Any] = field(default_factory=dict)
+    addresses: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,14 +34,14 @@ class Unavailable:
 class SpoutContext:
     """What a source gets when it is opened, on the driver or on an executor.
 
-    `addresses` come from the run's settings ("kafka" is the bootstrap servers); `fetch_timeout_seconds`
-    is how long a read may make no progress before it is an outage. A tracked spout also finds which of its
-    tasks it is, and the topology's `settings`.
+    `addresses` come from the run's settings: "kafka" is the bootstrap servers, "redis" and "database" are
+    URLs, with passwords. `fetch_timeout_seconds` is how long a read may make no progress before it is an
+    outage. A tracked spout also finds which of its tasks it is, and the topology's `settings`.
     """
 
     topology_id: str
     component: str
-    addresses: Mapping[str, str]
+    addresses: Mapping[str, str] = field(repr=False)  # with passwords
     fetch_timeout_seconds: float = 10.0
     connect_timeout_seconds: float = 10.0
     task_index: int = 0

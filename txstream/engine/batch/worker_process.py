@@ -67,7 +67,10 @@ class WorkerProcess:
             return None
         if spec.id not in self._resources:
             plan = self.plan
-            context = WorkerContext(plan.topology_id, spec.id, self.worker, self.host, plan.settings)
+            addresses = plan.context.addresses
+            context = WorkerContext(
+                plan.topology_id, spec.id, self.worker, self.host, plan.settings, addresses
+            )
             opener = spec.create()
             self._resources[spec.id] = (opener, opener.prepare_worker(context))
         return self._resources[spec.id][1]
