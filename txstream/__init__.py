@@ -98,6 +98,7 @@ if TYPE_CHECKING:
         CountBolt as CountBolt,
         ReduceBolt as ReduceBolt,
     )
+    from txstream.bolts.deduplicate import DeduplicateBolt as DeduplicateBolt
     from txstream.bolts.sql import SqlStateBolt as SqlStateBolt
     from txstream.engine.report import (
         RunProgress as RunProgress,
@@ -112,6 +113,7 @@ if TYPE_CHECKING:
     from txstream.settings import Settings as Settings
     from txstream.spouts.files import FileSpout as FileSpout
     from txstream.spouts.kafka import KafkaSource as KafkaSource
+    from txstream.spouts.kafka_queue import KafkaQueueSpout as KafkaQueueSpout
     from txstream.spouts.memory import MemorySpout as MemorySpout
     from txstream.spouts.rate import RateSpout as RateSpout
     from txstream.spouts.redis_streams import RedisStreamSpout as RedisStreamSpout
@@ -182,6 +184,7 @@ _HOMES = {
     "txstream.api.tracked_builder": ("TopologyBuilder", "TrackedTopology"),
     "txstream.api.tuples": ("Chunk", "Tuple"),
     "txstream.bolts.aggregate": ("CountBolt", "ReduceBolt"),
+    "txstream.bolts.deduplicate": ("DeduplicateBolt",),
     "txstream.bolts.sql": ("SqlStateBolt",),
     "txstream.engine.report": ("RunProgress", "RunReport"),
     "txstream.engine.run": ("RunningTopology", "run", "start"),
@@ -189,6 +192,7 @@ _HOMES = {
     "txstream.settings": ("Settings",),
     "txstream.spouts.files": ("FileSpout",),
     "txstream.spouts.kafka": ("KafkaSource",),
+    "txstream.spouts.kafka_queue": ("KafkaQueueSpout",),
     "txstream.spouts.memory": ("MemorySpout",),
     "txstream.spouts.rate": ("RateSpout",),
     "txstream.spouts.redis_streams": ("RedisStreamSpout",),

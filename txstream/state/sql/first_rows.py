@@ -1,0 +1,81 @@
+"""A table in which the first row of each key stays: what `DeduplicateBolt` keeps in a SQL database.
+
+Invariant: whether a row is the first of its key is decided by the database, in the statement that inserts it.
+So any number of processes may write to the table at once, and a row that came before a crash counts.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+from sqlalchemy import delete, inspect
+
+from txstream.api.errors import StateTableError
+from txstream.api.reducers import Put
+from txstream.api.state import SqlState
+from txstream.semantics import Semantics
+from txstream.state.records import TableSpec
+from txstream.state.sql.sessions import Sessions
+from txstream.state.sql.tables import build_table
+from txstream.state.sql.urls import dialect_of
+from txstream.state.sql.writer import TableWriter
+from txstream.transaction import AttemptId, TransactionAttempt, Txid
+
+# Tables without transactions have neither; messages of the writer may name it.
+_NO_ATTEMPT = TransactionAttempt(Txid(1), AttemptId(1))
+
+
+class _FirstWins(TableWriter):
+    def _update(self, excluded: Any) -> tuple[dict[str, Any], Any]:
+        return {name: self._table.c[name] for name in self.spec.state.value_names}, None
+
+
+class FirstRows:
+    """The table of a `SqlState`, in the database of `url`: created when it is not there.
+
+    Raises ServiceUnavailableError when the database does not answer, StateTableError for a table of another
+    kind.
+    """
+
+    def __init__(self, state: SqlState, url: str) -> None:
+        dialect = dialect_of(url, 10.0, 30.0)
+        reducers = {name: Put(name) for name in state.value_names}
+        spec = TableSpec(state, Semantics.NON_TRANSACTIONAL, reducers)
+        self._table = build_table(state, spec.semantics, dialect)
+        self._dialect = dialect
+        self._writer = _FirstWins(spec, dialect)
+        self._sessions = Sessions(dialect)
+        dialect.check()
+        with self._sessions.writing("its table") as (connection, _):
+            dialect.lock_definitions(connection)
+            if not inspect(connection).has_table(state.table):
+                self._table.create(connection)
+            found = [column["name"] for column in inspect(connection).get_columns(state.table)]
+        expected = [*state.key_names, *state.value_names]
+        if found != expected:
+            raise StateTableError(
+                f"table {state.table!r} at {self._sessions.url_for_people} has the columns "
+                f"{', '.join(found)}, not {', '.join(expected)}; choose another table"
+            )
+
+    def keep(self, rows: pa.Table) -> pa.Table:
+        """Insert the rows whose keys are not there yet; the rows that the table has of these keys, which must
+        be distinct. Raises StateValueError for what a column cannot hold."""
+        rows = self._writer.prepare(rows)
+        with self._sessions.writing("first rows") as (connection, answered):
+            self._writer.write(connection, _NO_ATTEMPT, rows, answered)
+            return self._writer.read(connection, rows, before=0)
+
+    def forget(self, column: str, before: datetime) -> int:
+        """Delete the rows in which this timestamp is older; how many."""
+        data_type = self._writer.spec.state.value_schema.field(column).type
+        moment = pa.chunked_array([pa.array([before], data_type)])
+        stored = self._table.c[column]
+        with self._sessions.writing("old rows", patient=True) as (connection, _):
+            older = stored < self._dialect.literal(moment, stored.type)
+            return connection.execute(delete(self._table).where(older)).rowcount
+
+    def close(self) -> None:
+        self._sessions.close()
