@@ -251,6 +251,16 @@ class KafkaClient:
         except _ERRORS as error:
             return Failed(error)
 
+    def flush(self) -> None:
+        """Let what was sent leave without waiting for answers: kafka-python writes when it is driven, and
+        takes two turns for it."""
+        for _ in range(2):
+            self._net.poll(timeout_ms=0)
+
+    def hang_up(self, node: int) -> None:
+        """Close the connection, with all that waits for an answer: the next question opens another."""
+        self._manager.close(node)
+
     def drive(self, until: Callable[[], bool], deadline: float) -> bool:
         """Let answers come in until the condition holds; False when the deadline (monotonic) came first."""
         while not until():

@@ -19,7 +19,8 @@ from txstream.api.spouts import PartitionEmitter, SpoutContext
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 from txstream.spouts.kafka_client import KafkaClient
 from txstream.spouts.kafka_columns import json_reader, record_batch
-from txstream.spouts.kafka_fetch import CHUNK_OFFSETS, RangeFetcher, RangeRead
+from txstream.spouts.kafka_fetch import CHUNK_OFFSETS, RangeFetcher
+from txstream.spouts.kafka_range_read import RangeRead
 from txstream.transaction import TransactionAttempt
 
 _CHUNK_BYTES = 16 * 1024 * 1024

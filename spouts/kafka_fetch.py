@@ -4,8 +4,11 @@ Invariants:
 
 - A range is finished when its position has reached its end, whatever records there were on the way:
   compaction gaps, markers and aborted transactions are read past, a shorter log is not.
-- No session, no prefetching: a fetch asks for ranges that are being read and for nothing else, so a later
-  range (another partition, an earlier offset) cannot meet what was fetched for this one.
+- No session: a fetch asks for ranges that are being read and for nothing else, so a later range (another
+  partition, an earlier offset) cannot meet what was fetched for this one.
+- While an answer is decoded and the caller works, the next fetch of the same ranges is on its way: one answer
+  of at most `max_bytes` for each broker, beside the one that is worked on. It asks for what follows if all of
+  the former answer is sound; an answer for another position than the one that was reached is dropped.
 - A fetch names the topic by its id where the broker can: a topic created again under the same name is an
   unknown topic, not another one's records.
 - Without progress a partition ends as an error, `DataLostError` as soon as its leader's log shows that the
@@ -32,21 +35,24 @@ from txstream.api.errors import (
     ShortReadError,
     TxstreamError,
 )
-from txstream.spouts.kafka import KafkaRange
-from txstream.spouts.kafka_blocks import RecordColumns
 from txstream.spouts.kafka_client import KafkaClient
 from txstream.spouts.kafka_protocol import (
     EARLIEST,
     LATEST_WRITTEN,
     NO_NODE,
     Leader,
-    Partition,
     PartitionError,
     TopicInfo,
     partition_error,
     reason_of,
 )
-from txstream.spouts.kafka_records import CorruptBatchError, OldFormatError, decode_records
+from txstream.spouts.kafka_range_read import Fetch, RangeRead
+from txstream.spouts.kafka_records import (
+    CorruptBatchError,
+    OldFormatError,
+    decode_records,
+    position_behind,
+)
 
 CHUNK_OFFSETS = 50_000
 _MIN_FETCH_BYTES = 256 * 1024  # a small range, with the rest of the batches that it begins and ends in
@@ -56,45 +62,9 @@ _ASIDE_SECONDS = 2.0
 _CONFIRM_SECONDS = 1.0
 _LOG_END_CHECK_SECONDS = 0.5
 _FETCHES_OF_A_DAMAGED_BATCH = 3
+_CALLER_SECONDS = 3600.0  # how long an answer may lie unread before its connection is given up
 _NAMES_ONLY_VERSION = 12
 _OFFSET_OUT_OF_RANGE = kafka_errors.OffsetOutOfRangeError.errno
-
-
-class RangeRead:
-    """One partition's range while it is read."""
-
-    def __init__(self, name: str, wanted: KafkaRange) -> None:
-        self.name = name
-        self.partition = Partition.parse(name)
-        self.range = wanted
-        self.position = wanted.start
-        self.columns = RecordColumns()
-        self.waited_seconds = 0.0
-        self.not_before = 0.0
-        self.failures = 0
-        self.damaged = 0
-        self.reason = "its leader sent nothing"
-        self.strange_since: float | None = None
-        self.end_checked_at = 0.0
-
-    @property
-    def finished(self) -> bool:
-        return self.position >= self.range.end
-
-    def take(self) -> RecordColumns:
-        columns, self.columns = self.columns, RecordColumns()
-        return columns
-
-    def put_off(self, reason: str) -> None:
-        """Not now: try again after a pause that grows up to half a second."""
-        self.reason = reason
-        self.not_before = time.monotonic() + min(0.5, 0.05 * 2 ** min(self.failures, 5))
-        self.failures += 1
-
-    def advance(self, position: int) -> None:
-        self.position = position
-        self.waited_seconds = 0.0
-        self.failures = self.damaged = 0
 
 
 class RangeFetcher:
@@ -124,64 +94,83 @@ class RangeFetcher:
     def run(self, reads: Sequence[RangeRead]) -> Iterator[RangeRead]:
         """Yields a read whenever it has new rows or has come to its end; take its columns then."""
         unfinished = [read for read in reads if not read.finished]
-        pending: dict[int, tuple[Any, list[RangeRead]]] = {}
+        pending: dict[int, Fetch] = {}
         while unfinished:
             with self._lock:  # the client serves one thread at a time; it is free while the caller works
                 progressed = self._step(unfinished, pending)
             yield from progressed
             unfinished = [read for read in unfinished if not read.finished]
 
-    def _step(
-        self, unfinished: list[RangeRead], pending: dict[int, tuple[Any, list[RangeRead]]]
-    ) -> list[RangeRead]:
+    def _step(self, unfinished: list[RangeRead], pending: dict[int, Fetch]) -> list[RangeRead]:
         began = time.monotonic()
         self._send(unfinished, pending)
-        busy = [read for _, asked in pending.values() for read in asked]
+        busy = {read for fetch in pending.values() for read in fetch.asked}
         idle_until = min((r.not_before for r in unfinished if r not in busy), default=began + self._timeout)
         self._client.drive(
-            lambda: any(future.is_done for future, _ in pending.values()),
+            lambda: any(fetch.future.is_done for fetch in pending.values()),
             min(began + self._timeout, max(idle_until, began + 0.01)),
         )
-        progressed: list[RangeRead] = []
-        for node in [node for node, (future, _) in pending.items() if future.is_done]:
-            future, asked = pending.pop(node)
+        answers: list[tuple[RangeRead, Any]] = []
+        for node in [node for node, fetch in pending.items() if fetch.future.is_done]:
+            future, asked, _ = pending.pop(node)
+            wanted = [read for read, position in asked.items() if read.position == position]
             if future.exception is None:
-                progressed += self._receive(future.value, asked)
+                answers += self._receive(future.value, wanted)
             else:
                 self._stale = True
-                for read in asked:
+                for read in wanted:
                     read.put_off(f"broker {node}: {reason_of(future.exception)}")
+        self._read_ahead(answers, pending)
+        progressed = [read for read, data in answers if self._decode(read, data)]
         waited = time.monotonic() - began
         for read in unfinished:
             if read in progressed:
                 continue
             read.waited_seconds += waited
             if read.waited_seconds >= self._timeout:
+                self._hang_up(read, pending)
                 raise PartitionUnavailableError(
                     f"partition {read.name} gave nothing for {self._timeout:g} s at offset {read.position} "
-                    f"of the planned {_span(read)}: {read.reason}; the batch is tried again"
+                    f"of the planned {read.planned}: {read.reason}; the batch is tried again"
                 )
         return progressed
 
     # --- asking ----------------------------------------------------------------------------------------
 
-    def _send(self, unfinished: list[RangeRead], pending: dict[int, tuple[Any, list[RangeRead]]]) -> None:
-        busy = {read.name for _, asked in pending.values() for read in asked}
+    def _read_ahead(self, answers: Sequence[tuple[RangeRead, Any]], pending: dict[int, Fetch]) -> None:
+        """Ask for what follows these answers before they are decoded. A range that got nothing, because the
+        others took all the room, is asked for again with them."""
+        for read, data in answers:
+            read.ahead = position_behind(data.records, read.position, read.range.end)
+        if not self._stale and any(read.ahead > read.position for read, _ in answers):
+            self._send([read for read, _ in answers if read.ahead < read.range.end], pending, is_ahead=True)
+            self._client.flush()
+
+    def _hang_up(self, read: RangeRead, pending: Mapping[int, Fetch]) -> None:
+        """A fetch that may wait for the caller would hold up its connection when it is waited for in vain."""
+        for node, fetch in pending.items():
+            if fetch.is_ahead and read in fetch.asked:
+                self._client.hang_up(node)
+
+    def _send(self, reads: Sequence[RangeRead], pending: dict[int, Fetch], *, is_ahead: bool = False) -> None:
+        busy = {read for fetch in pending.values() for read in fetch.asked}
         now = time.monotonic()
-        due = [read for read in unfinished if read.name not in busy and read.not_before <= now]
+        due = [read for read in reads if read not in busy and read.not_before <= now]
         if not due:
             return
         if self._stale or any(read.partition.topic not in self._topics for read in due):
-            self._refresh(unfinished)
+            self._refresh(reads)
         by_node: dict[int, list[RangeRead]] = defaultdict(list)
         for read in due:
             leader = self._leader(read)
             if leader is not None and leader.node not in pending:
                 by_node[leader.node].append(read)
         for node, asked in by_node.items():
-            pending[node] = (self._client.send(node, self._fetch_request(asked), self._timeout), asked)
+            timeout = self._timeout + (_CALLER_SECONDS if is_ahead else 0)
+            future = self._client.send(node, self._fetch_request(asked), timeout)
+            pending[node] = Fetch(future, {read: read.ahead for read in asked}, is_ahead)
 
-    def _refresh(self, reads: list[RangeRead]) -> None:
+    def _refresh(self, reads: Sequence[RangeRead]) -> None:
         names = {read.partition.topic for read in reads}
         try:
             found = self._client.topics(names, _ASIDE_SECONDS)
@@ -217,7 +206,7 @@ class RangeFetcher:
     def _fetch_request(self, asked: list[RangeRead]) -> Any:
         # Kafka fills its answer in the order of the request: those that got nothing last time come first.
         by_topic: dict[str, list[RangeRead]] = defaultdict(list)
-        for read in sorted(asked, key=lambda read: -read.waited_seconds):
+        for read in sorted(asked, key=lambda read: (read.ahead > read.position, -read.waited_seconds)):
             by_topic[read.partition.topic].append(read)
         has_ids = all(self._topics[name].id for name in by_topic)
         topic_type = FetchRequest.FetchTopic
@@ -240,7 +229,7 @@ class RangeFetcher:
                         topic_type.FetchPartition(
                             partition=read.partition.number,
                             current_leader_epoch=self._topics[name].leaders[read.partition.number].epoch,
-                            fetch_offset=read.position,
+                            fetch_offset=read.ahead,
                             partition_max_bytes=self._fetch_bytes(read),
                         )
                         for read in reads
@@ -253,19 +242,20 @@ class RangeFetcher:
     def _fetch_bytes(self, read: RangeRead) -> int:
         """What the rest of the range, or a chunk of it, should take by what its topic took before."""
         per_offset = self._bytes_per_offset.get(read.partition.topic, _FIRST_BYTES_PER_OFFSET)
-        offsets = min(read.range.end - read.position, CHUNK_OFFSETS)
+        offsets = min(read.range.end - read.ahead, CHUNK_OFFSETS)
         wanted = int(offsets * per_offset * 1.05) + 4096
         return max(_MIN_FETCH_BYTES, min(wanted, self._max_partition_bytes))
 
     # --- answers ---------------------------------------------------------------------------------------
 
-    def _receive(self, response: Any, asked: list[RangeRead]) -> list[RangeRead]:
+    def _receive(self, response: Any, asked: Sequence[RangeRead]) -> list[tuple[RangeRead, Any]]:
+        """The answers that bring what was asked for. Errors put a range off, or end the batch."""
         reads: Mapping[tuple[str, int], RangeRead] = {
             (key, read.partition.number): read
             for read in asked
             for key in (read.partition.topic, self._topic_id(read))
         }
-        progressed = []
+        answers = []
         missing = set(asked)
         for topic in response.responses:
             key = topic.topic or str(topic.topic_id)
@@ -274,19 +264,19 @@ class RangeFetcher:
                 if read is None:
                     continue
                 missing.discard(read)
-                if self._receive_partition(read, data):
-                    progressed.append(read)
+                if self._is_an_answer(read, data):
+                    answers.append((read, data))
         for read in missing:
             error = partition_error(response.error_code or 0)
             self._stale = True
             read.put_off(str(error) if error else "its leader left it out of the answer")
-        return progressed
+        return answers
 
     def _topic_id(self, read: RangeRead) -> str:
         topic = self._topics.get(read.partition.topic)
         return topic.id if topic is not None else ""
 
-    def _receive_partition(self, read: RangeRead, data: Any) -> bool:
+    def _is_an_answer(self, read: RangeRead, data: Any) -> bool:
         if data.error_code == _OFFSET_OUT_OF_RANGE:
             self._out_of_range(read)
             return False
@@ -295,6 +285,11 @@ class RangeFetcher:
             self._stale = self._stale or error.stale
             read.put_off(str(error))
             return False
+        return True
+
+    def _decode(self, read: RangeRead, data: Any) -> bool:
+        """Has the range come further?"""
+        read.ahead = read.position
         if data.records:
             try:
                 position, size = decode_records(
@@ -368,9 +363,5 @@ class RangeFetcher:
         if self._skip_lost:  # the next plan goes on behind the gap and records it
             kind, remedy = ShortReadError, "the next plan of this batch goes on behind it and records the gap"
         raise kind(
-            f"partition {read.name}, planned {_span(read)}, position {read.position}: {what}; {remedy}"
+            f"partition {read.name}, planned {read.planned}, position {read.position}: {what}; {remedy}"
         )
-
-
-def _span(read: RangeRead) -> str:
-    return f"offsets {read.range.start} to {read.range.end} (exclusive)"

@@ -30,6 +30,9 @@ from txstream.spouts.kafka_record_loop import RecordLists, read_records, skip_re
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _PREFIX = struct.Struct(">qi")
+_LAST_DELTA = struct.Struct(">i")
+_LAST_DELTA_AT = 23
+_OFFSETS_UP_TO = _LAST_DELTA_AT + _LAST_DELTA.size
 _MAGIC_AT = 16
 _CRC_COVERS_FROM = 21
 _OLD_CRC = slice(12, 16)  # formats 0 and 1: it covers the rest from the magic on
@@ -93,6 +96,19 @@ def decode_records(
     columns.blocks += blocks
     columns.size_bytes += size
     return reading.position, reading.at
+
+
+def position_behind(data: bytes | memoryview | None, start: int, end: int) -> int:
+    """Where `decode_records` will say that reading goes on, unless a batch is damaged."""
+    position, at, size = start, 0, len(data or b"")
+    while at + _OFFSETS_UP_TO <= size and position < end:
+        base, length = _PREFIX.unpack_from(data, at)
+        (last_delta,) = _LAST_DELTA.unpack_from(data, at + _LAST_DELTA_AT)
+        at += _PREFIX.size + length
+        if at > size or length < 0:
+            break
+        position = max(position, base + last_delta + 1)
+    return position
 
 
 @dataclass(slots=True)

@@ -864,7 +864,7 @@ HOLES = (
     Guard(
         "hole 5",
         "short replays: a range ends where it was planned to",
-        "spouts/kafka_fetch.py",
+        "spouts/kafka_range_read.py",
         "return self.position >= self.range.end",
         "return self.position > self.range.start",
         f"{KAFKA_READ}::test_a_record_larger_than_a_fetch",

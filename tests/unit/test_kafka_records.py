@@ -32,8 +32,9 @@ from support.kafka_batches import (
 from txstream.api.errors import DecodeError
 from txstream.spouts.kafka import KafkaRange
 from txstream.spouts.kafka_blocks import RecordColumns
-from txstream.spouts.kafka_fetch import RangeFetcher, RangeRead
+from txstream.spouts.kafka_fetch import RangeFetcher
 from txstream.spouts.kafka_protocol import Leader, TopicInfo
+from txstream.spouts.kafka_range_read import RangeRead
 from txstream.spouts.kafka_records import CorruptBatchError, decode_records
 
 
@@ -214,6 +215,9 @@ class OneAnswer:
 
     def drive(self, _until: object, _deadline: float) -> None:
         """All that was sent is answered."""
+
+    def flush(self) -> None:
+        """All that was sent has left."""
 
     def send(self, _node: int, _request: object, _timeout: float) -> Any:
         data = SimpleNamespace(

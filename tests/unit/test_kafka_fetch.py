@@ -1,0 +1,153 @@
+"""Reading ahead: the next fetch is on its way while the last answer is decoded and the caller works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from support.kafka_batches import plain
+
+from txstream.api.errors import PartitionUnavailableError
+from txstream.spouts import kafka_fetch
+from txstream.spouts.kafka import KafkaRange
+from txstream.spouts.kafka_fetch import RangeFetcher
+from txstream.spouts.kafka_protocol import Leader, TopicInfo
+from txstream.spouts.kafka_range_read import RangeRead
+
+TIMEOUT_SECONDS = 5.0
+
+
+@dataclass
+class Broker:
+    """A client of one broker. Partitions have batches of two records each. An answer has one batch of each
+    partition, of the first `room` of those asked for. `spoil` may change what a partition gets."""
+
+    ends: dict[str, int]
+    room: int = 99
+    spoil: Callable[[str, int, bytes], bytes] = lambda _name, _offset, records: records
+    asked: list[dict[str, int]] = field(default_factory=list)
+    timeouts: list[float] = field(default_factory=list)
+    flushed: int = 0
+    hung_up: list[int] = field(default_factory=list)
+
+    def topics(self, names: set[str], _timeout: float) -> dict[str, TopicInfo]:
+        return {name: TopicInfo(name, "", {n: Leader(1, 0) for n in range(9)}) for name in names}
+
+    def drive(self, _until: object, _deadline: float) -> None:
+        """All that was sent is answered."""
+
+    def flush(self) -> None:
+        self.flushed = len(self.asked)
+
+    def hang_up(self, node: int) -> None:
+        self.hung_up.append(node)
+
+    def log_end(self, partition: Any, _leader: Leader, _timeout: float) -> int:
+        return self.ends[partition.name]
+
+    def send(self, _node: int, request: Any, timeout: float) -> Any:
+        wanted = {
+            f"{topic.topic}/{partition.partition}": partition.fetch_offset
+            for topic in request.topics
+            for partition in topic.partitions
+        }
+        self.asked.append(wanted)
+        self.timeouts.append(timeout)
+        partitions = [
+            SimpleNamespace(
+                partition_index=int(name.rpartition("/")[2]),
+                error_code=0,
+                records=self.records(name, offset) if place < self.room else b"",
+                aborted_transactions=None,
+                last_stable_offset=self.ends[name],
+                high_watermark=self.ends[name],
+            )
+            for place, (name, offset) in enumerate(wanted.items())
+        ]
+        answer = SimpleNamespace(
+            error_code=0, responses=[SimpleNamespace(topic="words", partitions=partitions)]
+        )
+        return SimpleNamespace(is_done=True, exception=None, value=answer)
+
+    def records(self, name: str, offset: int) -> bytes:
+        base = offset - offset % 2
+        if base >= self.ends[name]:
+            return b""
+        return self.spoil(name, offset, plain(base, b"%d" % base, b"%d" % (base + 1)))
+
+
+def fetcher(broker: Broker) -> RangeFetcher:
+    return RangeFetcher(
+        cast(Any, broker),
+        read_committed=True,
+        fetch_timeout_seconds=TIMEOUT_SECONDS,
+        skip_lost=False,
+        max_partition_bytes=1 << 20,
+        max_bytes=1 << 20,
+    )
+
+
+def offsets(run: Iterator[RangeRead]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for read in run:
+        found.setdefault(read.name, []).extend(read.take().offsets.tolist())
+    return found
+
+
+def test_what_follows_is_asked_for_before_the_caller_gets_the_first_rows() -> None:
+    broker = Broker({"words/0": 8})
+    run = fetcher(broker).run([RangeRead("words/0", KafkaRange(1, 7))])
+    first = next(run)
+    assert first.take().offsets.tolist() == [1]
+    assert broker.asked == [{"words/0": 1}, {"words/0": 2}]
+    assert broker.flushed == 2
+    assert offsets(run) == {"words/0": [2, 3, 4, 5, 6]}
+    assert broker.asked == [{"words/0": offset} for offset in (1, 2, 4, 6)], "nothing twice, nothing beyond"
+
+
+def test_the_time_that_the_caller_takes_does_not_count_against_a_fetch_ahead() -> None:
+    broker = Broker({"words/0": 4})
+    offsets(fetcher(broker).run([RangeRead("words/0", KafkaRange(0, 4))]))
+    assert broker.timeouts[0] == TIMEOUT_SECONDS
+    assert broker.timeouts[1] > 100 * TIMEOUT_SECONDS
+
+
+def test_an_answer_behind_a_damaged_batch_is_dropped() -> None:
+    damaged = [2]
+
+    def spoil(_name: str, offset: int, records: bytes) -> bytes:
+        if offset in damaged:
+            damaged.remove(offset)
+            return records[:-3] + b"!!!"
+        return records
+
+    broker = Broker({"words/0": 8}, spoil=spoil)
+    assert offsets(fetcher(broker).run([RangeRead("words/0", KafkaRange(0, 8))])) == {
+        "words/0": list(range(8))
+    }
+    assert broker.asked.count({"words/0": 4}) == 2, "once ahead, in vain, and once when its turn had come"
+
+
+def test_a_partition_that_got_no_room_comes_first_in_the_fetch_ahead() -> None:
+    broker = Broker({"words/0": 4, "words/1": 4}, room=1)
+    wanted = [RangeRead(name, KafkaRange(0, 4)) for name in broker.ends]
+    assert offsets(fetcher(broker).run(wanted)) == {"words/0": [0, 1, 2, 3], "words/1": [0, 1, 2, 3]}
+    assert list(broker.asked[1].items()) == [("words/1", 0), ("words/0", 2)]
+
+
+def test_a_broker_that_falls_silent_ends_the_batch_in_time_and_loses_its_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broker = Broker({"words/0": 8})
+    run = fetcher(broker).run([RangeRead("words/0", KafkaRange(0, 8))])
+    send, silence = broker.send, SimpleNamespace(is_done=False)
+    monkeypatch.setattr(broker, "send", lambda *given: silence if broker.asked else send(*given))
+    next(run)
+    clock = iter(range(0, 1000, 3))
+    monkeypatch.setattr(kafka_fetch.time, "monotonic", lambda: float(next(clock)))
+    with pytest.raises(PartitionUnavailableError, match="gave nothing for 5 s at offset 2"):
+        next(run)
+    assert broker.hung_up == [1]
