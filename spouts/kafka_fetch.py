@@ -141,7 +141,7 @@ class RangeFetcher:
         """Ask for what follows these answers before they are decoded. A range that got nothing, because the
         others took all the room, is asked for again with them."""
         for read, data in answers:
-            read.ahead = position_behind(data.records, read.position, read.range.end)
+            read.ahead = position_behind(data.records or b"", read.position, read.range.end)
         if not self._stale and any(read.ahead > read.position for read, _ in answers):
             self._send([read for read, _ in answers if read.ahead < read.range.end], pending, is_ahead=True)
             self._client.flush()

@@ -98,9 +98,9 @@ def decode_records(
     return reading.position, reading.at
 
 
-def position_behind(data: bytes | memoryview | None, start: int, end: int) -> int:
+def position_behind(data: bytes | memoryview, start: int, end: int) -> int:
     """Where `decode_records` will say that reading goes on, unless a batch is damaged."""
-    position, at, size = start, 0, len(data or b"")
+    position, at, size = start, 0, len(data)
     while at + _OFFSETS_UP_TO <= size and position < end:
         base, length = _PREFIX.unpack_from(data, at)
         (last_delta,) = _LAST_DELTA.unpack_from(data, at + _LAST_DELTA_AT)

@@ -11,7 +11,6 @@ import pytest
 from support.kafka_batches import plain
 
 from txstream.api.errors import PartitionUnavailableError
-from txstream.spouts import kafka_fetch
 from txstream.spouts.kafka import KafkaRange
 from txstream.spouts.kafka_fetch import RangeFetcher
 from txstream.spouts.kafka_protocol import Leader, TopicInfo
@@ -147,7 +146,7 @@ def test_a_broker_that_falls_silent_ends_the_batch_in_time_and_loses_its_connect
     monkeypatch.setattr(broker, "send", lambda *given: silence if broker.asked else send(*given))
     next(run)
     clock = iter(range(0, 1000, 3))
-    monkeypatch.setattr(kafka_fetch.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("time.monotonic", lambda: float(next(clock)))
     with pytest.raises(PartitionUnavailableError, match="gave nothing for 5 s at offset 2"):
         next(run)
     assert broker.hung_up == [1]
