@@ -267,6 +267,12 @@ def test_zero_alone_is_not_completion() -> None:
     assert told(ledger.init(root(0), 0, 3)) == {"completed": [(root(0), 3)]}
 
 
+def test_two_acks_of_a_tree_in_one_call_complete_it_once() -> None:
+    ledger = AckLedger()
+    ledger.init(root(0), 5 ^ 6, 3)
+    assert told(ledger.ack([root(0), root(0)], [5, 6])) == {"completed": [(root(0), 3)]}
+
+
 def test_a_tree_that_failed_stays_failed_when_its_init_comes_last() -> None:
     ledger = AckLedger()
     assert not told(ledger.fail(root(0)))
