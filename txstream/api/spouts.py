@@ -139,6 +139,8 @@ class PartitionedSpout(ABC, Generic[Meta]):
 
     output: str | pa.Schema
     meta_type: ClassVar[type[Any]]
+    is_replayable: ClassVar[bool] = True
+    """Can a batch be read again after a restart? If not, only `NonTransactionalSpout` takes the source."""
 
     @abstractmethod
     def coordinator(self, context: SpoutContext) -> PartitionCoordinator[Meta]:
@@ -168,6 +170,11 @@ class SourceSpout(Generic[Meta]):
             raise TopologyError(
                 f"{type(self).__name__} takes a partitioned source such as KafkaSource('lines'), "
                 f"not {type(source).__name__}"
+            )
+        if not source.is_replayable and self.semantics is not Semantics.NON_TRANSACTIONAL:
+            raise TopologyError(
+                f"{source!r} cannot read a batch again after a restart; use NonTransactionalSpout, not "
+                f"{type(self).__name__}"
             )
         if max_batch_records < 1:
             raise TopologyError(f"max_batch_records is {max_batch_records}; it must be at least 1")

@@ -104,15 +104,16 @@ class Planning:
         if self._batches.coordinator.is_planning(plan.ticket):
             self.plan(plan)
 
-    def forget_before(self, txid: Txid) -> None:
-        """Everything before `txid` is committed, and so is `txid` itself."""
+    def forget(self, txid: Txid) -> None:
+        """Everything up to `txid` is committed."""
         batches = self._batches
         self._planned_at.pop(txid, None)
+        before = Txid(txid + 1)
 
         def failed(error: BaseException) -> None:
             if isinstance(error, (ServiceUnavailableError, BatchFailedError)):
-                log.info("the source cannot forget what is before txid %d now: %s", txid, error)
+                log.info("the source cannot forget what is before txid %d now: %s", before, error)
             else:
                 batches.fail_run(error)
 
-        batches.workers.submit(Lane.PLAN, lambda: self._spout.cleanup_before(txid), lambda _: None, failed)
+        batches.workers.submit(Lane.PLAN, lambda: self._spout.cleanup_before(before), lambda _: None, failed)
