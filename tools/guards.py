@@ -49,7 +49,7 @@ _PROGRESS = "txstream/zookeeper/progress.py"
 _FENCED = "txstream/zookeeper/fenced.py"
 _POSTGRESQL = "txstream/state/sql/postgresql.py"
 _MYSQL = "txstream/state/sql/mysql.py"
-_SERVER = "txstream/state/sql/server.py"
+_SERVER = "txstream/state/sql/server_timeouts.py"
 _SQLITE = "txstream/state/sql/sqlite.py"
 
 _RAISE = "            here.raise_fence(attempt.attempt, may_be_equal=False)\n"

@@ -51,7 +51,7 @@ from txstream.state.sql.mysql_connect import connect, is_mariadb, place
 from txstream.state.sql.mysql_failures import classify
 from txstream.state.sql.mysql_types import BinaryKey, TextKey, TextValue, collation
 from txstream.state.sql.mysql_upsert import JoinedUpsert
-from txstream.state.sql.server import ServerDialect, driver_of
+from txstream.state.sql.server_timeouts import ServerDialect, driver_of
 
 PACKET_BYTES = "txstream_packet_bytes"
 """In what SQLAlchemy keeps beside a pooled connection: the longest statement that the server takes."""
