@@ -27,6 +27,7 @@ from txstream.api.errors import (
     UsageError,
 )
 from txstream.api.spouts import PartitionCoordinator, SpoutContext, Unavailable
+from txstream.spouts.backlog import share_limit
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 from txstream.spouts.kafka_client import KafkaClient
 from txstream.spouts.kafka_logs import LogReader, PartitionLog
@@ -40,7 +41,6 @@ from txstream.spouts.kafka_protocol import (
 )
 from txstream.spouts.kafka_starts import StartingPlaces
 from txstream.spouts.kafka_watch import ClusterView, ClusterWatch
-from txstream.spouts.sharing import share_limit
 
 PLANNING_SECONDS = 2.0
 _MISSING_TOPIC_SECONDS = 3.0

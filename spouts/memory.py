@@ -26,10 +26,10 @@ from txstream.api.spouts import (
     SpoutContext,
     Unavailable,
 )
+from txstream.spouts.backlog import share_limit
 from txstream.spouts.memory_log import LogView, MemoryLog
 from txstream.spouts.memory_spool import SpoolReader
 from txstream.spouts.ranges import RecordSpan
-from txstream.spouts.sharing import share_limit
 from txstream.transaction import TransactionAttempt
 
 _CHUNK_ROWS = 10_000

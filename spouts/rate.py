@@ -18,8 +18,8 @@ import pyarrow as pa
 from txstream.api.errors import DataLostError, TopologyError
 from txstream.api.schema import parse_schema
 from txstream.api.spouts import PartitionCoordinator, PartitionedSpout, PartitionEmitter, SpoutContext
+from txstream.spouts.backlog import share_limit
 from txstream.spouts.ranges import RecordSpan
-from txstream.spouts.sharing import share_limit
 from txstream.transaction import TransactionAttempt
 
 _CHUNK_ROWS = 10_000

@@ -1,4 +1,7 @@
-"""How a batch's limit is shared between partitions. Pure: no clock, no client, no memory of earlier plans."""
+"""How much of a backlog a batch takes: all of it up to a limit, which the partitions share.
+
+Pure: no clock, no client, no memory of earlier plans.
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from txstream.spouts.sharing import share_limit
+from txstream.spouts.backlog import share_limit
 
 BACKLOGS = st.dictionaries(st.text("abcdefgh", min_size=1, max_size=3), st.integers(-5, 10_000), max_size=12)
 
