@@ -17,12 +17,11 @@ from txstream.semantics import Semantics
 from txstream.transaction import AttemptId, Epoch, Txid, attempt_id
 from txstream.zookeeper import Identity
 from txstream.zookeeper.documents import (
-    COMPRESSED_PAST_BYTES,
-    MAX_REQUEST_BYTES,
     StoredBatch,
     StoredCurrent,
     StoredEpoch,
 )
+from txstream.zookeeper.request_size import COMPRESSED_PAST_BYTES, MAX_REQUEST_BYTES
 
 PATH = "/txstream/topologies/t/some/path"
 

@@ -7,24 +7,18 @@ and is never taken for "nothing there yet".
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
-from txstream.api.errors import CorruptStateError, MetaTooLargeError
+from txstream.api.errors import CorruptStateError
 from txstream.metas import BatchMetas, MetaCodec, to_json
 from txstream.transaction import FIRST_TXID, AttemptId, Epoch, Txid
+from txstream.zookeeper.request_size import pack, require_fits, unpack
 
 T = TypeVar("T")
 
-COMPRESSED_PAST_BYTES = 64 * 1024
-# ZooKeeper cuts the connection of a request past 1 MiB, which looks like an outage.
-MAX_REQUEST_BYTES = 900 * 1024
-# A request has besides one large value: the epoch's check, `current`, a delete, and their paths.
-MAX_DOCUMENT_BYTES = MAX_REQUEST_BYTES - 8 * 1024
-_MAX_UNPACKED_BYTES = 256 * 1024 * 1024
 MAX_ATTEMPT = (1 << 63) - 1
 MAX_EPOCH = (1 << 31) - 1
 
@@ -82,12 +76,7 @@ class StoredBatch:
     def encode(self, codec: MetaCodec[Any]) -> bytes:
         """Raises MetaTooLargeError past what one request to ZooKeeper can carry."""
         data = pack(to_json({"attempt": self.attempt, "metas": codec.encode(self.metas)}).encode())
-        if len(data) > MAX_DOCUMENT_BYTES:
-            raise MetaTooLargeError(
-                f"the metas of a batch over {len(self.metas.positions())} partitions take {len(data):,} "
-                f"bytes, compressed, and one ZooKeeper request carries at most {MAX_DOCUMENT_BYTES:,}; "
-                "read fewer partitions in one topology, for instance by splitting its topics over several"
-            )
+        require_fits(data, len(self.metas.positions()))
         return data
 
     @classmethod
@@ -159,24 +148,3 @@ def take_attempt(document: Mapping[str, Any], path: str) -> AttemptId:
 
 def _take_optional_attempt(document: Mapping[str, Any], path: str) -> AttemptId | None:
     return None if document["attempt"] is None else take_attempt(document, path)
-
-
-def pack(data: bytes) -> bytes:
-    """What is stored of this JSON: compressed when it is large."""
-    return zlib.compress(data) if len(data) > COMPRESSED_PAST_BYTES else data
-
-
-def unpack(data: bytes, path: str) -> bytes:
-    """The inverse of `pack`. Raises CorruptStateError."""
-    if data.startswith(b"{"):
-        return data
-    unpacker = zlib.decompressobj()
-    try:
-        unpacked = unpacker.decompress(data, _MAX_UNPACKED_BYTES)
-    except zlib.error as error:
-        raise CorruptStateError(
-            f"{path}: expected JSON, plain or compressed by zlib, found {data[:100]!r}"
-        ) from error
-    if not unpacker.eof or unpacker.unused_data:
-        raise CorruptStateError(f"{path}: the compressed JSON of {len(data)} bytes is cut off or has a tail")
-    return unpacked

@@ -14,15 +14,13 @@ from txstream.metas import to_json
 from txstream.placement import Assignment, TaskPlace
 from txstream.transaction import FIRST_TXID, Txid
 from txstream.zookeeper.documents import (
-    MAX_DOCUMENT_BYTES,
-    pack,
     parse_object,
     take,
     take_attempt,
     take_time,
-    unpack,
 )
 from txstream.zookeeper.paths import Paths
+from txstream.zookeeper.request_size import MAX_DOCUMENT_BYTES, pack, unpack
 from txstream.zookeeper.tree import Tree
 
 _FIELDS = {"component", "task", "slot", "worker", "host", "seconds", "tuples"}
