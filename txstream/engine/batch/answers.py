@@ -1,7 +1,6 @@
 """What the Spark tasks of a phase answer, put together into one result.
 
-Invariant: the numbers of tuples sent and received are equal on every edge before a result is given out; those
-that are sent into the commit phase are compared there.
+Invariant: no result is given out before its edges have delivered what was sent (`edge_counts`).
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from txstream.api.errors import ShortBatchError
 from txstream.digests import added_up
-from txstream.engine.batch.messages import Answer, EdgeCount
+from txstream.engine.batch.edge_counts import EdgeCount, require_delivered
+from txstream.engine.batch.messages import Answer
 from txstream.engine.batch.plan import ExecutionPlan
 from txstream.engine.batch.runner import BatchResult, Emitted
 from txstream.placement import TaskPlace
@@ -61,14 +60,10 @@ def collect_result(
             deltas.setdefault(component, []).append(table)
         under_way.update(answer.sent)
         under_way.subtract(answer.received)
-    later = {bolt.id for bolt in plan.bolts if bolt.in_commit} if crossing is None else set()
-    for edge, count in under_way.items():
-        # Of tracked tuples each that is lost leaves its tree open, and the others go on.
-        if count and not plan.fed and edge.component not in later:
-            raise ShortBatchError(
-                f"{attempt}: {edge.component!r} got {abs(count)} tuples {'less' if count > 0 else 'more'} "
-                f"from stream {edge.stream!r} of {edge.source!r} than were sent to it"
-            )
+    # Of tracked tuples each that is lost leaves its tree open, and the others go on.
+    if not plan.fed:
+        later = {bolt.id for bolt in plan.bolts if bolt.in_commit} if crossing is None else set()
+        require_delivered(attempt, under_way, later)
     return BatchResult(
         deltas,
         records,

@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from txstream.api.errors import ShortBatchError
 from txstream.digests import TableDigest
+from txstream.engine.batch.edge_counts import EdgeCount, counts_of
 from txstream.engine.batch.failures import Failure
 from txstream.placement import TaskPlace
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
@@ -111,17 +112,6 @@ Element = tuple[int, bytes]
 # bolt computed.
 PYTHON = ""
 DRIVER = "driver"
-
-
-class EdgeName(NamedTuple):
-    """A subscription: whose, and to which stream of what."""
-
-    component: str
-    source: str
-    stream: str
-
-
-EdgeCount = Counter[EdgeName]
 
 
 class Parcel(NamedTuple):
@@ -264,18 +254,14 @@ class Answer:
             deltas=deltas,
             emitted=emitted,
             places=[TaskPlace(*place) for place in header["places"]],
-            sent=_counts(header["sent"]),
-            received=_counts(header["received"]),
+            sent=counts_of(header["sent"]),
+            received=counts_of(header["received"]),
             written={
                 (component, name): TableDigest.from_document(digest)
                 for component, name, digest in header["written"]
             },
             tracked=Tracked.from_header(header["tracked"], tables) if header["tracked"] else None,
         )
-
-
-def _counts(rows: Iterable[list[Any]]) -> EdgeCount:
-    return Counter({EdgeName(*edge): count for *edge, count in rows})
 
 
 def open_messages(messages: Iterable[bytes], senders: Mapping[str, int], who: str) -> list[Message]:

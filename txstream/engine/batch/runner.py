@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 import pyarrow as pa
 
 from txstream.digests import TableDigest
-from txstream.engine.batch.messages import EdgeCount, Tracked, WorkOrder
+from txstream.engine.batch.edge_counts import EdgeCount
+from txstream.engine.batch.messages import Tracked, WorkOrder
 from txstream.metas import BatchMetas
 from txstream.placement import TaskPlace
 from txstream.transaction import TransactionAttempt
