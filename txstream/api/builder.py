@@ -4,6 +4,7 @@ checked before it runs."""
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -167,6 +168,11 @@ class TransactionalTopologyBuilder(GraphBuilder):
     `driver_commit_rows` rows in a database (None is a measured figure), executors beyond. Executors need
     SQLAlchemy, the database's driver and a route to it; for "driver" they need none. What a bolt writes
     through a `MapState` is always written by executors.
+
+    `max_batch_latency_seconds` is how long a batch may take from its plan to its commit: batches grow, up to
+    the spout's `max_batch_records`, and shrink to keep to it. `max_records_per_second` is how many records
+    are read at most; what is more waits in the log. Neither counts for a `BatchSpout`, which decides by
+    itself what a transaction holds.
     """
 
     def __init__(
@@ -183,6 +189,8 @@ class TransactionalTopologyBuilder(GraphBuilder):
         workers: int | None = None,
         commit: CommitChoice = "auto",
         driver_commit_rows: int | None = None,
+        max_batch_latency_seconds: float | None = None,
+        max_records_per_second: float | None = None,
     ) -> None:
         super().__init__(
             topology_id,
@@ -213,6 +221,8 @@ class TransactionalTopologyBuilder(GraphBuilder):
                 )
         self._commit: CommitChoice = commit
         self._driver_commit_rows = driver_commit_rows
+        self._max_batch_latency_seconds = _positive("max_batch_latency_seconds", max_batch_latency_seconds)
+        self._max_records_per_second = _positive("max_records_per_second", max_records_per_second)
 
     def set_bolt(self, component: str, bolt: Bolt, parallelism: int = 1) -> BoltDeclarer:
         """Add a bolt; choose its inputs on what this returns. A `Committer` commits without further ado."""
@@ -267,9 +277,19 @@ class TransactionalTopologyBuilder(GraphBuilder):
             workers=self._workers,
             commit=self._commit,
             driver_commit_rows=self._driver_commit_rows,
+            max_batch_latency_seconds=self._max_batch_latency_seconds,
+            max_records_per_second=self._max_records_per_second,
             states=states,
             map_states=map_states,
         )
+
+
+def _positive(name: str, value: float | None) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise TopologyError(f"{name} is {value!r}; it must be a number above 0")
+    return float(value)
 
 
 def _emits_in_commit(component: Component) -> bool:

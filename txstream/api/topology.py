@@ -84,6 +84,8 @@ class Topology:
     workers: int | None = None
     commit: CommitChoice = "auto"
     driver_commit_rows: int | None = None
+    max_batch_latency_seconds: float | None = None
+    max_records_per_second: float | None = None
     states: tuple[tuple[StateCommitter, Semantics], ...] = field(default=(), repr=False)
     map_states: tuple[StateUse, ...] = field(default=(), repr=False)
 

@@ -77,7 +77,11 @@ class SteppedDriver:
             in_this_process=world.spark is None,
         )
         self._history = _HistoryWriter(world, topology, self.workers)
-        driver = Driver(topology, self._services, listener=self._reached, watcher=self._history, capture=True)
+        # Time stands still here, and with it what a rate allows.
+        unhurried = replace(topology, max_records_per_second=None)
+        driver = Driver(
+            unhurried, self._services, listener=self._reached, watcher=self._history, capture=True
+        )
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._services)
             loop = driver.start()

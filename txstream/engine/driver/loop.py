@@ -31,6 +31,7 @@ from txstream.engine.commit.phase import CommitPhase
 from txstream.engine.driver.batches import Watcher
 from txstream.engine.driver.failed_attempts import FailedAttempts
 from txstream.engine.driver.operator_requests import Operators
+from txstream.engine.driver.pace import Pace
 from txstream.engine.driver.planning import Planning
 from txstream.engine.driver.processing import Processing
 from txstream.engine.driver.steering import Steering
@@ -95,8 +96,13 @@ class EventLoop:
         self.failures = FailedAttempts(
             self, topology, store, unreadable, self._operators, watcher, self.statistics, warm_up_seconds
         )
-        limit = topology.spout.max_batch_records
-        self._planning = Planning(self, spout, store, waiting, unreadable, limit, targets)
+        pace = Pace(
+            topology.spout.max_batch_records,
+            now=workers.now,
+            max_batch_latency_seconds=topology.max_batch_latency_seconds,
+            max_records_per_second=topology.max_records_per_second,
+        )
+        self._planning = Planning(self, spout, store, waiting, unreadable, pace, targets)
         self._processing = Processing(
             self, runner, committer, self._planning, unreadable, watcher, self.statistics, codec
         )

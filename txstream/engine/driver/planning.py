@@ -14,7 +14,9 @@ from typing import Any
 from txstream.api.errors import BatchFailedError, ServiceUnavailableError
 from txstream.api.spouts import PartitionCoordinator
 from txstream.coordinator import Plan
+from txstream.engine.batch.sizing import planned_records
 from txstream.engine.driver.batches import Batches
+from txstream.engine.driver.pace import Pace
 from txstream.engine.driver.unreadable_partitions import CHECK_SECONDS, UnreadablePartitions
 from txstream.engine.driver.waiting import Waiting
 from txstream.engine.driver.workers import Lane
@@ -40,7 +42,7 @@ class Planning:
         store: ProgressStore,
         waiting: Waiting,
         unreadable: UnreadablePartitions,
-        max_batch_records: int,
+        pace: Pace,
         targets: Mapping[str, Any] | None,
     ) -> None:
         self._batches = batches
@@ -48,7 +50,7 @@ class Planning:
         self._store = store
         self._waiting = waiting
         self._unreadable = unreadable
-        self._max_batch_records = max_batch_records
+        self._pace = pace
         self._targets = targets
         self._poll_seconds = _POLL_FIRST_SECONDS
         self._planned_at: dict[Txid, datetime] = {}
@@ -60,6 +62,11 @@ class Planning:
     def plan(self, plan: Plan[Any]) -> None:
         """Have the source plan a batch."""
         batches, coordinator = self._batches, self._batches.coordinator
+        limit = self._pace.size if plan.replay else self._pace.limit()
+        if not limit:
+            batches.carry_out(coordinator.nothing_to_plan(plan.ticket))
+            batches.workers.after(self._pace.seconds_to_wait(), lambda: batches.carry_out(coordinator.wake()))
+            return
         started = time.perf_counter()
 
         def work() -> BatchMetas[Any] | None:
@@ -68,7 +75,7 @@ class Planning:
                     return None
                 if not self._spout.is_ready():
                     return None
-            metas = BatchMetas.from_plan(plan.last, self._spout.plan(plan.last, self._max_batch_records))
+            metas = BatchMetas.from_plan(plan.last, self._spout.plan(plan.last, limit))
             self._unreadable.leave_out(metas.unavailable)
             if not (metas.has_work or plan.replay):
                 return None
@@ -86,6 +93,8 @@ class Planning:
                 return
             self._poll_seconds = _POLL_FIRST_SECONDS
             self._planned_at[plan.txid] = datetime.now(UTC)
+            records = planned_records(metas)
+            self._pace.planned(plan.txid, limit if records is None else records, replay=plan.replay)
             batches.timing(plan.txid).plan_seconds = time.perf_counter() - started
             batches.carry_out(coordinator.planned(plan.ticket, metas))
 
@@ -108,6 +117,7 @@ class Planning:
         """Everything up to `txid` is committed."""
         batches = self._batches
         self._planned_at.pop(txid, None)
+        self._pace.advanced(txid)
         before = Txid(txid + 1)
 
         def failed(error: BaseException) -> None:

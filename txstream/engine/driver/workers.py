@@ -57,6 +57,9 @@ class Workers(Protocol):
         """Have `work` done; `done` with its result, or `failed` with its error, comes as an event. Without
         them nobody hears of it. `attempt` is the one that it is work for, if it processes or commits."""
 
+    def now(self) -> float:
+        """Seconds from any start, which never go back."""
+
     def post(self, event: Event) -> None:
         """Have an event handled. From any thread."""
 
@@ -146,6 +149,9 @@ class ThreadWorkers:
                 self.post(lambda: failed(error))
 
         self._pools[lane].submit(work).add_done_callback(answer)
+
+    def now(self) -> float:
+        return self.clock()
 
     def post(self, event: Event) -> None:
         with self.changed:

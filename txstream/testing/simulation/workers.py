@@ -98,6 +98,9 @@ class SeededWorkers:
     ) -> None:
         self._waiting[lane].append((work, done, failed))
 
+    def now(self) -> float:
+        return self._now
+
     def post(self, event: Event) -> None:
         self._events.append(event)
 
