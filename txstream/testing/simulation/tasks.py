@@ -196,7 +196,7 @@ class Runner(InProcessRunner):
         tasks = [
             self._world.tasks.add(
                 f"task {spark_task} of {bolts} of {order.attempt}",
-                partial(self._run_stage, order, stage, spark_task, messages, senders),
+                partial(self._run_task, order, stage, spark_task, messages, senders),
             )
             for spark_task, messages in enumerate(self.exchange(elements, stage.width))
         ]
@@ -204,7 +204,7 @@ class Runner(InProcessRunner):
         following = [element for element in elements if element[0] == ANSWER]
         return following + [element for task in tasks for element in task.answer or ()]
 
-    def _run_stage(
+    def _run_task(
         self,
         order: WorkOrder,
         stage: Stage,
