@@ -279,7 +279,10 @@ def _tell(
 
 def summary(report: RunReport) -> str:
     """A run in one line, and why attempts failed in one for each reason."""
-    return "\n  ".join([_in_one_line(report), *shown_reasons(report.failure_reasons)])
+    from txstream.engine.tracked.report import TrackedReport, in_words
+
+    line = in_words(report) if isinstance(report, TrackedReport) else _in_one_line(report)
+    return "\n  ".join([line, *shown_reasons(report.failure_reasons)])
 
 
 def _in_one_line(report: RunReport) -> str:

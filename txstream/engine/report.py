@@ -6,7 +6,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txstream.notebook import html_table
 from txstream.placement import Assignment
@@ -49,10 +49,18 @@ class BatchTiming:
         return {step: seconds for step, seconds in steps.items() if seconds}
 
 
+class TreeCounts(NamedTuple):
+    """Trees of tracked tuples: open now, and ended so far, well or badly."""
+
+    open: int
+    acked: int
+    failed: int
+
+
 @dataclass(frozen=True, slots=True)
 class RunProgress:
     """A snapshot of a running topology. `active` are txids and phases; `waiting_for` names an outage;
-    `lag_records` is None where it is not known."""
+    `lag_records` is None where it is not known. With tracked tuples there are `trees`, and no txids."""
 
     topology: str
     committed_txid: int
@@ -63,6 +71,7 @@ class RunProgress:
     seconds: float
     waiting_for: str | None
     lag_records: int | None
+    trees: TreeCounts | None = None
 
 
 def shown_reasons(reasons: Mapping[str, int]) -> list[str]:

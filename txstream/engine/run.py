@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from txstream.api.errors import BoltError, CorruptStateError, UsageError
 from txstream.api.topology import Topology
+from txstream.api.tracked_builder import TrackedTopology
 from txstream.engine.batch.failures import CrashError
 from txstream.engine.driver.driver import Driver, RunnerFactory
 from txstream.engine.driver.loop import EventLoop
@@ -21,6 +22,7 @@ from txstream.engine.driver.waiting import RunAbortedError
 from txstream.engine.fault_points import PointListener, nobody_listens
 from txstream.engine.report import RunProgress, RunReport, shown_reasons
 from txstream.engine.spark.log import writable_spark_log
+from txstream.engine.tracked.driver import TrackedDriver
 from txstream.notebook import html_table
 from txstream.settings import Settings
 from txstream.words import counted
@@ -54,20 +56,28 @@ class RunningTopology:
     ) -> None:
         self.topology = topology
         self.settings = settings
-        self._driver = Driver(
+        services = RunServices(
             topology,
-            RunServices(
-                topology,
-                settings,
-                spark=spark,
-                wait_for_leadership=wait_for_leadership,
-                runner_factory=runner_factory,
-            ),
-            until_caught_up=until == CAUGHT_UP,
-            until_txid=until_txid,
-            warm_up_seconds=WARM_UP_SECONDS if runner_factory is None else 0.0,
-            listener=listener,
+            settings,
+            spark=spark,
+            wait_for_leadership=wait_for_leadership,
+            runner_factory=runner_factory,
         )
+        caught_up, warm_up = until == CAUGHT_UP, WARM_UP_SECONDS if runner_factory is None else 0.0
+        self._driver: Driver | TrackedDriver
+        if isinstance(topology, TrackedTopology):
+            self._driver = TrackedDriver(
+                topology, services, until_caught_up=caught_up, warm_up_seconds=warm_up
+            )
+        else:
+            self._driver = Driver(
+                topology,
+                services,
+                until_caught_up=caught_up,
+                until_txid=until_txid,
+                warm_up_seconds=warm_up,
+                listener=listener,
+            )
         self._has_ended = False
         self._error: BaseException | None = None
         self._report: RunReport | None = None
@@ -111,6 +121,8 @@ class RunningTopology:
 
     def _how_far(self) -> str:
         """How far a run without a report had come."""
+        if isinstance(self._driver, TrackedDriver):
+            return "at once; what was open comes again from its source"
         loop = self._driver.loop
         if loop is None:
             return "before its first batch"
@@ -153,6 +165,8 @@ class RunningTopology:
     @property
     def progress(self) -> RunProgress:
         """A snapshot; cheap, from any thread."""
+        if isinstance(self._driver, TrackedDriver):
+            return self._driver.progress(time.monotonic() - self._started)
         loop = self._driver.loop
         if loop is None:
             return RunProgress(
@@ -173,7 +187,7 @@ class RunningTopology:
 
     def _lag_records(self, loop: EventLoop) -> int | None:
         """How far what is committed is from the goal, if there is one."""
-        goal = self._driver.goal
+        goal = self._driver.goal if isinstance(self._driver, Driver) else None
         if goal is not None:
             # KeyError: the loop's thread has just let go of that batch; the figure before it will do.
             with contextlib.suppress(KeyError):
@@ -185,7 +199,7 @@ class RunningTopology:
     def timings(self) -> list[Any]:
         """Where the time of each batch went (`BatchTiming`), oldest first."""
         loop = self._driver.loop
-        return list(loop.statistics.timings) if loop is not None else []
+        return list(loop.statistics.timings) if isinstance(loop, EventLoop) else []
 
     def __enter__(self) -> Self:
         return self
@@ -232,7 +246,8 @@ def start(
     """Start a topology in the background.
 
     `until="caught-up"` ends it when the log's end as of now is committed, `until_txid=N` after txid N;
-    otherwise it runs until stopped. With `wait_for_leadership=False` a topology that runs elsewhere is an
+    otherwise it runs until stopped. Tracked tuples have caught up when no spout had any for a second and no
+    tree is open. With `wait_for_leadership=False` a topology that runs elsewhere is an
     error (LeaderExistsError) instead of something to stand by for. `spark` is a session of yours; without
     one, one is made and stopped. Raises UsageError for an impossible combination; everything else is raised
     by `wait`.
@@ -244,6 +259,8 @@ def start(
         raise UsageError("give until='caught-up' or until_txid, not both")
     if until_txid is not None and until_txid < 1:
         raise UsageError(f"until_txid is {until_txid}; txids begin at 1")
+    if until_txid is not None and isinstance(topology, TrackedTopology):
+        raise UsageError(f"topology {topology.id!r} is of tracked tuples, which have no txids")
     settings = (settings or Settings()).resolve()
     if spark is None and runner_factory is None and settings.spark_log is None:
         settings = replace(settings, spark_log=writable_spark_log(settings.log_dir, topology.id))

@@ -187,7 +187,7 @@ class InProcessRunner:
     def _feed(self, order: WorkOrder, fed: list[Element]) -> BatchResult:
         started = time.perf_counter()
         first = lay_out(self.plan, order.width, order.slots).stages[0]
-        return self._process_all(order, self._run_stage(order, first, fed, {DRIVER: 1}), started)
+        return self._process_all(order, self._through(order, first, fed, {DRIVER: 1}), started)
 
     def _process_all(self, order: WorkOrder, elements: list[Element], started: float) -> BatchResult:
         """Run the processing phase, whose first stage has made these elements."""
@@ -284,9 +284,9 @@ class InProcessRunner:
         self, order: WorkOrder, layout: Layout, stage: Stage, elements: list[Element]
     ) -> list[Element]:
         senders = {PYTHON: layout.stages[stage.position - 1].width}
-        return self._run_stage(order, stage, elements, senders)
+        return self._through(order, stage, elements, senders)
 
-    def _run_stage(
+    def _through(
         self, order: WorkOrder, stage: Stage, elements: list[Element], senders: Mapping[str, int]
     ) -> list[Element]:
         inboxes = self.exchange(elements, stage.width)

@@ -79,6 +79,10 @@ class Paths:
     def waiting(self) -> str:
         return f"{self.base}/waiting"
 
+    @property
+    def trees(self) -> str:
+        return f"{self.base}/trees"
+
 
 def znode_in(error: Exception) -> str:
     """The path with which the message begins, where it is about a znode; otherwise its first word."""
@@ -87,7 +91,7 @@ def znode_in(error: Exception) -> str:
 
 def remedy(path: str, topology_id: str) -> str:
     """What helps where the znode `path` cannot be read."""
-    if "/requests/" in path or path.endswith(("/assignment", "/failing", "/waiting")):
+    if "/requests/" in path or path.endswith(("/assignment", "/failing", "/waiting", "/trees")):
         return (
             f"delete this znode with ZooKeeper's own shell (delete {path}): it is what operators ask or are "
             f"shown, no progress"

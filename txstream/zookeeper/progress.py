@@ -55,6 +55,7 @@ class TreeProgress:
         self._assignment = NoteWriter(self._fenced, paths.assignment, "write_assignment")
         self._failing = NoteWriter(self._fenced, paths.failing, "write_failing")
         self._waiting = NoteWriter(self._fenced, paths.waiting, "write_waiting")
+        self._trees = NoteWriter(self._fenced, paths.trees, "write_trees")
         self._lock = threading.RLock()
         self._current: tuple[Txid, int] | None = None
         self._meta_versions: dict[Txid, int] = {}
@@ -353,6 +354,16 @@ class TreeProgress:
     def read_waiting(self) -> tuple[Wait, ...]:
         with self._lock:
             return read_waiting(self._tree, self._paths)
+
+    def write_trees(self, document: Mapping[str, Any]) -> None:
+        with self._lock:
+            self._trees.write(to_json(document).encode())
+
+    def read_trees(self) -> Mapping[str, Any] | None:
+        with self._lock:
+            self._tree.sync()
+            node = self._tree.get(self._paths.trees)
+            return None if node is None else parse_object(node.data, self._paths.trees)
 
     # --- deleting -------------------------------------------------------------------------------------
 

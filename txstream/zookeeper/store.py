@@ -126,6 +126,12 @@ class ProgressStore(Protocol):
     def read_waiting(self) -> tuple[Wait, ...]:
         """What the newest leader waits for, or did when it ended; as `read_assignment`."""
 
+    def write_trees(self, document: Mapping[str, Any]) -> None:
+        """Store how a topology of tracked tuples is doing, for people; as `write_assignment`."""
+
+    def read_trees(self) -> Mapping[str, Any] | None:
+        """What was stored last; as `read_assignment`."""
+
     def delete_everything(self, *, unless_led: bool = False) -> None:
         """Remove the topology's progress and identity, all or nothing. With `unless_led` only while nobody
         has claimed an epoch; raises FencedError when somebody has."""

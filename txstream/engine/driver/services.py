@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Self
 from txstream.api.errors import FencedError, ServiceUnavailableError, SparkLostError, UsageError
 from txstream.api.spouts import PartitionCoordinator, SpoutContext
 from txstream.api.topology import Topology
+from txstream.api.tracked_builder import TrackedTopology
 from txstream.engine.batch.runner import BatchRunner
 from txstream.engine.commit.committer import StateTarget, state_targets
-from txstream.engine.driver.driver import RunnerFactory
-from txstream.engine.driver.loop import EventLoop
+from txstream.engine.driver.driver import Abortable, RunnerFactory
 from txstream.engine.driver.retention import LedgerPruner
 from txstream.engine.driver.waiting import RunAbortedError
 from txstream.engine.driver.workers import ThreadWorkers, Workers
@@ -50,7 +50,8 @@ class RunServices:
         runner_factory: RunnerFactory | None = None,
     ) -> None:
         # A cancelled job may hold its thread for seconds, beside its successor.
-        self.workers: Workers = ThreadWorkers(jobs=2 * topology.max_spout_pending + 2)
+        in_flight = 1 if isinstance(topology, TrackedTopology) else topology.max_spout_pending
+        self.workers: Workers = ThreadWorkers(jobs=2 * in_flight + 2)
         self.state = "starting"
         self._topology = topology
         self._settings = settings
@@ -125,7 +126,7 @@ class RunServices:
             raise RunAbortedError("the run was stopped while another driver held the fence") from error
 
     @contextlib.contextmanager
-    def beside(self, loop: EventLoop) -> Iterator[None]:
+    def beside(self, loop: Abortable) -> Iterator[None]:
         """Old rows of the ledgers go, and the leadership is watched."""
         timeout_seconds = self._settings.connect_timeout_seconds
         watch = threading.Thread(target=self.watch, args=(loop,), name="txstream-leader", daemon=True)
@@ -148,7 +149,7 @@ class RunServices:
     def __exit__(self, *raised: Any) -> bool | None:
         return self._stack.__exit__(*raised)
 
-    def watch(self, loop: EventLoop) -> None:
+    def watch(self, loop: Abortable) -> None:
         """Until the run ends: Spark must be there. After a lost session: leader still if the epoch is still
         ours; then stand for election again."""
 

@@ -114,7 +114,7 @@ class TrackedLoop:
         # By root: the component whose task neither acked nor failed a tuple of the tree.
         self._holders: dict[int, str] = {}
         self._rotated = clock()
-        self._failures_in_a_row = 0
+        self.failures_in_a_row = 0
         # When a tree ended last, and how many had by then.
         self._last_progress = clock()
         self._ended = 0
@@ -159,6 +159,11 @@ class TrackedLoop:
     def open_trees(self) -> int:
         return sum(spout.open for spout in self.spouts)
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Is nothing under way?"""
+        return self.running is None and not self._waiting_tuples and not self.open_trees
+
     # --- micro-batches ------------------------------------------------------------------------------
 
     def cut(self) -> Cut | None:
@@ -192,7 +197,7 @@ class TrackedLoop:
         if cut is not self.running:
             return  # its time was over: its trees have failed
         self.running = None
-        self._failures_in_a_row = 0
+        self.failures_in_a_row = 0
         counts = self.counts
         counts.micro_batches += 1
         for place in result.places:
@@ -219,10 +224,10 @@ class TrackedLoop:
             return
         self.running = None
         self.counts.failed_micro_batches += 1
-        self._failures_in_a_row += 1
+        self.failures_in_a_row += 1
         verdict = judge(error)
         if verdict is Verdict.FATAL or (
-            verdict is Verdict.BUG and self._failures_in_a_row >= self.topology.max_attempts
+            verdict is Verdict.BUG and self.failures_in_a_row >= self.topology.max_attempts
         ):
             raise error
         roots = np.concatenate(cut.roots) if cut.roots else np.empty(0, np.uint64)
@@ -235,11 +240,6 @@ class TrackedLoop:
             self.ackers.fail(roots)
         for spout in self.spouts:
             spout.fail(roots, timed_out=isinstance(error, BatchTimeoutError))
-
-    @property
-    def backoff(self) -> int:
-        """How many micro-batches have failed in a row."""
-        return self._failures_in_a_row
 
     # --- time ---------------------------------------------------------------------------------------
 
@@ -325,6 +325,10 @@ class TrackedLoop:
         reasons[reason if reason in reasons or len(reasons) < 20 else "other reasons"] += times
 
     # --- the end ------------------------------------------------------------------------------------
+
+    def activate(self) -> None:
+        for spout in self.spouts:
+            spout.activate()
 
     def deactivate(self) -> None:
         for spout in self.spouts:

@@ -193,7 +193,7 @@ class SpoutTask:
     def start(self, context: SpoutContext) -> None:
         """Open and activate it."""
         self._call("open", context, self)
-        self._call("activate")
+        self.activate()
 
     def next_tuple(self) -> bool:
         """Ask for tuples; was there one?"""
@@ -227,6 +227,9 @@ class SpoutTask:
         for message_id in ended:
             self._call("fail", message_id)
         return len(ended)
+
+    def activate(self) -> None:
+        self._call("activate")
 
     def deactivate(self) -> None:
         self._call("deactivate")

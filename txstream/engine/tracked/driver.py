@@ -1,0 +1,343 @@
+"""One driver of a topology of tracked tuples: elected, spouts opened, turns until it is told to stop.
+
+It stores no progress: what was open when a driver dies comes again from its source. ZooKeeper has the election, so
+that one driver runs a topology at a time, its identity, what operators ask, and a note of how it goes.
+
+Invariant: spouts and ledger are touched by the thread that calls `run` alone; micro-batches run in another, and
+come back as events.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from txstream.api.errors import IdentityMismatchError, ServiceUnavailableError, TopologyError
+from txstream.api.tracked_builder import TrackedTopology
+from txstream.engine.batch.plan import compile_topology
+from txstream.engine.batch.runner import BatchResult, FedRunner
+from txstream.engine.driver.driver import Services
+from txstream.engine.driver.retries import BACKOFF_FIRST_SECONDS, BACKOFF_LONGEST_SECONDS
+from txstream.engine.driver.waiting import RunAbortedError
+from txstream.engine.driver.workers import Lane
+from txstream.engine.report import RunProgress, TreeCounts
+from txstream.engine.tracked.loop import Cut, TrackedLoop
+from txstream.engine.tracked.report import Meter, TrackedReport, report_of
+from txstream.metas import MetaCodec
+from txstream.semantics import Semantics
+from txstream.transaction import Epoch
+from txstream.zookeeper import Identity, Kind, ProgressStore, Request, Requests
+
+log = logging.getLogger(__name__)
+
+_IDLE_FIRST_SECONDS = 0.001
+_IDLE_LONGEST_SECONDS = 0.05
+_NOTE_SECONDS = 2.0
+# A source without an end has caught up when it had nothing for so long.
+_QUIET_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class _NoMeta:
+    """There are no partitions, so no places are stored."""
+
+
+class TrackedDriver:
+    """One driver's turn. `run` is called once; `stop`, `abort` and the rest are for any thread."""
+
+    def __init__(
+        self,
+        topology: TrackedTopology,
+        services: Services,
+        *,
+        until_caught_up: bool = False,
+        warm_up_seconds: float = 0.0,
+    ) -> None:
+        self.topology = topology
+        self.loop: TrackedLoop | None = None
+        self._services = services
+        self._until_caught_up = until_caught_up
+        self._warm_up_seconds = warm_up_seconds
+        self._stopped = threading.Event()
+        self._fatal: BaseException | None = None
+        self._paused = False
+        self._deactivated = False
+        self._stopped_by: str | None = None
+        self._drained_by: float | None = None
+        self._done = False
+        self._idle_seconds = _IDLE_FIRST_SECONDS
+        self._not_before = 0.0
+        self._quiet_since: float | None = None
+        self._note_at = 0.0
+        self._note_is_under_way = False
+
+    @property
+    def state(self) -> str:
+        """What it is doing, for people."""
+        return self._services.state
+
+    @property
+    def is_told_to_stop(self) -> bool:
+        return self._stopped.is_set()
+
+    def stop(self) -> None:
+        """Ask for no more tuples, let what is open end, and close the spouts."""
+        self._stopped.set()
+        if self.loop is None:
+            self._services.workers.interrupt()
+        else:
+            self._services.workers.post(self._look_round)
+
+    def abort(self, error: BaseException | None = None) -> None:
+        """End at once, as a crash would: what is open comes again from its source."""
+        self._fatal = self._fatal or error or RunAbortedError(f"topology {self.topology.id!r} was stopped")
+        self.stop()
+
+    def progress(self, seconds: float) -> RunProgress:
+        """A snapshot."""
+        loop = self.loop
+        if loop is None:
+            return RunProgress(self.topology.id, 0, {}, 0, 0, 0, seconds, self.state, None)
+        ended = sum(spout.failed + spout.timed_out for spout in loop.spouts)
+        return RunProgress(
+            topology=self.topology.id,
+            committed_txid=0,
+            active={},
+            batches=loop.counts.micro_batches,
+            records=sum(spout.emitted for spout in loop.spouts),
+            failed_attempts=loop.counts.failed_micro_batches,
+            seconds=seconds,
+            waiting_for=loop.stuck,
+            lag_records=None,
+            trees=TreeCounts(loop.open_trees, sum(spout.acked for spout in loop.spouts), ended),
+        )
+
+    def run(self) -> TrackedReport | None:
+        """The whole turn. Raises what ended it; None when it was stopped before its first micro-batch."""
+        with self._services as services:
+            services.connect()
+            store = self._store = services.lead(MetaCodec(_NoMeta))
+            if self.is_told_to_stop:
+                return None
+            identity = self._claim(store)
+            epoch = store.claim_epoch(Epoch(0))
+            context = services.context()
+            plan = compile_topology(self.topology, context, uuid.uuid4().hex)
+            runner = services.keep(services.start_engine()(plan))
+            if not isinstance(runner, FedRunner):
+                raise TopologyError(f"{type(runner).__name__} cannot run tracked tuples")
+            if self.is_told_to_stop:
+                return None
+            loop = TrackedLoop(
+                self.topology,
+                plan,
+                runner,
+                context,
+                time.monotonic,
+                epoch,
+                warm_up_seconds=self._warm_up_seconds,
+            )
+            self.loop = loop
+            self._meter = Meter(loop, time.monotonic())
+            started = time.monotonic()
+            with services.beside(self):
+                self._go(loop, store)
+            seconds = time.monotonic() - started
+            return report_of(
+                loop,
+                identity.uuid,
+                epoch,
+                seconds,
+                caught_up=self._until_caught_up and not self._stopped.is_set(),
+                stopped_by=self._stopped_by,
+            )
+
+    def _claim(self, store: ProgressStore) -> Identity:
+        spouts = {spout.id: type(spout.instance).__qualname__ for spout in self.topology.spouts}
+        first = type(self.topology.spouts[0].instance)
+        name = f"{first.__module__}.{first.__qualname__}"
+        # What tracked tuples promise is what that semantics does: at least once, and nothing is stored.
+        mine = Identity.new(Semantics.NON_TRANSACTIONAL, name, {"tracked": spouts}, ())
+        stored = store.create_identity(mine)
+        if differences := stored.differences(mine):
+            raise IdentityMismatchError(
+                f"topology {self.topology.id!r} was first run with other code: {'; '.join(differences)}. Run it "
+                f"under another id (--id), or start afresh with `txstream delete {self.topology.id}`"
+            )
+        return stored
+
+    # --- turns --------------------------------------------------------------------------------------
+
+    def _go(self, loop: TrackedLoop, store: ProgressStore) -> None:
+        workers = self._services.workers
+        stop_watch = store.watch_requests(lambda: workers.post(self._look))
+        opened = False
+        try:
+            loop.open()
+            opened = True
+            self._services.state = "running"
+            workers.post(self._look)
+            self._turn()
+            while not self._done:
+                workers.next()()
+            self._write_note()
+            self._close(loop)
+        except BaseException:
+            if opened:
+                self._close_after_failure(loop)
+            raise
+        finally:
+            stop_watch()
+            workers.shut_down()
+
+    def _turn(self) -> None:
+        """One turn, and the next one is set up."""
+        busy = self._look_round()
+        if self._done:
+            return
+        if busy:
+            self._idle_seconds = _IDLE_FIRST_SECONDS
+            self._services.workers.post(self._turn)
+        else:
+            self._services.workers.after(self._idle_seconds, self._turn)
+            self._idle_seconds = min(2 * self._idle_seconds, _IDLE_LONGEST_SECONDS)
+
+    def _look_round(self) -> bool:
+        """Do what there is to do now; were there tuples?"""
+        loop = self.loop
+        assert loop is not None  # events come only then
+        if self._fatal is not None:
+            raise self._fatal
+        now = time.monotonic()
+        self._follow(loop)
+        emitted = not self._deactivated and loop.ask()
+        self._start(loop)
+        loop.expire()
+        if now >= self._note_at:
+            self._note_at = now + _NOTE_SECONDS
+            self._write_note()
+        rests = loop.is_at_rest
+        if emitted or not rests:
+            self._quiet_since = None
+        elif self._quiet_since is None:
+            self._quiet_since = now
+        if self._stopped.is_set():
+            late = self._drained_by is not None and now >= self._drained_by
+            self._done = rests or late
+        elif self._until_caught_up and self._quiet_since is not None:
+            self._done = now - self._quiet_since >= _QUIET_SECONDS
+        return emitted
+
+    def _follow(self, loop: TrackedLoop) -> None:
+        """Spouts are active unless the topology is paused or stops."""
+        if self._stopped.is_set() and self._drained_by is None:
+            self._services.state = "stopping"
+            self._drained_by = time.monotonic() + self.topology.message_timeout_seconds
+        wanted = self._paused or self._stopped.is_set()
+        if wanted != self._deactivated:
+            self._deactivated = wanted
+            if wanted:
+                loop.deactivate()
+            else:
+                loop.activate()
+
+    def _start(self, loop: TrackedLoop) -> None:
+        """Run the next micro-batch, if there is one."""
+        if time.monotonic() < self._not_before:
+            return
+        cut = loop.cut()
+        if cut is None:
+            return
+
+        def finished(result: BatchResult) -> None:
+            self._not_before = 0.0
+            loop.finished(cut, result)
+            self._look_round()
+
+        self._services.workers.submit(
+            Lane.JOB, lambda: loop.run_batch(cut), finished, lambda error: self._broke(cut, error)
+        )
+
+    def _broke(self, cut: Cut, error: BaseException) -> None:
+        loop = self.loop
+        assert loop is not None
+        loop.broke(cut, error)
+        longest = min(BACKOFF_FIRST_SECONDS * 2 ** min(loop.failures_in_a_row, 10), BACKOFF_LONGEST_SECONDS)
+        self._not_before = time.monotonic() + longest
+
+    # --- the end ------------------------------------------------------------------------------------
+
+    def _close(self, loop: TrackedLoop) -> None:
+        """Close the spouts. What they emit meanwhile is processed, but they hear no more of it."""
+        if not self._deactivated:
+            loop.deactivate()
+        loop.close()
+        cut = loop.cut()
+        if cut is not None:
+            loop.run_batch(cut)
+
+    def _close_after_failure(self, loop: TrackedLoop) -> None:
+        try:
+            loop.close()
+        except Exception as error:  # noqa: BLE001 - what ended the run is told, not this
+            log.warning("a spout could not be closed: %s", error)
+
+    # --- operators ----------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Operators may have asked for something."""
+        self._services.workers.submit(Lane.WRITE, self._store.read_requests, self._judge, self._not_read)
+
+    def _judge(self, requests: Requests) -> None:
+        self._paused = requests.in_force.paused is not None
+        for request in requests.waiting:
+            refused = self._grant(request)
+            self._services.workers.submit(
+                Lane.WRITE,
+                lambda request=request, refused=refused: self._store.answer_request(  # type: ignore[misc]
+                    request, refused, {}
+                ),
+                failed=self._not_read,
+            )
+
+    def _grant(self, request: Request) -> str | None:
+        """Do what is asked; why not, if it cannot be."""
+        if request.kind == Kind.PAUSE:
+            self._paused = True
+        elif request.kind == Kind.RESUME:
+            self._paused = False
+        elif request.kind == Kind.STOP and request.at is None:
+            self._stopped_by = request.asked_by
+            self._stopped.set()
+        elif request.kind == Kind.STOP:
+            return "tracked tuples have no txids; leave --at out"
+        else:
+            return (
+                f"a topology of tracked tuples knows no {request.kind!r}; stop it and run it with other slots"
+            )
+        return None
+
+    def _write_note(self) -> None:
+        """How it goes, for `txstream status`. Nothing depends on it."""
+        if self._note_is_under_way:
+            return
+        self._note_is_under_way = True
+        document = self._meter.document(time.monotonic())
+
+        def written(_: Any) -> None:
+            self._note_is_under_way = False
+
+        def failed(error: BaseException) -> None:
+            self._note_is_under_way = False
+            self._not_read(error)
+
+        self._services.workers.submit(Lane.WRITE, lambda: self._store.write_trees(document), written, failed)
+
+    def _not_read(self, error: BaseException) -> None:
+        if not isinstance(error, ServiceUnavailableError):
+            raise error
+        log.info("ZooKeeper is away: %s", error)

@@ -1,0 +1,115 @@
+"""What a run of tracked tuples tells: a snapshot for `txstream status`, and a report at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from txstream.engine.report import RunReport
+
+if TYPE_CHECKING:
+    from txstream.engine.tracked.loop import TrackedLoop
+
+# A tree is counted with the first of these that it is not older than, or with "older".
+AGES_SECONDS = (1, 5, 10, 30, 60)
+
+
+@dataclass(frozen=True, slots=True)
+class TrackedReport(RunReport):
+    """What one run of tracked tuples did. `batches` are micro-batches, `records` tuples that spouts emitted; the
+    others count trees."""
+
+    acked: int = 0
+    failed: int = 0
+    timed_out: int = 0
+    open_trees: int = 0
+
+
+def in_words(report: TrackedReport) -> str:
+    """The run in one line."""
+    return (
+        f"{report.topology}: {report.records:,} tuples in {report.batches:,} micro-batches, "
+        f"{report.acked:,} trees acked, {report.failed:,} failed, {report.timed_out:,} timed out, "
+        f"{report.open_trees:,} still open, in {report.seconds:.1f} s ({report.records_per_second:,.0f} tuples/s)"
+    )
+
+
+class Meter:
+    """Takes snapshots of a loop; the rates in each are since the one before."""
+
+    def __init__(self, loop: TrackedLoop, now: float) -> None:
+        self._loop = loop
+        self._at = now
+        self._before: Mapping[str, int] = {}
+
+    def document(self, now: float) -> dict[str, Any]:
+        """As JSON values. It has no words of the user's code, which may be data."""
+        loop, counts = self._loop, self._loop.counts
+        emitted: dict[str, int] = {}
+        components: dict[str, dict[str, Any]] = {}
+        pending: dict[str, dict[str, int]] = {}
+        for spout in loop.spouts:
+            name = spout.spec.id
+            emitted[name] = emitted.get(name, 0) + spout.emitted
+            row = components.setdefault(name, {"kind": "spout", "acked": 0, "failed": 0, "timed_out": 0})
+            row["acked"] += spout.acked
+            row["failed"] += spout.failed
+            row["timed_out"] += spout.timed_out
+            ages = pending.setdefault(name, dict.fromkeys((*map(str, AGES_SECONDS), "older"), 0))
+            places = np.searchsorted(AGES_SECONDS, spout.ages())
+            for age, found in zip(ages, np.bincount(places, minlength=len(ages)).tolist(), strict=True):
+                ages[age] += found
+        for bolt in loop.topology.bolts:
+            emitted[bolt.id] = counts.received[bolt.id]
+            components[bolt.id] = {
+                "kind": "bolt",
+                "acked": counts.acked[bolt.id],
+                "failed": counts.failed[bolt.id],
+                "timed_out": counts.timed_out[bolt.id],
+            }
+        seconds = max(now - self._at, 1e-9)
+        for name, row in components.items():
+            row["messages"] = emitted[name]
+            row["messages_per_second"] = round((emitted[name] - self._before.get(name, 0)) / seconds, 1)
+        self._at, self._before = now, emitted
+        return {
+            "at": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "micro_batches": counts.micro_batches,
+            "failed_micro_batches": counts.failed_micro_batches,
+            "open_trees": loop.open_trees,
+            "pending": pending,
+            "components": components,
+            "stuck": loop.stuck,
+        }
+
+
+def report_of(
+    loop: TrackedLoop, uuid: str, epoch: int, seconds: float, *, caught_up: bool, stopped_by: str | None
+) -> TrackedReport:
+    """What the run did."""
+    counts, spouts = loop.counts, loop.spouts
+    return TrackedReport(
+        topology=loop.topology.id,
+        uuid=uuid,
+        semantics=loop.topology.kind,
+        epoch=epoch,
+        first_txid=None,
+        last_txid=0,
+        batches=counts.micro_batches,
+        records=sum(spout.emitted for spout in spouts),
+        failed_attempts=counts.failed_micro_batches,
+        replayed_attempts=0,
+        recovered_batches=0,
+        seconds=round(seconds, 3),
+        caught_up=caught_up,
+        failure_reasons=dict(counts.reasons),
+        stopped_by=stopped_by,
+        acked=sum(spout.acked for spout in spouts),
+        failed=sum(spout.failed for spout in spouts),
+        timed_out=sum(spout.timed_out for spout in spouts),
+        open_trees=loop.open_trees,
+    )
