@@ -18,6 +18,7 @@ from support.texts import count_words, create_topic, fill_topic, make_lines, pro
 
 import txstream
 from txstream.embedded import EmbeddedKafka, EmbeddedZooKeeper, Services
+from txstream.engine.driver.loop import EventLoop
 from txstream.engine.fault_points import Point
 from txstream.examples import word_count
 from txstream.inspect.databases import open_zookeeper
@@ -242,7 +243,7 @@ def test_stop_ends_between_two_batches_and_the_next_run_goes_on(
     stopping = threading.Thread(target=running.stop, args=(120,))
     stopping.start()
     loop = running._driver.loop
-    assert loop is not None
+    assert isinstance(loop, EventLoop)
     wait_until(lambda: loop.coordinator.is_draining)
     told.set()
     stopping.join()

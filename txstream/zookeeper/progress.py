@@ -16,10 +16,10 @@ from typing import Any
 
 from txstream.api.errors import CoordinatorError, CorruptStateError, ServiceUnavailableError
 from txstream.failing import FailingBatch, Wait
-from txstream.metas import BatchMetas, MetaCodec
+from txstream.metas import BatchMetas, MetaCodec, to_json
 from txstream.placement import Assignment
 from txstream.transaction import FIRST_TXID, AttemptId, Epoch, Txid
-from txstream.zookeeper.documents import MAX_ATTEMPT, StoredBatch, StoredCurrent
+from txstream.zookeeper.documents import MAX_ATTEMPT, StoredBatch, StoredCurrent, parse_object
 from txstream.zookeeper.failing import encode_failing, encode_waiting, read_failing, read_waiting
 from txstream.zookeeper.fenced import MAX_RACES, FencedTree, Hook
 from txstream.zookeeper.identity import Identity

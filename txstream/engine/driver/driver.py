@@ -36,12 +36,6 @@ from txstream.zookeeper import ProgressStore, Requests
 RunnerFactory = Callable[[ExecutionPlan], BatchRunner]
 
 
-class Abortable(Protocol):
-    """What can be ended at once, from any thread."""
-
-    def abort(self, error: BaseException | None = None) -> None: ...
-
-
 class Services(AbstractContextManager["Services"], Protocol):
     """What a driver reads from and writes to; leaving the context closes all of it. The methods are called
     in this order, each once but `locked`. `state` says what the driver does, for people."""
@@ -73,7 +67,7 @@ class Services(AbstractContextManager["Services"], Protocol):
     def keep(self, runner: BatchRunner) -> BatchRunner:
         """The runner that was made, to be closed at the end."""
 
-    def beside(self, loop: Abortable) -> AbstractContextManager[object]:
+    def beside(self, loop: EventLoop) -> AbstractContextManager[object]:
         """What goes on beside the batches, from the first to the last."""
 
 

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from txstream.api.errors import FencedError, ServiceUnavailableError, SparkLostError, UsageError
 from txstream.api.spouts import PartitionCoordinator, SpoutContext
@@ -18,7 +18,7 @@ from txstream.api.topology import Topology
 from txstream.api.tracked_builder import TrackedTopology
 from txstream.engine.batch.runner import BatchRunner
 from txstream.engine.commit.committer import StateTarget, state_targets
-from txstream.engine.driver.driver import Abortable, RunnerFactory
+from txstream.engine.driver.driver import RunnerFactory
 from txstream.engine.driver.retention import LedgerPruner
 from txstream.engine.driver.waiting import RunAbortedError
 from txstream.engine.driver.workers import ThreadWorkers, Workers
@@ -35,6 +35,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 0.5
+
+
+class Abortable(Protocol):
+    """What can be ended at once, from any thread."""
+
+    def abort(self, error: BaseException | None = None) -> None: ...
 
 
 class RunServices:

@@ -1,10 +1,11 @@
 """One driver of a topology of tracked tuples: elected, spouts opened, turns until it is told to stop.
 
-It stores no progress: what was open when a driver dies comes again from its source. ZooKeeper has the election, so
-that one driver runs a topology at a time, its identity, what operators ask, and a note of how it goes.
+It stores no progress: what was open when a driver dies comes again from its source. ZooKeeper has the
+election, so that one driver runs a topology at a time, its identity, what operators ask, and a note of how it
+goes.
 
-Invariant: spouts and ledger are touched by the thread that calls `run` alone; micro-batches run in another, and
-come back as events.
+Invariant: spouts and ledger are touched by the thread that calls `run` alone; micro-batches run in another,
+and come back as events.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from txstream.api.errors import IdentityMismatchError, ServiceUnavailableError, 
 from txstream.api.tracked_builder import TrackedTopology
 from txstream.engine.batch.plan import compile_topology
 from txstream.engine.batch.runner import BatchResult, FedRunner
-from txstream.engine.driver.driver import Services
 from txstream.engine.driver.retries import BACKOFF_FIRST_SECONDS, BACKOFF_LONGEST_SECONDS
+from txstream.engine.driver.services import RunServices
 from txstream.engine.driver.waiting import RunAbortedError
 from txstream.engine.driver.workers import Lane
 from txstream.engine.report import RunProgress, TreeCounts
@@ -52,7 +53,7 @@ class TrackedDriver:
     def __init__(
         self,
         topology: TrackedTopology,
-        services: Services,
+        services: RunServices,
         *,
         until_caught_up: bool = False,
         warm_up_seconds: float = 0.0,
@@ -90,7 +91,7 @@ class TrackedDriver:
         if self.loop is None:
             self._services.workers.interrupt()
         else:
-            self._services.workers.post(self._look_round)
+            self._services.workers.post(self._react)
 
     def abort(self, error: BaseException | None = None) -> None:
         """End at once, as a crash would: what is open comes again from its source."""
@@ -165,8 +166,8 @@ class TrackedDriver:
         stored = store.create_identity(mine)
         if differences := stored.differences(mine):
             raise IdentityMismatchError(
-                f"topology {self.topology.id!r} was first run with other code: {'; '.join(differences)}. Run it "
-                f"under another id (--id), or start afresh with `txstream delete {self.topology.id}`"
+                f"topology {self.topology.id!r} was first run with other code: {'; '.join(differences)}. Run "
+                f"it under another id (--id), or start afresh with `txstream delete {self.topology.id}`"
             )
         return stored
 
@@ -205,6 +206,10 @@ class TrackedDriver:
         else:
             self._services.workers.after(self._idle_seconds, self._turn)
             self._idle_seconds = min(2 * self._idle_seconds, _IDLE_LONGEST_SECONDS)
+
+    def _react(self) -> None:
+        """Something has happened."""
+        self._look_round()
 
     def _look_round(self) -> bool:
         """Do what there is to do now; were there tuples?"""
@@ -256,7 +261,7 @@ class TrackedDriver:
         def finished(result: BatchResult) -> None:
             self._not_before = 0.0
             loop.finished(cut, result)
-            self._look_round()
+            self._react()
 
         self._services.workers.submit(
             Lane.JOB, lambda: loop.run_batch(cut), finished, lambda error: self._broke(cut, error)

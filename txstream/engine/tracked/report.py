@@ -20,8 +20,8 @@ AGES_SECONDS = (1, 5, 10, 30, 60)
 
 @dataclass(frozen=True, slots=True)
 class TrackedReport(RunReport):
-    """What one run of tracked tuples did. `batches` are micro-batches, `records` tuples that spouts emitted; the
-    others count trees."""
+    """What one run of tracked tuples did. `batches` are micro-batches, `records` tuples that spouts emitted;
+    the others count trees."""
 
     acked: int = 0
     failed: int = 0
@@ -34,7 +34,8 @@ def in_words(report: TrackedReport) -> str:
     return (
         f"{report.topology}: {report.records:,} tuples in {report.batches:,} micro-batches, "
         f"{report.acked:,} trees acked, {report.failed:,} failed, {report.timed_out:,} timed out, "
-        f"{report.open_trees:,} still open, in {report.seconds:.1f} s ({report.records_per_second:,.0f} tuples/s)"
+        f"{report.open_trees:,} still open, in {report.seconds:.1f} s "
+        f"({report.records_per_second:,.0f} tuples/s)"
     )
 
 
