@@ -73,7 +73,9 @@ def pause(cli: Cli, topology_id: Id, timeout: Timeout = 30.0, later: Later = Fal
     line = "is to be paused"
     if told is not None:
         already = f" already, {_since(told)}" if told["already"] else ""
-        line = f"is paused{already}; nothing is opened after txid {told['after']}"
+        after = told["after"]
+        opened = "its spouts are not asked" if after is None else f"nothing is opened after txid {after}"
+        line = f"is paused{already}; {opened}"
     _tell(cli, topology_id, request_id, told, told or {}, line)
 
 
@@ -106,11 +108,14 @@ def stop(
         # Another leader is a standby, which has not long to go.
         ended = at is None and wait_until(lambda: zookeeper.leader(topology_id) != leader, timeout)
     if at is None and not ended:
+        last = f"txid {after} is committed, which it was"
+        if after is None:
+            last = "its open trees have ended, which they had"
         raise ServiceUnavailableError(
-            f"{leader} ends topology {topology_id!r} when txid {after} is committed, which it was not within "
-            f"{timeout:g} s; `txstream status {topology_id}` shows what it waits for"
+            f"{leader} ends topology {topology_id!r} when {last} not within {timeout:g} s; "
+            f"`txstream status {topology_id}` shows what it waits for"
         )
-    line = f"{'ended' if ended else 'ends'} after txid {after}"
+    line = "ended" if after is None else f"{'ended' if ended else 'ends'} after txid {after}"
     _tell(cli, topology_id, request_id, told, {"after": after, "ended": ended}, line)
 
 

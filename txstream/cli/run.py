@@ -195,7 +195,7 @@ def _wait(running: RunningTopology, signals: _Signals, show: Show) -> RunReport 
         signals.act()
         if not told and running.state == "running":
             told = True
-            signals.cli.say(f"{running.topology.id} is running (Ctrl-C ends it between two batches)")
+            signals.cli.say(f"{running.topology.id} is running (Ctrl-C ends it when {running.open_work})")
         show(running.progress)
         try:
             return running.wait(_TICK_SECONDS)
@@ -246,11 +246,11 @@ class _Signals:
             self.count = max(self.count, 2)
         if self._done == 0 and self.count == 1:
             self._done = 1
-            self.cli.say("stopping when the open batches are committed; once more to stop at once")
+            self.cli.say(f"stopping when {self._running.open_work}; once more to stop at once")
             threading.Thread(target=self._running.stop, name="txstream-stop", daemon=True).start()
         elif self._done < 2 <= self.count:
             self._done = 2
-            self.cli.say("stopping at once; the next run recovers what is open")
+            self.cli.say("stopping at once; what is open is left to the next run")
             self._running.abort()
 
 

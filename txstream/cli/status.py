@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,11 +28,12 @@ from txstream.cli.inspection import (
 from txstream.cli.options import check_id
 from txstream.cli.tables import escaped
 from txstream.cli.tasks import show_tasks
+from txstream.cli.trees import print_tree_counts, tree_lines
 from txstream.transaction import Txid
 from txstream.words import counted
 
 if TYPE_CHECKING:
-    from txstream.inspect.records import TopologySummary
+    from txstream.inspect.records import TopologyStatus, TopologySummary
     from txstream.inspect.snapshot import Snapshot
     from txstream.settings import Settings
 
@@ -167,10 +169,13 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
             "lag_records": lag_records,
             "failing": None if found.failing is None else failing_document(found.failing),
             "waiting": document_of(found.waiting),
+            "trees": found.trees,
         }
         cli.print_json(document)
         return 0
     plans = f", plans stored for {list(found.stored_plans)}" if found.stored_plans else ""
+    if "tracked" in found.source:
+        return _tracked(cli, found, None if paused is None else escaped(paused.shown))
     lines = {
         "topology": f"{topology_id} ({found.semantics})",
         "source": f"{found.spout} {found.source}",
@@ -194,6 +199,25 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
     if found.waiting:
         lines["now"] = f"waiting for {escaped('; '.join(map(str, found.waiting)))}"
     cli.print_pairs(lines)
+    return 0
+
+
+def _tracked(cli: Cli, found: TopologyStatus, paused: str | None) -> int:
+    lines = {
+        "topology": f"{found.id} (tracked)",
+        "spouts": ", ".join(f"{name} ({spout})" for name, spout in found.source["tracked"].items()),
+        "leader": found.leader or "none, it is not running",
+    }
+    if paused is not None:
+        lines["paused"] = f"{paused}; `txstream resume {found.id}` goes on"
+    if found.trees is not None:
+        lines |= {
+            "as of": shown_time(datetime.fromisoformat(found.trees["at"])) or "",
+            **tree_lines(found.trees),
+        }
+    cli.print_pairs(lines)
+    if found.trees is not None:
+        print_tree_counts(cli, found.trees)
     return 0
 
 

@@ -154,6 +154,13 @@ class RunningTopology:
         return "ended" if self._has_ended else self._driver.state
 
     @property
+    def open_work(self) -> str:
+        """What `stop` waits for, in words."""
+        if isinstance(self.topology, TrackedTopology):
+            return "the open trees have ended"
+        return "the open batches are committed"
+
+    @property
     def is_running(self) -> bool:
         return self._thread.is_alive()
 

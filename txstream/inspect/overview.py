@@ -85,6 +85,7 @@ def status_of(settings: Settings, snapshot: Snapshot) -> TopologyStatus:
         waiting=snapshot.waiting,
         paused_since=None if paused is None else paused.asked_at,
         paused_by=None if paused is None else paused.asked_by,
+        trees=snapshot.trees,
     )
 
 

@@ -48,7 +48,8 @@ class TopologySummary:
 class TopologyStatus:
     """How far one topology is. `positions` are the next place of each partition as of the last committed
     batch: an offset where the source's metas have one. `failing` is a batch whose attempts fail, `waiting`
-    what the leader waits for; `paused_since` and `paused_by` are None unless an operator has paused it."""
+    what the leader waits for, `trees` how tracked tuples are doing; `paused_since` and `paused_by` are None
+    unless an operator has paused it."""
 
     id: str
     uuid: str
@@ -64,6 +65,7 @@ class TopologyStatus:
     waiting: tuple[Wait, ...] = ()
     paused_since: datetime | None = None
     paused_by: str | None = None
+    trees: Mapping[str, Any] | None = None
 
 
 # --- state -----------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ its error.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -128,8 +128,8 @@ class DatabasePart:
 @dataclass(frozen=True)
 class Snapshot:
     """Everything. `failing` is the batch that has failed last, unless it was committed since; `waiting` is
-    what the leader waits for. `errors` is what could not be read of the progress, `other_errors` of what
-    operators ask and are shown."""
+    what the leader waits for, `trees` how tracked tuples are doing. `errors` is what could not be read of the
+    progress, `other_errors` of what operators ask and are shown."""
 
     topology: str
     identity: Identity | None
@@ -143,6 +143,7 @@ class Snapshot:
     moved: bool = False
     errors: tuple[TxstreamError, ...] = ()
     other_errors: tuple[TxstreamError, ...] = ()
+    trees: Mapping[str, Any] | None = None
 
 
 def take(
@@ -174,12 +175,13 @@ def take(
     if failing is not None and progress is not None and failing.txid < progress.current:
         failing = None
     waiting: tuple[Wait, ...] = _tried(store.read_waiting, others) or ()
+    trees = _tried(store.read_trees, others)
     if depth is Depth.ALL:
         _tried(store.read_assignment, others)
     led_by = leader()
     return Snapshot(
         topology_id, identity, progress, epoch, led_by, requests.in_force, failing,
-        waiting if led_by else (), parts, moved, (*errors, *here), tuple(others),
+        waiting if led_by else (), parts, moved, (*errors, *here), tuple(others), trees,
     )  # fmt: skip
 
 

@@ -130,16 +130,28 @@ class AnchoringCollector(Collector):
     def __init__(self, spec: BoltSpec, task: int, send: Send, *, tracks: bool) -> None:
         super().__init__(spec, task, send)
         self._tracks = tracks
+        # In the order of a stream's rows; those of a direct stream are sorted by task, each with its anchor.
+        self._anchors: dict[str, list[Anchor]] = {
+            stream: [] for stream in spec.streams if tracks and stream not in spec.direct_streams
+        }
 
     def _checked(self, values: Sequence[Any], stream: str) -> Sequence[Any]:
         checked = super()._checked(values, stream)
-        return (self.anchor, checked) if self._tracks else checked
+        anchors = self._anchors.get(stream)
+        if anchors is not None:
+            anchors.append(self.anchor)
+        elif self._tracks:
+            return self.anchor, checked
+        return checked
 
     def _to_arrow(self, rows: list[Sequence[Any]], stream: str) -> pa.RecordBatch:
         if not self._tracks:
             return super()._to_arrow(rows, stream)
-        anchors, values = zip(*rows, strict=True)
-        return self._anchored(super()._to_arrow(list(values), stream), anchors)
+        if stream in self._anchors:
+            anchors, self._anchors[stream] = self._anchors[stream], []
+            return self._anchored(super()._to_arrow(rows, stream), anchors)
+        direct, values = zip(*rows, strict=True)
+        return self._anchored(super()._to_arrow(list(values), stream), direct)
 
     def _given(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return self._anchored(batch, [self.anchor] * batch.num_rows) if self._tracks else batch

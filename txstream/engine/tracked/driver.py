@@ -15,6 +15,7 @@ import threading
 import time
 import uuid
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from txstream.api.errors import IdentityMismatchError, ServiceUnavailableError, TopologyError
@@ -65,7 +66,8 @@ class TrackedDriver:
         self._warm_up_seconds = warm_up_seconds
         self._stopped = threading.Event()
         self._fatal: BaseException | None = None
-        self._paused = False
+        self._paused: Request | None = None
+        self._too_old: set[str] = set()
         self._deactivated = False
         self._stopped_by: str | None = None
         self._drained_by: float | None = None
@@ -121,8 +123,11 @@ class TrackedDriver:
         """The whole turn. Raises what ended it; None when it was stopped before its first micro-batch."""
         with self._services as services:
             services.connect()
+            before = services.asked_before()
             store = self._store = services.lead(MetaCodec(_NoMeta))
-            if self.is_told_to_stop:
+            self._too_old = {request.request_id for request in before.waiting}
+            stood_by = store.read_requests().in_force.stopped
+            if self.is_told_to_stop or stood_by != before.in_force.stopped:
                 return None
             identity = self._claim(store)
             epoch = store.claim_epoch(Epoch(0))
@@ -242,7 +247,7 @@ class TrackedDriver:
         if self._stopped.is_set() and self._drained_by is None:
             self._services.state = "stopping"
             self._drained_by = time.monotonic() + self.topology.message_timeout_seconds
-        wanted = self._paused or self._stopped.is_set()
+        wanted = self._paused is not None or self._stopped.is_set()
         if wanted != self._deactivated:
             self._deactivated = wanted
             if wanted:
@@ -298,32 +303,31 @@ class TrackedDriver:
         self._services.workers.submit(Lane.WRITE, self._store.read_requests, self._judge, self._not_read)
 
     def _judge(self, requests: Requests) -> None:
-        self._paused = requests.in_force.paused is not None
+        self._paused = requests.in_force.paused
         for request in requests.waiting:
-            refused = self._grant(request)
-            self._services.workers.submit(
-                Lane.WRITE,
-                lambda request=request, refused=refused: self._store.answer_request(  # type: ignore[misc]
-                    request, refused, {}
-                ),
-                failed=self._not_read,
-            )
+            told: dict[str, Any] = {"after": None, "already": self._paused is not None}
+            refused = self._grant(request, told)
+            answer = partial(self._store.answer_request, request, refused, told)
+            self._services.workers.submit(Lane.WRITE, answer, failed=self._not_read)
 
-    def _grant(self, request: Request) -> str | None:
-        """Do what is asked; why not, if it cannot be."""
+    def _grant(self, request: Request, told: dict[str, Any]) -> str | None:
+        """Do what is asked; why not, if it cannot be. `told` is for whoever asked."""
+        paused = self._paused or (request if request.kind == Kind.PAUSE else None)
+        told["since"] = None if paused is None else paused.asked_at.isoformat(timespec="seconds")
+        told["by"] = None if paused is None else paused.asked_by
         if request.kind == Kind.PAUSE:
-            self._paused = True
+            self._paused = paused
         elif request.kind == Kind.RESUME:
-            self._paused = False
+            self._paused = None
+        elif request.kind == Kind.STOP and request.request_id in self._too_old:
+            return "the driver that was to stop has ended; this one was started after it"
         elif request.kind == Kind.STOP and request.at is None:
             self._stopped_by = request.asked_by
             self._stopped.set()
         elif request.kind == Kind.STOP:
             return "tracked tuples have no txids; leave --at out"
         else:
-            return (
-                f"a topology of tracked tuples knows no {request.kind!r}; stop it and run it with other slots"
-            )
+            return f"tracked tuples know no {request.kind}; stop the topology and run it with other slots"
         return None
 
     def _write_note(self) -> None:

@@ -1,0 +1,128 @@
+"""`txstream run` of tracked tuples: signals, standbys, operators, and a driver that is killed."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from support.kafka_topics import wait_until
+from support.runs import Launcher, RunningCommand
+from support.tracked_files import MODULE
+
+
+class Files:
+    """The folder that spout and bolt of `MODULE` share, and the commands that run it."""
+
+    def __init__(self, folder: Path, launcher: Launcher, topology_id: str) -> None:
+        self.folder = folder
+        self.launcher = launcher
+        self.id = topology_id
+        (folder / "queue").mkdir()
+        (launcher.directory / "tracked_files.py").write_text(MODULE, encoding="utf-8")
+
+    def add(self, *words: str) -> None:
+        for word in words:
+            (self.folder / "queue" / word).touch()
+
+    def lines(self, name: str) -> list[str]:
+        file = self.folder / name
+        return file.read_text(encoding="utf-8").split() if file.exists() else []
+
+    @property
+    def is_empty(self) -> bool:
+        return not list((self.folder / "queue").iterdir())
+
+    def arguments(self, *more: str) -> list[str]:
+        target = ("tracked_files:topology", "-p", f"folder={self.folder}", "--id", self.id)
+        return ["run", *target, "--session-timeout", "2", *more]
+
+    def start(self, *more: str) -> RunningCommand:
+        return self.launcher.start(*self.arguments(*more))
+
+
+@pytest.fixture
+def files(launcher: Launcher, tmp_path: Path, unique: str) -> Files:
+    return Files(tmp_path, launcher.without_spark, unique)
+
+
+def test_a_run_ends_when_every_spout_is_quiet_and_no_tree_is_open(files: Files) -> None:
+    files.add("a", "b", "c")
+    ended = files.launcher.run(*files.arguments("--until", "caught-up", "--json"))
+    assert ended.status == 0, ended.stderr
+    report = ended.json()
+    assert (report["records"], report["acked"], report["open_trees"]) == (3, 3, 0)
+    assert report["caught_up"]
+    assert sorted(files.lines("words")) == ["a", "b", "c"]
+    assert files.is_empty
+    assert files.lines("closed") == ["0"]
+    shown = files.launcher.run("status", files.id, "--json").json()
+    assert shown["trees"]["components"]["queue"]["acked"] == 3
+    assert shown["trees"]["components"]["note"]["messages"] == 3
+    assert shown["trees"]["open_trees"] == 0
+
+
+def test_sigterm_lets_what_is_open_end_and_closes_the_spouts(files: Files) -> None:
+    (files.folder / "hold").touch()
+    files.add("a", "b")
+    running = files.start()
+    wait_until((files.folder / "entered").exists, "the bolt to be called")
+    files.add("c")
+    running.process.send_signal(signal.SIGTERM)
+    running.wait_for_line("stopping")
+    (files.folder / "hold").unlink()
+    ended = running.wait()
+    assert ended.status == 0, ended.stderr
+    assert files.lines("closed") == ["0"]
+    assert {"a", "b"} <= set(files.lines("words"))
+    assert "trees acked" in ended.stdout
+
+
+def test_what_was_open_when_a_driver_is_killed_comes_again(files: Files) -> None:
+    (files.folder / "hold").touch()
+    files.add("a", "b")
+    running = files.start()
+    wait_until((files.folder / "entered").exists, "the bolt to be called")
+    standby = files.start("--until", "caught-up")
+    standby.wait_for_line("standing by")
+    assert files.lines("words") == []
+    running.process.kill()
+    running.wait()
+    (files.folder / "hold").unlink()
+    ended = standby.wait()
+    assert ended.status == 0, ended.stderr
+    assert sorted(files.lines("words")) == ["a", "b"]
+    assert files.is_empty
+
+
+def test_operators_pause_resume_and_stop_it(files: Files) -> None:
+    running = files.start()
+    running.wait_for_line("is running")
+    assert files.launcher.run("pause", files.id).status == 0
+    files.add("a")
+    status = files.launcher.run("status", files.id).stdout
+    assert "paused" in status
+    assert files.lines("words") == []
+    assert files.launcher.run("resume", files.id).status == 0
+    wait_until(lambda: files.is_empty, "the message to be acked")
+    refused = files.launcher.run("scale", files.id, "note=3")
+    assert refused.status != 0
+    assert "tracked" in refused.stderr
+    assert files.launcher.run("stop", files.id).status == 0
+    ended = running.wait()
+    assert ended.status == 0, ended.stderr
+    assert files.lines("closed") == ["0"]
+
+
+def test_another_topology_may_not_take_its_id(files: Files) -> None:
+    files.add("a")
+    assert files.launcher.run(*files.arguments("--until", "caught-up")).status == 0
+    module = files.launcher.directory / "tracked_files.py"
+    module.write_text(
+        MODULE.replace('set_spout("queue"', 'set_spout("other"').replace(
+            'grouping("queue")', 'grouping("other")'
+        )
+    )
+    refused = files.launcher.run(*files.arguments("--until", "caught-up"))
+    assert refused.status == 1
+    assert "was first run with other code: the source's tracked was" in refused.stderr
