@@ -37,7 +37,7 @@ class BatchTiming:
     width: int = 0
 
     def before_commit(self) -> dict[str, float]:
-        """What came before the commit, by step, for the ledger; a step that there was not is left out."""
+        """What came before the commit, by step, for the ledger; a step that did not happen is left out."""
         steps = {
             "plan": self.plan_seconds,
             "persist": self.persist_seconds,

@@ -91,7 +91,7 @@ class RunningTopology:
         return f"<RunningTopology {self.topology.id}: {state}, txid {self.progress.committed_txid} committed>"
 
     def _repr_html_(self) -> str:
-        """How far it is, as of now: a cell does not follow it. At its end, its report."""
+        """In a notebook: how far it is now, which is not updated; its report once it has ended."""
         if self._report is not None:
             return self._report._repr_html_()
         progress = self.progress
@@ -224,8 +224,8 @@ class RunningTopology:
             self._has_ended = True
 
     def _told(self, error: BaseException) -> BaseException:
-        """No signal comes to this thread: a SystemExit, say, is of the topology's own code, its source's
-        perhaps, and must not end the program that waits."""
+        """Signals never reach this thread: a SystemExit comes from the topology's own code, and must not end
+        the program that waits."""
         if isinstance(error, CorruptStateError):
             return with_remedy(error, self.topology.id)
         if isinstance(error, (Exception, CrashError)):

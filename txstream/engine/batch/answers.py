@@ -39,7 +39,8 @@ def collect_result(
     crossing: EdgeCount | None = None,
     kept: Any = None,
 ) -> BatchResult:
-    """Put the answers of a phase together; `crossing` is what was sent to the commit phase that it is.
+    """Put the answers of a phase together; `crossing` is what was sent into the commit phase, when this is
+    that phase.
 
     Raises ShortBatchError when an edge did not deliver what was sent.
     """
@@ -60,7 +61,7 @@ def collect_result(
             deltas.setdefault(component, []).append(table)
         under_way.update(answer.sent)
         under_way.subtract(answer.received)
-    # Of tracked tuples each that is lost leaves its tree open, and the others go on.
+    # A tracked tuple that is lost leaves its own tree open; the others go on.
     if not plan.fed:
         later = {bolt.id for bolt in plan.bolts if bolt.in_commit} if crossing is None else set()
         require_delivered(attempt, under_way, later)

@@ -73,7 +73,7 @@ class Cells:
 
 
 def _fit(field: pa.Field, *, are_keys: bool) -> Fit:
-    """The check of one column. Its short cuts spare the usual values a way through Arrow."""
+    """The check of one column. Its shortcuts spare common values the detour through Arrow."""
     data_type = field.type
 
     def unfit(value: Any, why: object) -> UnfitCellError:

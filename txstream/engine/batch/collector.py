@@ -26,7 +26,7 @@ from txstream.engine.batch.routing import Router, open_local_router, open_router
 
 _FLUSH_ROWS = 50_000
 
-# The engine's own columns, behind those of the user's, begin so.
+# The engine's own columns stand behind the user's; their names begin with this.
 HIDDEN = "\0"
 
 # Takes the emitting task, the tuples, their stream, and the task that the emitter has chosen, if any.
@@ -92,7 +92,7 @@ class Collector:
             self._send(self._task, self._to_arrow(rows, stream), stream, task)
 
     def close(self) -> None:
-        """The bolt has had its time. What a later attempt emits here would go nowhere."""
+        """Take nothing more: what a later attempt emits here would go nowhere."""
         self._rows = {}  # every way to emit looks here first
         self._is_open = False
 

@@ -21,8 +21,8 @@ _MAX_TUPLE_CHARACTERS = 500
 
 
 class CrashError(BaseException):
-    """A process died here, as far as a test goes. It alone is no failure of the user's code that raises it;
-    SystemExit is, say, since any library may call `sys.exit`."""
+    """To a test, the process died here. Everything else that user code raises is a failure of that code, even
+    SystemExit: any library may call `sys.exit`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def describe(error: BaseException, component: str, task: int | None, tup: object
     else:
         name, message = "BoltError", f"{type(error).__name__}: {error}{place}"
         if isinstance(error, ModuleNotFoundError):
-            # No other attempt would find it.
+            # A replay would not find it either.
             name = "UsageError"
             message += (
                 "; a worker lacks it: ship modules of your own with --py-files (Settings.py_files), install "

@@ -152,8 +152,8 @@ def _spread(
     width: int,
     slots: Mapping[str, int],
 ) -> dict[str, int]:
-    """Over how many Spark tasks each component of a stage is spread: as many as the slots of all allow that
-    pass tuples to each other in place."""
+    """Over how many Spark tasks each component of a stage is spread. Components that pass tuples to each
+    other in place are spread alike, over the fewest slots among them."""
     members = [bolt.id for bolt in bolts if not bolt.folds_anywhere]
     if position == 0 and not plan.fed:
         members.append(plan.spout_id)

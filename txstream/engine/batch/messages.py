@@ -286,7 +286,7 @@ def address_messages(
     """One message for every Spark task of the next stage, which is `width` wide."""
     sorted_out: list[dict[Parcel, pa.Table]] = [{} for _ in range(width)]
     for parcel, table in parcels.items():
-        # For the next stage the address fits; what is for a later one may be carried by any.
+        # The address is one of the next stage; what is for a later stage, any of its tasks may carry.
         sorted_out[parcel.spark_task % width][parcel] = table
     for target, selected in enumerate(sorted_out):
         yield target, Message(origin, sender, selected).encode()

@@ -207,7 +207,7 @@ def _merges_rows(reader: Component, bolt: MergeableBolt) -> bool:
 def _merges_alike(reducer: Reducer, bolt: MergeableBolt) -> bool:
     above = bolt.reducers.get(reducer.field or "")
     if above is None or reducer.merge not in BUILT_IN_MERGES:
-        return False  # the last of several rows, say, depends on fields that the rows do not have
+        return False  # for example, which of several rows is last depends on fields that the rows do not have
     return reducer.partial == reducer.merge == above.merge
 
 

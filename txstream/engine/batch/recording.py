@@ -1,6 +1,6 @@
 """Bolts whose calls are written down: for tests that look at the order of calls.
 
-It lives beside the other callers of user code, so that tracebacks begin in the user's own code as ever.
+It lives beside the other callers of user code, so that tracebacks still begin in the user's own code.
 """
 
 from __future__ import annotations
@@ -61,14 +61,15 @@ class RecordedSpec(BoltSpec):
 
 
 def recorded(spec: BoltSpec, sink: CallSink) -> BoltSpec:
-    """The same bolt, watched. What Spark computes has no calls to be told of."""
+    """The same bolt, watched. A bolt that Spark computes has no calls to record."""
     if spec.is_dataframe:
         return spec
     return RecordedSpec(**{field.name: getattr(spec, field.name) for field in fields(spec)}, sink=sink)
 
 
 class _Recorder:
-    """Watches one instance. What a bolt calls of itself, as `execute` from `execute_chunk`, counts once."""
+    """Watches one instance. A bolt's call of its own method, such as `execute` from `execute_chunk`, is not
+    recorded again."""
 
     def __init__(self, spec: BoltSpec, sink: CallSink) -> None:
         self._component = spec.id

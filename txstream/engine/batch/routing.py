@@ -179,7 +179,7 @@ class _ByFields:
 
 
 class _ByPartialKey:
-    """Each row to that of its key's two tasks that got fewer rows from here so far, else to the first."""
+    """Each row to the one of its key's two tasks that has had fewer rows from here; on a tie, the first."""
 
     def __init__(self, fields: Sequence[str], tasks: int, consumer: str) -> None:
         self._fields = fields
@@ -203,7 +203,7 @@ class _ByPartialKey:
 def _of_each_key(
     batch: pa.RecordBatch, fields: Sequence[str], consumer: str, choose: Callable[[Sequence[Any]], Choice]
 ) -> tuple[pa.Array, list[Choice]]:
-    """What `choose` says of each distinct key, asked once, and by row the place of its key's answer."""
+    """What `choose` says of each distinct key, asked once, and for each row the index of its answer."""
     try:
         codes, keys = _distinct_keys(batch, fields)
         return codes, [choose(key) for key in keys]
@@ -214,7 +214,7 @@ def _of_each_key(
 
 
 def _distinct_keys(batch: pa.RecordBatch, fields: Sequence[str]) -> tuple[pa.Array, list[tuple[Any, ...]]]:
-    """The distinct keys of a batch, and by row the place of its key among them.
+    """The distinct keys of a batch, and for each row the index of its key.
 
     Arrow tells them apart, not Python: to Python the two times that a clock shows twice when it is set back
     are equal, though their hashes are not. Keys that only Arrow tells apart (0.0 and -0.0) do no harm.
@@ -229,7 +229,7 @@ def _distinct_keys(batch: pa.RecordBatch, fields: Sequence[str]) -> tuple[pa.Arr
         if codes is None:
             codes, keys = places, [(value,) for value in values]
             continue
-        # A pair of places as one number; it stays small, because pairs are numbered anew after each field.
+        # A pair of indexes as one number; it stays small, because pairs are numbered anew after each field.
         # (An Arrow scalar: making one of a Python number inside `multiply` costs eight times the product.)
         pairs = pc.add(pc.multiply(codes, pa.scalar(len(values), pa.int64())), places)
         encoded = pairs.dictionary_encode()

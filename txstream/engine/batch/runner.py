@@ -75,8 +75,8 @@ class BatchRunner(Protocol):
 
     def write(self, attempt: TransactionAttempt, writes: Sequence[StateWrite]) -> Sequence[int]:
         """Have tasks write these deltas in shares (see `shares`), after the driver has begun the commit of
-        this attempt in their databases; how many rows of each were written. Raises as `run`; then any of the
-        shares may be written, or be written still."""
+        this attempt in their databases; how many rows of each were written. Raises as `run`; any of the
+        shares may then have been written, or may still be."""
 
     def release(self, processed: BatchResult) -> None:
         """The result is no longer needed: drop what was kept for its commit."""

@@ -48,8 +48,8 @@ class TaskFailedError(Exception):
 
 @dataclass
 class Stopwatch:
-    """Time by task, each its own: what a task hands on in place is processed inside its call, and must not
-    count twice."""
+    """The time of each task alone: what it hands on in place is processed inside its call, and must not count
+    twice."""
 
     _inner: list[float] = field(default_factory=list)
 

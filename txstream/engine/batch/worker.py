@@ -3,7 +3,7 @@
 Runs in a worker process on an executor. It imports neither SQL nor ZooKeeper, so that executors need only
 Arrow and what their spout reads with.
 
-Invariant: nothing raises out of here but the end of the process. A failure is an answer like any other, and
+Invariant: nothing is raised from here but the end of the process. A failure is an answer like any other, and
 goes to every Spark task below, so that none runs on half of a batch.
 """
 

@@ -94,7 +94,7 @@ class WorkerProcess:
         return TrackedTask(spec, task, send, tracks=self.plan.tracks)
 
     def end_task(self) -> None:
-        """A Spark task ends here, perhaps with a failure: what its bolts got is of no use from now on."""
+        """A Spark task has ended, perhaps with a failure: forget what its bolts were given."""
         while self.left_open:
             self.left_open.pop().close()
 

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 class StateBinding:
     """One state table of a run, as an executor uses it.
 
-    `semantics` is the topology's, which decides about the fence, `table_semantics` the table's. `reducers`
-    by value column say how a write is merged. `grouped_by` are the key columns that say to which task of the
-    component a key belongs, none of them for task 0; None where there is only one task.
+    `semantics` is the topology's, which decides about the fence, `table_semantics` the table's. `reducers` by
+    value column say how a write is merged. `grouped_by` are the key columns that decide which task of the
+    component a key belongs to: without any, task 0; None where there is only one task.
     """
 
     place: StorePlace

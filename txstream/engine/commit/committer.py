@@ -99,7 +99,7 @@ class Committer:
         self._wait_for = wait_for
         self._bolts = state_committers(topology)
         self._fed_in_commit = {bolt.id for bolt in topology.bolts if bolt.below_committer}
-        # Of commit="auto": why no batch is written by executors any more, and whose last try failed there.
+        # With commit="auto": why executors write no batch any more, and which txid failed there last.
         self._executors_cannot: str | None = None
         self._failed_on_executors: Txid | None = None
 

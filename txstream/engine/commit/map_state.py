@@ -26,7 +26,7 @@ Load = Callable[[pa.Table], pa.Table]
 
 @dataclass(frozen=True)
 class Ownership:
-    """Which of several tasks a key's tuples come to: by these of its columns; to task 0 without any."""
+    """Which of several tasks gets a key's tuples: these of its columns decide; without any, task 0."""
 
     task: int
     tasks: int
@@ -111,7 +111,7 @@ class TaskMapState(MapState[Any, Any]):
         return [(key, value) for key, value in self._present.items() if self._other_owner(key) is None]
 
     def close(self) -> None:
-        """The bolt has had its time."""
+        """From now on the bolt can neither read nor write."""
         self._is_open = False
 
     # --- inside -------------------------------------------------------------------------------------

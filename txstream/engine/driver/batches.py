@@ -51,13 +51,13 @@ class Watcher:
         """Its commit is about to be asked for."""
 
     def bolts_committed(self, attempt: TransactionAttempt, result: BatchResult) -> None:
-        """The bolts of its commit phase are through."""
+        """The bolts of its commit phase have finished."""
 
     def committed(self, attempt: TransactionAttempt) -> None:
         """Every database has it."""
 
     def dropped(self, attempt: TransactionAttempt) -> None:
-        """It goes again, perhaps because an earlier batch does."""
+        """It is replayed, perhaps because an earlier batch is."""
 
     def failed(self, attempt: TransactionAttempt, error: BaseException) -> None:
         """It failed, and nothing has been decided yet."""

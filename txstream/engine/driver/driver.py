@@ -161,7 +161,7 @@ class Driver:
         spout = services.open_source(context)
         if self.is_told_to_stop:
             return None
-        # A bolt that cannot be shipped, too, is told before anything is stored.
+        # A bolt that cannot be shipped, too, ends the start before anything is stored.
         plan = self._plan or compile_topology(topology, context, uuid.uuid4().hex, capture=self._capture)
         create_runner = services.start_engine()
         if self.is_told_to_stop:

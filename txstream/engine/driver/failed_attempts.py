@@ -66,7 +66,7 @@ class FailedAttempts:
         return self._of_txid.get(txid)
 
     def when_overdue(self, attempt: TransactionAttempt, done: str, is_due: Callable[[], bool]) -> None:
-        """Fail the attempt when `is_due` holds after as long as an attempt may take: it was not `done`."""
+        """Fail the attempt if `is_due` still holds when its time is up: it was not `done`."""
         timeout = self._topology.message_timeout_seconds
         seconds = attempt_seconds(timeout, self._warm_up_seconds, is_warm=self.is_warm)
         warm_up = " and a run's warm-up" if seconds > timeout else ""
@@ -118,7 +118,7 @@ class FailedAttempts:
         self._batches.carry_out(coordinator.fail(attempt))
 
     def drop(self, attempt: TransactionAttempt) -> None:
-        """The attempt goes again, whatever it ended with."""
+        """The attempt is replayed, whatever it ended with."""
         self._doomed.pop(attempt, None)
 
     def committed(self, txid: Txid) -> None:

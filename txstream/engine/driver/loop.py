@@ -159,7 +159,7 @@ class EventLoop:
         self._look_for_the_end()
 
     def handle(self, event: Event) -> None:
-        """Let one event have its consequences."""
+        """Handle one event."""
         event()
         self._look_for_the_end()
 

@@ -55,7 +55,7 @@ class Operators:
         self._pauses = False
 
     def begin(self) -> None:
-        """Before the first batch: go by what is in force, and hear of requests and waits from now on."""
+        """Before the first batch: apply what is in force, and listen for requests and waits."""
         self._waiting.changed = lambda: self._batches.workers.post(lambda: self._write(self._tell_waits))
         self._follow()
         self._stop_watch = self._store.watch_requests(lambda: self._batches.workers.post(self._look))
@@ -104,12 +104,12 @@ class Operators:
         self._batches.workers.submit(Lane.WRITE, self._store.read_requests, answered, unread)
 
     def shut_down(self) -> None:
-        """Hear of nothing any more. What is not answered stays for the next leader."""
+        """Stop listening. What is not answered stays for the next leader."""
         if self._stop_watch is not None:
             self._stop_watch()
 
     def _tell_waits(self) -> None:
-        """Store what is waited for by now; many a short wait is over before its turn comes."""
+        """Store what is waited for now; a short wait is often over by then."""
         waits = self._waiting.waits
         if waits != self._told_waits:
             self._told_waits = waits
@@ -139,7 +139,7 @@ class Operators:
         )
 
     def _follow(self) -> None:
-        """Have the runner, and whoever watches the run, know what is in force."""
+        """Tell the runner, and whoever watches the run, what is in force."""
         self._runner.slots = self._steering.slots.changed
         paused = self._steering.paused
         if paused is None:
@@ -150,7 +150,7 @@ class Operators:
 
     def _not_carried_out(self, error: BaseException) -> None:
         if isinstance(error, CorruptStateError):
-            # It concerns what comes next, not the batches; a start would end with it.
+            # It is no reason to stop the batches, though the next start would fail with it.
             log.error("what operators ask cannot be read now: %s", error)
         elif isinstance(error, ServiceUnavailableError):
             log.warning("a request is not answered yet: %s", error)
@@ -161,7 +161,8 @@ class Operators:
     # --- where tasks ran ------------------------------------------------------------------------------
 
     def _write_newest(self) -> None:
-        """Store it, unless it is, and then nothing for a while; what comes meanwhile is stored after that."""
+        """Store it, unless it is stored already, then nothing for a while; what comes meanwhile waits for
+        that."""
         assignment = self._newest
         if assignment is None or assignment is self._written:
             return

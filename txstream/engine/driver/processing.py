@@ -69,11 +69,11 @@ class Processing:
             start()
 
     def take(self, attempt: TransactionAttempt) -> ProcessedBatch:
-        """What a processed attempt left: its commit's from now on."""
+        """Hand over to its commit what a processed attempt left."""
         return self._processed.pop(attempt)
 
     def drop(self, attempt: TransactionAttempt) -> None:
-        """The attempt goes again: what runs for it may stop, and what it left goes."""
+        """The attempt is replayed: its job may stop, and what it left is dropped."""
         self._batches.workers.submit(Lane.CANCEL, lambda: self.cancel(attempt))
         dropped = self._processed.pop(attempt, None)
         if dropped is not None:

@@ -50,7 +50,7 @@ class Verdict(Enum):
 
 def judge(error: BaseException, *, is_writing: bool = False) -> Verdict:
     """What an attempt's error means. `is_writing`: it came in the transactions of the states, where only
-    outages and tasks that died pass; data that cannot be stored could not be stored the next time either."""
+    outages and dead tasks are replayed: data that cannot be stored now could not be stored the next time."""
     if isinstance(error, (BatchFailedError, ServiceUnavailableError)):
         return Verdict.REPLAY
     if isinstance(error, BoltError):

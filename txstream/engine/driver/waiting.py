@@ -68,7 +68,7 @@ class Waiting:
                 return answer
 
     def begin(self, key: str, what: str, reason: object, because: str = "") -> None:
-        """Say that `what` is waited for. A wait under this key that has begun already goes on, be it for
+        """Say that `what` is waited for. A wait that has begun under this key goes on, even if it is for
         something else."""
         before = self._waits.get(key)
         if before is not None and before.what == what:

@@ -39,7 +39,7 @@ class Lane(StrEnum):
     COMMIT = "commit"
     """Commits, with their bolts."""
     CANCEL = "cancel"
-    """Wishes to the runner, on a lane of their own: they are to end jobs that are stuck."""
+    """Requests to the runner, on a lane of their own, because they end jobs that are stuck."""
 
 
 class Workers(Protocol):
@@ -55,7 +55,7 @@ class Workers(Protocol):
         attempt: TransactionAttempt | None = None,
     ) -> None:
         """Have `work` done; `done` with its result, or `failed` with its error, comes as an event. Without
-        them nobody hears of it. `attempt` is the one that it is work for, if it processes or commits."""
+        them nobody hears of it. `attempt` is the one that the work processes or commits, if it does."""
 
     def now(self) -> float:
         """Seconds from any start, which never go back."""

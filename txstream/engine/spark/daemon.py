@@ -73,8 +73,8 @@ def worker(sock: socket.socket, authenticated: bool) -> int:
 
 
 def hang_up(number: int, _: Any) -> None:
-    """The daemon ends, and says so. In the middle of a task a worker dies of it, as PySpark's does: what is
-    open is in use. Between two tasks it closes first."""
+    """The daemon is ending, and has signalled its workers. In the middle of a task a worker dies of it, as
+    PySpark's does, because what is open is in use; between two tasks it closes first."""
     context = sys.modules.get("pyspark.taskcontext")
     if context is not None and context.TaskContext.get() is not None:
         signal.signal(number, signal.SIG_DFL)

@@ -40,7 +40,7 @@ def spark_error(
     if trace is None:
         return errors.BoltError(f"{who}: its Spark job failed: {_reason(text)}")
     kind, message, details = _raised(trace)
-    # What a bolt above has reported says already who it was.
+    # A bolt above has named itself in what it reported.
     raised = kind(message if message.startswith(str(attempt)) else f"{who}: {message}")
     raised.add_note(details)
     return raised

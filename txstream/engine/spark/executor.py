@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 WORK_PROPERTY = "txstream.work"
 
-# By run, the one that was used last at the end. More topologies than that take turns in unpickling.
+# By run, the last used at the end. With more topologies than that, plans are unpickled again and again.
 _plans: dict[str, ExecutionPlan] = {}
 _MOST_PLANS = 8
 

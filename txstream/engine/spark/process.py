@@ -35,7 +35,7 @@ _DEATH_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class SparkProcess:
-    """The Java process behind a SparkContext, and where what it prints goes, if that is known.
+    """The Java process behind a SparkContext, and the file that it prints to, if that is known.
 
     There is no `process` where Java has started Python, as spark-submit does.
     """

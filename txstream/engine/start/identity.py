@@ -46,7 +46,7 @@ def identity_of(topology: Topology) -> Identity:
 
 @dataclass(frozen=True)
 class Claim:
-    """Under which identity a topology runs, as ZooKeeper has it, and the state tables of now."""
+    """The identity that a topology runs under, as ZooKeeper has it, and its present state tables."""
 
     identity: Identity
     tables: tuple[str, ...]
