@@ -152,7 +152,8 @@ def test_a_run_waits_until_the_rate_allows_more() -> None:
     world = World(MemoryLog({"a": ["x"] * 12}))
     planned: list[tuple[float, int]] = []
     clock = Ticks()
-    run = Run(world, clock=clock, max_batch_records=100, options={"max_records_per_second": 4.0})
+    options = {"max_records_per_second": 4.0, "message_timeout_seconds": 1e9}
+    run = Run(world, clock=clock, max_batch_records=100, options=options)
     plan = run.spout.plan
 
     def watched(last: Any, limit: int) -> Any:
