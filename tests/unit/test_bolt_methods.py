@@ -14,7 +14,7 @@ from support.bolts import CountByHand, Passing, chain, compiled, failure, run, w
 from support.inmemory import MemoryLog, attempt
 
 import txstream
-from txstream.api.bolts import BatchBolt, Bolt, DataFrameBolt, OutputCollector
+from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, DataFrameBolt, OutputCollector
 from txstream.api.errors import BatchFailedError, BoltError, TopologyError, UsageError
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.tuples import Chunk, Tuple
@@ -87,6 +87,19 @@ class PrepareYields(Words):
         yield
 
 
+class BatchOfRowsYields(BasicBolt):
+    output = "value string"
+
+    def execute_batch(  # type: ignore[override]
+        self, batch: pa.RecordBatch, collector: OutputCollector
+    ) -> Iterator[Any]:
+        yield batch
+
+
+class Neither(BasicBolt):
+    output = "value string"
+
+
 class TransformIsAsync(DataFrameBolt):
     output = "value string"
 
@@ -107,10 +120,12 @@ class TransformIsAsync(DataFrameBolt):
         (FinishIsAsync(), "FinishIsAsync.finish_batch is async"),
         (PrepareYields(), "PrepareYields.prepare is a generator"),
         (TransformIsAsync(), "TransformIsAsync.transform is async"),
+        (BatchOfRowsYields(), "BatchOfRowsYields.execute_batch is a generator"),
+        (Neither(), "Neither has neither execute nor execute_batch; override one of them"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Bolt) else "",
 )
-def test_generators_and_coroutines_are_refused_when_the_topology_is_built(bolt: Bolt, message: str) -> None:
+def test_what_would_do_nothing_is_refused_when_the_topology_is_built(bolt: Bolt, message: str) -> None:
     with pytest.raises(TopologyError, match=f"^component 'b0': {message}"):
         chain(LOG, bolt)
     with pytest.raises(TopologyError, match=f"^component 'bolt': {message}"):
@@ -161,6 +176,13 @@ class ReturnsRowUnderChunk(BatchReturnsRow):
         super().execute_chunk(chunk)
 
 
+class BatchReturnsBatch(BasicBolt):
+    output = "word string"
+
+    def execute_batch(self, batch: pa.RecordBatch, collector: OutputCollector) -> Any:
+        return batch
+
+
 class ChunkReturnsRows(Words):
     def execute_chunk(self, chunk: Chunk) -> Any:
         return chunk.batch
@@ -184,6 +206,7 @@ WRONG_RESULTS = [
     (BatchReturnsRow(), r"BatchReturnsRow.execute returned \('x',\)"),
     (ReturnsRowUnderChunk(), r"ReturnsRowUnderChunk.execute returned \('x',\)"),
     (ChunkReturnsRows(), r"ChunkReturnsRows.execute_chunk returned pyarrow.RecordBatch"),
+    (BatchReturnsBatch(), r"BatchReturnsBatch.execute_batch returned pyarrow.RecordBatch"),
     (PrepareReturns(), r"PrepareReturns.prepare returned a generator"),
 ]
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from support.bolts import CountByHand, Passing, Split, words_state
 
@@ -81,6 +82,26 @@ def test_a_bolt_that_takes_whole_chunks_gets_as_many_rows_at_once_as_asked_for()
         ("a", 2),
         ("b", 1),
     ]
+
+
+class Doubles(BasicBolt):
+    """In columns."""
+
+    output = pa.schema([pa.field("n", pa.int64(), nullable=False)])
+
+    def execute_batch(self, batch: pa.RecordBatch, collector: OutputCollector) -> None:
+        doubled = pc.multiply(batch.column("n"), 2)
+        collector.emit_batch(pa.RecordBatch.from_arrays([doubled], schema=self.output))
+
+
+def test_a_bolt_that_takes_columns() -> None:
+    assert run_bolt(Doubles(), [1, 2, 3], "n bigint").emitted == [(2,), (4,), (6,)]
+    assert run_bolt(Doubles(), [1, 2, 3], "n bigint", chunk_rows=2).emitted == [(2,), (4,), (6,)]
+
+
+def test_what_is_emitted_in_columns_is_checked_as_a_tuple_is() -> None:
+    with pytest.raises(TupleError, match=r"emitted None .* in field 'n' of stream 'default', .* as bigint"):
+        run_bolt(Doubles(), [1, None], "n bigint")
 
 
 def test_a_committer_runs_to_its_end() -> None:

@@ -12,7 +12,7 @@ import pytest
 from support.bolts import Passing, compiled
 from support.inmemory import MemoryLog, MemorySource, attempt
 
-from txstream.api.bolts import BatchBolt
+from txstream.api.bolts import BasicBolt, BatchBolt, OutputCollector
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.reducers import Count
 from txstream.api.spouts import OpaqueSpout
@@ -37,6 +37,18 @@ class Chunky(BatchBolt):
     def execute_chunk(self, chunk: Chunk) -> None:
         for tup in chunk.tuples():
             self.execute(tup)
+
+
+class InColumns(BasicBolt):
+    """Takes columns, and would do for a tuple what it does for many."""
+
+    output = "value string"
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        raise AssertionError("it takes columns")
+
+    def execute_batch(self, batch: pa.RecordBatch, collector: OutputCollector) -> None:
+        collector.emit_batch(batch)
 
 
 class Guarded(Passing):
@@ -66,12 +78,14 @@ def calls_of(*bolts: Any) -> list[str]:
 
 
 def test_each_kind_of_bolt_tells_of_its_calls() -> None:
-    assert calls_of(Guarded(), Chunky()) == [
+    assert calls_of(Guarded(), Chunky(), InColumns()) == [
         "process b0[0] prepare",
         "process b1[0] prepare",
+        "process b2[0] prepare",
         "process store[0] prepare",
         "process b0[0] execute x2",
         "process b1[0] execute x2",
+        "process b2[0] execute x2",
         "process store[0] execute x2",
         "process b1[0] finish_batch",
         "process store[0] deltas",

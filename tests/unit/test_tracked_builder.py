@@ -78,6 +78,11 @@ class Silent(Lines):
         """Nothing."""
 
 
+class InColumns(BasicBolt):
+    def execute_batch(self, batch: Any, collector: Any) -> None:
+        raise NotImplementedError
+
+
 class Yields(Lines):
     def next_tuple(self) -> Any:
         yield ["a"]
@@ -93,6 +98,10 @@ def no_tasks(made: TopologyBuilder) -> None:
         (
             lambda made: made.set_bolt("total", Total()).shuffle_grouping("lines"),
             r"component 'total': Total needs batches, but tracked tuples come one by one",
+        ),
+        (
+            lambda made: made.set_bolt("columns", InColumns()).shuffle_grouping("lines"),
+            r"component 'columns': InColumns has no execute, but tracked tuples come one by one, never to",
         ),
         (lambda made: made.set_spout("lines", Lines()), r"two components are called 'lines'"),
         (lambda made: made.set_spout("more", Lines), r"<class .*Lines'> is not a Spout \(pass an instance"),

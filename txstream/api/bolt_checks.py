@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
-from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, DataFrameBolt
+from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, DataFrameBolt, overrides
 from txstream.api.errors import TopologyError
 from txstream.api.tracked import RichBolt, Spout
 
@@ -49,6 +49,12 @@ def check_methods(component: str, bolt: Bolt | Spout) -> None:
         idle = idleness(getattr(bolt, name))
         if idle:
             raise TopologyError(f"component {component!r}: {type(bolt).__name__}.{name} {idle}")
+    either = (BasicBolt.execute, BasicBolt.execute_batch)
+    if isinstance(bolt, BasicBolt) and not any(overrides(bolt, method) for method in either):
+        raise TopologyError(
+            f"component {component!r}: {type(bolt).__name__} has neither execute nor execute_batch; "
+            f"override one of them"
+        )
 
 
 def idleness(function: Any, *, may_yield: bool = False) -> str | None:

@@ -9,7 +9,7 @@ not hope to find it in the next batch. What is dear to open is opened once per w
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, NoReturn, Protocol
@@ -155,20 +155,28 @@ class Bolt(ABC):  # noqa: B024 - abstract by having no execute of its own
 
 
 class BasicBolt(Bolt):
-    """A function or filter per tuple. What it emits is anchored to the tuple for you."""
+    """A function or filter per tuple, or on many tuples as columns: override `execute` or `execute_batch`.
+    What `execute` emits is anchored to the tuple for you."""
 
     def prepare(self, context: TopologyContext) -> None:
         """Called once per task and attempt, before its first tuple. The default keeps the context as
         `self.context`."""
         self.context = context
 
-    @abstractmethod
     def execute(self, tup: Tuple, collector: OutputCollector) -> None:
         """Called once per tuple, on an executor; after a failure again, under another attempt.
 
         Must not keep results for a later batch, and must give the same output for the same tuple. Raise
         BatchFailedError to have the batch replayed; any other exception counts as a bug.
         """
+        raise NotImplementedError(f"{type(self).__name__} has no execute of its own")
+
+    def execute_batch(self, batch: pa.RecordBatch, collector: OutputCollector) -> None:
+        """Called instead of `execute` where it is overridden, with many tuples of one input at once, as
+        Arrow columns; emit with `collector.emit_batch`. How many come at once differs from attempt to
+        attempt: the output for a tuple must not depend on those beside it. Not for tracked tuples.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no execute_batch of its own")
 
 
 class BatchBolt(Bolt):
@@ -202,6 +210,11 @@ class BatchBolt(Bolt):
 
     def finish_batch(self) -> None:
         """Called once when all of the task's tuples have come, also when there were none."""
+
+
+def overrides(bolt: Bolt, method: Callable[..., None]) -> bool:
+    """Has the bolt's class its own of this method, one of `BasicBolt`, say?"""
+    return getattr(type(bolt), method.__name__) is not method
 
 
 def refuse_result(bolt: object, method: str, result: object) -> NoReturn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from types import GeneratorType
 from typing import Any, Never, TypeAlias
 
 import pyarrow as pa
@@ -54,14 +55,17 @@ class FunctionBolt(BasicBolt):
                 return
         else:
             returned = self.function(tup)
+        bare = self._bare
         for values in self._rows(returned):
-            collector.emit(values)
+            collector.emit((values,) if bare and not isinstance(values, tuple) else values)
 
     def _rows(self, returned: Any) -> Iterable[Any]:
         if returned is None:
             return ()
         if isinstance(returned, tuple):
             returned = (returned,)
+        elif isinstance(returned, (GeneratorType, list)):
+            pass  # as nearly always, and the checks below take longer than most functions
         elif isinstance(returned, (str, bytes, Mapping)) or not isinstance(returned, Iterable):
             if not self._bare:
                 raise TupleError(
@@ -69,9 +73,7 @@ class FunctionBolt(BasicBolt):
                     f"a tuple for one row, a list of tuples for several, or yield them"
                 )
             returned = (returned,)
-        if not self._bare:
-            return returned  # type: ignore[no-any-return]
-        return (values if isinstance(values, tuple) else (values,) for values in returned)
+        return returned  # type: ignore[no-any-return]
 
 
 def bolt(*bare: Never, output: Output | None = None) -> Callable[[Callable[..., Any]], FunctionBolt]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from txstream.api.bolt_checks import check_methods, warn_of_uncalled
-from txstream.api.bolts import BasicBolt, Bolt, OutputFieldsDeclarer
+from txstream.api.bolts import BasicBolt, Bolt, OutputFieldsDeclarer, overrides
 from txstream.api.builder import DEFAULT_MAX_ATTEMPTS, DEFAULT_MESSAGE_TIMEOUT_SECONDS, GraphBuilder
 from txstream.api.declarer import BoltDeclarer, check_number
 from txstream.api.errors import TopologyError
@@ -121,6 +121,11 @@ class TopologyBuilder(GraphBuilder):
             raise TopologyError(
                 f"component {component!r}: {type(bolt).__name__} needs batches, but tracked tuples come one "
                 f"by one; derive it from BasicBolt or RichBolt, or use TransactionalTopologyBuilder"
+            )
+        if isinstance(bolt, BasicBolt) and not overrides(bolt, BasicBolt.execute):
+            raise TopologyError(
+                f"component {component!r}: {type(bolt).__name__} has no execute, but tracked tuples come one "
+                f"by one, never to execute_batch; give it one, or use TransactionalTopologyBuilder"
             )
 
     def build(self) -> TrackedTopology:

@@ -7,6 +7,7 @@ bolt reads never leave Arrow, and reading one row costs a list index.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import repeat
 from typing import Any
 
 import pyarrow as pa
@@ -20,11 +21,11 @@ class Chunk:
     """Rows of one stream of one component; `source_task` is the task that emitted them."""
 
     __slots__ = (
-        "_columns",
         "batch",
         "index",
         "marks",
         "names",
+        "ready",
         "source_component",
         "source_stream",
         "source_task",
@@ -40,7 +41,7 @@ class Chunk:
         self.batch = batch
         self.names: list[str] = batch.schema.names
         self.index = {name: position for position, name in enumerate(self.names)}
-        self._columns: list[list[Any] | None] = [None] * len(self.names)
+        self.ready: dict[str | int, list[Any]] = {}  # by what they were asked for
         self.source_component = source_component
         self.source_stream = source_stream
         self.source_task = source_task
@@ -52,23 +53,20 @@ class Chunk:
 
     def column(self, field: str | int) -> list[Any]:
         """One column as Python values, one per row. Raises TupleError for a field that does not exist."""
-        if isinstance(field, str):
-            try:
-                position = self.index[field]
-            except KeyError:
-                raise self.unknown(field) from None
-        else:
-            position = field
-        try:
-            values = self._columns[position]
-        except IndexError:
-            raise self.unknown(field) from None
+        values = self.ready.get(field)
         if values is None:
-            values = self._columns[position] = self.batch.column(position).to_pylist()
+            try:
+                position = self.index[field] if isinstance(field, str) else range(len(self.names))[field]
+            except LookupError:
+                raise self.unknown(field) from None
+            values = self.ready.get(position)
+            if values is None:
+                values = self.ready[position] = self.batch.column(position).to_pylist()
+            self.ready[field] = values
         return values
 
     def tuples(self) -> Iterator[Tuple]:
-        return (Tuple(self, row) for row in range(self.batch.num_rows))
+        return map(Tuple, repeat(self), range(self.batch.num_rows))
 
     def unknown(self, field: str | int) -> TupleError:
         return TupleError(
@@ -87,7 +85,10 @@ class Tuple:
         self._row = row
 
     def __getitem__(self, field: str | int) -> Any:
-        return self._chunk.column(field)[self._row]
+        try:  # once for each tuple and field that a bolt reads
+            return self._chunk.ready[field][self._row]
+        except KeyError:
+            return self._chunk.column(field)[self._row]
 
     def __len__(self) -> int:
         return len(self._chunk.names)

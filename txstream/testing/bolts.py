@@ -105,7 +105,8 @@ def run_bolt(
         order of `rows`, all rows of one after those of the other.
     component, attempt, task, task_count, settings: what the bolt finds in its context; `task_counts` are
         those of other components.
-    chunk_rows: how many rows come at once, for bolts that override `execute_chunk`; None is all of an input.
+    chunk_rows: how many rows come at once, for bolts that override `execute_batch` or
+        `execute_chunk`; None is all of an input.
     finish: without it the batch is left as it is after its last tuple.
     spark: what a DataFrameBolt is run on; other bolts need none.
     states: what the states that the bolt declares hold before the batch, value by key; by name, empty where

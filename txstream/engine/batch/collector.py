@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from txstream.api.errors import TupleError, TxstreamError, UsageError
-from txstream.api.rows import UnfitValueError, to_record_batch
+from txstream.api.rows import UnfitValueError, to_column
 from txstream.api.schema import format_schema, format_type
 from txstream.api.tuples import DEFAULT_STREAM, Chunk
 from txstream.engine.batch.edge_counts import EdgeCount, EdgeName
@@ -40,8 +40,8 @@ class Collector:
         self._spec = spec
         self._task = task
         self._send = send
-        self._rows: dict[str, list[Sequence[Any]]] = {stream: [] for stream in spec.streams}
-        self._direct: dict[tuple[str, int], list[Sequence[Any]]] = {}
+        self._rows: dict[str, list[Any]] = {stream: [] for stream in spec.streams}
+        self._direct: dict[tuple[str, int], list[Any]] = {}
         self._arity = {stream: len(schema) for stream, schema in spec.streams.items()}
         self._is_open = True
 
@@ -80,6 +80,9 @@ class Collector:
                 f"component {self._spec.id!r} emitted a batch of {format_schema(batch.schema)} to stream "
                 f"{stream!r}, which is declared as {format_schema(declared)}"
             )
+        for fits, column in zip(declared, batch.columns, strict=True):
+            if column.null_count and not fits.nullable:
+                raise self._unfit(UnfitValueError(0, fits, None), stream)
         self._flush(stream)
         if batch.num_rows:
             self._send(self._task, self._given(batch), stream, None)
@@ -100,14 +103,16 @@ class Collector:
         """What was emitted as one batch, as it is sent."""
         return batch
 
-    def _checked(self, values: Sequence[Any], stream: str) -> Sequence[Any]:
+    def _checked(self, values: Sequence[Any], stream: str) -> Any:
+        """What is kept of a row: of one with a single field, the value."""
         if type(values) is not tuple:
             if not isinstance(values, Iterable) or isinstance(values, (str, bytes, Mapping, Set)):
                 raise self._wrong_arity(values, stream)
             values = tuple(values)  # a list may be changed by the bolt before it is sent
-        if len(values) != self._arity[stream]:
+        arity = self._arity[stream]
+        if len(values) != arity:
             raise self._wrong_arity(values, stream)
-        return values
+        return values[0] if arity == 1 else values
 
     def _flush(self, stream: str) -> None:
         rows = self._rows[stream]
@@ -116,15 +121,22 @@ class Collector:
         self._rows[stream] = []
         self._send(self._task, self._to_arrow(rows, stream), stream, None)
 
-    def _to_arrow(self, rows: list[Sequence[Any]], stream: str) -> pa.RecordBatch:
+    def _to_arrow(self, rows: list[Any], stream: str) -> pa.RecordBatch:
+        schema = self._spec.streams[stream]
+        places = range(len(schema))
+        columns = [rows] if len(schema) == 1 else [[row[place] for row in rows] for place in places]
         try:
-            return to_record_batch(rows, self._spec.streams[stream])
+            arrays = [to_column(column, field) for column, field in zip(columns, schema, strict=True)]
+            return pa.RecordBatch.from_arrays(arrays, schema=schema)
         except UnfitValueError as error:
-            found, field = error.value, error.field
-            raise TupleError(
-                f"component {self._spec.id!r} emitted {found!r:.200} ({type(found).__name__}) in field "
-                f"{field.name!r} of stream {stream!r}, which is declared as {format_type(field.type)}"
-            ) from None
+            raise self._unfit(error, stream) from None
+
+    def _unfit(self, error: UnfitValueError, stream: str) -> TupleError:
+        found, field = error.value, error.field
+        return TupleError(
+            f"component {self._spec.id!r} emitted {found!r:.200} ({type(found).__name__}) in field "
+            f"{field.name!r} of stream {stream!r}, which is declared as {format_type(field.type)}"
+        )
 
     def _wrong_arity(self, values: object, stream: str) -> TupleError:
         return TupleError(

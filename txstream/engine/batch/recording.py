@@ -10,6 +10,8 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
+import pyarrow as pa
+
 from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, StateCommitter, TopologyContext
 from txstream.api.topology import Phase
 from txstream.api.tuples import Chunk, Tuple
@@ -92,7 +94,7 @@ class _Recorder:
 
     def _watch_basic(self, bolt: BasicBolt) -> None:
         methods: Any = bolt  # typed as Any: what they return by mistake is handed on, to be refused
-        prepare, execute = methods.prepare, methods.execute
+        prepare, execute, execute_batch = methods.prepare, methods.execute, methods.execute_batch
 
         def prepare_told(context: TopologyContext) -> Any:
             self._context = context
@@ -100,10 +102,19 @@ class _Recorder:
             return prepare(context)
 
         def execute_told(tup: Tuple, collector: Any) -> Any:
-            self._tell(CallKind.EXECUTE, 1)
+            if not self._in_chunk:
+                self._tell(CallKind.EXECUTE, 1)
             return execute(tup, collector)
 
-        _put(bolt, prepare=prepare_told, execute=execute_told)
+        def execute_batch_told(batch: pa.RecordBatch, collector: Any) -> Any:
+            self._tell(CallKind.EXECUTE, batch.num_rows)
+            self._in_chunk = True
+            try:
+                return execute_batch(batch, collector)
+            finally:
+                self._in_chunk = False
+
+        _put(bolt, prepare=prepare_told, execute=execute_told, execute_batch=execute_batch_told)
 
     def _watch_batch(self, bolt: BatchBolt) -> None:
         methods: Any = bolt

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from txstream.api.bolts import BasicBolt, BatchBolt, StateCommitter, TopologyContext, refuse_result
+from txstream.api.bolts import BasicBolt, BatchBolt, StateCommitter, TopologyContext, overrides, refuse_result
 from txstream.api.errors import BatchFailedError, ShortBatchError
 from txstream.api.tracked import RichBolt
 from txstream.api.tuples import Chunk, Tuple
@@ -126,6 +126,8 @@ class TaskRuntime:
             execute: Any = getattr(bolt, "execute", None)
             if self.tracked is not None:
                 self._receive_tracked(self.tracked, execute, chunk)
+            elif isinstance(bolt, BasicBolt) and overrides(bolt, BasicBolt.execute_batch):
+                self._call("execute_batch", chunk.batch, self.collector)
             elif isinstance(bolt, BasicBolt):
                 collector = self.collector
                 for tup in chunk.tuples():
@@ -133,13 +135,13 @@ class TaskRuntime:
                     if (result := execute(tup, collector)) is not None:
                         refuse_result(bolt, "execute", result)
             elif isinstance(bolt, BatchBolt):
-                if type(bolt).execute_chunk is BatchBolt.execute_chunk:
+                if overrides(bolt, BatchBolt.execute_chunk):
+                    self._call("execute_chunk", chunk)
+                else:
                     for tup in chunk.tuples():
                         self._tuple = tup
                         if (result := execute(tup)) is not None:
                             refuse_result(bolt, "execute", result)
-                else:
-                    self._call("execute_chunk", chunk)
             self._tuple = None
             self.collector.flush()
 

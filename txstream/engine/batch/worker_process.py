@@ -88,7 +88,7 @@ class WorkerProcess:
         """What acks the tuples of a bolt task, in a topology that is not transactional."""
         if not self.plan.fed:
             return None
-        # Only here: an executor of a transactional topology needs no numpy.
+        # Only here: a transactional topology does without.
         from txstream.engine.tracked.tasks import TrackedTask
 
         return TrackedTask(spec, task, send, tracks=self.plan.tracks)

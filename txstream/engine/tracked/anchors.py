@@ -135,7 +135,7 @@ class AnchoringCollector(Collector):
             stream: [] for stream in spec.streams if tracks and stream not in spec.direct_streams
         }
 
-    def _checked(self, values: Sequence[Any], stream: str) -> Sequence[Any]:
+    def _checked(self, values: Sequence[Any], stream: str) -> Any:
         checked = super()._checked(values, stream)
         anchors = self._anchors.get(stream)
         if anchors is not None:
@@ -144,7 +144,7 @@ class AnchoringCollector(Collector):
             return self.anchor, checked
         return checked
 
-    def _to_arrow(self, rows: list[Sequence[Any]], stream: str) -> pa.RecordBatch:
+    def _to_arrow(self, rows: list[Any], stream: str) -> pa.RecordBatch:
         if not self._tracks:
             return super()._to_arrow(rows, stream)
         if stream in self._anchors:

@@ -41,10 +41,10 @@ class _Out(Collector):
         super().__init__(spec, task, owner._push)
         self._owner = owner
 
-    def _checked(self, values: Sequence[Any], stream: str) -> Sequence[Any]:
+    def _checked(self, values: Sequence[Any], stream: str) -> Any:
         return self.message_id, super()._checked(values, stream)
 
-    def _to_arrow(self, rows: list[Sequence[Any]], stream: str) -> pa.RecordBatch:
+    def _to_arrow(self, rows: list[Any], stream: str) -> pa.RecordBatch:
         message_ids, values = zip(*rows, strict=True)
         return self._owner._begin(super()._to_arrow(list(values), stream), message_ids)
 

@@ -1,0 +1,125 @@
+"""What a tuple costs in a Python bolt: CPU time of one task's runtime, without Spark and a source.
+
+    python benchmarks/bolts.py [--tuples N] [--chunk N]
+
+Each line does what the one before it does and a little more, so that the differences are the costs of
+reading a field, of emitting, and of types. The stopwatch runs once for each chunk: with `--chunk 1` its cost
+shows. The last line is the same work in columns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import txstream
+from txstream.api.bolts import Bolt
+from txstream.api.spouts import SpoutContext
+from txstream.api.tuples import Chunk, Tuple
+from txstream.engine.batch.plan import compile_topology
+from txstream.engine.batch.stage import Stopwatch, TaskRuntime
+from txstream.engine.batch.worker_process import WorkerProcess
+from txstream.transaction import TransactionAttempt, Txid, attempt_id
+
+WORDS = pa.schema([("word", pa.string()), ("n", pa.int64())])
+
+
+class Nothing(txstream.BasicBolt):
+    output = "word string"
+
+    def execute(self, tup: Tuple, collector: txstream.OutputCollector) -> None:
+        """The loop alone."""
+
+
+class ReadsOne(Nothing):
+    def execute(self, tup: Tuple, collector: txstream.OutputCollector) -> None:
+        tup["word"]
+
+
+class EmitsSame(Nothing):
+    def execute(self, tup: Tuple, collector: txstream.OutputCollector) -> None:
+        collector.emit((tup["word"],))
+
+
+class OneLine(Nothing):
+    def execute(self, tup: Tuple, collector: txstream.OutputCollector) -> None:
+        collector.emit((tup["word"].upper(),))
+
+
+class TwoColumns(Nothing):
+    output = "word string, n bigint"
+
+    def execute(self, tup: Tuple, collector: txstream.OutputCollector) -> None:
+        collector.emit((tup["word"].upper(), tup["n"]))
+
+
+@txstream.bolt(output="word string")
+def yields(tup: Tuple) -> Any:
+    yield tup["word"].upper()
+
+
+class InColumns(txstream.BasicBolt):
+    output = "word string, n bigint"
+
+    def execute_batch(self, batch: pa.RecordBatch, collector: txstream.OutputCollector) -> None:
+        word = pc.utf8_upper(batch.column("word"))
+        collector.emit_batch(batch.set_column(0, "word", word))
+
+
+BOLTS: dict[str, Bolt] = {
+    "execute(tup, collector): nothing": Nothing(),
+    '  tup["word"]': ReadsOne(),
+    '  emit((tup["word"],))': EmitsSame(),
+    '  emit((tup["word"].upper(),))': OneLine(),
+    '  emit((tup["word"].upper(), tup["n"]))': TwoColumns(),
+    "@bolt: yield": yields,
+    "execute_batch: utf8_upper": InColumns(),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tuples", type=int, default=500_000)
+    parser.add_argument("--chunk", type=int, default=50_000)
+    options = parser.parse_args()
+    words = [f"word{number % 9973}" for number in range(options.tuples)]
+    batch = pa.RecordBatch.from_pydict({"word": words, "n": range(options.tuples)}, WORDS)
+    chunks = [batch.slice(first, options.chunk) for first in range(0, options.tuples, options.chunk)]
+    for what, bolt in BOLTS.items():
+        seconds = min(measured(bolt, chunks) for _ in range(3))
+        each = seconds / options.tuples
+        print(f"{what:40s} {1e9 * each:8,.0f} ns  {1 / each:14,.0f} a second")
+
+
+def measured(bolt: Bolt, chunks: list[pa.RecordBatch]) -> float:
+    """CPU seconds of one task for all of the chunks; what it emits is dropped."""
+    builder = txstream.TransactionalTopologyBuilder(
+        "bench", "words", txstream.OpaqueSpout(txstream.MemorySpout(WORDS, {"p0": []}))
+    )
+    builder.set_bolt("bolt", bolt).local_or_shuffle_grouping("words")
+    builder.set_bolt("end", End()).local_or_shuffle_grouping("bolt")
+    plan = compile_topology(builder.build(), SpoutContext("bench", "words", {}), "0")
+    attempt = TransactionAttempt(Txid(1), attempt_id(1, 1))
+    send: Callable[..., None] = lambda *_: None  # noqa: E731 - what it sends is not looked at
+    task = TaskRuntime(plan.bolts[0], 0, 0, attempt, WorkerProcess(plan), send, Stopwatch())
+    started = time.process_time()
+    for chunk in chunks:
+        task.receive(Chunk(chunk, "words"))
+    task.finish()
+    return time.process_time() - started
+
+
+class End(txstream.BatchBolt, txstream.Committer):
+    def execute(self, tup: Tuple) -> None:
+        """A topology needs a committer."""
+
+
+if __name__ == "__main__":
+    main()
