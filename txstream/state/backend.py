@@ -66,7 +66,7 @@ class StateBackend(ABC):
         """
 
     def migrate(self, life: TopologyLife, attempt: AttemptId, *, unfinished: Txid | None = None) -> list[str]:
-        """Bring tables whose declaration grew since they were joined last to what is declared now; what was
+        """Bring tables whose declaration has grown since they last joined to what is declared now; what was
         done, a sentence each. `join` accepts such a change and does nothing about it.
 
         Called by each leader once, after every fence was raised to `attempt` and before its first commit; the
@@ -165,8 +165,8 @@ class StateBackend(ABC):
     def prune(
         self, topology: str, *, committed_before: datetime | None, newest: int | None, rows: int
     ) -> int:
-        """Delete at most `rows` of the ledger's oldest rows in one short transaction; how many it were, which
-        is less than `rows` when no more may go.
+        """Delete at most `rows` of the ledger's oldest rows in one short transaction; returns how many, fewer
+        than `rows` when no more may go.
 
         A row may go when it was committed before `committed_before`, or is not among the `newest`; only
         together with all that are older, and never the last two committed ones or anything after them, such

@@ -19,7 +19,8 @@ from txstream.transaction import Txid
 
 
 def added_values(declared: Mapping[str, Any], spec: TableSpec) -> tuple[str, ...]:
-    """The value columns that `spec` adds to a table that was `declared` so; () when it is as it was."""
+    """The value columns that `spec` adds to a table that was `declared` like this; () when nothing
+    changed."""
     before = _values(declared)
     if before is None:
         return ()
@@ -56,8 +57,8 @@ def _values(declared: Mapping[str, Any]) -> pa.Schema | None:
 
 
 def _refused_values(declared: Mapping[str, Any], state: SqlState) -> list[str]:
-    """Reasons why the values of now are not those of then with some added; [] when they are, and each of
-    those has a default."""
+    """Reasons why the present values are not the former ones with some added, each with a default; [] when
+    they are."""
     before, now = _values(declared), state.value_schema
     if before is None:
         return [""]

@@ -105,7 +105,7 @@ def refuse_other_declaration(owner: Owner, spec: TableSpec) -> None:
 
 
 def refuse_differences(owner: Owner, differences: Sequence[str]) -> None:
-    """Raise StateTableError when there are any, between a table and its declaration of now."""
+    """Raise StateTableError for differences between a table and its present declaration, if there are any."""
     if differences:
         raise StateTableError(
             f"state table {owner.table!r} is not as topology {owner.topology!r} declares it: "

@@ -32,8 +32,8 @@ def joining_keeps(found: FenceRow) -> bool:
 def must_rise(found: FenceRow, topology: str, attempt: AttemptId, *, may_be_equal: bool) -> bool:
     """May this attempt go through, and does the fence have to be raised for it?
 
-    With `may_be_equal` also one that is there already, because a leader whose answer was lost asks again.
-    Raises StaleAttemptError for one that may not.
+    With `may_be_equal` an attempt that the fence already has may, too, because a leader whose answer was lost
+    asks again. Raises StaleAttemptError for one that may not.
     """
     if found.attempt < attempt:
         return True

@@ -53,12 +53,12 @@ Writes = Sequence[tuple[TableSpec, pa.Table]]
 
 
 def nobody(_point: str) -> None:
-    """Nobody wants to know how far a commit has come."""
+    """Does nothing: the listener where nobody watches a commit."""
 
 
 class StateTransaction(ABC):
-    """What one transaction of a store can do for one life of a topology. Nothing of it is to be seen before
-    it is committed, and nothing of it is left when it is not."""
+    """What one transaction of a store can do for one life of a topology. Nobody sees any of it before it is
+    committed, and nothing is left of it when it is not."""
 
     @abstractmethod
     def raise_fence(self, attempt: AttemptId, *, may_be_equal: bool) -> None:
@@ -78,7 +78,7 @@ class StateTransaction(ABC):
 
     @abstractmethod
     def has_batch(self, txid: Txid) -> bool:
-        """Has the ledger a row of this txid, of whatever attempt and status?"""
+        """Does the ledger have a row of this txid, of any attempt and status?"""
 
     @abstractmethod
     def write_batch(self, row: BatchRecord) -> None:
@@ -87,7 +87,7 @@ class StateTransaction(ABC):
     @abstractmethod
     def restore(self, attempt: TransactionAttempt, spec: TableSpec) -> None:
         """Undo what an earlier attempt of this txid wrote into an opaque table: every row that carries the
-        txid gets value = prev, and goes when that txid created it."""
+        txid gets value = prev; a row that this txid created is deleted."""
 
     @abstractmethod
     def write(self, attempt: TransactionAttempt, spec: TableSpec, deltas: pa.Table) -> None:

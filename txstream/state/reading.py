@@ -1,7 +1,7 @@
 """Reading state: what a table holds as of the last committed batch.
 
-Invariant: everything that one `StateReading` answers is of one moment. Rows that a batch has written which is
-still being committed (executor path) are shown as they were before it, where the table knows that (opaque).
+Invariant: everything that one `StateReading` answers is of one moment. Where a batch is still being committed
+(executor path), rows that it has written are shown as they were before it, if the table knows that (opaque).
 """
 
 from __future__ import annotations

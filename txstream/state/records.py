@@ -28,7 +28,7 @@ class AnswerLostError(ServiceUnavailableError):
 
 
 class SchemaDamagedError(CorruptStateError):
-    """A table or column that was there is there no more: somebody dropped or altered it."""
+    """A table or column is missing that was there: somebody dropped or altered it."""
 
 
 class AccessDeniedError(StateTableError):

@@ -96,12 +96,12 @@ def open_sql_database(url: str, **options: Any) -> StateDatabase:
 
 
 def register_backend(scheme: str, factory: BackendFactory) -> Callable[[], None]:
-    """Have `scheme://...` mean what `factory` opens, in this process; the call takes the place of an entry
-    point of that scheme. Returns what takes it back.
+    """Have `scheme://...` mean what `factory` opens, in this process; it takes the place of an entry point of
+    that scheme. Returns a function that undoes it.
 
     Executors and the command line are processes of their own: for them a package declares the entry point
     `[project.entry-points."txstream.state_backends"]`, `scheme = "module:factory"`. Raises UsageError for a
-    scheme that is no scheme, is txstream's own, or is registered.
+    scheme that is not a valid one, is txstream's own, or is registered already.
     """
     _refuse_scheme(scheme)
     with _lock:

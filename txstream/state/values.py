@@ -56,7 +56,7 @@ def check_key_values(spec: TableSpec, table: pa.Table, dialect: ChecksValues) ->
 
 
 def key_order(keys: int) -> list[tuple[int, str]]:
-    """How to sort deltas whose first `keys` columns are the key. By place: Arrow takes a name that begins
+    """How to sort deltas whose first `keys` columns are the key. By index: Arrow takes a name that begins
     with a dot for a path, which leads to another column."""
     return [(place, "ascending") for place in range(keys)]
 

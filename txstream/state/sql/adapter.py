@@ -41,7 +41,7 @@ class PreparedStatements:
         return known
 
     def forget(self) -> None:
-        """Tables may be declared otherwise from now on."""
+        """Forget the statements: tables may be declared differently from now on."""
         self._writers.clear()
 
 
@@ -87,8 +87,8 @@ class SqlTransaction(StateTransaction):
 
     @contextlib.contextmanager
     def _undoing(self, attempt: TransactionAttempt, spec: TableSpec) -> Iterator[None]:
-        """Say what helps where reading a table takes longer than a statement may; else it would be tried for
-        ever without a word of it."""
+        """Say what helps where reading a table takes longer than a statement may; otherwise it would be tried
+        for ever, and nobody would know why."""
         dialect = self._sessions.dialect
         began = time.monotonic()
         try:
@@ -107,8 +107,8 @@ class SqlTransaction(StateTransaction):
             ) from error
 
     def explained(self, refused: StateValueError) -> TxstreamError:
-        """Of a value that the database has refused, after the transaction: which sum it is that does not fit;
-        the database's own words when it is something else."""
+        """For a value that the database has refused, after the transaction: which sum does not fit, or the
+        database's own words when it is something else."""
         with (
             contextlib.suppress(ServiceUnavailableError),
             self._sessions.reading("the refused value") as connection,

@@ -33,8 +33,8 @@ def called(
     `places`, as they were before this batch. Raises StateValueError."""
     places = places.to_pylist()
     if TXID_COLUMN in stored.column_names:
-        # Rows of this batch stay as they are, and of a newer one refuse to be written. Those of an opaque
-        # table that carry this txid hold what they were before it.
+        # Rows of this batch stay as they are, and those of a newer one refuse to be written. In an opaque
+        # table, rows with this txid also hold what they were before it.
         txids = stored.column(TXID_COLUMN).to_pylist()
     else:
         txids = [0] * len(places)

@@ -80,7 +80,7 @@ class StateDatabase(StateBackend):
         with self.sessions.writing(f"topology {life.topology!r} joining") as (connection, _):
             self._dialect.lock_definitions(connection)
             fence.join(connection, self.url_for_people, life, first_run=first_run, identity=identity)
-            # What is undone together with the refusal of a later table needs no look at all of them first.
+            # Where a refusal undoes the tables made before it, there is no need to look at all of them first.
             for check_only in (True, False) if revisions.commits_each_step(connection) else (False,):
                 for spec in life.tables:
                     state_tables.join_table(

@@ -91,7 +91,7 @@ class Upsert(ABC):
 
 
 Found = tuple[list[int], dict[str, pa.Array]]
-"""Rows that were looked up: the place of each one's key among the keys, and the columns asked for."""
+"""Rows that were looked up: the index of each row's key among the keys, and the columns asked for."""
 
 
 class Lookup(ABC):

@@ -26,7 +26,7 @@ _LONGEST_MESSAGE = 300
 
 
 class Kind(Enum):
-    """Each kind is answered differently: waiting, trying again, or an end with a remedy."""
+    """Each kind has its own answer: wait, try again, or end with a remedy."""
 
     UNREACHABLE = auto()  # gone, refusing, full, or cutting the connection: wait until it answers
     LOCKED = auto()  # somebody else holds a lock: try again

@@ -21,7 +21,7 @@ from txstream.state.sql.framework import fence
 from txstream.state.sql.sessions import Sessions
 from txstream.transaction import AttemptId
 
-# Made once: making it anew takes as long as executing it.
+# Built once: building it takes as long as executing it.
 _RAISE = (
     update(fence)
     .where(

@@ -1,9 +1,9 @@
 """A state table whose declaration grew: value columns are added to it (`changes` says which may be).
 
 Invariants. Only value columns are added, and only by a leader that has raised the fence, so that nobody who
-does not know a column writes beside it. The declaration that is remembered changes last: a migration that was
-broken off is taken up again where the database commits each step by itself, and is undone elsewhere. As in
-every row, a new column's prev is NULL exactly where the row's txid created it.
+does not know a column writes beside it. The stored declaration changes last: a migration that was broken off
+is continued where the database commits each step by itself, and undone elsewhere. As in every row, a new
+column's prev is NULL exactly where the row's txid created it.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def last_to_prune(
     if newest is not None:
         bounds.append(last - newest)
     if committed_before is not None:
-        # The first row that stays: by its key, so that it is found as soon as it is met.
+        # The first row that stays, in the order of the key, so that the search ends at it.
         stays = mine, or_(batch.c.committed_at.is_(None), batch.c.committed_at >= committed_before)
         young = connection.execute(
             select(batch.c.txid).where(*stays).order_by(batch.c.txid).limit(1)

@@ -54,7 +54,8 @@ from txstream.state.sql.mysql_upsert import JoinedUpsert
 from txstream.state.sql.server_timeouts import ServerDialect, driver_of
 
 PACKET_BYTES = "txstream_packet_bytes"
-"""In what SQLAlchemy keeps beside a pooled connection: the longest statement that the server takes."""
+"""The key, in what SQLAlchemy keeps beside a pooled connection, of the longest statement that the server
+takes."""
 
 _DEFINING = "txstream_defining"
 _PATIENT = "txstream_patient"

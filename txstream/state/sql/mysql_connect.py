@@ -16,7 +16,7 @@ from txstream.api.errors import ServiceUnavailableError, UsageError
 
 OLDEST_MYSQL: Final = (8, 0, 19)
 OLDEST_MARIADB: Final = (10, 3, 3)
-"""The first ones that know the rows of an upsert."""
+"""The first versions that know the rows of an upsert."""
 
 _YES_OR_NO: Final = ("ssl_disabled", "ssl_verify_cert", "ssl_verify_identity")
 _WORDS: Final = {

@@ -1,7 +1,7 @@
 """What the errors of MySQL, MariaDB and PyMySQL mean to a batch: what their DB-API class says, but for some.
 
-PyMySQL makes an OperationalError, an outage, of every code that it does not know. One about the statement
-itself (SQLSTATE class 42) would come again, so it is none.
+PyMySQL makes an OperationalError, an outage, of every code that it does not know. An error about the
+statement itself (SQLSTATE class 42) would come again, so it is not an outage.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def is_bytes(data_type: pa.DataType) -> bool:
 
 
 def key_lengths(keys: pa.Schema, table: str) -> dict[str, int | None]:
-    """By key column: how many characters or bytes it may have; None for a type of one size.
+    """By key column: how many characters or bytes it may have; None for a type of fixed size.
 
     Raises StateTableError when there are so many columns that nothing is left for each.
     """

@@ -78,7 +78,7 @@ class PostgreSQLDialect(ServerDialect):
         wanted = {
             "connect_timeout": deadline,
             "application_name": "txstream",
-            # Whatever the database's own is: the server tells what it cannot keep.
+            # Whatever encoding the database has: the server reports what it cannot store.
             "client_encoding": "utf8",
             "keepalives_idle": deadline,
             "keepalives_interval": "2",
@@ -167,8 +167,8 @@ class PostgreSQLDialect(ServerDialect):
         }
 
     def shown_type(self, connection: Connection, column_type: Any) -> str:
-        # With that order or without: a table of an earlier txstream has its database's. Which texts are
-        # equal is the same in both, as it is in no order of another name.
+        # With that order or without: a table of an earlier txstream has its database's. Both agree on which
+        # texts are equal; an order of another name may not.
         return super().shown_type(connection, plain_type(column_type))
 
     def value_check(self, column: Column[Any], data_type: pa.DataType) -> ColumnElement[bool] | None:

@@ -85,7 +85,7 @@ class SqlStateReading(StateReading):
         return self._rows(stored, query.order_by(greatest.desc(), *self._by_key(found)).limit(n))
 
     def columns(self, table: str, n: int) -> list[dict[str, Any]]:
-        """As `top`, by column in table order, and as the rows are stored, whatever is committed."""
+        """As `top`, by column in table order; the rows are as stored, committed or not."""
         stored, found = self._table(table)
         greatest = self._dialect.ordering(found.c[stored.value.names[0]]).desc()
         query = select(found).order_by(greatest, *self._by_key(found)).limit(n)

@@ -1,4 +1,4 @@
-"""A table of deltas for people to look at: `txstream replay --into`. It is nobody's state."""
+"""A table of deltas for people to look at: `txstream replay --into`. It is not a state of any topology."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class ServerDialect(StateDialect):
                 yield watchdog.touch
             except DBAPIError as error:
                 if watchdog.bitten and error.orig is not None:
-                    # The driver only saw its connection end; why is known here alone.
+                    # The driver only saw its connection end; only here is it known why.
                     error.orig.args = (*self.silence, f"the server did not answer for {seconds:g} s")
                 raise
 

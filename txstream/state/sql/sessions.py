@@ -52,8 +52,8 @@ class Sessions:
     def writing(
         self, doing: str, *, lock_timeout_seconds: float | None = None, patient: bool = False
     ) -> Iterator[tuple[Connection, Touch]]:
-        """One transaction, committed at the end, and whom to tell that the server has answered. A `patient`
-        one may work on a whole table, for longer than a commit may take.
+        """One transaction, committed at the end, and the function to call whenever the server has answered. A
+        `patient` one may work on a whole table, for longer than a commit may take.
 
         `doing` is for messages. Raises the database's errors as `failures.to_error` translates them."""
         connection = self._connect(doing)

@@ -67,7 +67,7 @@ class SQLiteDialect(StateDialect):
     name: ClassVar[str] = "sqlite"
     label: ClassVar[str] = "SQLite"
     snapshot_isolation: ClassVar[str | None] = None
-    # An upsert's own word: as the name of the table it would mean the row that is there, without an error.
+    # A word of the upsert itself: as a table's name it would mean the existing row, without an error.
     taken_tables: ClassVar[frozenset[str]] = frozenset({"excluded"})
     taken_prefixes: ClassVar[tuple[str, ...]] = ("sqlite_",)
 
@@ -104,8 +104,8 @@ class SQLiteDialect(StateDialect):
         return self.path.exists()
 
     def hold_fence(self, connection: Connection, topology: str, uuid: str, attempt: int) -> bool:
-        # It has no FOR SHARE, and SQLAlchemy leaves it out without a word; an update that changes nothing
-        # takes the database's one write lock.
+        # SQLite has no FOR SHARE, and SQLAlchemy drops it silently; an update that changes nothing takes the
+        # database's only write lock.
         held = (
             update(fence)
             .where(fence.c.topology == topology, fence.c.uuid == uuid, fence.c.attempt == attempt)

@@ -52,7 +52,7 @@ class TableWriter:
     def restore(self, connection: Connection, txid: int) -> None:
         """Undo what an earlier attempt of this batch wrote (opaque): value = prev for every row that carries
         its txid, and rows that it created are deleted. Without an index on txid this reads the table."""
-        # A value, and no parameter by name: SQLAlchemy takes that for the new value of the column so called.
+        # A value, not a named parameter: SQLAlchemy takes that for the new value of the column of that name.
         here = self._table.c[TXID_COLUMN] == txid
         connection.execute(self._delete_created.where(here))
         connection.execute(self._put_back.where(here))
@@ -97,8 +97,8 @@ class TableWriter:
         deltas: pa.Table,
         refused: TxstreamError,
     ) -> StateValueError | None:
-        """After the database has refused a value, and outside of that transaction: the sum that does not
-        fit, with its key, or the size of a large key; None when it was neither."""
+        """Called after the database has refused a value, outside of that transaction: the sum that does not
+        fit, with its key, or the size of a large key; None when it is neither."""
         state = self.spec.state
         sums = [field for field in state.value_schema if self.spec.reducers[field.name].merge == "sum"]
         for row, stored in self._stored_rows(connection, attempt.txid, deltas):
@@ -137,8 +137,8 @@ class TableWriter:
         return self._table.c[f"{PREV_PREFIX}{name}"]
 
     def _update(self, excluded: Any) -> tuple[dict[str, Any], Any]:
-        """What becomes of a row that exists, `excluded` being the row that would be inserted, and when it
-        may be written. An insert's prev is NULL: this batch creates the row."""
+        """The new values of an existing row, `excluded` being the row that would be inserted, and when it may
+        be written. An insert's prev is NULL: this batch creates the row."""
         columns, spec = self._table.c, self.spec
         merged = {
             name: self._dialect.merged(spec.reducers[name], columns[name], excluded[name])

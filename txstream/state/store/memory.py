@@ -2,7 +2,7 @@
 
 Invariants. All backends of one name in one process are one store, and `forget` alone ends it. Writing
 transactions note what they change and put it into the store at their end, in one piece, under `_Store.mutex`;
-who only reads holds the mutex, so it sees whole transactions. Locks are granted in the order of their names,
+readers hold the mutex, so they see whole transactions. Locks are granted in the order of their names,
 so that no two transactions wait for each other.
 """
 
@@ -88,13 +88,13 @@ def name_of(url: str) -> str:
 
 
 def forget(name: str) -> None:
-    """Drop the store of a name and all that is in it. Who has it open goes on with what is dropped."""
+    """Drop the store of a name and all that is in it. Backends that have it open keep the dropped one."""
     with _stores_lock:
         _stores.pop(name, None)
 
 
 class _Lock:
-    """Shared by several holders or held by one; who wants it alone goes before those that come later."""
+    """Shared by several holders or held by one; a request to hold it alone goes before later ones."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

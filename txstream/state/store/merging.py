@@ -203,7 +203,7 @@ def merge_of(reducer: Reducer) -> Merge:
 
 
 def fits(total: Any, data_type: pa.DataType) -> bool:
-    """Can a column of this type hold the number? Of what is no number of its kind, Arrow tells."""
+    """Can a column of this type hold the number? Whether it is a number of that kind, Arrow tells."""
     if pa.types.is_floating(data_type) and isinstance(total, float):
         return math.isinf(total) or math.isfinite(pa.scalar(total, data_type).as_py())
     if pa.types.is_decimal(data_type) and isinstance(total, decimal.Decimal):

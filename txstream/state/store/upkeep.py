@@ -1,6 +1,6 @@
 """What a leader does to a `StoreBackend` besides committing: growing tables, beginning and pruning ledgers.
 
-Invariant: each is a part of one transaction that holds the topology's lock alone; who calls has looked at the
+Invariant: each is a part of one transaction that holds the topology's lock alone; the caller has checked the
 fence where that is due.
 """
 
@@ -30,7 +30,7 @@ def grow_tables(here: Transaction, tables: Sequence[TableSpec], unfinished: Txid
         name = spec.state.table
         owner = layout.read_owner(here, name)
         if owner is not None:
-            # Another driver may have led, with columns more, since `join` has looked.
+            # Another driver, with more columns, may have led since `join` looked.
             refuse_other_declaration(owner, spec)
         added = () if owner is None else added_values(owner.declaration, spec)
         if owner is None or not added:
