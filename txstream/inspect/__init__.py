@@ -1,6 +1,6 @@
 """Looking at topologies from Python, for notebooks: what the command line shows, as frozen dataclasses.
 
-Nothing here changes anything, but `recover`, and `replay` where it is asked for a table. Functions take
+Nothing here changes anything except `recover`, and `replay` when it is asked for a table. Functions take
 `settings` (addresses; unset: as commands find them) and open what they need for the time of the call. Names
 are loaded when first used.
 """

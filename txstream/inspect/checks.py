@@ -109,7 +109,7 @@ def _progress(snapshot: Snapshot, codec: MetaCodec[Any]) -> Findings:
     settled = [db for db in snapshot.databases if not db.is_joining]
     ledgers = {db.url: db.last for db in settled if db.fence is not None and not db.errors}
     if len(ledgers) != len(settled) or not ledgers:
-        return  # told already; a decision over some of the ledgers would mean nothing
+        return  # reported already; a decision over some of the ledgers would mean nothing
     semantics = _semantics(snapshot)
     if semantics is None or semantics is Semantics.NON_TRANSACTIONAL:
         return
@@ -144,7 +144,7 @@ def _progress(snapshot: Snapshot, codec: MetaCodec[Any]) -> Findings:
             remedy = f"restore ledger and tables of one moment in {', '.join(old)}; then look again"
         yield Finding(
             "progress-mismatch", ERROR, "ZooKeeper and ledgers",
-            str(error).partition(" `txstream fsck")[0],  # that is being done
+            str(error).partition(" `txstream fsck")[0],  # fsck is running already
             remedy, None if old else command,
         )  # fmt: skip
         return

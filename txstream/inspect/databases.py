@@ -1,7 +1,7 @@
 """ZooKeeper and a topology's databases, opened to be looked at: with deadlines, never created by looking.
 
 Invariant: a database of the topology that cannot be opened is named, with what would help; none is left out
-without a word. Each fence knows all databases of its topology, without their passwords.
+silently. Each fence knows all databases of its topology, without their passwords.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from txstream.state import FenceRow, StateBackend
     from txstream.zookeeper import ZooKeeper
 
-_HIDDEN = "***"  # where `without_password` has taken something out
+_HIDDEN = "***"  # stands for what `without_password` has taken out
 _OPTION = "give its URL with --state-database (or state_databases in txstream.toml)"
 GRANT_REMEDY = "grant its account the right to read txstream's tables and the state tables"
 # Reading a large table may take longer than a commit.
@@ -189,12 +189,12 @@ def _missing(url: str, error: TxstreamError) -> MissingDatabase:
 
 
 def upgrade_remedy(url: str) -> str:
-    """What helps where the framework's tables are of another revision; which of the two, the error says."""
+    """What helps where the framework's tables are of another revision; the error says which of the two."""
     return f"type `txstream db upgrade --database {url}`, or use the newer txstream that it belongs to"
 
 
 def for_people(url: str) -> str:
-    """A URL without its password; of one that cannot be understood only what comes before the first colon."""
+    """A URL without its password; if it cannot be understood, only what comes before the first colon."""
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError
 
@@ -272,7 +272,7 @@ def is_missing_file(url: str) -> bool:
 
 
 def is_dead(driver: str) -> bool:
-    """Is this driver (host:pid) a process of this machine that is no more? Its session may outlive it for
+    """Is this driver (host:pid) a process of this machine that has ended? Its session may outlive it for
     some seconds."""
     import psutil
 
@@ -288,7 +288,7 @@ def is_dead(driver: str) -> bool:
 
 
 def with_states_of(settings: Settings, topology: Topology | None) -> Settings:
-    """The settings with the URLs of a topology's states among its databases, passwords and all."""
+    """The settings, with the URLs of a topology's states among its databases, passwords included."""
     if topology is None:
         return settings
     states = [*(bolt.state for bolt, _ in topology.states), *(use.state for use in topology.map_states)]

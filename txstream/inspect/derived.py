@@ -140,7 +140,7 @@ def _same_metas(topology_id: str, rows: Mapping[str, BatchRecord], codec: MetaCo
 
 def _at_least_once(rows: Mapping[str, DatabasePart], oldest: int, codec: MetaCodec[Any]) -> Rebuilt:
     """Non-transactional: from the database that is furthest behind, so that nothing is lost; what the others
-    have more is counted again."""
+    have beyond that is counted again."""
     if oldest == 0:
         return Rebuilt(Progress(FIRST_TXID, None, {}), again=False)
     url, row = next((u, one.last) for u, one in rows.items() if one.last and one.last.txid == oldest)

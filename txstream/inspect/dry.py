@@ -2,7 +2,7 @@
 
 Invariants. Nothing of the topology's is written: no fence, no ledger, no table, nothing in ZooKeeper, which
 is not even asked. So it needs no leader, and may run beside one. Bolts of the commit phase are not run: they
-may change what is outside, and read states as they were before the batch, which nobody has kept.
+may change what is outside, and read states as they were before the batch, which is not kept anywhere.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class DryRuns:
             url = (bolt.state.url or self.settings.database_url()) if several else None
             wanted = None if url is None else for_people(url)
             database = None
-            with contextlib.suppress(StateTableError):  # a state that this code has and no run has joined yet
+            with contextlib.suppress(StateTableError):  # a state in this code that no run has joined yet
                 database = place_of_table(self.topology.id, bolt.state.table, self.databases, wanted)
             found.append(ReplayedTable(bolt.state.table, component, bolt, database))
         return found
@@ -167,7 +167,7 @@ class DryRuns:
 
     def replayed(self, txids: Iterable[int]) -> Iterator[tuple[DryBatch, BatchResult]]:
         """Each of these batches, run again, in this order; on Spark, several at once. Raises as `batch`,
-        `require` and `run`, after those before it were given out."""
+        `require` and `run`, once the batches before it were given out."""
         left = iter(txids)
         while chunk := list(itertools.islice(left, self.jobs_at_once)):
             ready: list[DryBatch] = []

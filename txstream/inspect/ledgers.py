@@ -44,11 +44,11 @@ def batches(
     missing: list[MissingDatabase] | None = None,
 ) -> list[Batch]:
     """A topology's batches, oldest first: those before txid `before`, committed at `since` or later (with a
-    time zone), that had trouble (`failed`: an attempt that failed, or not committed everywhere); of these,
-    with `last`, only the newest ones. What is older than the ones asked for is not read.
+    time zone), that had trouble (`failed`: a failed attempt, or not committed everywhere); with `last`, only
+    the newest of these. What is older than the ones asked for is not read.
 
     Raises UnknownTopologyError; ServiceUnavailableError for a database that cannot be opened, unless there is
-    a list of `missing` ones to name it in; UsageError for what cannot be meant.
+    a list of `missing` ones to name it in; UsageError for arguments that make no sense.
     """
     for name, number in (("last", last), ("before", before)):
         if number is not None and number < 1:
@@ -163,7 +163,7 @@ def details(found: Batch) -> BatchDetails:
     """What is known of a batch, read from its ledger rows."""
     metas = found.first.metas
     ranges, carried = (_ranges(part_of(metas, name)) for name in ("partitions", "carried"))
-    # The databases of one batch were told the same; the one that committed last may know most.
+    # All databases of a batch were given the same; the one that committed last may know most.
     best = max(found.entries, key=lambda one: len(one.details))
     timings = best.details.get("timings")
     return BatchDetails(

@@ -22,7 +22,7 @@ class PlainCodec(MetaCodec[Mapping[str, Any]]):
     """Metas as the JSON objects that they are stored as."""
 
     def __init__(self) -> None:
-        # Not the parent's: that one reads the fields of a dataclass.
+        # The parent's reads the fields of a dataclass.
         self.meta_type = dict
 
     def encode_meta(self, meta: Mapping[str, Any]) -> dict[str, Any]:

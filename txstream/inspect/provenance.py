@@ -1,8 +1,8 @@
 """`why`: which batches, partitions and offsets made a value, by running batches again, the newest first.
 
 A batch is run whole; when it changes the row, halves of its ranges are run, and halves of those that change
-it, down to single records. That a batch's parts make what the whole makes is checked: where records act
-together (a bolt that compares them, say), the batch is told as a whole.
+it, down to single records. The parts must add up to what the whole batch makes; where they do not, because
+records act together (in a bolt that compares them, for example), the batch is reported as a whole.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ class TopologyStatus:
 @dataclass(frozen=True, slots=True)
 class StateTable:
     """One state table. `key` and `value` are DDL; `rows` are counted as of txid `as_of`, the last one that
-    this database has committed; None for a table that is gone or not as declared. `notes` say what limits
-    that."""
+    this database has committed; None for a table that is gone or not as declared. `notes` say how far that
+    holds."""
 
     database: str
     table: str

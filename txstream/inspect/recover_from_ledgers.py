@@ -163,7 +163,7 @@ def identity_from(snapshot: Snapshot, topology: Topology | None) -> Identity:
         )
     known = [found for one in databases if (found := one.identity()) is not None and found.uuid == uuid]
     # They differ in the tables only. A state is named beside a fence once it has joined, and never leaves
-    # again; who names fewer is an older copy, or what a joining that was given up has left.
+    # again; a row that names fewer is an older copy, or was left by a joining that was given up.
     if stored is not None:
         known.append(stored)
     if not known and topology is None:
@@ -175,7 +175,7 @@ def identity_from(snapshot: Snapshot, topology: Topology | None) -> Identity:
     if topology is not None:
         known = known or [replace(identity_of(topology), uuid=uuid)]
     identity = max(known, key=lambda one: len(one.tables))
-    # What the ledger of a database that was not looked at says would be left out of the decision.
+    # A database that was not looked at has a ledger that the decision would leave out.
     unseen = {*identity.tables}.difference(*(one.names for one in databases))
     if unseen and all(one.tables is not None for one in databases):
         raise ServiceUnavailableError(

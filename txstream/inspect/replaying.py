@@ -1,6 +1,6 @@
 """`replay`: committed batches run again, dry, and what they would add compared with what they added.
 
-What a batch has added to a table is gone, but for its digest and for the rows that no later batch has
+What a batch has added to a table is gone, except for its digest and for the rows that no later batch has
 changed. An opaque row that still carries the txid has the value before it: so for those, and for keys that
 the batch has not written, differences are told by key. The others are counted.
 """
@@ -33,8 +33,8 @@ _FLOAT_DIGITS = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class ReplayChange:
-    """A row that the replay makes something else of: what it was before the batch (None: not there), what the
-    batch made of it, and what the replay would (None: it does not touch it)."""
+    """A row that the replay would change differently: its value before the batch (None: not there), the
+    batch's, and the replay's (None: it does not touch the row)."""
 
     key: Mapping[str, Any]
     before: Mapping[str, Any] | None
@@ -46,7 +46,7 @@ class ReplayChange:
 class TableReplay:
     """One table in one batch. `rows` are those of the replay, `rows_written` those of the batch.
 
-    `same` is None where that cannot be told, and `note` says why. `differs` names what does: rows, keys,
+    `same` is None where that is not known, and `note` says why. `differs` names what differs: rows, keys,
     value columns. `changes` are some of the rows, `untold` how many rows cannot be compared: later batches
     have changed them since, or the table keeps no earlier values.
     """
@@ -223,7 +223,8 @@ def combined(
 
 
 def alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """The same values; of floating point, but for the last digits. Columns that one lacks do not count."""
+    """The same values; in floating point, except for the last digits. Columns that one of them lacks do not
+    count."""
     return all(
         math.isclose(value, other[name], rel_tol=_FLOAT_DIGITS)
         if isinstance(value, float) and isinstance(other[name], float)
@@ -274,7 +275,7 @@ class _Wanted:
             yield self._placed(batch, emitted.task, emitted.tuples)
 
     def _placed(self, batch: DryBatch, task: int, tuples: pa.Table) -> pa.Table:
-        """Behind the txid and the task, unless fields are called like that."""
+        """After the txid and the task, unless fields have these names."""
         table = pa.Table.from_arrays(tuples.columns, schema=self.schema.remove_metadata())
         for name, number in (("task", task), ("txid", batch.attempt.txid)):
             if name not in self.schema.names:

@@ -208,7 +208,7 @@ def _look(topology_id: str, database: StateBackend, depth: Depth) -> DatabasePar
             last = reading.last
             tables = tuple(_table(reading, table, depth) for table in reading.tables())
     except _UNREADABLE as error:
-        if not errors:  # the ledger's own trouble is known already
+        if not errors:  # an error of the ledger is known already
             errors.append(error)
     except StateTableError:
         tables = ()  # nothing is there, which the fence's absence tells

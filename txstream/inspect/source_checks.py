@@ -140,8 +140,8 @@ def _last_planned(snapshot: Snapshot, codec: MetaCodec[Any]) -> BatchMetas[Any] 
 
 
 def asked(metas: Mapping[str, Any], ask: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> dict[str, Any]:
-    """What the source answers, by partition. It raises for the first one that is lost: then each is asked by
-    itself. What it is not certain of yet, it is asked again."""
+    """What the source answers, by partition. It raises for the first one that is lost; each is then asked by
+    itself. Where it is not certain yet, it is asked again."""
     deadline = time.monotonic() + _CERTAIN_SECONDS
     pause = threading.Event()
     while True:

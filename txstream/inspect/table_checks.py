@@ -21,7 +21,7 @@ def unseen_tables(snapshot: Snapshot) -> list[str]:
 
 def unknown_tables(snapshot: Snapshot) -> Findings:
     if any(db.errors or db.fence is None for db in snapshot.databases):
-        return  # told already, and it may be why
+        return  # reported already, and may be the reason
     for name in unseen_tables(snapshot):
         yield Finding(
             "table-unknown", ERROR, name,

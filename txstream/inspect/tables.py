@@ -88,7 +88,7 @@ def diff(
 ) -> TableDiff:
     """What batch `txid` changed in a table, as far as the table still knows; at most `limit` rows, by key.
 
-    A row is only known to the last batch that changed it. Raises as `get`, and UnknownTxidError for a txid
+    A row only knows the last batch that changed it. Raises as `get`, and UnknownTxidError for a txid
     that the ledger does not have.
     """
     if limit is not None and limit < 0:
