@@ -130,7 +130,8 @@ class KafkaQueueSpout(Spout):
         declarer.declare(self.source.output)
 
     def open(self, context: SpoutContext, collector: SpoutCollector) -> None:
-        """Raises ServiceUnavailableError when no broker answers or a named topic does not exist."""
+        """Joins the group. Raises ServiceUnavailableError when no broker answers or a named topic does not
+        exist."""
         source = self.source
         source.coordinator(context).close()  # it says what is wrong with the address, the options, the topics
         self._collector = collector
@@ -141,6 +142,7 @@ class KafkaQueueSpout(Spout):
         self._ready: deque[KafkaMessage] = deque()
         self._active = True
         self._stopping = threading.Event()
+        self._joined = threading.Event()
         self._error: Exception | None = None
         with self._kafka():
             self._consumer = KafkaConsumer(
@@ -163,6 +165,8 @@ class KafkaQueueSpout(Spout):
             self._consumer.subscribe(topics=source.selection.names, listener=_Listener(self))
         self._reader = threading.Thread(target=self._read, name=f"{context.component} reader", daemon=True)
         self._reader.start()
+        # A spout that emits nothing is taken for one that has nothing, as `--until caught-up` does.
+        self._joined.wait(context.connect_timeout_seconds)
 
     def next_tuple(self) -> None:
         """Raises what reading has met: DecodeError, DataLostError, ServiceUnavailableError."""
@@ -326,6 +330,7 @@ class KafkaQueueSpout(Spout):
             self._assignments += 1
             for place in partitions:
                 self._assigned[place] = _Assigned(self._assignments)
+        self._joined.set()
 
     def lost(self, partitions: Iterable[TopicPartition]) -> None:
         with self._lock:

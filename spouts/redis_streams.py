@@ -150,7 +150,10 @@ class RedisStreamSpout(Spout):
 
     def next_tuple(self) -> None:
         if not self._ready:
+            had_history = self._history != _NO_MORE_HISTORY
             self._fetch()
+            if had_history and self._history == _NO_MORE_HISTORY and not self._ready:
+                self._fetch()  # there was none: nothing emitted means nothing there
         while self._ready:
             entry_id = self._ready.popleft()
             if entry_id in self._pending:  # it may be acked while it waits to be emitted again

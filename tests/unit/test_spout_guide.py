@@ -66,3 +66,8 @@ def test_the_example_of_a_broken_promise(guide: Any, tmp_path: Path, monkeypatch
 def test_the_table_has_every_promise_in_its_words() -> None:
     rows = re.findall(r"^\| `([a-z-]+)` \| (.+) \|$", GUIDE.split("### The promises")[1], re.M)
     assert rows == [(check.name, check.rule) for check in spout_checks()]
+
+
+def test_the_example_of_tracked_tuples_can_be_built(guide: Any) -> None:
+    assert [component.id for component in guide.shipping().components] == ["orders", "once", "ship"]
+    assert repr(guide.clicks) == "KafkaQueueSpout(KafkaSource('clicks'))"
