@@ -317,14 +317,15 @@ def test_one_thread_commits_whatever_was_given_up(log: MemoryLog) -> None:
     assert run.world.table.totals() == words(log)
 
 
-def test_only_a_runs_first_attempts_have_the_warm_up_on_top(log: MemoryLog) -> None:
-    let_go = threading.Event()
+def test_a_runs_first_attempts_and_those_after_a_timeout_have_the_warm_up_on_top(log: MemoryLog) -> None:
+    """A worker that is cancelled starts anew: one that needs longer than the timeout would never be warm."""
+    let_go = {1: threading.Event(), 2: threading.Event()}
     emitted: queue.Queue[TransactionAttempt] = queue.Queue()
 
     def on_emit(attempt: TransactionAttempt, partition: str) -> None:
-        if attempt.txid == 1 and not let_go.is_set():
+        if attempt.txid in let_go and not let_go[attempt.txid].is_set():
             emitted.put(attempt)
-            wait(let_go, "the test letting the attempts go")
+            wait(let_go[attempt.txid], "the test letting the attempts go")
 
     log.on_emit = on_emit
     clock = ManualClock()
@@ -338,24 +339,25 @@ def test_only_a_runs_first_attempts_have_the_warm_up_on_top(log: MemoryLog) -> N
         wait(passed, "the loop having looked at the time")
 
     run.start()
-    for seconds in (50.0, 30.0):
+    for txid, seconds, is_last in ((1, 50.0, False), (1, 50.0, True), (2, 30.0, True)):
         attempt = emitted.get(timeout=DEADLINE_SECONDS)
+        assert attempt.txid == txid
         clock.advance(seconds - 0.5)
         look()
         assert attempt not in run.runner.cancelled
         clock.advance(0.5)
         assert wait_until(lambda attempt=attempt: attempt in run.runner.cancelled, DEADLINE_SECONDS)  # type: ignore[misc]
         look()
+        if is_last:
+            let_go[txid].set()
         clock.advance(1)  # which the next attempt waits
-    let_go.set()
     run.finish()
     assert run.world.table.totals() == words(log)
-    first, second = run.loop.statistics.failure_reasons
-    assert "within 50 s (message_timeout_seconds and a run's warm-up)" in first
-    assert (
-        "within 30 s (message_timeout_seconds), nor was the attempt before it; the batch has 2 records"
-        in second
-    )
+    first, second, warm = run.loop.statistics.failure_reasons
+    so_long = "within 50 s (message_timeout_seconds and the workers' warm-up)"
+    assert so_long in first
+    assert f"{so_long}, nor was the attempt before it; the batch has 2 records" in second
+    assert "within 30 s (message_timeout_seconds)" in warm
 
 
 def test_stuck_jobs_cannot_keep_others_from_being_cancelled(log: MemoryLog) -> None:

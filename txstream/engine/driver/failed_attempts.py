@@ -35,8 +35,9 @@ log = logging.getLogger(__name__)
 
 
 class FailedAttempts:
-    """The failures of the event loop; its methods are called on the loop's thread. `is_warm`: an attempt of
-    this run has ended, so that the next ones get no `warm_up_seconds` on top."""
+    """The failures of the event loop; its methods are called on the loop's thread. `is_warm`: an
+    attempt of this run has ended, the last one by itself. A timeout cancels it, which ends its Python worker:
+    the next ones get `warm_up_seconds` on top, as the first ones do."""
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class FailedAttempts:
         """Fail the attempt if `is_due` still holds when its time is up: it was not `done`."""
         timeout = self._topology.message_timeout_seconds
         seconds = attempt_seconds(timeout, self._warm_up_seconds, is_warm=self.is_warm)
-        warm_up = " and a run's warm-up" if seconds > timeout else ""
+        warm_up = " and the workers' warm-up" if seconds > timeout else ""
 
         def overdue() -> None:
             if self._batches.is_active(attempt) and attempt not in self._doomed and is_due():
@@ -92,7 +93,7 @@ class FailedAttempts:
         if judge(error, is_writing=is_writing) is Verdict.FATAL:
             self._end_with(attempt, error)
             return
-        self.is_warm = True
+        self.is_warm = not isinstance(error, BatchTimeoutError)
         coordinator, statistics = self._batches.coordinator, self._statistics
         failures = self._of_txid.setdefault(attempt.txid, TxidFailures())
         held = coordinator.metas(attempt.txid)

@@ -51,7 +51,8 @@ class EventLoop:
     """See the module. `run` returns when the run has ended; it raises what ended it, the `failure`.
 
     `steering` is what operators may change. `targets` (the end of the log) and `until_txid` say when to end;
-    neither means never. The first attempts of a run have `warm_up_seconds` on top of the message timeout.
+    neither means never. The first attempts of a run, and those after a timeout, have `warm_up_seconds` on top
+    of the message timeout.
     """
 
     def __init__(

@@ -26,7 +26,8 @@ BACKOFF_FIRST_SECONDS = 0.05
 BACKOFF_LONGEST_SECONDS = 5.0
 
 WARM_UP_SECONDS = 30.0
-"""What a run's first attempts have on top of the message timeout: Python workers start, Java compiles.
+"""What a run's first attempts, and those after a timeout, have on top of the message timeout: Python workers
+start, Java compiles. A worker that needed longer than the timeout to start would be cancelled for ever.
 Measured: 5 to 8 s on two busy cores for a job that then takes 0.25 s. A cluster may have to start executors.
 """
 
@@ -63,7 +64,7 @@ def judge(error: BaseException, *, is_writing: bool = False) -> Verdict:
 
 
 def attempt_seconds(timeout_seconds: float, warm_up_seconds: float, *, is_warm: bool) -> float:
-    """How long an attempt may take. `is_warm`: an attempt of this run has ended before this one began."""
+    """How long an attempt may take. `is_warm`: workers have started and compiled what it needs."""
     return timeout_seconds if is_warm else timeout_seconds + warm_up_seconds
 
 
