@@ -176,7 +176,7 @@ class History:
         return sorted({attempt.txid for attempt in self._attempts})
 
     def last_error(self) -> BaseException | None:
-        """What the youngest of the attempts that failed has failed with."""
+        """The error of the latest attempt that failed."""
         errors = [attempt.error for attempt in self._attempts.values() if attempt.error is not None]
         return errors[-1] if errors else None
 
@@ -187,13 +187,14 @@ class History:
         return self._attempts.get(attempt)
 
     def move(self, attempt: TransactionAttempt, state: AttemptState) -> None:
-        """An attempt got somewhere; one that has ended stays as it is."""
+        """An attempt has come this far; one that has ended stays as it is."""
         found = self._attempts.get(attempt)
         if found is not None and not found.has_ended:
             found.state = state
 
     def committed(self, attempt_id: int | None) -> None:
-        """A new driver found that this attempt was committed, whatever its own driver lived to see."""
+        """A new driver found that this attempt was committed, whether or not its own driver lived to see
+        it."""
         for attempt in self._attempts.values():
             if attempt.id.attempt == attempt_id:
                 attempt.state = AttemptState.COMMITTED

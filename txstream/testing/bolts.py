@@ -153,7 +153,7 @@ def run_bolt(
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Here the bolt runs in the thread that Ctrl-C interrupts, which is no failure of the bolt."""
+    """Here the bolt runs in the thread that Ctrl-C interrupts; that is no failure of the bolt."""
     try:
         yield
     except TxstreamError as error:

@@ -19,12 +19,12 @@ Call = tuple[Future[Any], Callable[[], Any]]
 
 
 class NoAnswerError(TxstreamError):
-    """The call has not come back in time. The thread is lost to it."""
+    """The call has not returned in time. Its thread is given up."""
 
 
 class CallThread:
-    """Calls functions one after the other on a daemon thread. After a call that did not come back there are
-    no more answers."""
+    """Calls functions one after the other on a daemon thread. After a call that did not return, none is
+    answered."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Call | None] = SimpleQueue()

@@ -80,7 +80,7 @@ class Control:
     # --- marks --------------------------------------------------------------------------------------
 
     def allow(self, *, opened: float = 0, processed: float = 0, committed: float = 0) -> None:
-        """Raise the marks as far as asked for, and as far as the bound on open batches makes it necessary."""
+        """Raise the marks as far as asked for, and as far as the limit on open batches requires."""
         driver = self.running
         wanted = max(opened, processed, committed)
         if wanted < 1:
@@ -93,7 +93,7 @@ class Control:
         driver.open_up_to(None if self._open_up_to == math.inf else int(self._open_up_to))
 
     def allow_alone(self, txid: int) -> None:
-        """Let one txid be processed whatever becomes of those before it."""
+        """Let one txid be processed, whatever happens to those before it."""
         self.allow(opened=txid)
         self.running.workers.allow_one(txid)
 

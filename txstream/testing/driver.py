@@ -134,7 +134,7 @@ class SteppedDriver:
             self.workers.post(lambda: self.loop.failures.failed(attempt, error))
 
     def settle(self, deadline: float) -> bool:
-        """Let it do all that it may do now; False when the deadline came first."""
+        """Let it do everything that it may do now; False when the deadline came first."""
         quiet = self.workers.run_until_quiet(lambda: self.has_ended, deadline)
         for batch in list(self.coordinator.active.values()):
             if batch.phase.value == AttemptState.PROCESSED:
@@ -142,7 +142,8 @@ class SteppedDriver:
         return quiet
 
     def where(self) -> Any:
-        """What changes when the topology gets on: current, and the active attempts with their phases."""
+        """What changes when the topology makes progress: current, and the active attempts with their
+        phases."""
         active = self.coordinator.active.values()
         return self.coordinator.current, tuple((batch.attempt, batch.phase) for batch in active)
 
@@ -210,7 +211,7 @@ class SteppedDriver:
 
 
 class _HistoryWriter(Watcher):
-    """Writes down what becomes of each attempt. `in_commit` are the bolts that run in the commit phase."""
+    """Records what happens to each attempt. `in_commit` are the bolts that run in the commit phase."""
 
     in_commit: frozenset[str] = frozenset()
 

@@ -47,8 +47,8 @@ class Fault:
         self.fired = True
         if self.log is not None:
             self._tell(txid, others)
-        # To this very thread: a signal to the process may be taken by another one, while this one goes on
-        # past the point.
+        # To this very thread: another one may take a signal to the process, while this one goes on past the
+        # point.
         signal.pthread_kill(threading.get_ident(), _SIGNALS[self.action])
 
     def _tell(self, txid: Txid, others: Mapping[Txid, str]) -> None:

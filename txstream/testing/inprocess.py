@@ -2,8 +2,8 @@
 
 For tests of topologies and of the event loop. What an executor would do is done by the same functions,
 through the same messages; only the processes between them are missing. Nothing can end a thread that runs
-user code, so a call of it that is cancelled goes on, and nobody waits. On Spark a cancelled job returns
-at once too; what its tasks write then is refused by the fence.
+user code, so a cancelled call goes on, and nobody waits for it. On Spark a cancelled job returns at once too;
+what its tasks write then is refused by the fence.
 
 Invariants. A `WorkerProcess` serves one stage at a time, as in a worker process, however many threads call.
 Once an attempt is cancelled, nobody waits for a call of it, and no call of it begins.
@@ -121,14 +121,14 @@ class DetachedCalls:
         return call.answer  # type: ignore[return-value]  # of type T: it is over, without an error
 
     def give_up(self, attempt: TransactionAttempt) -> list[str]:
-        """Let those who wait for this attempt go on; in what user code it still is."""
+        """Release those who wait for this attempt; returns the user code that it is still in."""
         with self._changed:
             self._given_up.add(attempt)
             self._changed.notify_all()
             return [call.where() for call in self._calls if call.attempt == attempt]
 
     def where(self) -> list[str]:
-        """In what user code every call is that is not over."""
+        """The user code that each unfinished call is in."""
         with self._changed:
             return [call.where() for call in self._calls]
 
@@ -247,7 +247,7 @@ class InProcessRunner:
             return write_share(message, process)
 
     def release(self, processed: BatchResult) -> None:
-        """Nothing is kept but in the result itself."""
+        """Nothing is kept outside of the result."""
 
     def exchange(self, elements: list[Element], width: int) -> list[list[bytes]]:
         """The messages for each Spark task of the next stage. Override it to lose some."""
@@ -258,8 +258,8 @@ class InProcessRunner:
         return inboxes
 
     def cancel(self, attempt: TransactionAttempt) -> None:
-        """Have nobody wait for it any more. What its bolts do goes on beside its successor: nothing can end a
-        thread that runs user code."""
+        """From now on nobody waits for it. Its bolts run on beside its successor: nothing can end a thread
+        that runs user code."""
         for where in self._calls.give_up(attempt):
             log.warning("%s was cancelled and still runs; what it does from now on is not used", where)
 
@@ -269,7 +269,7 @@ class InProcessRunner:
         return self._calls.given_up
 
     def still_running(self) -> list[str]:
-        """For people: in which calls of bolts attempts are now, cancelled ones among them."""
+        """For people: the calls of bolts that attempts are in now, cancelled ones among them."""
         return self._calls.where()
 
     def close(self) -> None:

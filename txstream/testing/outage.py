@@ -59,7 +59,7 @@ class Outage:
         (self.folder / "over").touch()
 
     def fail(self) -> None:
-        """Hold the caller until the outage has begun, and raise then. Called in a task."""
+        """Block until the outage has begun, then raise. Called in a task."""
         (self.folder / "due").touch()
         deadline = time.monotonic() + _HOLD_SECONDS
         while not self.has_begun and time.monotonic() < deadline:

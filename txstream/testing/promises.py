@@ -2,9 +2,9 @@
 
 Invariants of a trial:
 
-- What is tried is called on a thread of the suite's own, never on the caller's, so a call that does not come
-  back ends nothing but its check.
-- What it raises, and a call that does not come back, breaks the promise that is being checked.
+- What is tried is called on a thread of the suite's own, never on the caller's, so a call that does not
+  return ends only its own check.
+- An error that it raises, or a call that does not return, breaks the promise that is being checked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class NotApplicableError(TxstreamError):
 
 @dataclass(frozen=True, slots=True)
 class BrokenPromise:
-    """`name` is the check's, `rule` the sentence that was not kept to."""
+    """`name` is the check's, `rule` the sentence that was broken."""
 
     name: str
     rule: str

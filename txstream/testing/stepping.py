@@ -32,7 +32,7 @@ class SteppedWorkers(ThreadWorkers):
         self._blocks = False
         self._unanswered = 0
         self._held_back: dict[TransactionAttempt, Lane] = {}
-        # Whose commit the one thread of that lane is at.
+        # The attempt whose commit the thread of that lane is working on.
         self._commits: TransactionAttempt | None = None
         self._dropped: set[TransactionAttempt] = set()
         self._failing: dict[TransactionAttempt, BaseException] = {}
@@ -74,7 +74,7 @@ class SteppedWorkers(ThreadWorkers):
             return True
 
     def drop(self, attempt: TransactionAttempt) -> None:
-        """Hold an attempt back no longer: it goes again."""
+        """Hold an attempt back no longer: it is replayed."""
         with self.changed:
             self._dropped.add(attempt)
             self.changed.notify_all()
@@ -93,7 +93,7 @@ class SteppedWorkers(ThreadWorkers):
 
     def run_until_quiet(self, ended: Callable[[], bool], deadline: float) -> bool:
         """Let the loop go on until it has nothing more to do, or has ended; False when the deadline, by
-        `time.monotonic`, is first."""
+        `time.monotonic`, comes first."""
         with self.changed:
             self._stands_still = False
             self.changed.notify_all()

@@ -65,7 +65,7 @@ class TopologyTest:
 
     Waits between attempts and between questions to the source take no time: a step that depends on one skips
     it. Steps raise what ends a run (a bolt's error after `max_attempts`, CrashError), NotReachedError when
-    the topology stands still or the deadline has come, UsageError for what cannot be meant.
+    the topology stands still or the deadline has come, UsageError for arguments that make no sense.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class TopologyTest:
         self.close()
 
     def close(self) -> None:
-        """End the topology and remove what the test has stored, but for a database that was given."""
+        """End the topology and remove what the test has stored, except in a database that was given."""
         try:
             self._control.end()
         finally:
@@ -188,9 +188,9 @@ class TopologyTest:
         """Fail the present attempt of a txid (by default the next to commit) where it is: held before it is
         processed, processed, or held before its commit. A txid that is not open is opened first.
 
-        That attempt and all later ones are dropped; they go again when a step asks for them. A string is the
-        reason of a BatchFailedError; an exception is failed with as it is. With `at` (a point from
-        BEFORE_COMMIT to AFTER_COMMIT that its commit passes) the txid is committed up to there, and fails.
+        That attempt and all later ones are dropped; they are replayed when a step asks for them. A string is
+        the reason of a BatchFailedError; an exception is used as it is. With `at` (a point from BEFORE_COMMIT
+        to AFTER_COMMIT that its commit passes) the txid is committed up to there, and fails.
         """
         control = self._control
         driver = control.running

@@ -1,7 +1,7 @@
 """Checks of reading: a planned range gives the same rows to whoever reads it, whenever, however often.
 
-They compare readings with each other, never with what the harness wrote: rows that are wrong whenever they
-are read are told by the checks of planning.
+They compare readings with each other, never with what the harness wrote: rows that are wrong at every reading
+are found by the checks of planning.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def show(row: Row | None) -> str:
 
 
 def first_difference(expected: Sequence[Row], found: Sequence[Row]) -> tuple[int, Row | None, Row | None]:
-    """Where two unequal readings part: the place, and the row that each has there, None behind its end."""
+    """Where two unequal readings part: the index, and the row that each has there, None past its end."""
     for place in range(max(len(expected), len(found))):
         one = expected[place] if place < len(expected) else None
         other = found[place] if place < len(found) else None

@@ -226,7 +226,7 @@ class SpoutTrial(Trial):
         rows_in_log = sum(map(len, self.log.values()))
         if wanted is None:
             wanted = rows_in_log if last is None and self.foreseen else 1
-        # A source that hands out the same rows for ever must end too: it shows in what was read.
+        # This must end even for a source that hands out the same rows for ever: what was read shows that.
         most = 4 * rows_in_log + 50 if batches is None else batches
         if self.harness.endless:
             most = min(most, _ENDLESS_BATCHES)
@@ -348,7 +348,7 @@ def places_after(batches: Sequence[Batch]) -> Metas:
 
 
 def joined(batches: Sequence[Batch]) -> Reading:
-    """The rows of several batches, one behind the other."""
+    """The rows of several batches, one after the other."""
     rows: Reading = {}
     for batch in batches:
         for partition, part in batch.rows.items():

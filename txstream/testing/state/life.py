@@ -174,12 +174,12 @@ class Life:
     # --- what must be -------------------------------------------------------------------------------------
 
     def holds(self, expected: Mapping[Any, Any], when: str = "in the end", table: int = 0) -> None:
-        """These are its values, of the keys that were written so far."""
+        """Its values, for the keys written so far, are these."""
         self.trial.require(f"the values {when}", expected, self.read(list(self.keys), table=table))
 
     @contextlib.contextmanager
     def unchanged(self, what: str) -> Iterator[None]:
-        """What happens inside leaves nothing behind."""
+        """What happens inside the block leaves nothing behind."""
         keys = dict(self.keys)
         before = self.everything()
         yield

@@ -131,7 +131,7 @@ class StateTrial(Trial):
         return f"{self._name}_{next(self._numbers)}"
 
     def close(self) -> None:
-        """Delete what was made, close what was opened, whatever the store does about it."""
+        """Delete what was made and close what was opened, even if the store fails to."""
         with contextlib.suppress(Exception):  # that it can be deleted and closed are promises of their own
             for topology in self._topologies:
                 self.outcome("it is deleted", self.store.delete, topology, drop_state=True)
@@ -187,7 +187,7 @@ class Beside:
         return self._future.result() if error is None else error
 
     def ended(self, within_seconds: float) -> bool:
-        """Has it come to its end?"""
+        """Has it ended?"""
         with contextlib.suppress(TimeoutError):
             self._future.exception(within_seconds)
         return self._future.done()
