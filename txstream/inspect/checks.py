@@ -236,8 +236,11 @@ def _ledgers(snapshot: Snapshot) -> Findings:
             listed = ", ".join(f"{a} to {b}" for a, b in gaps[:_SHOWN])
             yield Finding(
                 "ledger-gap", WARNING, database.url,
-                f"its ledger goes from txid {listed}: rows between were deleted",
-                "runs do not need them; restore them from a backup if you do",
+                f"its ledger goes from txid {listed}: the rows between are missing",
+                "if somebody deleted them, runs do not need them; "
+                "if the database was restored while a driver ran, the results of these batches are missing, "
+                "too: end every driver, restore it again, and type "
+                f"`{recover_command(snapshot.topology)}`",
             )  # fmt: skip
         yield from _ranges(snapshot, database)
 
