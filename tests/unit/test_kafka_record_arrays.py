@@ -16,6 +16,7 @@ from support.kafka_batches import (
     TRANSACTIONAL,
     ZSTD,
     Aborted,
+    Headers,
     Record,
     batch,
     marker,
@@ -23,7 +24,10 @@ from support.kafka_batches import (
 )
 
 from txstream.spouts import kafka_records
+from txstream.spouts.kafka import KafkaSource
 from txstream.spouts.kafka_blocks import RecordColumns
+from txstream.spouts.kafka_columns import record_batch
+from txstream.spouts.kafka_protocol import Partition
 from txstream.spouts.kafka_record_arrays import decode
 from txstream.spouts.kafka_records import CorruptBatchError, decode_records
 
@@ -187,3 +191,13 @@ def test_keys_that_nobody_asks_for_are_not_made() -> None:
         assert not made.called
         assert columns.values is made.return_value
         assert made.call_count == 1
+
+
+def test_columns_that_are_left_out_change_nothing_in_the_others() -> None:
+    columns = RecordColumns()
+    headers: Headers = [("h", b"1")]
+    decode_records(batch(0, [(i, i, b"k", b"%d" % i, headers) for i in range(9)]), 2, 7, columns)
+    everything = record_batch(KafkaSource("lines"), None, Partition("lines", 0), columns)
+    for name in everything.schema.names:
+        source = KafkaSource("lines", kafka_columns=[name])
+        assert record_batch(source, None, Partition("lines", 0), columns) == everything.select([name])
