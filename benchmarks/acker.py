@@ -19,20 +19,23 @@ import argparse
 import json
 import tempfile
 import time
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
-from tracked_topology import rate
+import tracked_topology
+from pyspark import cloudpickle
+from tracked_topology import Numbers, Split, rate
 
+from txstream import TopologyBuilder
 from txstream.acker.ackers import Ackers
 from txstream.acker.folds import fold
 from txstream.acker.ids import RootIds, TupleIds
 from txstream.acker.ledger import AckLedger
 from txstream.engine.spark.session import create_session
+from txstream.testing import TrackedTest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -56,6 +59,8 @@ def main() -> int:
     options = parser.parse_args()
     figures = ledger_figures(options.pending, options.messages, options.steps)
     with tempfile.TemporaryDirectory(prefix="txstream-acker-") as directory:
+        # Workers do not have this module.
+        cloudpickle.register_pickle_by_value(tracked_topology)  # type: ignore[no-untyped-call]
         spark = create_session(master="local[2]", log_file=Path(directory) / "spark.log")
         try:
             figures |= topology_figures(spark, options.tuples, options.rounds)
@@ -139,14 +144,19 @@ def fold_rate(messages: int, steps: int) -> int:
 
 
 def bytes_per_tree(pending: int) -> float:
-    """What the ledger and the spout's slots take, grown as a run grows them."""
-    tracemalloc.start()
-    root_ids, ledger = RootIds(), AckLedger()
-    for _ in range(100):
-        ledger.init(root_ids.take(pending // 100), 1, SPOUT_TASK)
-    used, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return round(used / len(ledger), 1)
+    """What ledger and spout keep for trees that a spout began one by one, without the message ids
+    themselves."""
+    builder = TopologyBuilder("trees", max_spout_pending=pending)
+    builder.set_spout("numbers", Numbers(pending))
+    builder.set_bolt("split", Split()).shuffle_grouping("numbers")
+    loop = TrackedTest(builder).loop
+    loop.open()
+    while loop.open_trees < pending:
+        loop.ask()
+        loop.cut()
+        loop.running = None  # the micro-batch is lost
+    assert loop.ackers is not None
+    return round((loop.ackers.nbytes + sum(spout.nbytes for spout in loop.spouts)) / pending, 1)
 
 
 def false_zeros(count: int) -> tuple[float, float]:

@@ -21,7 +21,7 @@ def test_the_ledger_is_measured(benchmark: Any) -> None:
     figures = benchmark.ledger_figures(3_000, 400, 2)
     assert figures["ledger_messages_per_second"] > 0
     assert set(figures["ledger_messages_per_second_by_ackers"]) == {"1", "2", "4"}
-    assert 27 <= figures["bytes_per_pending_tree"] < 64
+    assert 43 <= figures["bytes_per_pending_tree"] < 64
 
 
 def test_the_price_is_that_of_one_acker_in_the_best_run_after_the_first(

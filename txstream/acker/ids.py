@@ -49,6 +49,11 @@ def roots_of(generations: NDArray[Any], slots: NDArray[Any]) -> Roots:
     return (generations.astype(np.uint64) << _SLOT_BITS) | slots.astype(np.uint64)
 
 
+def larger_size(size: int, needed: int) -> int:
+    """How long an array by slot becomes. A quarter more keeps a pending tree below 64 bytes in all."""
+    return max(1024, needed, size + size // 4)
+
+
 class RootIds:
     """The roots of one spout task: `take` for tuples that are emitted, `release` when their trees have ended.
 
@@ -81,7 +86,7 @@ class RootIds:
         if self._used > len(self._generations):
             self._grow(self._used)
         own = np.concatenate((free, np.arange(first, self._used, dtype=np.intp)))
-        return roots_of(self._generations[own], own * self._tasks + self._task)
+        return self.roots_at(own)
 
     def release(self, roots: ArrayLike) -> NDArray[np.bool_]:
         """Free these roots' slots. Says for each whether it was taken until now: a root that was released
@@ -102,6 +107,10 @@ class RootIds:
         was_taken[mine] = True
         return was_taken
 
+    def roots_at(self, places: Slots) -> Roots:
+        """The roots that are taken, by the number of their slot within this task: slot // tasks."""
+        return roots_of(self._generations[places], places * self._tasks + self._task)
+
     @property
     def taken(self) -> int:
         """How many roots are taken now."""
@@ -118,7 +127,7 @@ class RootIds:
         return self._generations.nbytes + self._free.nbytes
 
     def _grow(self, needed: int) -> None:
-        size = max(1024, needed, 2 * len(self._generations))
+        size = larger_size(len(self._generations), needed)
         generations = np.full(size, self._first, np.uint32)
         generations[: len(self._generations)] = self._generations
         free = np.empty(size, np.uint32)

@@ -28,6 +28,7 @@ from txstream.acker.ids import (
     Values,
     as_numbers,
     generations_of,
+    larger_size,
     roots_of,
     slots_of,
 )
@@ -258,7 +259,7 @@ class AckLedger:
         return Trees(roots, self._tasks.take(slots))
 
     def _grow(self, needed: int) -> None:
-        size = max(1024, needed, 2 * len(self._states))
+        size = larger_size(len(self._states), needed)
         self._generations = _grown(self._generations, size, np.uint32(FIRST_GENERATION))
         self._states = _grown(self._states, size, np.int8(0))
         self._values = _grown(self._values, size, np.uint64(0))

@@ -8,6 +8,7 @@ calls of the user's spout are made by the thread that opened it.
 from __future__ import annotations
 
 import pickle
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -74,7 +75,6 @@ class SpoutTask:
         self._ids = RootIds(number, tasks)
         # By the number of a root's slot within this task.
         self._message_ids: list[MessageId | None] = []
-        self._roots: Roots = np.empty(0, np.uint64)
         self._began: NDArray[np.float64] = np.empty(0)
         instance = pickle.loads(spec.pickled)  # noqa: S301 - pickled by this very driver
         if not isinstance(instance, Spout):
@@ -143,7 +143,6 @@ class SpoutTask:
         if len(roots):
             own = slots_of(roots) // self._tasks
             self._grow(int(own.max()) + 1)
-            self._roots[own] = roots
             self._began[own] = self._clock()
             given = (one for one in message_ids if one is not None)
             for place, message_id in zip(own.tolist(), given, strict=True):
@@ -152,10 +151,9 @@ class SpoutTask:
         return with_roots(batch, single_roots(roots, tracked))
 
     def _grow(self, needed: int) -> None:
-        size = max(needed, 2 * len(self._roots))
-        if needed > len(self._roots):
-            more = size - len(self._roots)
-            self._roots = np.concatenate((self._roots, np.zeros(more, np.uint64)))
+        there = len(self._began)
+        if needed > there:
+            more = max(needed - there, there // 4)
             self._began = np.concatenate((self._began, np.full(more, _NEVER)))
             self._message_ids += [None] * more
 
@@ -174,11 +172,17 @@ class SpoutTask:
 
     def overdue(self, timeout_seconds: float) -> Roots:
         """The trees whose time is over."""
-        return self._roots[self._began <= self._clock() - timeout_seconds]
+        with self._lock:
+            return self._ids.roots_at(np.flatnonzero(self._began <= self._clock() - timeout_seconds))
 
     def ages(self) -> NDArray[np.float64]:
         """How old the open trees are, in seconds."""
         return self._clock() - self._began[self._began < _NEVER]
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that its open trees take, without the message ids themselves."""
+        return self._ids.nbytes + self._began.nbytes + sys.getsizeof(self._message_ids)
 
     def open_messages(self) -> list[MessageId]:
         """The message ids of the open trees that have been sent."""
@@ -186,7 +190,7 @@ class SpoutTask:
 
     def fail_message(self, message_id: MessageId) -> None:
         """Fail the tree of this message."""
-        self.fail(self._roots[[self._message_ids.index(message_id)]])
+        self.fail(self._ids.roots_at(np.array([self._message_ids.index(message_id)])))
 
     # --- calls of the spout -------------------------------------------------------------------------
 
