@@ -42,8 +42,8 @@ def as_source(spout: Spout, *, batch_records: int = DEFAULT_BATCH_RECORDS) -> Tr
     Delivery is at least once. The spout's `ack` follows the commit of the batch that holds the message; its
     `fail` is never called, since a batch that fails is replayed from its file. When the driver dies, all that
     was not acked comes again, and what of it was committed is counted twice: there is nothing that could
-    tell. So only `NonTransactionalSpout` takes it. Use a topology of tracked tuples with a `DeduplicateBolt`
-    where that matters.
+    tell. When it ends in good order that may still be its last batch. So only `NonTransactionalSpout` takes
+    it. Use a topology of tracked tuples with a `DeduplicateBolt` where that matters.
 
     A batch holds at most `batch_records` tuples, or few more when `next_tuple` emits several. Its rows pass
     through a file in the driver's temporary folder: Spark's workers must run on the driver's machine, as they
