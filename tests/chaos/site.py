@@ -30,7 +30,6 @@ from txstream.embedded import EmbeddedKafka, EmbeddedZooKeeper, Services
 from txstream.embedded.process import ProcessIdentity
 
 _STOP_SECONDS = 60.0
-_MESSAGE_SECONDS = 20.0  # a worker's first batch must fit into it: a worker that is cancelled starts anew
 _CONF = (  # two cores of four: a frozen driver keeps its own
     *("spark.cores.max=2", "spark.executor.cores=1"),
     *("spark.executor.memory=512m", "spark.driver.memory=512m"),
@@ -152,7 +151,7 @@ class Site:
         run = [
             *("run", WORD_COUNT, "--id", name, "-p", f"topic={name}", "-p", f"table={name}"),
             *("-p", f"semantics={semantics}", "-p", "max_records_per_partition=50"),
-            *("--session-timeout", str(SESSION_SECONDS), "--message-timeout", str(_MESSAGE_SECONDS), *conf),
+            *("--session-timeout", str(SESSION_SECONDS), "--message-timeout", "10", *conf),
         ]
         for letter, more in (("a", ()), ("b", ("-p", "driver_commit_rows=1"))):
             log = self.folder / "logs" / f"driver-{letter}.log"
