@@ -169,8 +169,9 @@ class Site:
         for one in (*self.servers.values(), *self.drivers):
             if one.struck or (one.starting is not None and not one.starting.done()):
                 continue
-            if one.process() is not None:
-                one.killed = False
+            if one.process() is not None:  # perhaps one that was killed just now
+                if one.starting is not None:
+                    one.killed, one.starting = False, None
                 continue
             status = f", status {one.run.returncode}" if isinstance(one, Driver) and one.run else ""
             self.note(f"start {one.name} again{status}")
