@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Hashable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -86,6 +89,19 @@ class Upper(BasicBolt):
 
     def execute(self, tup: Tuple, collector: OutputCollector) -> None:
         collector.emit([tup["word"].upper()])
+
+
+class Dies(Upper):
+    """Ends its worker process, once."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        if self.file.exists():
+            self.file.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().execute(tup, collector)
 
 
 def words(lines: Sequence[str], split: Any = None, last: Any = None, **options: Any) -> TopologyBuilder:
