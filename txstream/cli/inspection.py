@@ -215,8 +215,16 @@ def show(
     cli: Cli,
     topology_id: Id,
     txid: Annotated[int, typer.Argument(metavar="TXID", help="A txid that the ledger has.")],
+    tree: Annotated[
+        bool, typer.Option("--tree", help="Of an open txid: which tasks have finished, which are missing.")
+    ] = False,
 ) -> None:
     """Show one batch in full. That is its ranges, counts and timings, and the attempts that failed."""
+    if tree:
+        from txstream.cli.batch_tree import show_tree
+
+        show_tree(cli, topology_id, txid)
+        return
     from txstream import inspect
     from txstream.cli.failing import show_failing
     from txstream.inspect.documents import details_document

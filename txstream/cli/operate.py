@@ -52,8 +52,8 @@ def scale(
 ) -> None:
     """Change the slots of a running topology's components. Later runs keep them."""
     asked = parse_slots(slots)
-    with _opened(cli, topology_id) as zookeeper:
-        request_id, told = _ask(zookeeper, topology_id, "scale", asked, timeout, later=later)
+    with opened(cli, topology_id) as zookeeper:
+        request_id, told = ask(zookeeper, topology_id, "scale", asked, timeout, later=later)
     before: Mapping[str, int] = {} if told is None else told["before"]
     changes = {name: {"before": before.get(name), "asked": asked[name]} for name in sorted(asked)}
     _tell(
@@ -68,21 +68,21 @@ def scale(
 
 def pause(cli: Cli, topology_id: Id, timeout: Timeout = 30.0, later: Later = False) -> None:
     """Open no further batch until `txstream resume`. Open ones finish; later runs begin paused."""
-    with _opened(cli, topology_id) as zookeeper:
-        request_id, told = _ask(zookeeper, topology_id, "pause", {}, timeout, later=later)
+    with opened(cli, topology_id) as zookeeper:
+        request_id, told = ask(zookeeper, topology_id, "pause", {}, timeout, later=later)
     line = "is to be paused"
     if told is not None:
         already = f" already, {_since(told)}" if told["already"] else ""
         after = told["after"]
-        opened = "its spouts are not asked" if after is None else f"nothing is opened after txid {after}"
-        line = f"is paused{already}; {opened}"
+        nothing = "its spouts are not asked" if after is None else f"nothing is opened after txid {after}"
+        line = f"is paused{already}; {nothing}"
     _tell(cli, topology_id, request_id, told, told or {}, line)
 
 
 def resume(cli: Cli, topology_id: Id, timeout: Timeout = 30.0, later: Later = False) -> None:
     """Open batches again after `txstream pause`."""
-    with _opened(cli, topology_id) as zookeeper:
-        request_id, told = _ask(zookeeper, topology_id, "resume", {}, timeout, later=later)
+    with opened(cli, topology_id) as zookeeper:
+        request_id, told = ask(zookeeper, topology_id, "resume", {}, timeout, later=later)
     line = "is to go on"
     if told is not None:
         line = "was not paused" if told["since"] is None else f"goes on; it was paused {_since(told)}"
@@ -100,10 +100,10 @@ def stop(
     """End the run of a topology between two batches. Its standbys end with it."""
     from txstream.embedded.process import wait_until
 
-    with _opened(cli, topology_id) as zookeeper:
+    with opened(cli, topology_id) as zookeeper:
         leader = zookeeper.leader(topology_id)
         body = {} if at is None else {"at": at}
-        request_id, told = _ask(zookeeper, topology_id, "stop", body, timeout)
+        request_id, told = ask(zookeeper, topology_id, "stop", body, timeout)
         after = (told or {})["after"]
         # Another leader is a standby, which has not long to go.
         ended = at is None and wait_until(lambda: zookeeper.leader(topology_id) != leader, timeout)
@@ -124,7 +124,7 @@ def _since(told: Mapping[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def _opened(cli: Cli, topology_id: str) -> Iterator[ZooKeeper]:
+def opened(cli: Cli, topology_id: str) -> Iterator[ZooKeeper]:
     """ZooKeeper, where the topology is. Raises UnknownTopologyError."""
     settings = cli.resolve()
     settings.require_zookeeper()
@@ -134,7 +134,7 @@ def _opened(cli: Cli, topology_id: str) -> Iterator[ZooKeeper]:
         yield zookeeper
 
 
-def _ask(
+def ask(
     zookeeper: ZooKeeper,
     topology_id: str,
     kind: str,

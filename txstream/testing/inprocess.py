@@ -30,6 +30,7 @@ from txstream.engine.batch.messages import ANSWER, DRIVER, PYTHON, Element, Work
 from txstream.engine.batch.plan import ExecutionPlan
 from txstream.engine.batch.runner import NOTHING, BatchResult
 from txstream.engine.batch.sizing import work_order
+from txstream.engine.batch.tree import task_tree
 from txstream.engine.batch.worker import run_first_stage, run_later_stage
 from txstream.engine.batch.worker_process import WorkerProcess
 from txstream.engine.commit.shares import (
@@ -45,6 +46,7 @@ from txstream.transaction import TransactionAttempt
 
 T = TypeVar("T")
 
+_KEPT_ATTEMPTS = 100
 _OURS = (Path(__file__).parent, Path(__file__).parents[1] / "engine")
 
 
@@ -163,6 +165,8 @@ class InProcessRunner:
         self._idle: list[WorkerProcess] = []
         self._closed = False
         self._calls = DetachedCalls()
+        # What the newest attempts have behind them.
+        self._ended: dict[TransactionAttempt, tuple[Layout, set[tuple[int, int]]]] = {}
 
     def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
         """Process one attempt. Raises the TxstreamError that a stage reported, BatchFailedError when it is
@@ -173,10 +177,16 @@ class InProcessRunner:
         started = time.perf_counter()
         codec = self.plan.codec()
         order = work_order(attempt, metas, self.plan, codec, self.slots, width=self._width)
+        layout = lay_out(self.plan, order.width, order.slots)
+        ended: set[tuple[int, int]] = set()
+        self._ended[attempt] = layout, ended
+        if len(self._ended) > _KEPT_ATTEMPTS:
+            del self._ended[next(iter(self._ended))]
         elements: list[Element] = []
-        for spark_task in range(lay_out(self.plan, order.width, order.slots).stages[0].width):
+        for spark_task in range(layout.stages[0].width):
             with self._process() as process:
                 elements += run_first_stage(self.plan, spark_task, order, process)
+            ended.add((0, spark_task))
         return self._process_all(order, elements, started)
 
     def feed(self, order: WorkOrder, messages: Sequence[bytes]) -> BatchResult:
@@ -257,6 +267,11 @@ class InProcessRunner:
                 inboxes[target].append(message)
         return inboxes
 
+    def task_tree(self, attempt: TransactionAttempt) -> Mapping[str, Any] | None:
+        """See `TellsTasks`."""
+        found = self._ended.get(attempt)
+        return None if found is None else task_tree(self.plan, *found)
+
     def cancel(self, attempt: TransactionAttempt) -> None:
         """From now on nobody waits for it. Its bolts run on beside its successor: nothing can end a thread
         that runs user code."""
@@ -296,6 +311,8 @@ class InProcessRunner:
                 following += run_later_stage(
                     self.plan, stage.position, spark_task, order, messages, senders, process
                 )
+            if order.attempt in self._ended:
+                self._ended[order.attempt][1].add((stage.position, spark_task))
         return following
 
     @contextmanager

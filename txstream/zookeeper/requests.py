@@ -34,6 +34,7 @@ class Kind(StrEnum):
     PAUSE = "pause"  # {}
     RESUME = "resume"  # {}
     STOP = "stop"  # {} or {"at": txid}
+    TREE = "tree"  # {"txid": txid}: nothing is changed, the answer tells
 
 
 @dataclass(frozen=True, slots=True)

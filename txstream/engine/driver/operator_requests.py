@@ -14,13 +14,15 @@ from collections.abc import Callable
 
 from txstream.api.errors import CorruptStateError, ServiceUnavailableError
 from txstream.engine.batch.runner import BatchRunner
+from txstream.engine.batch.tree import TellsTasks
 from txstream.engine.driver.batches import Batches
 from txstream.engine.driver.steering import Steering
 from txstream.engine.driver.waiting import Waiting
 from txstream.engine.driver.workers import Lane
 from txstream.failing import FailingBatch, Wait
 from txstream.placement import Assignment
-from txstream.zookeeper import ProgressStore, Request, Requests
+from txstream.transaction import Txid
+from txstream.zookeeper import Kind, ProgressStore, Request, Requests
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +132,9 @@ class Operators:
             self._batches.carry_out(self._batches.coordinator.sync())
 
     def _answer(self, request: Request) -> None:
+        if request.kind == Kind.TREE:
+            self._tell_tree(request)
+            return
         judgement = self._steering.judge(request)
         self._batches.workers.submit(
             Lane.WRITE,
@@ -137,6 +142,23 @@ class Operators:
             lambda _: self._steering.answered(request),
             self._not_carried_out,
         )
+
+    def _tell_tree(self, request: Request) -> None:
+        """How far the tasks of an open txid are. Asking Spark may take a moment: not on the loop's thread."""
+        coordinator, runner, txid = self._batches.coordinator, self._runner, request.body.get("txid")
+        batch = coordinator.active.get(Txid(txid)) if type(txid) is int else None
+        done = type(txid) is int and txid < coordinator.current
+        why = "is committed, so all of its tasks have finished" if done else "is not open"
+
+        def work() -> None:
+            if batch is None:
+                self._store.answer_request(request, f"txid {txid} {why}", {})
+                return
+            components = runner.task_tree(batch.attempt) if isinstance(runner, TellsTasks) else None
+            told = {"attempt": batch.attempt.attempt, "state": str(batch.phase), "components": components}
+            self._store.answer_request(request, None, told)
+
+        self._batches.workers.submit(Lane.WRITE, work, None, self._not_carried_out)
 
     def _follow(self) -> None:
         """Tell the runner, and whoever watches the run, what is in force."""

@@ -29,6 +29,7 @@ from txstream.engine.batch.messages import ANSWER, DRIVER, PYTHON, Answer, Eleme
 from txstream.engine.batch.plan import ExecutionPlan
 from txstream.engine.batch.runner import NOTHING, BatchResult
 from txstream.engine.batch.sizing import work_order
+from txstream.engine.batch.tree import task_tree
 from txstream.engine.batch.worker import run_first_stage, run_later_stage
 from txstream.engine.batch.worker_process import worker_process
 from txstream.engine.commit.shares import (
@@ -43,6 +44,7 @@ from txstream.engine.spark.dataframes import Sessions, check_dataframes, compute
 from txstream.engine.spark.errors import spark_error
 from txstream.engine.spark.executor import WORK_PROPERTY, current_order, shipped_plan
 from txstream.engine.spark.process import SparkProcess
+from txstream.engine.spark.progress import succeeded_tasks
 from txstream.engine.spark.session import COMMIT_POOL, PROCESSING_POOL
 from txstream.metas import BatchMetas, MetaCodec
 from txstream.transaction import TransactionAttempt
@@ -85,6 +87,8 @@ class _Pipeline:
     senders: Mapping[str, int]
     answers: list[Answer] = field(default_factory=list)
     dataframes: list[str] = field(default_factory=list)
+    # The positions of stages by the Spark stage that runs them; None with a DataFrame, where Spark decides.
+    spark_stages: list[list[int]] | None = field(default_factory=lambda: [[0]])
     settled: bool = False
     cancelled: bool = False
     persisted: list[RDD[Any]] = field(default_factory=list)
@@ -237,6 +241,16 @@ class SparkRunner:
             pipeline.cancelled = True  # for the jobs that it has not begun yet
         self._context.cancelJobsWithTag(_tag(self.plan.run_id, attempt))
 
+    @_blaming
+    def task_tree(self, attempt: TransactionAttempt) -> Mapping[str, Any] | None:
+        """See `TellsTasks`: Spark knows which of its tasks have succeeded."""
+        with self._lock:
+            pipeline = self._live.get(attempt)
+        if pipeline is None:
+            return None
+        ended = succeeded_tasks(self._context, _tag(self.plan.run_id, attempt), pipeline.spark_stages)
+        return None if ended is None else task_tree(self.plan, pipeline.layout, ended)
+
     def close(self) -> None:
         """Drop what is persisted for any attempt; one that still runs drops its own when it ends."""
         with self._lock:
@@ -276,10 +290,16 @@ class SparkRunner:
     def _extend(self, pipeline: _Pipeline, stage: Stage) -> None:
         """Append a stage to the pipeline."""
         if not stage.dataframes:
+            moves = stage.width > 1 or sum(pipeline.senders.values()) > 1
+            if pipeline.spark_stages is not None and moves:
+                pipeline.spark_stages.append([stage.position])
+            elif pipeline.spark_stages is not None:
+                pipeline.spark_stages[-1].append(stage.position)
             pipeline.rdd = self._later_stage(pipeline, stage)
             pipeline.senders = {PYTHON: stage.width}
             pipeline.settled = False
             return
+        pipeline.spark_stages = None
         # Read by each DataFrame and by the bolts beside them: computed before any of them reads it.
         self._settle(pipeline)
         parts: list[RDD[Any]] = []
