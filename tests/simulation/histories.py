@@ -16,7 +16,7 @@ from txstream.semantics import Semantics
 from txstream.testing.simulation.chances import Chances
 from txstream.testing.simulation.program import Program, Tables
 from txstream.testing.simulation.tasks import Task
-from txstream.testing.simulation.world import FAULTS, STEPS, Tree, World, run_without_faults
+from txstream.testing.simulation.world import FAULTS, Tree, World, run_without_faults
 
 AnyWorld = TypeVar("AnyWorld", bound="MutableWorld")
 
@@ -71,7 +71,7 @@ def world_of(
     databases: int = 1,
     mutations: Mutations = REAL,
     faults: Mapping[str, float] = FAULTS,
-    steps: int = STEPS,
+    steps: int = 120,
     state: Semantics | None = None,
 ) -> MutableWorld:
     """The world of one history, that has not begun; in some, bolts of the commit phase fill the tables."""

@@ -6,6 +6,7 @@ declaration can be pasted from a Spark program.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 
@@ -53,7 +54,7 @@ def parse_schema(declaration: str | pa.Schema) -> pa.Schema:
     if isinstance(declaration, pa.Schema):
         schema = declaration
     elif isinstance(declaration, str):
-        schema = _Parser(declaration).schema()
+        schema = _parsed(declaration)
     else:
         raise SchemaError(
             f"a stream is declared by a string such as 'word string, n bigint' or by an Arrow schema, "
@@ -68,6 +69,12 @@ def parse_schema(declaration: str | pa.Schema) -> pa.Schema:
             raise SchemaError(f"field {name!r} is declared twice in {format_schema(schema)!r}")
         seen.add(name)
     return schema
+
+
+@functools.lru_cache(maxsize=1024)
+def _parsed(declaration: str) -> pa.Schema:
+    """Each start of a topology asks for the same few again."""
+    return _Parser(declaration).schema()
 
 
 def format_type(data_type: pa.DataType) -> str:

@@ -26,6 +26,7 @@ from txstream.cli import (
     replay,
     run,
     services,
+    simulate,
     topic,
 )
 from txstream.cli.context import print_error
@@ -63,6 +64,7 @@ def _root(
 
 demo.register(app)
 compare.register(app)
+simulate.register(app)
 services.register(app)
 topic.register(app)
 run.register(app)

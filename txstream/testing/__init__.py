@@ -1,10 +1,10 @@
 """Tools for testing topologies, bolts and sources; `docs/testing.md` is the guide.
 
 `run_bolt` runs one bolt on rows. `TopologyTest` runs a topology batch by batch under control of the test,
-`TrackedTest` one of tracked tuples step by step.
-`Fail` and `Crash` stand among a source's rows. `check_spout` tells whether a source keeps its promises,
-`check_state_backend` whether a store of states does. None of it needs pytest, and only what is used is
-loaded.
+`TrackedTest` one of tracked tuples step by step. `simulate` runs a topology through seeded schedules of
+crashes and other faults. `Fail` and `Crash` stand among a source's rows. `check_spout` tells whether a source
+keeps its promises, `check_state_backend` whether a store of states does. None of it needs pytest, and only
+what is used is loaded.
 """
 
 from __future__ import annotations
@@ -35,6 +35,11 @@ if TYPE_CHECKING:
     from txstream.testing.clock import ManualClock as ManualClock
     from txstream.testing.control import NotReachedError as NotReachedError
     from txstream.testing.inprocess import InProcessRunner as InProcessRunner
+    from txstream.testing.simulation.report import (
+        SimulationError as SimulationError,
+        SimulationReport as SimulationReport,
+    )
+    from txstream.testing.simulation.runs import simulate as simulate
     from txstream.testing.spout import (
         BrokenPromise as BrokenPromise,
         NotApplicableError as NotApplicableError,
@@ -73,6 +78,8 @@ _HOMES = {
         "spout_checks",
     ),
     "txstream.testing.control": ("NotReachedError",),
+    "txstream.testing.simulation.report": ("SimulationError", "SimulationReport"),
+    "txstream.testing.simulation.runs": ("simulate",),
     "txstream.spouts.markers": ("Crash", "CrashError", "Fail", "Marker"),
     "txstream.testing.inprocess": ("InProcessRunner",),
     "txstream.testing.state": (

@@ -76,7 +76,7 @@ class Driver:
 
     `until_caught_up` ends it when the end of the log, as it is at the start, is committed; `until_txid` after
     that txid. `loop`, and `goal` (that end of the log), are there once batches may run. `plan` is one
-    that was compiled before.
+    that was compiled before, `committer` what commits.
     """
 
     def __init__(
@@ -91,6 +91,7 @@ class Driver:
         watcher: Watcher | None = None,
         capture: bool = False,
         plan: ExecutionPlan | None = None,
+        committer: type[Committer] = Committer,
     ) -> None:
         self.topology = topology
         self.loop: EventLoop | None = None
@@ -105,6 +106,7 @@ class Driver:
         self._watcher = watcher
         self._capture = capture
         self._plan = plan
+        self._committer = committer
         self._stopped = threading.Event()
 
     @property
@@ -181,7 +183,7 @@ class Driver:
             self.goal = self.waiting.until("the end of the log", spout.targets, PartitionUnavailableError)
         bindings = map_bindings(topology, taken.identity.uuid, targets)
         runner = services.keep(create_runner(replace(plan, bindings=bindings)))
-        committer = Committer(topology, taken.identity.uuid, targets, wait_for=self.waiting.until)
+        committer = self._committer(topology, taken.identity.uuid, targets, wait_for=self.waiting.until)
         self.loop = EventLoop(
             topology,
             taken.coordinator,

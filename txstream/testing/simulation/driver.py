@@ -138,7 +138,14 @@ class Driver(Actor, Watcher):
 
     def _start(self) -> None:
         self.world.note(f"{self} starts")
-        driver = product.Driver(self.topology, self, listener=self._reached, watcher=self, plan=self._plan)
+        driver = product.Driver(
+            self.topology,
+            self,
+            listener=self._reached,
+            watcher=self,
+            plan=self._plan,
+            committer=self.program.committer,
+        )
         try:
             loop = driver.start()
         except ServiceUnavailableError as error:

@@ -1,9 +1,5 @@
 """A topology as the simulation runs it: the user's bolts and states, over rows in memory and simulated
-databases.
-
-Invariant: what is kept here between histories (compiled plans, what bolts have made of a range) is the same
-in each of them; that bolts are deterministic is not believed but looked at (`Results`).
-"""
+databases."""
 
 from __future__ import annotations
 
@@ -13,21 +9,18 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from txstream.api.bolts import DataFrameBolt
-from txstream.api.errors import TxstreamError, UsageError
+from txstream.api.errors import UsageError
 from txstream.api.spouts import SpoutContext
 from txstream.api.state import SqlState
 from txstream.api.topology import CommitChoice, Topology
 from txstream.compare.variant import with_states
 from txstream.engine.batch.plan import ExecutionPlan, compile_topology
-from txstream.engine.batch.runner import BatchResult
 from txstream.engine.commit.databases import StateTarget, state_targets
+from txstream.testing.simulation.known import Memo, Results, committer_with
 from txstream.testing.simulation.source import Rows, SimulatedSource, rows_of, to_rows
 
 FIRST = "memory://one"
 _NAMES = ("one", "two", "three", "four", "five", "six", "seven", "eight")
-
-_DONE_AGAIN = 64
-"""Of so many uses of a result, bolts do one again."""
 
 Tables = dict[str, dict[tuple[Any, ...], tuple[Any, ...]]]
 """Of each state table, the values by key."""
@@ -102,7 +95,8 @@ class Program:
         found = Places() if places is None else places
         self.topology = _simulated(topology, found)
         self.context = SpoutContext(topology.id, topology.components[0].id, {})
-        self.results = Results()
+        self.results, self.memo = Results(), Memo()
+        self.committer = committer_with(self.memo)
         self._codes: dict[tuple[CommitChoice, int], Code] = {}
 
     @property
@@ -152,61 +146,3 @@ def _simulated(topology: Topology, places: Places) -> Topology:
     first, *others = topology.components
     topology = replace(topology, components=(replace(first, instance=spout), *others))
     return with_states(topology, lambda state: replace(state, url=places.of(state.url)))
-
-
-class NotDeterministicError(TxstreamError):
-    """The same rows gave other tuples."""
-
-
-@dataclass
-class _Known:
-    result: BatchResult
-    content: Any
-    uses: int = 1
-
-
-class Results:
-    """What bolts have made of a range of rows, so that they need not do it in every history again.
-
-    They do it again the second time, and now and then later, and must come to the same.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[Any, _Known] = {}
-
-    def get(self, key: Any) -> BatchResult | None:
-        """None when bolts are to do it, for the first time or again."""
-        known = self._known.get(key)
-        if known is None or known.uses % _DONE_AGAIN == 1:
-            return None
-        known.uses += 1
-        return known.result
-
-    def put(self, key: Any, result: BatchResult, handed_on: Sequence[Any]) -> None:
-        """`handed_on` is what the commit phase gets. Raises NotDeterministicError when it is not what it
-        was."""
-        content = _content(result), handed_on
-        known = self._known.setdefault(key, _Known(result, content, 0))
-        if known.content != content:
-            raise NotDeterministicError(
-                f"bolts gave other tuples for the same rows: {_difference(known.content, content)}; what "
-                f"they emit may depend on the batch alone, not on chance, time or what they keep between "
-                f"batches"
-            )
-        known.uses += 1
-
-
-def _content(result: BatchResult) -> dict[str, list[Any]]:
-    """Deltas by component, whichever came first."""
-    return {
-        component: sorted((tuple(row.values()) for table in tables for row in table.to_pylist()), key=repr)
-        for component, tables in result.deltas.items()
-    }
-
-
-def _difference(before: Any, now: Any) -> str:
-    for component in before[0].keys() | now[0].keys():
-        one, other = before[0].get(component), now[0].get(component)
-        if one != other:
-            return f"the deltas of {component!r} were {one!r:.300} and are {other!r:.300} now"
-    return "the tuples for its committers differ"

@@ -34,8 +34,10 @@ class Broken:
     told: str = ""
 
     def __str__(self) -> str:
-        if self.first.crashes is not None:
-            which = f"with crashes at points {list(self.first.crashes)}"
+        if self.first.crashes == ():
+            which = "without faults, in other batches,"
+        elif self.first.crashes is not None:
+            which = f"with crashes at points {' and '.join(map(str, self.first.crashes))}"
         else:
             which = f"of seed {self.first.seed}"
         return f"the schedule {which} fails: {self.kind}: {self.error}"

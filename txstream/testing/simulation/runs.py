@@ -7,6 +7,7 @@ processes run them.
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import multiprocessing
 import time
@@ -26,7 +27,8 @@ from txstream.testing.simulation.world import ON_SQLITE, STEPS, run_without_faul
 
 Told = Callable[[SimulationReport], None]
 
-_CHUNK = 100
+_CHUNK = 200
+_COLLECT_EVERY = 100
 _SHORT_RUN_BATCHES = 2
 
 
@@ -53,7 +55,7 @@ def simulate(
     schedules, seed: those of seeds `seed` to `seed + schedules - 1`.
     jobs: how many processes run them.
     steps: how long the part with faults is.
-    exhaustive: every pair of crash points of a short run, too; every single one is always tried.
+    exhaustive: also every crash point of a short run, and every pair of them.
     on_sqlite: the share of schedules whose states are in a real SQLite file, not in memory.
 
     Raises SimulationError with the first schedule that fails, shrunk; UsageError for what cannot be
@@ -95,7 +97,7 @@ def run_schedules(
             chunks = [
                 range(at, min(at + _CHUNK, seed + schedules)) for at in range(seed, seed + schedules, _CHUNK)
             ]
-            short = hunt.crash_points(pairs=exhaustive) if hunt.must_be_exact else iter(())
+            short = hunt.crash_points() if exhaustive and hunt.must_be_exact else iter(())
             found = hunt.go_through(short, report)
             progress(report)
             if found is None:
@@ -158,8 +160,12 @@ class Hunt:
 
     def go_through(self, schedules: Iterator[Schedule], report: SimulationReport) -> _Wrong | None:
         started = time.process_time()
+        gc.collect()
+        gc.disable()  # histories are short, and their rings of objects go with the next collection
         try:
-            for schedule in schedules:
+            for number, schedule in enumerate(schedules, 1):
+                if number % _COLLECT_EVERY == 0:
+                    gc.collect()
                 world = schedule.world(self.program, self.expected)
                 error = outcome(world)
                 report.add(world)
@@ -173,23 +179,25 @@ class Hunt:
                     return _Wrong.of(schedule, error)
                 report.inexact += error is not None
         finally:
+            gc.enable()
             report.cpu_seconds += time.process_time() - started
         return None
 
-    def crash_points(self, *, pairs: bool) -> Iterator[Schedule]:
-        """Every crash point of a run of few batches, in each way of committing, with one batch at a time or
-        two; with `pairs` every second point too that a run with the first one comes to."""
+    def crash_points(self) -> Iterator[Schedule]:
+        """Every crash point of a run of few batches, in each way of committing; then, after each of them,
+        every second point that the run came to."""
         most = max(batch.num_rows for batch in self.program.rows.values())
         cut = -(-most // _SHORT_RUN_BATCHES)
         for commit in range(len(self.program.commits())):
-            for pending in (1, 2):
-                base = Schedule(0, 1, crashes=(), commit=commit, pending=pending, cut=(cut, cut))
-                yield base
-                for first in range(self._points):
-                    yield _crashing(base, first)
-                    if pairs:
-                        for then in range(first + 1, self._points):
-                            yield _crashing(base, first, then)
+            base = Schedule(0, 1, crashes=(), commit=commit, pending=2, cut=(cut, cut))
+            yield base
+            ends = []
+            for first in range(self._points):
+                yield _crashing(base, first)
+                ends.append(self._points)
+            for first, end in enumerate(ends):
+                for then in range(first + 1, end):
+                    yield _crashing(base, first, then)
 
     def told(self, wrong: _Wrong) -> Broken:
         """A failure, shrunk."""

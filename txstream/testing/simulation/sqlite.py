@@ -46,6 +46,8 @@ def _without_sync(connection: Any, _record: object) -> None:
 class Server:
     """One database file, and the calls to it that are late."""
 
+    has_late = False
+
     def __init__(self, name: str, world: World) -> None:
         self.name = name
         self.world = world

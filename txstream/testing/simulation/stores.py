@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
 
+import pyarrow as pa
+
 from txstream.api.errors import ServiceUnavailableError
 from txstream.semantics import Semantics
 from txstream.state import AnswerLostError, FenceLockedError, TableSpec, TopologyStates
@@ -64,6 +66,10 @@ class Server:
 
     def open(self, client: Client) -> Store:
         return Store(self, client)
+
+    @property
+    def has_late(self) -> bool:
+        return bool(self.holding)
 
     def deliver_late(self) -> None:
         for held in [held for held in self.holding if held.is_sent]:
@@ -149,6 +155,10 @@ class Store(StoreBackend):
 
     def check(self) -> None:
         self._reach()
+
+    def prepare(self, spec: TableSpec, deltas: pa.Table) -> pa.Table:
+        what = "prepared", spec.state.table, spec.semantics, spec.state.value_names
+        return self._world.program.memo.of(what, [deltas], lambda: super(Store, self).prepare(spec, deltas))
 
     def of(
         self, topology: str, uuid: str, semantics: Semantics, tables: Sequence[TableSpec] = ()

@@ -31,7 +31,7 @@ from txstream.engine.commit.shares import StateWrite, cut
 from txstream.metas import BatchMetas
 from txstream.state import StateBackend
 from txstream.testing.inprocess import InProcessRunner
-from txstream.testing.simulation.program import NotDeterministicError
+from txstream.testing.simulation.known import NotDeterministicError
 from txstream.testing.simulation.source import LogEmitter
 from txstream.transaction import TransactionAttempt
 
@@ -93,6 +93,10 @@ class Tasks:
         self._tasks.append(task := Task(what, write))
         return task
 
+    @property
+    def are_left(self) -> bool:
+        return bool(self._tasks)
+
     def run_one(self) -> None:
         """Any task runs; its answer goes nowhere, unless its driver still waits."""
         if not self._tasks:
@@ -147,6 +151,7 @@ class Runner(InProcessRunner):
         self._codec = driver.world.codec
         self._width = driver.world.width
         self._calls: Any = _Calls()
+        self._computes = False
         # Two, so that a task may find what an attempt before the last one has left.
         self._free = [Process(driver.world, plan) for _ in range(2)]
 
@@ -154,11 +159,13 @@ class Runner(InProcessRunner):
     def _process(self) -> Iterator[WorkerProcess]:
         if not self._free:  # tasks sleep in all of them
             self._free.append(Process(self._world, self.plan))
-        process = self._free.pop(self._world.chances.below(len(self._free)))
+        # What is computed only where it is not known must decide nothing.
+        chosen = 0 if self._computes else self._world.chances.below(len(self._free))
+        process = self._free.pop(chosen)
         try:
             yield process
         finally:
-            self._free.append(process)
+            self._free.insert(chosen if self._computes else len(self._free), process)
 
     def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
         world = self._world
@@ -175,12 +182,15 @@ class Runner(InProcessRunner):
         )
         found = results.get(key)
         if found is None:
-            found = self._run(attempt, metas)
+            self._computes = True
             try:
+                found = self._run(attempt, metas)
                 results.put(key, found, found.kept.elements)
             except NotDeterministicError as error:
                 world.wrong = world.wrong or error  # no failure that another attempt could mend
                 raise
+            finally:
+                self._computes = False
         if found.kept.layout.commit:
             order = replace(found.kept.order, attempt=attempt)
             found = replace(found, kept=replace(found.kept, order=order))
@@ -219,7 +229,7 @@ class Runner(InProcessRunner):
         process, tasks = self._free[0] if self._free else Process(self._world, self.plan), []
         for write in writes:
             slots = {table.component: self._world.chances.between(1, _MOST_SHARES) for table in write.tables}
-            for share in cut(write, slots):
+            for share in self._cut(write, slots):
                 store = process.get(share.place, share.life.topology)
                 states = store.of(share.life.topology, share.life.uuid, share.life.semantics)
                 tables = [(table.spec, table.deltas) for table in share.tables]
@@ -227,6 +237,12 @@ class Runner(InProcessRunner):
                 tasks.append(self._world.tasks.add(what, partial(states.write, attempt, tables)))
         self._wait_for(attempt, tasks)
         return [write.rows for write in writes]
+
+    def _cut(self, write: StateWrite, slots: Mapping[str, int]) -> list[StateWrite]:
+        """The same shares for the same deltas, so that what comes of them is known too."""
+        deltas = [table.deltas for table in write.tables]
+        kept = self._world.program.memo.of(("cut", *slots.values()), deltas, lambda: cut(write, slots))
+        return [replace(write, tables=share.tables) for share in kept]
 
     def cancel(self, attempt: TransactionAttempt) -> None:
         """Nobody ever stops a task."""

@@ -1,0 +1,122 @@
+"""Topologies for the simulation: one as it should be, and ones that are wrong in a way it must find."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, ClassVar
+
+from txstream import (
+    BasicBolt,
+    BatchBolt,
+    Committer,
+    Count,
+    NonTransactionalSpout,
+    OpaqueSpout,
+    SqlState,
+    SqlStateBolt,
+    Sum,
+    Topology,
+    TransactionalSpout,
+    TransactionalTopologyBuilder,
+)
+from txstream.spouts.memory import MemorySpout
+
+LINES = {"p1": ["a b a", "c", "a", "b c"], "p2": ["c", "b a", "a c a"], "p3": ["d", "d a"]}
+SPOUTS = {
+    "opaque": OpaqueSpout,
+    "transactional": TransactionalSpout,
+    "non-transactional": NonTransactionalSpout,
+}
+
+_seen: set[str] = set()
+
+
+class Split(BasicBolt):
+    output = "word string"
+
+    def execute(self, tup: Any, collector: Any) -> None:
+        for word in tup["line"].split():
+            collector.emit((word,))
+
+
+class OnlyNewWords(Split):
+    """Wrong: what it emits depends on what this process has seen before."""
+
+    def execute(self, tup: Any, collector: Any) -> None:
+        for word in tup["line"].split():
+            if word not in _seen:
+                _seen.add(word)
+                collector.emit((word,))
+
+
+class Guesses(Split):
+    """Wrong: each time something else."""
+
+    def execute(self, tup: Any, collector: Any) -> None:
+        for _ in range(random.randint(1, 3)):
+            collector.emit((tup["line"],))
+
+
+class Adds(BatchBolt, Committer):
+    """A committer that counts in a state of its own."""
+
+    output = "word string"
+
+    def __init__(self) -> None:
+        self.states = {"kept": SqlState("kept", key="word string", value="n bigint")}
+
+    def execute(self, tup: Any) -> None:
+        self.context.state("kept").update(tup["word"], lambda n: (n or 0) + 1)
+
+
+class AddsOutside(Adds):
+    """Wrong: it counts beside the transaction, where what an attempt before has counted stays."""
+
+    counts: ClassVar[dict[str, int]] = {}
+
+    def execute(self, tup: Any) -> None:
+        self.counts[tup["word"]] = self.counts.get(tup["word"], 0) + 1
+        self.context.state("kept").put(tup["word"], self.counts[tup["word"]])
+
+
+class CountsFirstAttempts(Adds):
+    """Wrong: it takes a txid's second attempt for one that was counted before."""
+
+    def execute(self, tup: Any) -> None:
+        if self.context.attempt.attempt % (1 << 32) == self.context.attempt.txid:
+            super().execute(tup)
+
+
+def counts(
+    split: Any = Split, committer: Any = None, semantics: str = "opaque", lines: Any = LINES
+) -> Topology:
+    """A word count in one database, beside a count of lines in another."""
+    builder = TransactionalTopologyBuilder(
+        "counts", "lines", SPOUTS[semantics](MemorySpout("line string", lines))
+    )
+    builder.set_bolt("split", split(), 2).shuffle_grouping("lines")
+    words = SqlState("words", key="word string", value="n bigint")
+    builder.set_bolt("words", SqlStateBolt(words, n=Count())).fields_grouping("split", "word")
+    by_line = SqlState("by_line", key="line string", value="n bigint", url="sqlite:///elsewhere.db")
+    builder.set_bolt("by_line", SqlStateBolt(by_line, n=Count())).fields_grouping("lines", "line")
+    if committer is not None:
+        builder.set_bolt("adds", committer(), 2).fields_grouping("split", "word")
+    return builder.build()
+
+
+def counts_by(semantics: str = "opaque", wrong: bool = False) -> Topology:
+    """For the command line."""
+    return counts(OnlyNewWords if wrong else Split, semantics=semantics)
+
+
+def forgetful() -> Topology:
+    """For the command line: what is replayed is not counted."""
+    return counts(committer=CountsFirstAttempts)
+
+
+def summed(*, key: str = "k string") -> Topology:
+    """Sums of rows that come from elsewhere."""
+    builder = TransactionalTopologyBuilder("sums", "rows", OpaqueSpout(MemorySpout("k string, x bigint")))
+    state = SqlState("sums", key=key, value="x bigint")
+    builder.set_bolt("sums", SqlStateBolt(state, x=Sum("x"))).fields_grouping("rows", "k")
+    return builder.build()

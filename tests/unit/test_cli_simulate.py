@@ -1,0 +1,92 @@
+"""`txstream simulate`: exit status, what it prints, what it saves, and how that is told again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from txstream.cli.main import main
+
+FACTORY = "support.simulated:counts_by"
+WRONG = "support.simulated:forgetful"
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = main(["simulate", *arguments])
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_the_word_count_needs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "--schedules", "5")
+    assert status == 0
+    assert out.startswith("5 schedules")
+    assert "crash points: " in out
+    assert out.endswith("exact: yes\n")
+
+
+def test_json_has_the_coverage(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, FACTORY, "--schedules", "5", "--seed", "7", "--json")
+    document = json.loads(out)
+    assert (status, document["exact"], document["schedules"]) == (0, True, 5)
+    assert {"crash_points", "crash_pairs", "faults", "per_cpu_second"} <= document.keys()
+
+
+def test_a_failure_is_saved_and_replayed_step_by_step(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    saved = tmp_path / "schedule.json"
+    status, out, _ = run(capsys, WRONG, "--seed", "1", "--schedules", "50", "--save", str(saved))
+    assert status == 1
+    assert "the schedule of seed " in out
+    assert "WrongResultError: at the end, table 'kept'" in out
+    assert out.endswith("exact: no\n")
+    assert "history" in json.loads(saved.read_text())
+    status, out, _ = run(capsys, WRONG, "--replay", str(saved))
+    assert status == 1
+    assert out.startswith("step 1\n")
+    assert "exact: no; WrongResultError: " in out
+    status, out, _ = run(capsys, WRONG, "--replay", str(saved), "--json")
+    assert (status, json.loads(out)["error"]) == (1, "WrongResultError")
+
+
+def test_rows_come_from_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"account": "anna", "amount": 5}\n\n["bob", 3]\n')
+    factory = "txstream.examples.accounts:topology"
+    status, _, err = run(capsys, factory, "--rows", str(rows), "--schedules", "3")
+    assert (status, err) == (0, "")
+    rows.write_text('{"account": "anna", "amount": 5}\n{"account": "anna", "amount": -7}\n')
+    status, _, _ = run(capsys, factory, "--rows", str(rows), "--partition-by", "account", "--schedules", "3")
+    assert status == 0
+
+
+def usage(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    status, out, err = run(capsys, *arguments)
+    assert (status, out) == (2, "")
+    return err
+
+
+def test_what_cannot_be_meant_is_a_usage_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    assert "--rows are for a topology of yours" in usage(capsys, "--rows", str(rows))
+    accounts = "txstream.examples.accounts:topology"
+    assert "reads a KafkaSource" in usage(capsys, accounts)
+    assert "cannot be read" in usage(capsys, accounts, "--rows", str(rows))
+    rows.write_text("anna\n")
+    assert f"{rows}, line 1 is no JSON" in usage(capsys, accounts, "--rows", str(rows))
+    rows.write_text('["anna", 1]\n')
+    problem = usage(capsys, accounts, "--rows", str(rows), "--partition-by", "account")
+    assert "has no such field" in problem
+    assert "cannot be read" in usage(capsys, FACTORY, "--replay", str(tmp_path / "none.json"))
+
+
+def test_a_non_transactional_topology_is_no_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments: list[Any] = [FACTORY, "-p", "semantics=non-transactional", "--schedules", "20"]
+    status, out, _ = run(capsys, *arguments)
+    assert status == 0
+    assert "as non-transactional topologies are" in out
+    assert out.endswith("exact: no\n")

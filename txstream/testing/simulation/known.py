@@ -1,0 +1,115 @@
+"""What need not be computed again in every history: what bolts make of a range of rows, and what follows.
+
+Invariant: what is kept here is the same in each history. That bolts are deterministic is not believed but
+looked at: now and then they do it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from txstream.api.errors import TxstreamError
+from txstream.engine.batch.runner import BatchResult
+from txstream.engine.commit.committer import Committer, StateDeltas
+
+T = TypeVar("T")
+
+_DONE_AGAIN = 64
+"""Of so many uses of a result, bolts do one again."""
+_FIRST_AGAIN = 3
+_MOST = 20_000
+
+
+class NotDeterministicError(TxstreamError):
+    """The same rows gave other tuples."""
+
+
+class Memo:
+    """Values that were computed from objects which nobody changes. It holds the objects too, so that no other
+    one gets the same id."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, tuple[Sequence[Any], Any]] = {}
+
+    def of(self, what: Hashable, objects: Sequence[Any], make: Callable[[], T]) -> T:
+        key = (what, *map(id, objects))
+        found = self._known.get(key)
+        if found is None:
+            if len(self._known) > _MOST:
+                self._known.clear()
+            found = self._known[key] = objects, make()
+        value: T = found[1]
+        return value
+
+
+@dataclass
+class _Result:
+    result: BatchResult
+    content: Any
+    uses: int = 1
+
+
+class Results:
+    """What bolts have made of ranges of rows."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, _Result] = {}
+
+    def get(self, key: Hashable) -> BatchResult | None:
+        """None when bolts are to do it, for the first time or again."""
+        known = self._known.get(key)
+        if known is None or known.uses % _DONE_AGAIN == _FIRST_AGAIN:
+            return None
+        known.uses += 1
+        return known.result
+
+    def put(self, key: Hashable, result: BatchResult, handed_on: Sequence[Any]) -> None:
+        """`handed_on` is what the commit phase gets. Raises NotDeterministicError when it is not what it was
+        before."""
+        content = _content(result), handed_on
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) > _MOST:
+                self._known.clear()
+            self._known[key] = _Result(result, content)
+        elif known.content == content:
+            known.uses += 1
+        else:
+            raise NotDeterministicError(
+                f"bolts gave other tuples for the same rows: {_difference(known.content, content)}; what "
+                f"they emit may depend on the batch alone, not on chance, time or what they keep between "
+                f"batches"
+            )
+
+
+def committer_with(memo: Memo) -> type[Committer]:
+    """One that merges the deltas of a result once."""
+
+    class Remembering(Committer):
+        def prepare(self, result: BatchResult, *, in_commit: bool = False) -> dict[str, StateDeltas]:
+            if in_commit:
+                return super().prepare(result, in_commit=True)
+            return memo.of("merged", [result.deltas], lambda: Committer.prepare(self, result))
+
+    return Remembering
+
+
+def _content(result: BatchResult) -> Mapping[str, list[Any]]:
+    """Deltas by component, whichever came first."""
+    return {component: sorted(_rows(tables), key=repr) for component, tables in result.deltas.items()}
+
+
+def _rows(tables: Sequence[pa.Table]) -> list[tuple[Any, ...]]:
+    return [tuple(row.values()) for table in tables for row in table.to_pylist()]
+
+
+def _difference(before: Any, now: Any) -> str:
+    for component in before[0].keys() | now[0].keys():
+        one, other = before[0].get(component), now[0].get(component)
+        if one != other:
+            return f"the deltas of {component!r} were {one!r:.300} and are {other!r:.300} now"
+    return "the tuples for its committers differ"
