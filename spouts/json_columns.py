@@ -1,8 +1,8 @@
 """JSON values, parsed already, as Arrow arrays: which value fits which type, and why another does not.
 
 A reader takes the values of a whole column, so that types are compared and arrays are built by C code. It
-raises MisfitError when any value does not fit; the reason is that of the one which it met first, so who needs
-the first in order of rows asks again value by value.
+raises MisfitError when any value does not fit, with the reason of the one that it met first. That need not be
+the first row: a caller that needs the first row asks again, value by value.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class Injector:
             return {one.partition: _REASON for one in self.outages if self._is_left_out(one, last)}
 
     def unreadable(self) -> Mapping[str, str]:
-        """The partitions that who waits for them finds unreadable, with the reason."""
+        """The partitions that a waiting replay finds unreadable, with the reasons."""
         with self._lock:
             for outage in self.outages:
                 if outage.ended is None and self._is_over(outage):

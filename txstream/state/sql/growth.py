@@ -27,7 +27,7 @@ from txstream.state.sql.framework import owned_table
 def grow_table(
     connection: Connection, dialect: StateDialect, table: Table, spec: TableSpec, declared: Mapping[str, Any]
 ) -> None:
-    """Add the value columns that are new, with their defaults, and remember the declaration of now.
+    """Add the value columns that are new, with their defaults, and remember the present declaration.
 
     Raises StateValueError for a default that this database would change.
     """
