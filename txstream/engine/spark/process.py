@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ _MEMORY = (
     "kernel's log tells"
 )
 _END_SECONDS = 10.0
+_POLL_SECONDS = 0.1
 # A connection breaks a moment before the process that had it can be waited for.
 _DEATH_SECONDS = 2.0
 
@@ -94,6 +95,22 @@ class SparkProcess:
         finally:
             timer.cancel()
 
+    @contextlib.contextmanager
+    def killed_when(self, is_due: Callable[[], bool]) -> Iterator[None]:
+        """End the process as soon as `is_due` says so in the time of the block, which then fails."""
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(_POLL_SECONDS):
+                if self.process is not None and is_due():
+                    self.process.kill()
+
+        threading.Thread(target=watch, name="txstream-spark-start", daemon=True).start()
+        try:
+            yield
+        finally:
+            over.set()
+
     def end(self, context: SparkContext | None, gateway: Any) -> None:
         """Stop the context, if there is one, and the process."""
         if context is not None:
@@ -115,18 +132,29 @@ class SparkProcess:
             self.process.wait()
 
 
-def launch(conf: SparkConf, log_file: Path | None, environment: Mapping[str, str]) -> None:
-    """Start the process for the next SparkContext, with further variables in its environment.
+def launch(
+    conf: SparkConf, log_file: Path | None, environment: Mapping[str, str], is_given_up: Callable[[], bool]
+) -> None:
+    """Start the process for the next SparkContext, with further variables in its environment. It is killed as
+    soon as `is_given_up` says so.
 
     It leads a session of its own and ignores SIGTERM: a signal to the driver's process group, or to all
     processes of a service, is the driver's to handle, which still needs Spark to finish its open batches.
     """
-    from pyspark import SparkContext
+    from pyspark import SparkContext, java_gateway
     from pyspark.errors import PySparkRuntimeError
-    from pyspark.java_gateway import launch_gateway
 
     popen_kwargs: dict[str, Any] = {"start_new_session": True}
     with contextlib.ExitStack() as stack:
+
+        def popen(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+            process = subprocess.Popen(*arguments, **options)
+            stack.enter_context(SparkProcess(process).killed_when(is_given_up))
+            return process
+
+        # PySpark waits for the process before it hands it out.
+        stack.callback(vars(java_gateway).update, Popen=subprocess.Popen)
+        vars(java_gateway).update(Popen=popen)
         stack.enter_context(_variables(environment))
         start = 0
         if log_file is not None:
@@ -136,7 +164,7 @@ def launch(conf: SparkConf, log_file: Path | None, environment: Mapping[str, str
             popen_kwargs |= {"stdout": sink, "stderr": sink}
         try:
             # pyspark ships types, but not for this function.
-            gateway = launch_gateway(conf=conf, popen_kwargs=popen_kwargs)  # type: ignore[no-untyped-call]
+            gateway = java_gateway.launch_gateway(conf=conf, popen_kwargs=popen_kwargs)  # type: ignore[no-untyped-call]
         except PySparkRuntimeError as error:
             raise SparkLostError(_told_while_starting(log_file, start)) from error
     with SparkContext._lock:

@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,11 +120,13 @@ def create_context(
     log_file: Path | None = None,
     package: str | None = None,
     connect_timeout_seconds: float = 10.0,
+    is_given_up: Callable[[], bool] = lambda: False,
 ) -> SparkContext:
     """A SparkContext with the recipe: all that batches need, two seconds sooner than a SparkSession.
 
     `log_file` takes all that Spark's JVM prints; `package` is the zip of the framework for executors that
-    do not have it. Raises ServiceUnavailableError when Spark or its master cannot be started or reached.
+    do not have it. The start fails as soon as `is_given_up` says so. Raises ServiceUnavailableError when
+    Spark or its master cannot be started or reached.
     """
     where = Master(master or DEFAULT_MASTER)
     where.reach(connect_timeout_seconds)
@@ -146,9 +148,15 @@ def create_context(
     try:
         if SparkContext._active_spark_context is None and SparkContext._gateway is None:
             # Workers elsewhere could not reach a driver on loopback.
-            launch(settings, log_file, {"SPARK_LOCAL_IP": "127.0.0.1"} if where.is_on_loopback else {})
+            environment = {"SPARK_LOCAL_IP": "127.0.0.1"} if where.is_on_loopback else {}
+            launch(settings, log_file, environment, is_given_up)
         process = SparkProcess.of(SparkContext._gateway)
-        with _answering(where, process), process.blamed(), pool_settings() as pools:
+        with (
+            _answering(where, process),
+            process.blamed(),
+            process.killed_when(is_given_up),
+            pool_settings() as pools,
+        ):
             for name, value in pools.items():
                 settings.set(name, (conf or {}).get(name, value))
             context = SparkContext.getOrCreate(settings)
