@@ -19,7 +19,8 @@ from txstream.retention import Keep
 
 DATA_DIR = ".txstream"
 SETTINGS_FILE = "txstream.toml"
-_ADDRESSES = ("zookeeper", "kafka", "database", "master", "redis")
+COLD, WARM = "cold", "warm"
+_STRINGS = ("zookeeper", "kafka", "database", "master", "redis", "standby")
 _LISTS = ("state_databases",)
 _LITTLE_BYTES = 1024 * 1024
 _DEADLINES = ("connect_timeout_seconds", "session_timeout_seconds", "fetch_timeout_seconds")
@@ -30,10 +31,11 @@ class Settings:
     """Addresses and deadlines of a run.
 
     `zookeeper` are hosts with an optional chroot, `kafka` bootstrap servers, `database` a SQLAlchemy URL,
-    `master` a Spark master, `redis` a URL for RedisStreamSpout. None means: not given, look further.
-    `spark_conf` is passed to a session that txstream makes, whose JVM prints into `spark_log` (unset: a file
-    in `log_dir`); `py_files` are shipped to executors, and `package` is the one of them that holds the
-    framework, for executors that do not have it.
+    `master` a Spark master, `redis` a URL for RedisStreamSpout. `standby` is "cold" or "warm": what a driver
+    has ready while another one leads. None means: not given, look further. `spark_conf` is passed to a
+    session that txstream makes, whose JVM prints into `spark_log` (unset: a file in `log_dir`); `py_files`
+    are shipped to executors, and `package` is the one of them that holds the framework, for executors that do
+    not have it.
     `ledger_keep` says how long the ledger keeps a batch: "7d", "100000", "all", or "7d,100000", which is also
     the default (whichever limit is reached first).
     `state_databases` are URLs, with passwords, of further databases with state, for commands that look there.
@@ -44,6 +46,7 @@ class Settings:
     database: str | None = field(default=None, repr=False)
     master: str | None = None
     redis: str | None = field(default=None, repr=False)
+    standby: str | None = None
     data_dir: Path = Path(DATA_DIR)
     connect_timeout_seconds: float = 10.0
     session_timeout_seconds: float = 10.0
@@ -58,6 +61,11 @@ class Settings:
     def __post_init__(self) -> None:
         if isinstance(self.ledger_keep, str):
             object.__setattr__(self, "ledger_keep", Keep.parse(self.ledger_keep))
+        if self.standby not in (None, COLD, WARM):
+            raise UsageError(
+                f"standby is {self.standby!r}; it is {COLD!r} or {WARM!r} (--standby, TXSTREAM_STANDBY, or "
+                f"standby in {SETTINGS_FILE})"
+            )
         for name in _DEADLINES:
             value = getattr(self, name)
             if not value > 0 or not math.isfinite(value):
@@ -75,7 +83,7 @@ class Settings:
         Raises UsageError for a file that cannot be read or has unknown names.
         """
         given = self.resolve_given(directory)
-        found: dict[str, Any] = {name: getattr(given, name) for name in _ADDRESSES}
+        found: dict[str, Any] = {name: getattr(given, name) for name in _STRINGS}
         if not (found["zookeeper"] and found["kafka"]):
             for name, value in self._from_embedded().items():
                 found[name] = found[name] or value
@@ -83,7 +91,7 @@ class Settings:
 
     def resolve_given(self, directory: Path | None = None) -> Settings:
         """As `resolve`, but without looking for embedded services."""
-        found: dict[str, Any] = {name: getattr(self, name) for name in (*_ADDRESSES, *_LISTS)}
+        found: dict[str, Any] = {name: getattr(self, name) for name in (*_STRINGS, *_LISTS)}
         for source in (_from_environment(), _from_file((directory or Path.cwd()) / SETTINGS_FILE)):
             for name, value in source.items():
                 found[name] = found[name] or value
@@ -166,7 +174,7 @@ def using_data_dir(data_dir: Path) -> Iterator[None]:
 
 def _from_environment() -> Mapping[str, Any]:
     values: dict[str, Any] = {
-        name: os.environ.get(f"TXSTREAM_{name.upper()}", "") for name in (*_ADDRESSES, *_LISTS)
+        name: os.environ.get(f"TXSTREAM_{name.upper()}", "") for name in (*_STRINGS, *_LISTS)
     }
     values |= {name: tuple(values[name].split()) for name in _LISTS}  # a URL has no blanks
     return {name: value for name, value in values.items() if value}
@@ -179,10 +187,10 @@ def _from_file(path: Path) -> Mapping[str, Any]:
         document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
-    unknown = sorted(set(document) - {*_ADDRESSES, *_LISTS})
+    unknown = sorted(set(document) - {*_STRINGS, *_LISTS})
     if unknown:
         raise UsageError(
-            f"{path} has unknown settings {', '.join(unknown)}; known are {', '.join((*_ADDRESSES, *_LISTS))}"
+            f"{path} has unknown settings {', '.join(unknown)}; known are {', '.join((*_STRINGS, *_LISTS))}"
         )
     for name, value in document.items():
         if name in _LISTS:

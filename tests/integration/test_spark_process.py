@@ -182,6 +182,24 @@ def test_a_signal_to_the_process_group_ends_the_run_between_two_batches(
     wait_until(lambda: has_ended(java), "Java has ended", 60)
 
 
+@pytest.mark.parametrize("connected", [False, True])
+def test_a_run_that_is_stopped_while_java_starts_ends_at_once(
+    start: Callable[..., RunningCommand], connected: bool
+) -> None:
+    """A Java that is frozen never gets ready, as one on a busy machine does not for long."""
+    command = start()
+    java = java_of(command)
+    if connected:
+        wait_until(java.net_connections, "Java is connected, and makes its context", 120)
+    java.suspend()
+    command.process.send_signal(signal.SIGTERM)
+    outcome = command.wait(60)
+    assert outcome.status == 0, outcome.stderr
+    assert "stopped before its first batch" in outcome.stderr
+    assert "Spark's Java process" not in outcome.stderr
+    assert has_ended(java)
+
+
 def test_java_ends_with_a_driver_that_is_killed(start: Callable[..., RunningCommand]) -> None:
     command = start()
     command.wait_for_line("is running")

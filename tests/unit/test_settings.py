@@ -15,7 +15,7 @@ NAMES = ("zookeeper", "kafka", "database", "master", "redis")
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in NAMES:
+    for name in (*NAMES, "standby"):
         monkeypatch.delenv(f"TXSTREAM_{name.upper()}", raising=False)
     monkeypatch.chdir(tmp_path)
 
@@ -37,6 +37,18 @@ def test_flag_then_environment_then_file(name: str, monkeypatch: pytest.MonkeyPa
     assert getattr(Settings().resolve(), name) == "from-environment"
     given = Settings(**{name: "from-flag"})  # type: ignore[arg-type]
     assert getattr(given.resolve(), name) == "from-flag"
+
+
+def test_what_a_standby_has_ready_is_a_setting_like_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Settings().resolve().standby is None
+    write_file('standby = "cold"')
+    assert Settings().resolve().standby == "cold"
+    assert Settings(standby="warm").resolve().standby == "warm"
+    monkeypatch.setenv("TXSTREAM_STANDBY", "hot")
+    with pytest.raises(
+        UsageError, match=r"standby is 'hot'; it is 'cold' or 'warm' \(--standby, TXSTREAM_STANDBY"
+    ):
+        Settings().resolve()
 
 
 def test_embedded_services_come_last_and_each_address_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from tracked_wheel import ROOT
 from txstream import TransactionalTopologyBuilder
 from txstream.api.spouts import DEFAULT_MAX_BATCH_RECORDS
 from txstream.cli.main import app
-from txstream.settings import _ADDRESSES, _LISTS, Settings
+from txstream.settings import _LISTS, _STRINGS, Settings
 
 TEXT = (DOCS / "settings.md").read_text(encoding="utf-8")
 ROWS = [
@@ -102,9 +102,9 @@ def test_every_field_of_settings_has_its_row_and_default() -> None:
             assert default == f"{value:g}", field.name
 
 
-def test_every_key_and_variable_of_an_address() -> None:
+def test_every_key_and_its_variable() -> None:
     keys = {name for _, variable, *_ in ROWS for name in words(variable) if name.islower()}
-    assert keys == {*_ADDRESSES, *_LISTS}
+    assert keys == {*_STRINGS, *_LISTS}
     for _, variable, field, *_ in ROWS:
         for key in keys.intersection(words(variable)):
             assert words(variable) == [f"TXSTREAM_{key.upper()}", key]
@@ -116,20 +116,20 @@ def test_every_variable_has_its_row() -> None:
     read = set(re.findall(r"environ(?:\.get|\.setdefault)?[(\[]\"(\w+)\"", CODE)) - NOT_FOR_USERS
     ours = set(re.findall(r"\bTXSTREAM_[A-Z_]*[A-Z]\b", CODE))
     assert read | ours <= documented
-    known = {f"TXSTREAM_{name.upper()}" for name in (*_ADDRESSES, *_LISTS)}
+    known = {f"TXSTREAM_{name.upper()}" for name in (*_STRINGS, *_LISTS)}
     invented = {name for name in documented - known if name.lower() not in CODE.lower()}
     assert not invented
 
 
 def test_the_file_that_is_shown_is_understood(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*_ADDRESSES, *_LISTS):
+    for name in (*_STRINGS, *_LISTS):
         monkeypatch.delenv(f"TXSTREAM_{name.upper()}", raising=False)
     (shown,) = re.findall(r"^```toml\n(.*?)^```$", TEXT, re.M | re.S)
     (tmp_path / "txstream.toml").write_text(shown, encoding="utf-8")
     found = Settings().resolve(tmp_path)
     given = tomllib.loads(shown)
-    assert set(given) == {*_ADDRESSES, *_LISTS}
-    assert {name: getattr(found, name) for name in _ADDRESSES} == {name: given[name] for name in _ADDRESSES}
+    assert set(given) == {*_STRINGS, *_LISTS}
+    assert {name: getattr(found, name) for name in _STRINGS} == {name: given[name] for name in _STRINGS}
     assert found.state_databases == tuple(given["state_databases"])
 
 

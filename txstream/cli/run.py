@@ -67,6 +67,15 @@ def run(
     no_wait: Annotated[
         bool, typer.Option("--no-wait", help="Fail, instead of standing by, when it runs elsewhere.")
     ] = False,
+    standby: Annotated[
+        str | None,
+        typer.Option(
+            "--standby",
+            metavar="cold|warm",
+            help="What is ready while another driver leads: nothing, or all that a batch needs "
+            "[env: TXSTREAM_STANDBY]",
+        ),
+    ] = None,
     py_files: Annotated[
         list[Path] | None,
         typer.Option("--py-files", metavar="FILE", help="A .py or .zip for the executors; may be repeated."),
@@ -107,6 +116,7 @@ def run(
         topology = topology.with_id(topology_id)
     if message_timeout is not None:
         topology = _with_timeout(topology, message_timeout)
+    cli.settings = replace(cli.settings, standby=standby or None)
     settings = cli.resolve()
     settings.require_zookeeper()
     from txstream.embedded.java import find_java

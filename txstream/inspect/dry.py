@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import threading
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -44,8 +42,6 @@ from txstream.transaction import TransactionAttempt, Txid
 if TYPE_CHECKING:
     from txstream.api.topology import Topology
     from txstream.state import BatchRecord, StateBackend
-
-log = logging.getLogger(__name__)
 
 _JOBS_AT_ONCE = 4
 
@@ -231,28 +227,14 @@ def _in_this_process(plan: ExecutionPlan) -> BatchRunner:
 def _on_spark(
     topology: Topology, settings: Settings, plan: ExecutionPlan, stack: contextlib.ExitStack
 ) -> BatchRunner:
+    from txstream.engine.spark.engine import SparkEngine
     from txstream.engine.spark.log import writable_spark_log
-    from txstream.engine.spark.master import await_executor
-    from txstream.engine.spark.process import SparkProcess
-    from txstream.engine.spark.runner import SparkRunner
-    from txstream.engine.spark.session import own_context, share_path
 
-    options: dict[str, Any] = {"app_name": f"txstream replay {topology.id}", "conf": settings.spark_conf}
-    context = stack.enter_context(
-        own_context(
-            master=settings.master,
-            log_file=settings.spark_log or writable_spark_log(settings.log_dir, f"replay-{topology.id}"),
-            package=settings.package,
-            connect_timeout_seconds=settings.connect_timeout_seconds,
-            **options,
-        )
+    log_file = settings.spark_log or writable_spark_log(settings.log_dir, f"replay-{topology.id}")
+    settings = replace(settings, spark_log=log_file)
+    engine = SparkEngine(
+        settings, f"txstream replay {topology.id}", settings.spark_conf, pause=threading.Event().wait
     )
-    stack.enter_context(SparkProcess.of(context._gateway).blamed())
-    share_path(context)
-    for path in settings.py_files:
-        context.addPyFile(str(Path(path).resolve()))
-    patience = settings.connect_timeout_seconds
-    await_executor(context, patience_seconds=patience, wait=threading.Event().wait, tell=log.warning)
-    runner = SparkRunner(context, plan)
+    runner = stack.enter_context(engine).create_runner(plan)
     stack.callback(runner.close)
     return runner

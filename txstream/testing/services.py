@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from txstream.api.spouts import PartitionCoordinator, SpoutContext
 from txstream.api.topology import Topology
+from txstream.engine.batch.plan import ExecutionPlan
 from txstream.engine.batch.runner import BatchRunner
 from txstream.engine.commit.committer import StateTarget, state_targets
 from txstream.engine.driver.driver import RunnerFactory
@@ -76,7 +77,7 @@ class MemoryServices:
     def asked_before(self) -> Requests:
         return OperatorRequests(self._tree, Paths(ROOT, self._topology.id)).read()
 
-    def lead(self, codec: MetaCodec[Any]) -> ProgressStore:
+    def lead(self, codec: MetaCodec[Any], plan: ExecutionPlan) -> ProgressStore:
         self.store = MemoryProgress(
             self._tree,
             self._topology.id,

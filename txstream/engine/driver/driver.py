@@ -49,11 +49,12 @@ class Services(AbstractContextManager["Services"], Protocol):
     def asked_before(self) -> Requests:
         """What operators have asked so far. What they ask while this driver stands by is asked of it too."""
 
-    def lead(self, codec: MetaCodec[Any]) -> ProgressStore:
-        """Be elected, and write to this from now on."""
-
     def context(self) -> SpoutContext:
         """Addresses and deadlines for the source, on the driver and on executors."""
+
+    def lead(self, codec: MetaCodec[Any], plan: ExecutionPlan) -> ProgressStore:
+        """Be elected, and write to this from now on. A standby that is warm opens the source and starts what
+        will run `plan` meanwhile."""
 
     def open_source(self, context: SpoutContext) -> PartitionCoordinator[Any]:
         """The source, asked from the driver."""
@@ -148,23 +149,22 @@ class Driver:
     def start(self) -> EventLoop | None:
         """Everything before the first batch, in the order that makes it safe; None when it was stopped.
 
-        Elected first, so that a standby waits without touching anything; then the source and Spark, so that
-        a run whose topic or cluster is not there leaves nothing behind; then identity, tables, epoch, fences
-        and recovery (`take_up`).
+        A bolt that cannot be shipped is told before anything. Then the election, so that a standby waits
+        without writing anything; then the source and Spark, so that a run whose topic or cluster is not there
+        leaves nothing behind; then identity, tables, epoch, fences and recovery (`take_up`).
         """
         topology, services = self.topology, self._services
         codec: MetaCodec[Any] = MetaCodec(topology.spout.source.meta_type)
         targets = services.connect()
         asked_before = services.asked_before()
-        store = services.lead(codec)
+        context = services.context()
+        plan = self._plan or compile_topology(topology, context, uuid.uuid4().hex, capture=self._capture)
+        store = services.lead(codec, plan)
         if self.is_told_to_stop:
             return None
-        context = services.context()
         spout = services.open_source(context)
         if self.is_told_to_stop:
             return None
-        # A bolt that cannot be shipped, too, ends the start before anything is stored.
-        plan = self._plan or compile_topology(topology, context, uuid.uuid4().hex, capture=self._capture)
         create_runner = services.start_engine()
         if self.is_told_to_stop:
             return None

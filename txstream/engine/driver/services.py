@@ -8,29 +8,37 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from txstream.api.errors import FencedError, ServiceUnavailableError, SparkLostError, UsageError
+from txstream.api.errors import (
+    FencedError,
+    ServiceUnavailableError,
+    SparkLostError,
+    TxstreamError,
+    UsageError,
+)
 from txstream.api.spouts import PartitionCoordinator, SpoutContext
 from txstream.api.topology import Topology
 from txstream.api.tracked_builder import TrackedTopology
+from txstream.engine.batch.plan import ExecutionPlan
 from txstream.engine.batch.runner import BatchRunner
 from txstream.engine.commit.committer import StateTarget, state_targets
 from txstream.engine.driver.driver import RunnerFactory
+from txstream.engine.driver.readiness import Readiness
 from txstream.engine.driver.retention import LedgerPruner
 from txstream.engine.driver.waiting import RunAbortedError
 from txstream.engine.driver.workers import ThreadWorkers, Workers
 from txstream.metas import MetaCodec
-from txstream.settings import Settings
+from txstream.settings import WARM, Settings
 from txstream.state import FenceLockedError, StateBackend, open_database
 from txstream.zookeeper import Leadership, ProgressStore, Requests, ZooKeeper, ZooKeeperProgress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from txstream.engine.spark.process import SparkProcess
+    from txstream.engine.spark.engine import SparkEngine
 
 log = logging.getLogger(__name__)
 
@@ -61,12 +69,12 @@ class RunServices:
         self.state = "starting"
         self._topology = topology
         self._settings = settings
-        self._spark = spark
         self._wait_for_leadership = wait_for_leadership
-        self._runner_factory = runner_factory
         self._stack = contextlib.ExitStack()
         self._targets: Sequence[StateTarget] = ()
-        self._spark_process: SparkProcess | None = None
+        self._source: PartitionCoordinator[Any] | None = None
+        self._engine: SparkEngine | None = None
+        self._create_runner = runner_factory or self._make_engine(spark).create_runner
 
     def connect(self) -> Sequence[StateTarget]:
         settings = self._settings
@@ -94,31 +102,53 @@ class RunServices:
     def asked_before(self) -> Requests:
         return self._zookeeper.requests(self._topology.id).read()
 
-    def lead(self, codec: MetaCodec[Any]) -> ProgressStore:
+    def lead(self, codec: MetaCodec[Any], plan: ExecutionPlan) -> ProgressStore:
         zookeeper, topology_id = self._zookeeper, self._topology.id
+        if self._engine is not None:
+            self._stack.push(self._engine)
+        is_warm = self._wait_for_leadership and self._settings.standby == WARM
+        readiness = Readiness(self._steps(plan) if is_warm else {}, self.workers.pause, self._tell_ready)
+        self._stack.callback(readiness.end)
         self._leadership = Leadership(zookeeper, topology_id)
         self.state = "waiting for the present leader"
         self._leadership.acquire(
             wait=self._wait_for_leadership, should_stop=self._is_interrupted, waiting=self._warn
         )
         self._stack.callback(self._leadership.release)
+        readiness.end()
         # A resumed process may get here long after it was elected; from here on the epoch decides.
         self._store = ZooKeeperProgress(
             zookeeper, topology_id, codec, waiting=self._warn, should_stop=self._is_interrupted
         )
         return self._store
 
+    def _steps(self, plan: ExecutionPlan) -> dict[str, Callable[[], object]]:
+        """What a warm standby keeps ready."""
+        steps: dict[str, Callable[[], object]] = {"the source": partial(self.open_source, plan.context)}
+        if self._engine is not None:
+            steps["Spark"] = partial(self._on_engine, partial(self._engine.keep_warm, plan))
+        for target in self._targets:
+            steps[f"database {target.database.url_for_people}"] = target.database.check
+        return steps
+
+    def _tell_ready(self) -> None:
+        self.state = "standing by, ready to take over"
+        self._warn(f"topology {self._topology.id!r}: this standby is warm, ready to take over")
+
     def context(self) -> SpoutContext:
         return source_context(self._topology, self._settings)
 
     def open_source(self, context: SpoutContext) -> PartitionCoordinator[Any]:
-        self._connecting_to(f"the source of {context.component!r}")
-        spout = self._topology.spout.source.coordinator(context)
-        self._stack.callback(spout.close)
-        return spout
+        if self._source is None:
+            self._connecting_to(f"the source of {context.component!r}")
+            self._source = self._topology.spout.source.coordinator(context)
+            self._stack.callback(self._source.close)
+        return self._source
 
     def start_engine(self) -> RunnerFactory:
-        return self._runner_factory or self._start_spark()
+        if self._engine is not None:
+            self._on_engine(self._engine.start)
+        return self._create_runner
 
     def keep(self, runner: BatchRunner) -> BatchRunner:
         self._stack.callback(runner.close)
@@ -165,8 +195,8 @@ class RunServices:
 
         while not self.workers.pause(_RETRY_SECONDS):
             try:
-                if self._spark_process is not None:
-                    self._spark_process.check()
+                if self._engine is not None:
+                    self._engine.check()
                 if not self._leadership.held:
                     self._store.verify()
                     self._leadership.acquire(wait=True, should_stop=should_stop, waiting=self._warn)
@@ -200,49 +230,33 @@ class RunServices:
             )
         return database
 
-    def _start_spark(self) -> RunnerFactory:
-        from txstream.engine.spark.master import await_executor
-        from txstream.engine.spark.process import SparkProcess
-        from txstream.engine.spark.runner import SparkRunner
-        from txstream.engine.spark.session import (
-            own_context,
-            share_path,
-            warn_of_missing_settings,
-            worker_settings,
-        )
+    def _make_engine(self, spark: SparkSession | None) -> SparkEngine:
+        from txstream.engine.spark.engine import SparkEngine
+        from txstream.engine.spark.session import worker_settings
 
-        settings, spark, stack = self._settings, self._spark, self._stack
-        self.state = "starting Spark"
+        topology, conf = self._topology, dict(self._settings.spark_conf)
         if spark is None:
-            slots = max(component.parallelism for component in self._topology.components)
-            workers = worker_settings(self._topology.workers, slots, settings.master)
-            context = stack.enter_context(
-                own_context(
-                    master=settings.master,
-                    app_name=f"txstream {self._topology.id}",
-                    conf={**workers, **settings.spark_conf},
-                    log_file=settings.spark_log,
-                    package=settings.package,
-                    connect_timeout_seconds=settings.connect_timeout_seconds,
-                )
-            )
-        else:
-            context = spark.sparkContext
-        self._spark_process = SparkProcess.of(context._gateway)
-        stack.enter_context(self._spark_process.blamed())
-        if spark is not None:
-            warn_of_missing_settings(context)
-        share_path(context)
-        for path in settings.py_files:
-            context.addPyFile(str(Path(path).resolve()))
-        self.state = f"waiting for an executor of {context.master}"
-        await_executor(
-            context,
-            patience_seconds=settings.connect_timeout_seconds,
-            wait=self.workers.pause,
-            tell=self._warn,
+            slots = max(component.parallelism for component in topology.components)
+            conf = {**worker_settings(topology.workers, slots, self._settings.master), **conf}
+
+        def tell_state(state: str) -> None:
+            self.state = state
+
+        self._engine = SparkEngine(
+            *(self._settings, f"txstream {topology.id}", conf, spark),
+            pause=self.workers.pause,
+            tell_state=tell_state,
         )
-        return lambda plan: SparkRunner(context, plan, spark)
+        return self._engine
+
+    def _on_engine(self, start: Callable[[], object]) -> None:
+        """Whatever fails in a start that was stopped, fails because of that."""
+        try:
+            start()
+        except TxstreamError as error:
+            if self.workers.is_interrupted:
+                raise RunAbortedError("the run was stopped while Spark started") from error
+            raise
 
 
 def source_context(topology: Topology, settings: Settings) -> SpoutContext:

@@ -104,6 +104,7 @@ class SparkRunner:
 
     `session` is the user's, for DataFrame bolts; without one they get sessions of the runner's own. `width`
     is the number of Spark tasks that every batch gets, as far as slots go; None leaves it to its size.
+    `sessions` are those for its DataFrame bolts, if they are made.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class SparkRunner:
         session: SparkSession | None = None,
         *,
         width: int | None = None,
+        sessions: Sessions | None = None,
     ) -> None:
         check_dataframes(plan)
         self.plan = plan
@@ -127,8 +129,10 @@ class SparkRunner:
         # The attempt whose shares are being written, until it is cancelled.
         self._writing: set[TransactionAttempt] = set()
         self._closed = False
-        self._shipped: Broadcast[bytes] = context.broadcast(_pickle(plan))
-        self._sessions = Sessions(context, session) if any(b.is_dataframe for b in plan.bolts) else None
+        self._shipped: Broadcast[bytes] = context.broadcast(pickled(plan))
+        if sessions is None and any(bolt.is_dataframe for bolt in plan.bolts):
+            sessions = Sessions(context, session)
+        self._sessions = sessions
 
     # --- for the event loop -------------------------------------------------------------------------
 
@@ -394,7 +398,7 @@ class _Job:
         self._context.setLocalProperty(WORK_PROPERTY, None)  # type: ignore[arg-type]
 
 
-def _pickle(plan: ExecutionPlan) -> bytes:
+def pickled(plan: ExecutionPlan) -> bytes:
     return bytes(cloudpickle.dumps(plan))  # type: ignore[no-untyped-call]  # pyspark's copy
 
 

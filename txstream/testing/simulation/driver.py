@@ -208,7 +208,7 @@ class Driver(Actor, Watcher):
     def asked_before(self) -> Requests:
         return self.store.read_requests()
 
-    def lead(self, codec: MetaCodec[Any]) -> Progress:
+    def lead(self, codec: MetaCodec[Any], plan: ExecutionPlan) -> Progress:
         return self.store
 
     def context(self) -> SpoutContext:

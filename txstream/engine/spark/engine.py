@@ -1,0 +1,162 @@
+"""Spark as a driver uses it: started, kept warm while the driver stands by, and ended.
+
+Invariants. Without a session of the user's, Spark gets a process of its own. What was started is ended,
+however far a start has come. When that process has ended, the next start makes another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow.acero  # noqa: F401 - otherwise the first batch does, when it groups rows
+from pyspark import cloudpickle
+
+from txstream.api.errors import SparkLostError
+from txstream.engine.batch.plan import ExecutionPlan
+from txstream.engine.spark.dataframes import Sessions, check_dataframes
+from txstream.engine.spark.master import await_executor
+from txstream.engine.spark.process import SparkProcess
+from txstream.engine.spark.runner import SparkRunner, pickled
+from txstream.engine.spark.session import own_context, share_path, warn_of_missing_settings
+from txstream.settings import Settings
+
+if TYPE_CHECKING:
+    from pyspark import Broadcast, SparkContext
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+# The first time workers import all that a batch needs, which takes seconds, and longer on a busy machine.
+_WARM_SECONDS = 60.0
+
+
+class SparkEngine:
+    """`pause` waits so many seconds, and answers True when the run is to end: a start ends then, too. Not for
+    several threads at once, except `check`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        app_name: str,
+        conf: Mapping[str, str],
+        session: SparkSession | None = None,
+        *,
+        pause: Callable[[float], bool],
+        tell_state: Callable[[str], None] = log.debug,
+    ) -> None:
+        self._settings = settings
+        self._app_name = app_name
+        self._conf = conf
+        self._session = session
+        self._pause = pause
+        self._tell_state = tell_state
+        self._forget()
+
+    def _forget(self) -> None:
+        self._opened = contextlib.ExitStack()
+        self._context: SparkContext | None = None
+        self._process = SparkProcess(None)
+        self._sessions: Sessions | None = None
+        self._warm: tuple[str, Broadcast[bytes]] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: Any) -> bool | None:
+        """End what was started. What has failed because Spark's process has ended is raised as that."""
+        opened = self._opened
+        self._forget()
+        return opened.__exit__(*raised)
+
+    def check(self) -> None:
+        """Raises SparkLostError when Spark's process has ended."""
+        self._process.check()
+
+    def start(self) -> SparkContext:
+        """Start Spark unless it is up, and wait for an executor."""
+        with contextlib.suppress(SparkLostError):
+            self.check()
+            if self._context is not None:
+                return self._context
+        self.__exit__(None, None, None)
+        self._tell_state("starting Spark")
+        settings = self._settings
+        if self._session is None:
+            context = self._opened.enter_context(
+                own_context(
+                    master=settings.master,
+                    app_name=self._app_name,
+                    conf=self._conf,
+                    log_file=settings.spark_log,
+                    package=settings.package,
+                    connect_timeout_seconds=settings.connect_timeout_seconds,
+                    is_given_up=lambda: self._pause(0),
+                )
+            )
+        else:
+            context = self._session.sparkContext
+            warn_of_missing_settings(context)
+        self._context, self._process = context, SparkProcess.of(context._gateway)
+        self._opened.enter_context(self._process.blamed())
+        share_path(context)
+        for path in settings.py_files:
+            context.addPyFile(str(Path(path).resolve()))
+        self._tell_state(f"waiting for an executor of {context.master}")
+        await_executor(
+            context, patience_seconds=settings.connect_timeout_seconds, wait=self._pause, tell=log.warning
+        )
+        return context
+
+    def create_runner(self, plan: ExecutionPlan) -> SparkRunner:
+        return SparkRunner(self.start(), plan, self._session, sessions=self._sessions)
+
+    def keep_warm(self, plan: ExecutionPlan) -> None:
+        """Start Spark unless it is up, and have Python workers import what a batch needs, which also keeps
+        Spark from ending them as idle. What fails is ended, so that the next start makes it anew."""
+        with contextlib.ExitStack() as stack:
+            stack.push(self._end_if_failed)
+            context = self.start()
+            if self._session is None:
+                stack.enter_context(self._process.killed_when(lambda: self._pause(0)))
+                told = f"Spark has run no job within {_WARM_SECONDS:g} s, and is started anew"
+                stack.enter_context(self._process.killed_after(_WARM_SECONDS, told))
+            stack.enter_context(self._process.blamed())
+            if self._warm is None:
+                run_id = (
+                    uuid.uuid4().hex
+                )  # the plan that is run has states, which are known to a leader alone
+                self._warm = run_id, context.broadcast(pickled(plan))
+                if any(bolt.is_dataframe for bolt in plan.bolts):
+                    check_dataframes(plan)
+                    self._sessions = Sessions(context, self._session)
+            run_id, shipped = self._warm
+            tasks = min(context.defaultParallelism, max(plan.slots({}).values()))
+            get_ready = functools.partial(_get_ready, shipped, run_id)
+            context.parallelize(range(tasks), tasks).mapPartitions(get_ready).count()
+
+    def _end_if_failed(self, kind: object, *raised: Any) -> bool:
+        if kind is not None:
+            self.__exit__(None, None, None)
+        return False
+
+
+def _get_ready(shipped: Broadcast[bytes], run_id: str, numbers: Iterable[int]) -> Iterable[int]:
+    """A Spark task that imports what those of a batch do: this module those of the engine, the plan the
+    user's."""
+    if run_id not in _ready:
+        plan: ExecutionPlan = cloudpickle.loads(shipped.value)
+        plan.create_source().emitter(plan.context).close()
+        for bolt in plan.bolts:
+            bolt.create()
+        _ready.add(run_id)
+    return numbers
+
+
+# Runs that this worker process is ready for.
+_ready: set[str] = set()
