@@ -9,16 +9,13 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from support.kafka_topics import wait_until
-from support.runs import Launcher, RunningCommand
+from support.runs import Launcher, RunningCommand, has_ended, java_of
 from support.tables import read_counts
 from support.texts import create_topic, produce
 
 from txstream.embedded import Services
-
-SUBMIT = "org.apache.spark.deploy.SparkSubmit"
 
 # The bolt notes that it is there and waits; with `kill` it ends Java instead, the first time it is called.
 # With `exhaust`, Java is asked for more memory than it may have while the bolt waits.
@@ -92,30 +89,6 @@ def start(
     yield start
     for command in started:
         command.kill()
-
-
-def java_of(command: RunningCommand) -> psutil.Process:
-    """The Java process of a run, as soon as it is Java."""
-
-    def is_java(child: psutil.Process) -> bool:
-        try:
-            return child.name() == "java" and SUBMIT in child.cmdline()
-        except psutil.NoSuchProcess:  # `java -version`, say, which has ended meanwhile
-            return False
-
-    def found() -> list[psutil.Process]:
-        return [child for child in psutil.Process(command.process.pid).children() if is_java(child)]
-
-    wait_until(found, "Spark is started", 120)
-    (java,) = found()
-    return java
-
-
-def has_ended(java: psutil.Process) -> bool:
-    try:
-        return not java.is_running() or java.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def assert_told(command: RunningCommand) -> None:

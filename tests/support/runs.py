@@ -17,6 +17,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from support.kafka_topics import wait_until
 from txstream.embedded import Services
 
 WORD_COUNT = "txstream.examples.word_count:topology"
@@ -54,6 +57,7 @@ def keep_sparks_classes() -> None:
         unfinished.rename(SPARK_CLASSES)
 
 
+SUBMIT = "org.apache.spark.deploy.SparkSubmit"
 _WITHOUT_SPARK = Path(__file__).with_name("sparkless.py")
 
 
@@ -195,3 +199,27 @@ class RunningCommand:
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
+
+
+def java_of(command: RunningCommand) -> psutil.Process:
+    """The Java process of a run, as soon as it is Java."""
+
+    def is_java(child: psutil.Process) -> bool:
+        try:
+            return child.name() == "java" and SUBMIT in child.cmdline()
+        except psutil.NoSuchProcess:  # `java -version`, say, which has ended meanwhile
+            return False
+
+    def found() -> list[psutil.Process]:
+        return [child for child in psutil.Process(command.process.pid).children() if is_java(child)]
+
+    wait_until(found, "Spark is started", 120)
+    (java,) = found()
+    return java
+
+
+def has_ended(java: psutil.Process) -> bool:
+    try:
+        return not java.is_running() or java.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

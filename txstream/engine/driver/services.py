@@ -124,7 +124,9 @@ class RunServices:
 
     def _steps(self, plan: ExecutionPlan) -> dict[str, Callable[[], object]]:
         """What a warm standby keeps ready."""
-        steps: dict[str, Callable[[], object]] = {"the source": partial(self.open_source, plan.context)}
+        steps: dict[str, Callable[[], object]] = {}
+        if not plan.fed:
+            steps["the source"] = partial(self.open_source, plan.context)
         if self._engine is not None:
             steps["Spark"] = partial(self._on_engine, partial(self._engine.keep_warm, plan))
         for target in self._targets:

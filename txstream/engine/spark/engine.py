@@ -136,7 +136,7 @@ class SparkEngine:
                     check_dataframes(plan)
                     self._sessions = Sessions(context, self._session)
             run_id, shipped = self._warm
-            tasks = min(context.defaultParallelism, max(plan.slots({}).values()))
+            tasks = min(context.defaultParallelism, max(plan.slots({}).values(), default=1))
             get_ready = functools.partial(_get_ready, shipped, run_id)
             context.parallelize(range(tasks), tasks).mapPartitions(get_ready).count()
 
@@ -151,7 +151,8 @@ def _get_ready(shipped: Broadcast[bytes], run_id: str, numbers: Iterable[int]) -
     user's."""
     if run_id not in _ready:
         plan: ExecutionPlan = cloudpickle.loads(shipped.value)
-        plan.create_source().emitter(plan.context).close()
+        if not plan.fed:
+            plan.create_source().emitter(plan.context).close()
         for bolt in plan.bolts:
             bolt.create()
         _ready.add(run_id)

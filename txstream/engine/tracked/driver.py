@@ -124,15 +124,15 @@ class TrackedDriver:
         with self._services as services:
             services.connect()
             before = services.asked_before()
-            store = self._store = services.lead(MetaCodec(_NoMeta))
+            context = services.context()
+            plan = compile_topology(self.topology, context, uuid.uuid4().hex)
+            store = self._store = services.lead(MetaCodec(_NoMeta), plan)
             self._too_old = {request.request_id for request in before.waiting}
             stood_by = store.read_requests().in_force.stopped
             if self.is_told_to_stop or stood_by != before.in_force.stopped:
                 return None
             identity = self._claim(store)
             epoch = store.claim_epoch(Epoch(0))
-            context = services.context()
-            plan = compile_topology(self.topology, context, uuid.uuid4().hex)
             runner = services.keep(services.start_engine()(plan))
             if not isinstance(runner, FedRunner):
                 raise TopologyError(f"{type(runner).__name__} cannot run tracked tuples")
