@@ -55,6 +55,8 @@ def ended_loop(**statistics: Any) -> Any:
 class FakeRun:
     """A run that ends when the test says so; it notes how it was asked to."""
 
+    open_work = "the open batches are committed"
+
     def __init__(self, error: TxstreamError | None = None) -> None:
         self.topology = type("T", (), {"id": "words"})
         self.progress = SNAPSHOT
