@@ -144,12 +144,9 @@ class Runner(InProcessRunner):
     histories; from then on tasks run as `Tasks` has them."""
 
     def __init__(self, driver: Driver, plan: ExecutionPlan) -> None:
-        self.plan = plan
-        self.slots: Mapping[str, int] = {}
+        super().__init__(plan, width=driver.world.width)
         self._driver = driver
         self._world = driver.world
-        self._codec = driver.world.codec
-        self._width = driver.world.width
         self._calls: Any = _Calls()
         self._computes = False
         # Two, so that a task may find what an attempt before the last one has left.
