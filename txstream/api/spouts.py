@@ -144,7 +144,8 @@ class PartitionedSpout(ABC, Generic[Meta]):
 
     @abstractmethod
     def coordinator(self, context: SpoutContext) -> PartitionCoordinator[Meta]:
-        """Opened on the driver."""
+        """Opened on the driver; by a standby that is warm perhaps days before its first plan, while another
+        driver goes on."""
 
     @abstractmethod
     def emitter(self, context: SpoutContext) -> PartitionEmitter[Meta]:
