@@ -7,7 +7,7 @@ import subprocess
 import venv
 from pathlib import Path
 
-EXECUTORS_NEED = ("pyarrow", "kafka-python", "crc32c")
+EXECUTORS_NEED = ("pyarrow", "numpy", "kafka-python", "crc32c")
 
 
 def make_bare_python(directory: Path) -> Path:
@@ -22,7 +22,7 @@ def make_bare_python(directory: Path) -> Path:
         tops = {file.parts[0] for file in distribution.files or () if file.parts[0] != ".."}
         for top in tops - {"__pycache__"}:
             (site_packages / top).symlink_to(Path(str(distribution.locate_file(top))).resolve())
-    _check(python, "import pyarrow, kafka, crc32c", works=True)
+    _check(python, "import pyarrow, numpy, kafka, crc32c", works=True)
     _check(python, "import txstream", works=False)
     return python
 
