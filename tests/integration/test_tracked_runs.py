@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ class Files:
         self.folder = folder
         self.launcher = launcher
         self.id = topology_id
+        self.started: list[RunningCommand] = []
         (folder / "queue").mkdir()
         (launcher.directory / "tracked_files.py").write_text(MODULE, encoding="utf-8")
 
@@ -38,12 +40,16 @@ class Files:
         return ["run", *target, "--session-timeout", "2", *more]
 
     def start(self, *more: str) -> RunningCommand:
-        return self.launcher.start(*self.arguments(*more))
+        self.started.append(self.launcher.start(*self.arguments(*more)))
+        return self.started[-1]
 
 
 @pytest.fixture
-def files(launcher: Launcher, tmp_path: Path, unique: str) -> Files:
-    return Files(tmp_path, launcher.without_spark, unique)
+def files(launcher: Launcher, tmp_path: Path, unique: str) -> Iterator[Files]:
+    files = Files(tmp_path, launcher.without_spark, unique)
+    yield files
+    for command in files.started:
+        command.kill()
 
 
 def test_a_run_ends_when_every_spout_is_quiet_and_no_tree_is_open(files: Files) -> None:
