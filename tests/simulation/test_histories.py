@@ -134,7 +134,7 @@ def test_a_zookeeper_that_was_restored_from_an_old_copy_is_a_mismatch(
         copies: dict[int, dict[str, Node]] = {}
         while len(copies) < 5:
             world.grow()
-            for _ in range(40):
+            for _ in range(10):
                 driver.step()
             copies[driver.store.load().current] = world.tree.copy()
         current = max(copies)

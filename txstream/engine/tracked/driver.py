@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 _IDLE_FIRST_SECONDS = 0.001
 _IDLE_LONGEST_SECONDS = 0.05
 _NOTE_SECONDS = 2.0
+_LAST_NOTE_SECONDS = 5.0
 # A source without an end has caught up when it had nothing for so long.
 _QUIET_SECONDS = 1.0
 
@@ -190,7 +191,7 @@ class TrackedDriver:
             self._turn()
             while not self._done:
                 workers.next()()
-            self._write_note()
+            self._write_last_note()
             self._close(loop)
         except BaseException:
             if opened:
@@ -345,6 +346,20 @@ class TrackedDriver:
             self._not_read(error)
 
         self._services.workers.submit(Lane.WRITE, lambda: self._store.write_trees(document), written, failed)
+
+    def _write_last_note(self) -> None:
+        """As `_write_note`, at the end, when what is queued is done no more: wait for it."""
+        document = self._meter.document(time.monotonic())
+        written = threading.Event()
+
+        def work() -> None:
+            try:
+                self._store.write_trees(document)
+            finally:
+                written.set()
+
+        self._services.workers.submit(Lane.WRITE, work)
+        written.wait(_LAST_NOTE_SECONDS)
 
     def _not_read(self, error: BaseException) -> None:
         if not isinstance(error, ServiceUnavailableError):
