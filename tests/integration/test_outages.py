@@ -230,16 +230,17 @@ def test_stop_ends_between_two_batches_and_the_next_run_goes_on(
 ) -> None:
     truth = fill_topic(services.kafka, unique, make_lines(4_000))
     settings = settings_of(services, sqlite_url, tmp_path)
-    told = threading.Event()
+    held, told = threading.Event(), threading.Event()
 
     def hold(point: Point, txid: Txid, open_batches: object) -> None:
         if (point, txid) == (Point.BEFORE_COMMIT, 3):
+            held.set()
             assert told.wait(90)
 
     running = txstream.start(
         topology_of(unique), settings=settings, runner_factory=InProcessRunner, listener=hold
     )
-    wait_until(lambda: running.progress.batches >= 2)
+    assert held.wait(90)
     stopping = threading.Thread(target=running.stop, args=(120,))
     stopping.start()
     loop = running._driver.loop
