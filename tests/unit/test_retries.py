@@ -17,8 +17,8 @@ from txstream.api.errors import (
 )
 from txstream.engine.batch.failures import describe
 from txstream.engine.driver.retries import (
+    AttemptTime,
     TxidFailures,
-    attempt_seconds,
     count_reason,
     reason_of,
     reason_without_data,
@@ -85,9 +85,15 @@ def test_the_second_timeout_in_a_row_says_what_to_change() -> None:
     assert failures.with_advice(timeout, 120_000) is timeout, "they were not in a row"
 
 
-def test_a_runs_first_attempts_have_the_warm_up_on_top() -> None:
-    assert attempt_seconds(30, 20, is_warm=False) == 50
-    assert attempt_seconds(30, 20, is_warm=True) == 30
+def test_a_runs_first_attempts_and_those_after_a_timeout_have_the_warm_up_on_top() -> None:
+    time = AttemptTime(30, 20)
+    assert time.seconds == 50
+    time.ended()
+    assert time.seconds == 30
+    time.ended(BatchTimeoutError("too late"))
+    assert time.seconds == 50
+    time.ended(BatchFailedError("a worker died"))
+    assert time.seconds == 30
 
 
 def test_the_ledger_keeps_what_failed_attempts_held_as_far_as_there_is_room() -> None:

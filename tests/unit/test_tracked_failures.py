@@ -18,8 +18,11 @@ from txstream import (
     Tuple,
 )
 from txstream.api.errors import BoltError, UsageError
-from txstream.engine.batch.plan import ExecutionPlan
-from txstream.testing import ManualClock, TrackedTest
+from txstream.api.spouts import SpoutContext
+from txstream.engine.batch.plan import ExecutionPlan, compile_topology
+from txstream.engine.tracked.loop import TrackedLoop
+from txstream.testing import InProcessRunner, ManualClock, TrackedTest
+from txstream.transaction import Epoch
 
 
 @pytest.mark.parametrize("component", ["split", "upper"])
@@ -300,6 +303,33 @@ def test_a_micro_batch_that_takes_too_long_is_given_up_and_its_trees_come_again(
         test.run()
         assert lines.acked == [0]
         assert test.reasons == {"the batch was not processed within 10 s (message_timeout_seconds)": 1}
+
+
+def test_a_runs_first_micro_batches_and_those_after_a_timeout_have_the_warm_up_on_top() -> None:
+    """A timeout ends the workers: with less time than they need to start, no tree would ever be acked."""
+    topology = words(["a", "b"], message_timeout_seconds=30, max_spout_pending=1).build()
+    context = SpoutContext("words", "lines", {})
+    plan = compile_topology(topology, context, "1")
+    runner, clock = InProcessRunner(plan), ManualClock()
+    loop = TrackedLoop(topology, plan, runner, context, clock, Epoch(1), warm_up_seconds=20)
+    loop.open()
+    for seconds, is_in_time in ((50, False), (50, False), (50, True), (30, False), (50, True)):
+        loop.ask()
+        cut = loop.cut()
+        assert cut is not None
+        clock.advance(seconds - 0.5)
+        loop.expire()
+        assert loop.running is cut
+        if is_in_time:
+            loop.finished(cut, runner.feed(cut.order, cut.messages))
+        clock.advance(0.5)
+        loop.expire()
+        assert loop.running is None
+    late = "the batch was not processed within"
+    assert loop.counts.reasons == {
+        f"{late} 50 s (message_timeout_seconds and the workers' warm-up)": 2,
+        f"{late} 30 s (message_timeout_seconds)": 1,
+    }
 
 
 def test_the_kit_fails_an_open_tree_by_its_message_id() -> None:

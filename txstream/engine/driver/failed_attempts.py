@@ -10,15 +10,15 @@ import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from txstream.api.errors import BatchTimeoutError, PartitionUnavailableError, StaleAttemptError
+from txstream.api.errors import PartitionUnavailableError, StaleAttemptError
 from txstream.api.topology import Topology
 from txstream.engine.batch.sizing import planned_records
 from txstream.engine.driver.batches import Batches, Watcher
 from txstream.engine.driver.operator_requests import Operators
 from txstream.engine.driver.retries import (
+    AttemptTime,
     TxidFailures,
     Verdict,
-    attempt_seconds,
     count_reason,
     judge,
     reason_of,
@@ -35,9 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class FailedAttempts:
-    """The failures of the event loop; its methods are called on the loop's thread. `is_warm`: an
-    attempt of this run has ended, the last one by itself. A timeout cancels it, which ends its Python worker:
-    the next ones get `warm_up_seconds` on top, as the first ones do."""
+    """The failures of the event loop; its methods are called on the loop's thread."""
 
     def __init__(
         self,
@@ -50,7 +48,7 @@ class FailedAttempts:
         statistics: Statistics,
         warm_up_seconds: float,
     ) -> None:
-        self.is_warm = False
+        self.time = AttemptTime(topology.message_timeout_seconds, warm_up_seconds)
         self._batches = batches
         self._topology = topology
         self._store = store
@@ -58,7 +56,6 @@ class FailedAttempts:
         self._operators = operators
         self._watcher = watcher
         self._statistics = statistics
-        self._warm_up_seconds = warm_up_seconds
         self._of_txid: dict[Txid, TxidFailures] = {}
         self._doomed: dict[TransactionAttempt, BaseException] = {}
 
@@ -68,16 +65,11 @@ class FailedAttempts:
 
     def when_overdue(self, attempt: TransactionAttempt, done: str, is_due: Callable[[], bool]) -> None:
         """Fail the attempt if `is_due` still holds when its time is up: it was not `done`."""
-        timeout = self._topology.message_timeout_seconds
-        seconds = attempt_seconds(timeout, self._warm_up_seconds, is_warm=self.is_warm)
-        warm_up = " and the workers' warm-up" if seconds > timeout else ""
+        seconds = self.time.seconds
 
         def overdue() -> None:
             if self._batches.is_active(attempt) and attempt not in self._doomed and is_due():
-                error = BatchTimeoutError(
-                    f"{attempt} was not {done} within {seconds:g} s (message_timeout_seconds{warm_up})"
-                )
-                self.failed(attempt, error)
+                self.failed(attempt, self.time.is_over(attempt, done, seconds))
 
         self._batches.workers.after(seconds, overdue, is_deadline=True)
 
@@ -93,7 +85,7 @@ class FailedAttempts:
         if judge(error, is_writing=is_writing) is Verdict.FATAL:
             self._end_with(attempt, error)
             return
-        self.is_warm = not isinstance(error, BatchTimeoutError)
+        self.time.ended(error)
         coordinator, statistics = self._batches.coordinator, self._statistics
         failures = self._of_txid.setdefault(attempt.txid, TxidFailures())
         held = coordinator.metas(attempt.txid)

@@ -117,7 +117,7 @@ class Processing:
 
         def done(processed: tuple[BatchResult, Prepared, float]) -> None:
             result, deltas, merge_seconds = processed
-            batches.failures.is_warm = True
+            batches.failures.time.ended()
             self._watcher.processed(attempt, result)
             if batches.is_active(attempt):
                 batches.timing(attempt.txid).merge_seconds = merge_seconds

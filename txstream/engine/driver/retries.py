@@ -63,9 +63,26 @@ def judge(error: BaseException, *, is_writing: bool = False) -> Verdict:
     return Verdict.BUG
 
 
-def attempt_seconds(timeout_seconds: float, warm_up_seconds: float, *, is_warm: bool) -> float:
-    """How long an attempt may take. `is_warm`: workers have started and compiled what it needs."""
-    return timeout_seconds if is_warm else timeout_seconds + warm_up_seconds
+class AttemptTime:
+    """How long a run's next attempt may take. The first ones, and those after a timeout, which ends Python
+    workers, have `warm_up_seconds` on top of the message timeout."""
+
+    def __init__(self, timeout_seconds: float, warm_up_seconds: float) -> None:
+        self.seconds = timeout_seconds + warm_up_seconds
+        self._timeout_seconds = timeout_seconds
+        self._warm_up_seconds = warm_up_seconds
+
+    def ended(self, error: BaseException | None = None) -> None:
+        """An attempt of this run has ended."""
+        is_warm = not isinstance(error, BatchTimeoutError)
+        self.seconds = self._timeout_seconds + (0 if is_warm else self._warm_up_seconds)
+
+    def is_over(self, attempt: TransactionAttempt, done: str, seconds: float) -> BatchTimeoutError:
+        """That an attempt was not `done` within so many seconds."""
+        warm_up = " and the workers' warm-up" if seconds > self._timeout_seconds else ""
+        return BatchTimeoutError(
+            f"{attempt} was not {done} within {seconds:g} s (message_timeout_seconds{warm_up})"
+        )
 
 
 def reason_of(error: BaseException | str) -> str:

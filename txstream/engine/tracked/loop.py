@@ -27,7 +27,7 @@ from txstream.api.tracked_builder import TrackedTopology
 from txstream.engine.batch.messages import WorkOrder
 from txstream.engine.batch.plan import ExecutionPlan
 from txstream.engine.batch.runner import BatchResult, FedRunner
-from txstream.engine.driver.retries import Verdict, attempt_seconds, judge, reason_of
+from txstream.engine.driver.retries import AttemptTime, Verdict, judge, reason_of
 from txstream.engine.tracked.anchors import AckLog
 from txstream.engine.tracked.outlet import Outlet
 from txstream.engine.tracked.spouts import SpoutTask
@@ -105,7 +105,7 @@ class TrackedLoop:
         self._attempts = AttemptSequence(epoch)
         self._log = AckLog([int(plan.run_id, 16), 0, 0, 0]) if plan.tracks else None
         self._outlet = Outlet(plan, self._log, width)
-        self._warm_up_seconds = warm_up_seconds
+        self._time = AttemptTime(topology.message_timeout_seconds, warm_up_seconds)
         tasks = sum(spec.tasks for spec in plan.fed)
         numbered = enumerate((spec, task) for spec in plan.fed for task in range(spec.tasks))
         self.spouts = [
@@ -198,6 +198,7 @@ class TrackedLoop:
             return  # its time was over: its trees have failed
         self.running = None
         self.failures_in_a_row = 0
+        self._time.ended()
         counts = self.counts
         counts.micro_batches += 1
         for place in result.places:
@@ -223,6 +224,7 @@ class TrackedLoop:
         if cut is not self.running:
             return
         self.running = None
+        self._time.ended(error)
         self.counts.failed_micro_batches += 1
         self.failures_in_a_row += 1
         verdict = judge(error)
@@ -245,15 +247,10 @@ class TrackedLoop:
 
     def expire(self) -> None:
         """End what has taken too long."""
-        is_warm = self.counts.micro_batches + self.counts.failed_micro_batches > 0
-        seconds = self.topology.message_timeout_seconds
-        timeout = attempt_seconds(seconds, self._warm_up_seconds, is_warm=is_warm)
-        now = self._clock()
-        running = self.running
+        timeout, now, running = self._time.seconds, self._clock(), self.running
         if running is not None and now - running.began >= timeout:
             self._runner.cancel(running.order.attempt)
-            late = f"{running.order.attempt} was not processed within {timeout:g} s"
-            self.broke(running, BatchTimeoutError(f"{late} (message_timeout_seconds)"))
+            self.broke(running, self._time.is_over(running.order.attempt, "processed", timeout))
         if self.ackers is not None and now - self._rotated >= timeout / (DEFAULT_BUCKETS - 1):
             self._rotated = now
             self.ackers.rotate()  # the spout tasks know better when a time is over
