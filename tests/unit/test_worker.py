@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,7 @@ from support.bolts import (
 from support.inmemory import MemoryLog, MemorySource, attempt
 
 import txstream.engine.batch.collector
+import txstream.engine.batch.worker
 from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, OutputCollector, OutputFieldsDeclarer
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.errors import (
@@ -33,10 +35,11 @@ from txstream.api.groupings import task_of
 from txstream.api.reducers import Count
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.topology import Topology
-from txstream.api.tuples import Tuple
+from txstream.api.tuples import Chunk, Tuple
 from txstream.bolts.aggregate import CountBolt
 from txstream.bolts.sql import SqlStateBolt
 from txstream.engine.batch.messages import Element, pack, unpack
+from txstream.engine.batch.worker import _JoinedChunks
 from txstream.metas import BatchMetas
 from txstream.testing import InProcessRunner
 
@@ -226,6 +229,51 @@ def test_many_tuples_of_one_task_are_sent_on_in_pieces(monkeypatch: pytest.Monke
     log = MemoryLog(LINES)
     topology = word_count(log, CountByHand())
     assert merged(topology, run(topology, log, 2)) == count_words(LINES)
+
+
+class ChunkSizes(BatchBolt):
+    """Emits how many rows each chunk has."""
+
+    output = "word string"
+
+    def execute(self, tup: Tuple) -> None:
+        raise AssertionError
+
+    def execute_chunk(self, chunk: Chunk) -> None:
+        self.collector.emit((str(len(chunk)),))
+
+
+def test_small_pieces_of_many_partitions_come_as_one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def chunks() -> dict[str, int]:
+        log = MemoryLog({f"p{number}": ["a b"] * 2 for number in range(50)})
+        topology = chain(log, ChunkSizes(), parallelism=1)
+        return merged(topology, run(topology, log, 1))
+
+    assert chunks() == {"100": 1}
+    monkeypatch.setattr(txstream.engine.batch.worker, "_CHUNK_ROWS", 30)
+    assert chunks() == {"30": 3, "10": 1}
+
+
+ROWS = st.lists(st.integers(0, 9), max_size=8)
+
+
+@given(st.lists(st.tuples(st.sampled_from([pa.int64(), pa.int32()]), ROWS)), st.integers(1, 6))
+def test_joined_chunks_have_the_same_rows_in_the_same_order(
+    pieces: list[tuple[pa.DataType, list[int]]], large: int
+) -> None:
+    pushed: list[pa.RecordBatch] = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(txstream.engine.batch.worker, "_CHUNK_ROWS", large)
+        joined = _JoinedChunks(pushed.append)
+        for kind, values in pieces:
+            joined.add(pa.record_batch({"n": pa.array(values, kind)}))
+        joined.push()
+    assert [(kind, value) for kind, values in pieces for value in values] == [
+        (batch.schema.field("n").type, value) for batch in pushed for value in batch["n"].to_pylist()
+    ]
+    assert all(batch.num_rows for batch in pushed)
+    for before, after in itertools.pairwise(pushed):
+        assert before.num_rows >= large or after.num_rows >= large or before.schema != after.schema
 
 
 def test_the_runner_keeps_its_emitters_between_batches_and_closes_them_at_the_end() -> None:
