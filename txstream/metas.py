@@ -175,4 +175,8 @@ def _json_types(hint: Any) -> frozenset[type]:
 
 def to_json(document: Any) -> str:
     """One spelling for everything stored, so that equal documents are equal strings."""
-    return json.dumps(document, separators=(",", ":"), sort_keys=True, ensure_ascii=False)
+    return _JSON.encode(document)
+
+
+# `json.dumps` makes one for each call.
+_JSON = json.JSONEncoder(separators=(",", ":"), sort_keys=True, ensure_ascii=False)

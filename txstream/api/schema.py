@@ -77,6 +77,7 @@ def _parsed(declaration: str) -> pa.Schema:
     return _Parser(declaration).schema()
 
 
+@functools.lru_cache(maxsize=1024)
 def format_type(data_type: pa.DataType) -> str:
     """The DDL word for an Arrow type ("bigint"); Arrow's own name where DDL has none."""
     if pa.types.is_decimal(data_type):

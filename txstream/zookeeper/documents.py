@@ -6,6 +6,7 @@ and is never taken for "nothing there yet".
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ class StoredEpoch:
         return to_json({"epoch": self.epoch, "owner": self.owner, "driver": self.driver}).encode()
 
     @classmethod
+    @functools.lru_cache(maxsize=256)
     def decode(cls, data: bytes, path: str) -> StoredEpoch:
         document = parse_object(data, path, {"epoch", "owner", "driver"})
         epoch = take(document, "epoch", int, path)
@@ -56,6 +58,7 @@ class StoredCurrent:
         return to_json({"txid": self.txid, "attempt": self.attempt}).encode()
 
     @classmethod
+    @functools.lru_cache(maxsize=256)
     def decode(cls, data: bytes, path: str) -> StoredCurrent:
         document = parse_object(data, path, {"txid", "attempt"})
         txid = take(document, "txid", int, path)

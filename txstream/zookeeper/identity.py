@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -71,6 +72,7 @@ class Identity:
         return to_json(self.to_document()).encode()
 
     @classmethod
+    @functools.lru_cache(maxsize=16)
     def decode(cls, data: bytes, path: str) -> Identity:
         """The inverse of `encode`. Raises CorruptStateError, naming `path`."""
         document = parse_object(data, path)

@@ -173,10 +173,13 @@ def _refuse_orphan(topology_id: str, store: ProgressStore, database: StateBacken
 
 
 def _refuse_other(topology_id: str, stored: Identity, mine: Identity) -> None:
-    removed = Counter(stored.tables) - Counter(mine.tables)
-    # Of two tables with one name nobody could tell which is the new one.
-    same_name = sorted((Counter(mine.tables) - Counter(stored.tables)).keys() & set(stored.tables))
-    comparable = mine if removed or same_name else replace(mine, tables=stored.tables)
+    comparable = mine
+    if mine.tables != stored.tables:
+        removed = Counter(stored.tables) - Counter(mine.tables)
+        # Of two tables with one name nobody could tell which is the new one.
+        same_name = (Counter(mine.tables) - Counter(stored.tables)).keys() & set(stored.tables)
+        if not removed and not same_name:
+            comparable = replace(mine, tables=stored.tables)
     differences = stored.differences(comparable)
     if differences:
         raise IdentityMismatchError(

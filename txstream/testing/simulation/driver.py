@@ -115,6 +115,7 @@ class Driver(Actor, Watcher):
         self.workers: Workers = self.pieces
         self.is_started = False
         self.loop: EventLoop | None = None
+        self._product: product.Driver | None = None
         self._attempts: list[TransactionAttempt] = []
 
     def __str__(self) -> str:
@@ -138,7 +139,7 @@ class Driver(Actor, Watcher):
 
     def _start(self) -> None:
         self.world.note(f"{self} starts")
-        driver = product.Driver(
+        driver = self._product = product.Driver(
             self.topology,
             self,
             listener=self._reached,
@@ -179,6 +180,13 @@ class Driver(Actor, Watcher):
         super().pass_point(where, whose)
         if self.loop is not None and self.world.happens("meanwhile"):
             self.pieces.step(self.loop, meanwhile=True)
+
+    def take_apart(self) -> None:
+        """See `World.take_apart`."""
+        waiting = None if self._product is None else self._product.waiting
+        for part in (waiting, self._product, self.loop, self.pieces, self):
+            if part is not None:
+                vars(part).clear()
 
     # --- `Watcher` ------------------------------------------------------------------------------------
 

@@ -160,12 +160,13 @@ class Hunt:
 
     def go_through(self, schedules: Iterator[Schedule], report: SimulationReport) -> _Wrong | None:
         started = time.process_time()
-        gc.collect()
-        gc.disable()  # histories are short, and their rings of objects go with the next collection
+        gc.disable()  # histories are short, and most of their objects go without a collection
+        gc.freeze()  # none need look at all that was imported, nor at what is known of earlier histories
         try:
             for number, schedule in enumerate(schedules, 1):
                 if number % _COLLECT_EVERY == 0:
                     gc.collect()
+                    gc.freeze()
                 world = schedule.world(self.program, self.expected)
                 error = outcome(world)
                 report.add(world)
@@ -175,10 +176,12 @@ class Hunt:
                 else:
                     report.exhaustive += 1
                     self._points = world.passed
+                world.take_apart()
                 if error is not None and self.must_be_exact:
                     return _Wrong.of(schedule, error)
                 report.inexact += error is not None
         finally:
+            gc.unfreeze()
             gc.enable()
             report.cpu_seconds += time.process_time() - started
         return None

@@ -35,15 +35,22 @@ class Client(Protocol):
     def pass_point(self, where: str, whose: object = "") -> None: ...
 
 
-@dataclass(eq=False)
-class Held:
-    """A transaction with its locks. `is_sent`: its end is on its way; `is_over`: applied, undone or ended."""
+class Held(Overlay):
+    """A transaction with its locks, in whose middle its client may fall asleep. `is_sent`: its end is on its
+    way; `is_over`: applied, undone or ended."""
 
-    alone: frozenset[str]
-    shared: frozenset[str]
-    changes: Overlay
-    is_sent: bool = False
-    is_over: bool = False
+    is_sent = False
+    is_over = False
+
+    def __init__(self, store: Store, alone: frozenset[str], shared: frozenset[str]) -> None:
+        super().__init__(store.server.spaces)
+        self._store = store
+        self.alone = alone
+        self.shared = shared
+
+    def put(self, space: str, key: Key, value: Any) -> None:
+        self._store.pause(self)
+        super().put(space, key, value)
 
     def excludes(self, alone: frozenset[str], shared: frozenset[str]) -> bool:
         return bool(self.alone & (alone | shared) or self.shared & alone)
@@ -75,8 +82,9 @@ class Server:
         for held in [held for held in self.holding if held.is_sent]:
             self._settle(held)
 
-    def begin(self, alone: frozenset[str], shared: frozenset[str], changes: Overlay) -> Held:
-        """Grant the locks. Raises FenceLockedError when somebody who sleeps keeps one."""
+    def begin(self, transaction: Held) -> None:
+        """Grant its locks. Raises FenceLockedError when somebody who sleeps keeps one."""
+        alone, shared = transaction.alone, transaction.shared
         for other in [held for held in self.holding if held.excludes(alone, shared)]:
             if other.is_sent:
                 self._settle(other)
@@ -85,9 +93,7 @@ class Server:
             else:
                 self.world.note(f"{self.name} ends a transaction whose client sleeps")
                 self.end(other)
-        held = Held(alone, shared, changes)
-        self.holding.append(held)
-        return held
+        self.holding.append(transaction)
 
     def end(self, held: Held, *, apply: bool = False) -> None:
         if held.is_over:
@@ -95,8 +101,8 @@ class Server:
         held.is_over = True
         self.holding.remove(held)
         if apply:
-            self.world.applied(held.changes)
-            held.changes.apply()
+            self.world.applied(held)
+            held.apply()
 
     def _settle(self, held: Held) -> None:
         """What was on its way has arrived, or never will."""
@@ -127,18 +133,6 @@ class _Late:
         world.note(f"a {name} to {where} is late")
         world.late_calls.append((f"a {name} to {where}", partial(call, *arguments, **options)))
         raise AnswerLostError(f"{where} did not answer")
-
-
-class _Sleeping(Overlay):
-    """A transaction in whose middle its client may fall asleep."""
-
-    def __init__(self, below: Spaces, pause: Callable[[], None]) -> None:
-        super().__init__(below)
-        self._pause = pause
-
-    def put(self, space: str, key: Key, value: Any) -> None:
-        self._pause()
-        super().put(space, key, value)
 
 
 class Store(StoreBackend):
@@ -182,10 +176,10 @@ class Store(StoreBackend):
             return
         client.pass_point("before a transaction", server.name)
         self._reach()
-        changes = _Sleeping(server.spaces, lambda: self._pause(held))
-        held = server.begin(frozenset(exclusive), frozenset(shared), changes)
+        held = Held(self, frozenset(exclusive), frozenset(shared))
+        server.begin(held)
         try:
-            yield changes
+            yield held
             client.pass_point("before the end of a transaction", server.name)
             if held.is_over:
                 raise ServiceUnavailableError(f"{server.name} has ended the transaction")
@@ -206,7 +200,8 @@ class Store(StoreBackend):
         if self._world.happens("database away"):
             raise ServiceUnavailableError(f"{self.server.name} is away")
 
-    def _pause(self, held: Held) -> None:
+    def pause(self, held: Held) -> None:
+        """In the middle of a transaction."""
         if self._world.happens("asleep in a transaction"):
             self._client.pass_point("inside a transaction", self.server.name)
             if held.is_over:

@@ -26,7 +26,7 @@ from txstream.engine.batch.plan import ExecutionPlan
 from txstream.engine.batch.runner import BatchResult
 from txstream.engine.batch.worker import run_later_stage
 from txstream.engine.batch.worker_process import WorkerProcess
-from txstream.engine.commit.open_databases import OpenStores, StorePlace
+from txstream.engine.commit.open_databases import StorePlace
 from txstream.engine.commit.shares import StateWrite, cut
 from txstream.metas import BatchMetas
 from txstream.state import StateBackend
@@ -43,7 +43,6 @@ T = TypeVar("T")
 
 _MOST_SHARES = 3
 _MOST_TRIES = 4
-_NO_STORES = OpenStores()
 
 
 @dataclass(eq=False)
@@ -59,27 +58,31 @@ class Task:
         return self.what
 
 
+class _Stores:
+    """The stores of a world, for tasks, which may sleep between two transactions."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def get(self, place: StorePlace, _topology: str) -> StateBackend:
+        return self._world.store_at(place.url, self)
+
+    def pass_point(self, where: str, whose: object = "") -> None:
+        if self._world.happens("freeze"):
+            self._world.note(f"a task falls asleep {where} {whose}")
+            self._world.go_on()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 class Process(WorkerProcess):
-    """A worker process that may sleep between two transactions, over the stores and rows of a world."""
+    """A worker process over the stores and rows of a world."""
 
     def __init__(self, world: World, plan: ExecutionPlan) -> None:
         super().__init__(plan)
-        self.world = world
-        self.stores: Any = self
+        self.stores: Any = _Stores(world)
         self._spout = (LogEmitter(world.log.rows), world.codec)
-
-    def get(self, place: StorePlace, _topology: str) -> StateBackend:
-        return self.world.store_at(place.url, self)
-
-    def pass_point(self, where: str, whose: object = "") -> None:
-        if self.world.happens("freeze"):
-            self.world.note(f"a task falls asleep {where} {whose}")
-            self.world.go_on()
-
-    def close(self) -> None:
-        """What bolts have opened; as a store of stores it has nothing open."""
-        self.stores = _NO_STORES
-        super().close()
 
 
 class Tasks:
@@ -227,7 +230,7 @@ class Runner(InProcessRunner):
         for write in writes:
             slots = {table.component: self._world.chances.between(1, _MOST_SHARES) for table in write.tables}
             for share in self._cut(write, slots):
-                store = process.get(share.place, share.life.topology)
+                store = process.stores.get(share.place, share.life.topology)
                 states = store.of(share.life.topology, share.life.uuid, share.life.semantics)
                 tables = [(table.spec, table.deltas) for table in share.tables]
                 what = f"share of {share.rows} of {attempt} for {store.url_for_people}"
