@@ -83,6 +83,7 @@ class StoredBatch:
         return data
 
     @classmethod
+    @functools.lru_cache(maxsize=16)  # few: they may be large
     def decode(cls, data: bytes, path: str, codec: MetaCodec[Any]) -> StoredBatch:
         document = parse_object(unpack(data, path), path, {"attempt", "metas"})
         attempt = _take_optional_attempt(document, path)

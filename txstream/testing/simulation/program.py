@@ -16,8 +16,12 @@ from txstream.api.topology import CommitChoice, Topology
 from txstream.compare.variant import with_states
 from txstream.engine.batch.plan import ExecutionPlan, compile_topology
 from txstream.engine.commit.databases import StateTarget, state_targets
+from txstream.metas import MetaCodec
+from txstream.spouts.memory import MemoryRange
+from txstream.state.store.layout import Spaces
 from txstream.testing.simulation.known import Memo, Results, committer_with
 from txstream.testing.simulation.source import Rows, SimulatedSource, rows_of, to_rows
+from txstream.zookeeper.tree import Node
 
 FIRST = "memory://one"
 _NAMES = ("one", "two", "three", "four", "five", "six", "seven", "eight")
@@ -32,6 +36,13 @@ class Code(NamedTuple):
     topology: Topology
     targets: list[StateTarget]
     plan: ExecutionPlan
+
+
+class Begun(NamedTuple):
+    """ZooKeeper and databases in memory of a topology that is known and that nobody has led yet."""
+
+    nodes: dict[str, Node]
+    spaces: list[Spaces]
 
 
 @dataclass
@@ -97,6 +108,8 @@ class Program:
         self.context = SpoutContext(topology.id, topology.components[0].id, {})
         self.results, self.memo = Results(), Memo()
         self.committer = committer_with(self.memo)
+        self.codec: MetaCodec[Any] = MetaCodec(MemoryRange)
+        self.begun: Begun | None = None
         self._codes: dict[tuple[CommitChoice, int], Code] = {}
 
     @property

@@ -112,6 +112,11 @@ class Server:
         self.end(held, apply=arrives)
 
 
+def copied(spaces: Spaces) -> Spaces:
+    """The same rows, in other spaces."""
+    return {space: dict(rows) for space, rows in spaces.items()}
+
+
 def with_late_calls(states: TopologyStates, world: World) -> TopologyStates:
     """The same, but calls that write may be carried out as a whole some time after they were given up."""
     return cast(TopologyStates, _Late(states, world))

@@ -17,18 +17,17 @@ from typing import Any
 from txstream.api.errors import StaleAttemptError, TxstreamError
 from txstream.api.topology import CommitChoice
 from txstream.engine.start.identity import claim_identity
-from txstream.metas import BatchMetas, MetaCodec
+from txstream.metas import BatchMetas
 from txstream.semantics import Semantics
-from txstream.spouts.memory import MemoryRange
 from txstream.state import StateBackend
 from txstream.state.records import COMMITTED
 from txstream.state.store.layout import Overlay
 from txstream.testing.simulation import sqlite
 from txstream.testing.simulation.chances import Chances, Played, Step
 from txstream.testing.simulation.driver import Actor, Driver
-from txstream.testing.simulation.program import Program, Tables
+from txstream.testing.simulation.program import Begun, Program, Tables
 from txstream.testing.simulation.source import Log
-from txstream.testing.simulation.stores import Server
+from txstream.testing.simulation.stores import Server, copied
 from txstream.testing.simulation.tasks import Task, Tasks
 from txstream.zookeeper import MemoryTree
 from txstream.zookeeper.tree import Node
@@ -65,6 +64,7 @@ ON_SQLITE = 0.05
 _MAX_DEPTH = 2
 _MAX_LAST_STEPS = 3000
 _ALL_ROWS = 1_000_000
+_THE_REST = (_ALL_ROWS, _ALL_ROWS)
 
 
 class Tree(MemoryTree):
@@ -107,7 +107,7 @@ class World:
     def __post_init__(self) -> None:
         self.topology_id = self.program.topology.id
         self.semantics = self.program.topology.semantics
-        self.codec: MetaCodec[Any] = MetaCodec(MemoryRange)
+        self.codec = self.program.codec
         self.log = Log(self.program.rows)
         self.tree = self.make_tree()
         self.tasks = Tasks(self)
@@ -148,10 +148,19 @@ class World:
         for server in self.servers:
             must = self.commit == "executors" or server.url in written_by_bolts
             server.on_executors = must or not chances.happens(0.15)
+        begun = None if self.is_on_sqlite else self.program.begun
+        if begun is not None:
+            self.tree.restore(begun.nodes)
+            for server, spaces in zip(self.servers, begun.spaces, strict=True):
+                server.spaces = copied(spaces)
+            return
         first = self.driver_of(self.program, 0)
         for server in self.servers:
             server.open(first).ensure_framework_tables()
         claim_identity(first.topology, first.store, first.targets, locked=first.locked)
+        if not self.is_on_sqlite:
+            spaces = [copied(server.spaces) for server in self.servers]
+            self.program.begun = Begun(self.tree.copy(), spaces)
 
     def applied(self, changes: Overlay) -> None:
         """A server in memory is about to apply a transaction."""
@@ -314,6 +323,8 @@ class World:
         self.has_faults = False
         self.log.lost.clear()
         self.log.show_all()
+        if self.steps_done:
+            self.cut = _THE_REST  # one batch shows as well as several what the faults have left
 
     def _finish(self, last: Driver) -> None:
         for _ in range(_MAX_LAST_STEPS):
@@ -398,7 +409,6 @@ class World:
                 places[partition] = taken.end
         if places != self.log.ends:
             raise WrongResultError(f"{whose} ends at {places}")
-
 
     def take_apart(self) -> None:
         """Its objects know each other in rings; without them they go at once, with no collection."""
