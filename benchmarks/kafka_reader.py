@@ -102,8 +102,9 @@ def decoding(log: bytes, records: int) -> Callable[[], None]:
     source, partition = KafkaSource("lines"), Partition("lines", 0)
 
     def read() -> None:
-        columns = RecordColumns()
-        kafka_records.decode_records(log, 0, records, columns)
+        part = kafka_records.Fetched(log, 0, records)
+        kafka_records.decode_records([part])
+        columns = RecordColumns(part.blocks)
         for field in source.output:
             kafka_column(field.name, field.type, partition, columns, replace=False)
         if len(columns) != records:

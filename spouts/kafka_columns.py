@@ -3,7 +3,8 @@ offset."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -34,6 +35,36 @@ def record_batch(
         data_type = source.output.field(name).type
         arrays.append(kafka_column(name, data_type, partition, columns, source.errors == "replace"))
     return pa.RecordBatch.from_arrays(arrays, schema=source.output)
+
+
+def record_batches(
+    source: KafkaSource, reader: JsonReader | None, parts: Sequence[tuple[Partition, RecordColumns]]
+) -> list[pa.RecordBatch]:
+    """The records of several partitions, a batch for each; made together, as arrays cost by the piece. Raises
+    DecodeError."""
+    if len(parts) > 1:
+        with suppress(DecodeError):  # which of them it is, is found below
+            return _made_together(source, reader, parts)
+    return [record_batch(source, reader, *part) for part in parts]
+
+
+def _made_together(
+    source: KafkaSource, reader: JsonReader | None, parts: Sequence[tuple[Partition, RecordColumns]]
+) -> list[pa.RecordBatch]:
+    partition = parts[0][0]
+    joined = RecordColumns([block for _, columns in parts for block in columns.blocks])
+    made = record_batch(source, reader, partition, joined)
+    for name in {"topic", "partition"}.intersection(source.kafka_columns):
+        place = made.schema.get_field_index(name)
+        field = made.schema.field(place)
+        column = pa.concat_arrays([kafka_column(name, field.type, *part, replace=False) for part in parts])
+        made = made.set_column(place, field, column)
+    batches = []
+    first = 0
+    for _, columns in parts:
+        batches.append(made.slice(first, len(columns)))
+        first += len(columns)
+    return batches
 
 
 def json_columns(reader: JsonReader, partition: Partition, columns: RecordColumns) -> list[pa.Array]:

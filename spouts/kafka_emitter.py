@@ -10,7 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import pyarrow as pa
 
@@ -18,7 +18,7 @@ from txstream.api.errors import PartitionUnavailableError, ServiceUnavailableErr
 from txstream.api.spouts import PartitionEmitter, SpoutContext
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 from txstream.spouts.kafka_client import KafkaClient
-from txstream.spouts.kafka_columns import json_reader, record_batch
+from txstream.spouts.kafka_columns import json_reader, record_batches
 from txstream.spouts.kafka_fetch import CHUNK_OFFSETS, RangeFetcher
 from txstream.spouts.kafka_range_read import RangeRead
 from txstream.transaction import TransactionAttempt
@@ -50,10 +50,11 @@ class KafkaPartitionEmitter(PartitionEmitter[KafkaRange]):
         reads = [RangeRead(name, wanted) for name, wanted in metas.items() if not wanted.is_empty]
         if not reads:
             return
-        for read in self._open().run(reads):
-            rows = len(read.columns)
-            if rows and (read.finished or rows >= CHUNK_OFFSETS or read.columns.size_bytes >= _CHUNK_BYTES):
-                yield read.name, record_batch(self._source, self._json, read.partition, read.take())
+        for progressed in self._open().run(reads):
+            for some in _chunks(progressed):
+                parts = [(read.partition, read.take()) for read in some]
+                made = record_batches(self._source, self._json, parts)
+                yield from zip([read.name for read in some], made, strict=True)
 
     def close(self) -> None:
         if self._client is not None:
@@ -87,3 +88,25 @@ class KafkaPartitionEmitter(PartitionEmitter[KafkaRange]):
             max_bytes=max_bytes,
         )
         return self._fetcher
+
+
+def _chunks(reads: Iterable[RangeRead]) -> Iterator[list[RangeRead]]:
+    """Those whose rows are ready, as many as make a chunk."""
+    ready: list[RangeRead] = []
+    rows = size = 0
+    for read in reads:
+        columns = read.columns
+        if not columns or not (read.finished or _is_chunk(len(columns), columns.size_bytes)):
+            continue
+        ready.append(read)
+        rows += len(columns)
+        size += columns.size_bytes
+        if _is_chunk(rows, size):
+            yield ready
+            ready, rows, size = [], 0, 0
+    if ready:
+        yield ready
+
+
+def _is_chunk(rows: int, size_bytes: int) -> bool:
+    return rows >= CHUNK_OFFSETS or size_bytes >= _CHUNK_BYTES

@@ -19,7 +19,7 @@ Invariants:
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Lock
 from typing import Any, NoReturn
@@ -49,13 +49,14 @@ from txstream.spouts.kafka_protocol import (
 from txstream.spouts.kafka_range_read import Fetch, RangeRead
 from txstream.spouts.kafka_records import (
     CorruptBatchError,
+    Fetched,
     OldFormatError,
     decode_records,
     position_behind,
 )
 
 CHUNK_OFFSETS = 50_000
-_MIN_FETCH_BYTES = 256 * 1024  # a small range, with the rest of the batches that it begins and ends in
+_FIRST_BATCH_BYTES = 128 * 1024
 _FIRST_BYTES_PER_OFFSET = 256.0
 _EMPTY_WAIT_MS = 100
 _ASIDE_SECONDS = 2.0
@@ -89,16 +90,17 @@ class RangeFetcher:
         self._topics: dict[str, TopicInfo] = {}
         self._stale = False
         self._bytes_per_offset: dict[str, float] = {}
+        self._largest_batch: dict[str, int] = {}
         self._lock = Lock()
 
-    def run(self, reads: Sequence[RangeRead]) -> Iterator[RangeRead]:
-        """Yields a read whenever it has new rows or has come to its end; take its columns then."""
+    def run(self, reads: Sequence[RangeRead]) -> Iterator[list[RangeRead]]:
+        """Yields reads when they have new rows or have come to their end; take their columns then."""
         unfinished = [read for read in reads if not read.finished]
         pending: dict[int, Fetch] = {}
         while unfinished:
             with self._lock:  # the client serves one thread at a time; it is free while the caller works
                 progressed = self._step(unfinished, pending)
-            yield from progressed
+            yield progressed
             unfinished = [read for read in unfinished if not read.finished]
 
     def _step(self, unfinished: list[RangeRead], pending: dict[int, Fetch]) -> list[RangeRead]:
@@ -121,7 +123,7 @@ class RangeFetcher:
                 for read in wanted:
                     read.put_off(f"broker {node}: {reason_of(future.exception)}")
         self._read_ahead(answers, pending)
-        progressed = [read for read, data in answers if self._decode(read, data)]
+        progressed = self._decode(answers)
         waited = time.monotonic() - began
         for read in unfinished:
             if read in progressed:
@@ -240,11 +242,13 @@ class RangeFetcher:
         )
 
     def _fetch_bytes(self, read: RangeRead) -> int:
-        """What the rest of the range, or a chunk of it, should take by what its topic took before."""
-        per_offset = self._bytes_per_offset.get(read.partition.topic, _FIRST_BYTES_PER_OFFSET)
+        """What the rest of the range, or a chunk of it, should take by what its topic took before, with the
+        rest of the batches that it begins and ends in."""
+        topic = read.partition.topic
+        per_offset = self._bytes_per_offset.get(topic, _FIRST_BYTES_PER_OFFSET)
+        around = 2 * self._largest_batch.get(topic, _FIRST_BATCH_BYTES)
         offsets = min(read.range.end - read.ahead, CHUNK_OFFSETS)
-        wanted = int(offsets * per_offset * 1.05) + 4096
-        return max(_MIN_FETCH_BYTES, min(wanted, self._max_partition_bytes))
+        return max(around, min(int(offsets * per_offset * 1.05) + around, self._max_partition_bytes))
 
     # --- answers ---------------------------------------------------------------------------------------
 
@@ -287,35 +291,48 @@ class RangeFetcher:
             return False
         return True
 
-    def _decode(self, read: RangeRead, data: Any) -> bool:
+    def _decode(self, answers: Sequence[tuple[RangeRead, Any]]) -> list[RangeRead]:
+        """The ranges that have come further."""
+        parts = [
+            Fetched(data.records or b"", read.position, read.range.end, data.aborted_transactions)
+            for read, data in answers
+        ]
+        decode_records(parts, read_committed=self._read_committed)
+        self._learn_sizes(answers, parts)
+        return [
+            read for (read, data), part in zip(answers, parts, strict=True) if self._take(read, data, part)
+        ]
+
+    def _learn_sizes(self, answers: Sequence[tuple[RangeRead, Any]], parts: Sequence[Fetched]) -> None:
+        sizes: Counter[str] = Counter()
+        offsets: Counter[str] = Counter()
+        for (read, _), part in zip(answers, parts, strict=True):
+            topic = read.partition.topic
+            if part.largest:
+                self._largest_batch[topic] = max(part.largest, self._largest_batch.get(topic, 0))
+            sizes[topic] += part.size
+            offsets[topic] += part.covered
+        self._bytes_per_offset |= {topic: sizes[topic] / offsets[topic] for topic in +offsets}
+
+    def _take(self, read: RangeRead, data: Any, part: Fetched) -> bool:
         """Has the range come further?"""
         read.ahead = read.position
-        if data.records:
-            try:
-                position, size = decode_records(
-                    data.records,
-                    read.position,
-                    read.range.end,
-                    read.columns,
-                    aborted=data.aborted_transactions,
-                    read_committed=self._read_committed,
-                )
-            except CorruptBatchError as damage:
-                self._damaged(read, damage)
+        match part.error:
+            case CorruptBatchError():
+                self._damaged(read, part.error)
                 return False
-            except OldFormatError as old:
+            case OldFormatError():
                 raise DecodeError(
-                    f"the records at offset {old.offset} of topic {read.partition.topic!r}, partition "
-                    f"{read.partition.number}, are in message format {old.magic}, which brokers wrote before "
-                    f"Kafka 0.11 and txstream does not read; write the topic's records again with a current "
-                    f"producer, where the topic's message.format.version (the broker's "
+                    f"the records at offset {part.error.offset} of topic {read.partition.topic!r}, partition "
+                    f"{read.partition.number}, are in message format {part.error.magic}, which brokers wrote "
+                    f"before Kafka 0.11 and txstream does not read; write the topic's records again with a "
+                    f"current producer, where the topic's message.format.version (the broker's "
                     f"log.message.format.version; gone since Kafka 4) is 0.11.0 or later"
-                ) from old
-            if position > read.position:
-                if position - read.position >= 100:
-                    self._bytes_per_offset[read.partition.topic] = size / (position - read.position)
-                read.advance(position)
-                return True
+                ) from part.error
+        if part.position > read.position:
+            read.columns.add(part.blocks, part.unpacked)
+            read.advance(part.position)
+            return True
         readable = data.last_stable_offset if self._read_committed else data.high_watermark
         if readable is not None and 0 <= readable < read.range.end:
             read.reason = f"only offsets below {readable} can be read now"

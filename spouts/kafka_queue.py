@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from kafka import KafkaConsumer, TopicPartition
 from kafka.consumer.subscription_state import AsyncConsumerRebalanceListener
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
@@ -367,8 +366,8 @@ def _columns(records: list[Any]) -> RecordColumns:
         offsets=np.array([record.offset for record in records], np.int64),
         timestamps=np.array([record.timestamp for record in records], np.int64),
         log_append=np.array([record.timestamp_type == 1 for record in records], np.bool_),
-        keys=lambda: pa.array([record.key for record in records], pa.binary()),
-        values=lambda: pa.array([record.value for record in records], pa.binary()),
+        keys=[record.key for record in records],
+        values=[record.value for record in records],
         headers={
             row: [(name.encode(), value) for name, value in record.headers]
             for row, record in enumerate(records)

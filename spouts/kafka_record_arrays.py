@@ -1,9 +1,11 @@
-"""The records of many batches at once, by numpy: no loop per record but the one that finds where each begins.
+"""The records of many batches at once, of many partitions even, by numpy: no loop per record but the one that
+finds where each begins.
 
 Invariants:
 
 - `decode` answers what `kafka_record_loop` would make of the same batches, or None: whatever is not certain
-  to be right is left to the loop, which also has the words for what is wrong.
+  to be right is left to the loop, which also has the words for what is wrong. Pieces of several partitions
+  make the same blocks together as each by itself.
 - A varint is read from all records together. A place that wrong bytes lead to may be outside; then the last
   byte is read instead. In the end each record must end where its length says, and no length may be negative
   but the -1 of a null: so no place was outside.
@@ -11,16 +13,15 @@ Invariants:
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 from kafka.record.util import decode_varint
 
-from txstream.spouts.kafka_blocks import Block, Headers, Integers
+from txstream.spouts.kafka_blocks import Block, Headers, Integers, Payload
 from txstream.spouts.kafka_record_loop import read_headers
 
 _RUN_WORTH_TRYING = 16
@@ -54,85 +55,100 @@ class _UnfitError(ValueError):
     """These batches are for the loop."""
 
 
-class _Payload(NamedTuple):
-    """Where the keys or values are; a length of -1 is a null."""
+class Piece(NamedTuple):
+    """Consecutive batches of one partition, whose records of `[start, end)` are wanted: only the first may
+    begin before `start`, and only the last may end behind `end`."""
 
-    starts: Integers
-    lengths: Integers
-
-    def within(self, rows: slice) -> _Payload:
-        return _Payload(self.starts[rows], self.lengths[rows])
+    batches: Sequence[RecordBatch]
+    start: int
+    end: int
 
 
-def decode(batches: Sequence[RecordBatch], start: int, end: int) -> Block | None:
-    """The records of `[start, end)` in consecutive batches, of which only the first may begin before `start`
-    and only the last may end behind `end`. None when they must be read one by one."""
-    data = b"".join([batch.body for batch in batches])
+def decode(pieces: Sequence[Piece]) -> list[Block] | None:
+    """The records of each piece. None when they must be read one by one, or each piece by itself."""
+    data = b"".join([batch.body for piece in pieces for batch in piece.batches])
     if len(data) > _MOST_DATA_BYTES:
         return None
     try:
-        return _decode(data, batches, start, end)
+        return _decode(data, pieces)
     except (IndexError, ValueError):
         return None
 
 
-def _decode(data: bytes, batches: Sequence[RecordBatch], start: int, end: int) -> Block:
+def _decode(data: bytes, pieces: Sequence[Piece]) -> list[Block]:
     octets = np.frombuffer(data, np.uint8)
-    begins = _record_starts(data, octets, batches, start, end)
+    batches = [batch for piece in pieces for batch in piece.batches]
+    begins = _record_starts(data, octets, pieces)
     counts = [len(found) for found in begins]
     at = np.concatenate(begins)
     length, at = _varints(octets, at)
     stops = at + length
     time_deltas, at = _varints(octets, at + 1)  # behind the attributes, of which none are defined
     offset_deltas, at = _varints(octets, at)
-    keys, at = _payload(octets, at)
-    values, at = _payload(octets, at)
+    if (offset_deltas < 0).any():
+        raise _UnfitError
+    (key_starts, key_lengths), at = _payload(octets, at)
+    (value_starts, value_lengths), at = _payload(octets, at)
     headers = _headers(data, octets, at, stops)
+    with_headers = list(headers)
     offsets = np.repeat(np.array([batch.base for batch in batches], np.int64), counts) + offset_deltas
-    rows = _rows_within(batches[-1], counts[-1], offset_deltas, offsets, start, end)
-    return Block(
-        offsets[rows],
-        _timestamps(batches, counts, time_deltas)[rows],
-        np.repeat(np.array([batch.append_time is not None for batch in batches]), counts)[rows],
-        partial(_array, data, *keys.within(rows)),
-        partial(_array, data, *values.within(rows)),
-        {row - rows.start: found for row, found in headers.items() if rows.start <= row < rows.stop},
-    )
+    timestamps = _timestamps(batches, counts, time_deltas)
+    log_append = np.repeat(np.array([batch.append_time is not None for batch in batches]), counts)
+    keys = Payload(data, key_starts, key_lengths)
+    values = Payload(data, value_starts, value_lengths)
+    blocks = []
+    first = first_batch = 0
+    for piece in pieces:
+        following_batch = first_batch + len(piece.batches)
+        following = first + sum(counts[first_batch:following_batch])
+        rows = _rows_within(piece, counts[following_batch - 1], offsets[first:following], first)
+        some = with_headers[bisect_left(with_headers, rows.start) : bisect_left(with_headers, rows.stop)]
+        blocks.append(
+            Block(
+                offsets[rows],
+                timestamps[rows],
+                log_append[rows],
+                keys.within(rows),
+                values.within(rows),
+                {row - rows.start: headers[row] for row in some},
+            )
+        )
+        first, first_batch = following, following_batch
+    return blocks
 
 
 # --- where records begin ---------------------------------------------------------------------------------
 
 
-def _record_starts(
-    data: bytes, octets: Octets, batches: Sequence[RecordBatch], start: int, end: int
-) -> list[Integers]:
+def _record_starts(data: bytes, octets: Octets, pieces: Sequence[Piece]) -> list[Integers]:
     """Where each batch's records begin, as far as they may be wanted."""
     found = []
     first = 0
-    for batch in batches:
-        stop = first + len(batch.body)
-        skipped, wanted = 0, batch.records
-        if batch.is_dense:  # what lies outside the range is counted off, but for one that shows its end
-            skipped = max(0, start - batch.base)
-            wanted = min(batch.records, end - batch.base + 1)
-        begins, at = _batch_starts(data, octets, first + batch.records_at, stop, wanted)
-        if at > stop or (at < stop and wanted == batch.records):
-            raise _UnfitError
-        if skipped and (octets.take(begins[:skipped]) & 1).any():  # a negative length
-            raise _UnfitError
-        found.append(begins[skipped:])
-        first = stop
+    for batches, start, end in pieces:
+        for batch in batches:
+            stop = first + len(batch.body)
+            skipped, wanted = 0, batch.records
+            if batch.is_dense:  # what lies outside the range is counted off, but for one that shows its end
+                skipped = max(0, start - batch.base)
+                wanted = min(batch.records, end - batch.base + 1)
+            begins, at = _batch_starts(data, octets, first + batch.records_at, stop, wanted)
+            if at > stop or (at < stop and wanted == batch.records):
+                raise _UnfitError
+            if skipped and (octets.take(begins[:skipped]) & 1).any():  # a negative length
+                raise _UnfitError
+            found.append(begins[skipped:])
+            first = stop
     return found
 
 
 def _batch_starts(data: bytes, octets: Octets, at: int, stop: int, count: int) -> tuple[Integers, int]:
     """Where `count` records begin, and where the last one ends. Records of one size are found together, until
     they come in runs that are too short for it."""
-    pieces = [np.empty(0, np.int64)]
+    runs: list[Integers] = []
     left = count
-    while left > 0:
+    while left >= _RUN_WORTH_TRYING:
         alike, size = _run_of_one_size(data, octets, at, stop, left)
-        pieces.append(np.arange(at, at + alike * size, size))
+        runs.append(np.arange(at, at + alike * size, size))
         at += alike * size
         left -= alike
         if alike < _RUN_WORTH_TRYING:
@@ -149,7 +165,7 @@ def _batch_starts(data: bytes, octets: Octets, at: int, stop: int, count: int) -
         else:
             length, at = decode_varint(data, at)
             at += max(length, 0)
-    return np.concatenate([*pieces, np.array(begins, np.int64)]), at
+    return np.concatenate([*runs, np.array(begins, np.int64)]), at
 
 
 def _run_of_one_size(data: bytes, octets: Octets, at: int, stop: int, most: int) -> tuple[int, int]:
@@ -189,15 +205,15 @@ def _varints(octets: Octets, at: Integers) -> tuple[Integers, Integers]:
     raise _UnfitError
 
 
-def _payload(octets: Octets, at: Integers) -> tuple[_Payload, Integers]:
-    """The keys or values whose lengths are at these places, and the places behind them."""
+def _payload(octets: Octets, at: Integers) -> tuple[tuple[Integers, Integers], Integers]:
+    """Where the keys or values are whose lengths are at these places, and the places behind them."""
     lengths, starts = _varints(octets, at)
     nulls = lengths < 0
     if not nulls.any():
-        return _Payload(starts, lengths), starts + lengths
+        return (starts, lengths), starts + lengths
     if (octets.take(at[nulls], mode="clip") != 1).any():  # a null is -1 in one byte
         raise _UnfitError
-    return _Payload(starts, lengths), starts + np.maximum(lengths, 0)
+    return (starts, lengths), starts + np.maximum(lengths, 0)
 
 
 def _headers(data: bytes, octets: Octets, at: Integers, stops: Integers) -> dict[int, Headers]:
@@ -231,36 +247,18 @@ def _timestamps(batches: Sequence[RecordBatch], counts: Sequence[int], deltas: I
     return times
 
 
-def _rows_within(
-    last: RecordBatch, last_count: int, deltas: Integers, offsets: Integers, start: int, end: int
-) -> slice:
-    """The rows of `[start, end)`. Offsets must ascend, and only a batch that ends behind `end` may have some
-    there; where not all of its records were looked at, the last one must be."""
-    if (deltas < 0).any() or (offsets[1:] < offsets[:-1]).any():
+def _rows_within(piece: Piece, last_count: int, offsets: Integers, first: int) -> slice:
+    """The rows that are wanted of a piece, whose own begin at `first`. Offsets must ascend, and only a batch
+    that ends behind `end` may have some there; where not all of its records were looked at, the last one
+    must be."""
+    if (offsets[1:] < offsets[:-1]).any():
         raise _UnfitError
-    low, high = np.searchsorted(offsets, [start, end]).tolist()
+    last = piece.batches[-1]
+    low, high = np.searchsorted(offsets, [piece.start, piece.end]).tolist()
     beyond = len(offsets) - high
-    if last.following <= end:
+    if last.following <= piece.end:
         if beyond:
             raise _UnfitError
     elif beyond > last_count or (not beyond and last.is_dense):
         raise _UnfitError
-    return slice(low, high)
-
-
-def _array(data: bytes, starts: Integers, lengths: Integers) -> pa.Array:
-    """The bytes at these places as a binary array.
-
-    Arrow copies them: a view of all of the data has every other element one of ours, and `take` has those.
-    """
-    rows = len(starts)
-    nulls = lengths < 0
-    if nulls.all():
-        return pa.nulls(rows, pa.binary())
-    bounds = np.empty(2 * rows, np.int32)
-    bounds[0::2] = starts
-    bounds[1::2] = starts + np.maximum(lengths, 0)
-    view = pa.BinaryArray.from_buffers(
-        pa.binary(), 2 * rows - 1, [None, pa.py_buffer(bounds), pa.py_buffer(data)]
-    )
-    return view.take(pa.array(np.arange(0, 2 * rows, 2), mask=nulls if nulls.any() else None))
+    return slice(first + low, first + high)

@@ -4,10 +4,8 @@ judge of what that makes. The loop in `read_records` is written out on purpose."
 from __future__ import annotations
 
 from bisect import bisect_left
-from functools import partial
 
 import numpy as np
-import pyarrow as pa
 from kafka.record.util import decode_varint
 
 from txstream.spouts.kafka_blocks import Block, Headers
@@ -41,8 +39,8 @@ class RecordLists:
             np.array(self.offsets, np.int64),
             np.array(times, np.int64),
             np.full(rows, append_time is not None),
-            partial(pa.array, self.keys, pa.binary()),
-            partial(pa.array, self.values, pa.binary()),
+            self.keys,
+            self.values,
             self.headers,
         )
 

@@ -4,13 +4,14 @@ Invariants:
 
 - Only records with offsets in `[start, end)` that a consumer of the isolation level may see reach the
   columns: no control records, and under read_committed none of an aborted transaction.
-- The position returned by `decode_records` is behind every batch it has read, also where compaction, a marker
-  or an aborted transaction left nothing to show; it never passes a batch that it has not read.
+- The position that `decode_records` comes to is behind every batch it has read, also where compaction, a
+  marker or an aborted transaction left nothing to show; it never passes a batch that it has not read.
 - Every batch's checksum is compared before anything in it is believed.
+- What is damaged in one partition changes nothing in the others.
 
-Batches are decoded together where they can be, and otherwise record by record; the error is always that of
-the first batch that has one. The format is that of Kafka's documentation, "Record Batch" (magic 2); older
-ones are refused.
+Batches, those of several partitions too, are decoded together where they can be, and otherwise record by
+record; a partition's error is always that of its first batch that has one. The format is that of Kafka's
+documentation, "Record Batch" (magic 2); older ones are refused.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from typing import Protocol
 
 from kafka.record.util import calc_crc32c
 
-from txstream.spouts.kafka_blocks import Block, RecordColumns
+from txstream.spouts.kafka_blocks import Block
 from txstream.spouts.kafka_compression import unpack
-from txstream.spouts.kafka_record_arrays import RecordBatch, decode
+from txstream.spouts.kafka_record_arrays import Piece, RecordBatch, decode
 from txstream.spouts.kafka_record_loop import RecordLists, read_records, skip_records
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
@@ -63,39 +64,57 @@ class OldFormatError(Exception):
         self.magic = magic
 
 
-def decode_records(
-    data: bytes | memoryview,
-    start: int,
-    end: int,
-    columns: RecordColumns,
-    *,
-    aborted: Iterable[AbortedTransaction] | None = None,
-    read_committed: bool = True,
-) -> tuple[int, int]:
-    """Append the records of `[start, end)` in `data` to `columns`; answer where reading goes on, and how many
-    bytes that took.
+@dataclass(slots=True, eq=False)
+class Fetched:
+    """What a fetch brought of a partition's log, of which the records of `[start, end)` are wanted; and what
+    `decode_records` makes of it.
+
+    `position` is where reading goes on; `size` is how many bytes it took up to there, in batches of
+    `covered` offsets, and `unpacked` how many their records take. `largest` is the size of the largest batch,
+    also of one that was cut off. With an `error` the rest does not count.
+    """
+
+    data: bytes | memoryview
+    start: int
+    end: int
+    aborted: Iterable[AbortedTransaction] | None = None
+    blocks: list[Block] = field(default_factory=list)
+    position: int = field(init=False)
+    size: int = 0
+    covered: int = 0
+    unpacked: int = 0
+    largest: int = 0
+    error: CorruptBatchError | OldFormatError | None = None
+
+    def __post_init__(self) -> None:
+        self.position = self.start
+
+
+def decode_records(parts: Iterable[Fetched], *, read_committed: bool = True) -> None:
+    """Decode what was fetched of several partitions.
 
     A batch that is not there in full (Kafka cuts its answers at a number of bytes) is left for the next
-    fetch. Raises CorruptBatchError or OldFormatError, and then leaves `columns` as they were.
+    fetch.
     """
-    reading = _Reading(memoryview(data), start, end, aborted or (), read_committed)
-    blocks: list[Block] = []
-    together: list[RecordBatch] = []
-    size = decoded = 0
-    try:
-        for batch in reading.batches():
-            together.append(batch)
-            size += len(batch.body)
-            if size - decoded >= _TOGETHER_BYTES:
-                ready, together, decoded = together, [], size
-                blocks += _decode(ready, start, end)
-    except (CorruptBatchError, OldFormatError):
-        _decode(together, start, end)  # a batch before this one may be damaged too
-        raise
-    blocks += _decode(together, start, end)
-    columns.blocks += blocks
-    columns.size_bytes += size
-    return reading.position, reading.at
+    together: list[tuple[Fetched, list[RecordBatch]]] = []
+    size = 0
+    for part in parts:
+        batches: list[RecordBatch] = []
+        together.append((part, batches))
+        try:
+            for batch in _batches(part, read_committed):
+                batches.append(batch)
+                part.unpacked += len(batch.body)
+                size += len(batch.body)
+                if size >= _TOGETHER_BYTES:
+                    _decode(together)
+                    batches = []
+                    together, size = [(part, batches)], 0
+                    if part.error is not None:
+                        break
+        except (CorruptBatchError, OldFormatError) as error:
+            part.error = error  # that of a batch before this one, which is yet to be decoded, takes its place
+    _decode(together)
 
 
 def position_behind(data: bytes | memoryview, start: int, end: int) -> int:
@@ -111,68 +130,56 @@ def position_behind(data: bytes | memoryview, start: int, end: int) -> int:
     return position
 
 
-@dataclass(slots=True)
-class _Reading:
-    """Goes from batch to batch: what may be seen of them comes out, `position` is behind all of them."""
-
-    view: memoryview
-    start: int
-    end: int
-    aborted: Iterable[AbortedTransaction]
-    read_committed: bool
-    position: int = field(init=False)
-    at: int = 0
-
-    def __post_init__(self) -> None:
-        self.position = self.start
-
-    def batches(self) -> Iterator[RecordBatch]:
-        view, start, end, read_committed = self.view, self.start, self.end, self.read_committed
-        size = len(view)
-        waiting = sorted(self.aborted, key=lambda transaction: transaction.first_offset, reverse=True)
-        aborting: set[int] = set()
-        while self.at + _PREFIX.size < size and self.position < end:
-            base, length = _PREFIX.unpack_from(view, self.at)
-            stop = self.at + _PREFIX.size + length
-            if stop > size:
-                break
-            batch = view[self.at : stop]
-            self.at = stop
-            if len(batch) <= _MAGIC_AT:
-                raise CorruptBatchError(base, f"it has only {len(batch)} bytes")
-            magic = batch[_MAGIC_AT]
-            if magic < 2 and int.from_bytes(batch[_OLD_CRC]) == zlib.crc32(batch[_MAGIC_AT:]):
-                raise OldFormatError(base, magic)
-            if magic != 2 or len(batch) < _HEADER.size:
-                raise CorruptBatchError(base, f"its format {magic} with {len(batch)} bytes is unknown")
-            (_, _, _, _, crc, attributes, last_delta, first_time, last_time, producer, _, _, count) = (
-                _HEADER.unpack_from(batch)
-            )
-            if calc_crc32c(batch[_CRC_COVERS_FROM:]) != crc:
-                raise CorruptBatchError(base, "its checksum does not match")
-            following = base + last_delta + 1
-            if following <= start:
-                continue
-            self.position = max(self.position, following)
-            if read_committed and producer >= 0:
-                while waiting and waiting[-1].first_offset < following:
-                    aborting.add(waiting.pop().producer_id)
-            if attributes & _CONTROL:
-                if read_committed and _is_abort_marker(batch, base):
-                    aborting.discard(producer)
-                continue
-            if base >= end or (attributes & _TRANSACTIONAL and producer in aborting):
-                continue
-            codec = attributes & _CODEC_MASK
-            yield RecordBatch(
-                base=base,
-                following=following,
-                records=count,
-                first_time=first_time,
-                append_time=last_time if attributes & _LOG_APPEND_TIME else None,
-                body=_unpacked(batch, codec, base) if codec else batch,
-                records_at=0 if codec else _HEADER.size,
-            )
+def _batches(part: Fetched, read_committed: bool) -> Iterator[RecordBatch]:
+    """What may be seen of the batches; `position` and `size` are behind the ones that were read."""
+    view, start, end = memoryview(part.data), part.start, part.end
+    size = len(view)
+    waiting = sorted(part.aborted or (), key=lambda transaction: transaction.first_offset, reverse=True)
+    aborting: set[int] = set()
+    while part.size + _PREFIX.size < size and part.position < end:
+        base, length = _PREFIX.unpack_from(view, part.size)
+        stop = part.size + _PREFIX.size + length
+        part.largest = max(part.largest, _PREFIX.size + length)
+        if stop > size:
+            break
+        batch = view[part.size : stop]
+        part.size = stop
+        if len(batch) <= _MAGIC_AT:
+            raise CorruptBatchError(base, f"it has only {len(batch)} bytes")
+        magic = batch[_MAGIC_AT]
+        if magic < 2 and int.from_bytes(batch[_OLD_CRC]) == zlib.crc32(batch[_MAGIC_AT:]):
+            raise OldFormatError(base, magic)
+        if magic != 2 or len(batch) < _HEADER.size:
+            raise CorruptBatchError(base, f"its format {magic} with {len(batch)} bytes is unknown")
+        (_, _, _, _, crc, attributes, last_delta, first_time, last_time, producer, _, _, count) = (
+            _HEADER.unpack_from(batch)
+        )
+        if calc_crc32c(batch[_CRC_COVERS_FROM:]) != crc:
+            raise CorruptBatchError(base, "its checksum does not match")
+        following = base + last_delta + 1
+        part.covered += last_delta + 1
+        if following <= start:
+            continue
+        part.position = max(part.position, following)
+        if read_committed and producer >= 0:
+            while waiting and waiting[-1].first_offset < following:
+                aborting.add(waiting.pop().producer_id)
+        if attributes & _CONTROL:
+            if read_committed and _is_abort_marker(batch, base):
+                aborting.discard(producer)
+            continue
+        if base >= end or (attributes & _TRANSACTIONAL and producer in aborting):
+            continue
+        codec = attributes & _CODEC_MASK
+        yield RecordBatch(
+            base=base,
+            following=following,
+            records=count,
+            first_time=first_time,
+            append_time=last_time if attributes & _LOG_APPEND_TIME else None,
+            body=_unpacked(batch, codec, base) if codec else batch,
+            records_at=0 if codec else _HEADER.size,
+        )
 
 
 def _unpacked(batch: memoryview, codec: int, base: int) -> bytes:
@@ -182,12 +189,24 @@ def _unpacked(batch: memoryview, codec: int, base: int) -> bytes:
         raise CorruptBatchError(base, str(error)) from error
 
 
-def _decode(batches: Sequence[RecordBatch], start: int, end: int) -> list[Block]:
-    """Raises CorruptBatchError for the first batch whose records cannot be read."""
-    if not batches:
-        return []
-    block = decode(batches, start, end)
-    return [_decode_one_by_one(batch, start, end) for batch in batches] if block is None else [block]
+def _decode(together: Iterable[tuple[Fetched, Sequence[RecordBatch]]]) -> None:
+    """The error of a part is that of its first batch whose records cannot be read."""
+    parts = [(part, batches) for part, batches in together if batches]
+    if not parts:
+        return
+    blocks = decode([Piece(batches, part.start, part.end) for part, batches in parts])
+    if blocks is not None:
+        for (part, _), block in zip(parts, blocks, strict=True):
+            part.blocks.append(block)
+    elif len(parts) > 1:
+        for alone in parts:
+            _decode([alone])
+    else:
+        ((part, batches),) = parts
+        try:
+            part.blocks += [_decode_one_by_one(batch, part.start, part.end) for batch in batches]
+        except CorruptBatchError as error:
+            part.error = error
 
 
 def _decode_one_by_one(batch: RecordBatch, start: int, end: int) -> Block:

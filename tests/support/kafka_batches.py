@@ -11,6 +11,9 @@ import pyarrow as pa
 from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.record.util import calc_crc32c
 
+from txstream.spouts.kafka_blocks import RecordColumns
+from txstream.spouts.kafka_records import Fetched, decode_records
+
 Headers = list[tuple[str, bytes | None]]
 Record = tuple[int, int, bytes | None, bytes | None, Headers]
 NONE, GZIP, SNAPPY, LZ4, ZSTD = range(5)
@@ -75,3 +78,13 @@ def plain(base: int, *values: bytes, **options: Any) -> bytes:
 def marker(offset: int, producer: int, *, commit: bool) -> bytes:
     key = struct.pack(">hh", 0, int(commit))
     return batch(offset, [(0, 5, key, b"\0" * 6, [])], attributes=CONTROL | TRANSACTIONAL, producer=producer)
+
+
+def decode(data: bytes, start: int, end: int, columns: RecordColumns, **options: Any) -> tuple[int, int]:
+    """Decode what was fetched of one partition; answers the position and the size. Raises its error."""
+    part = Fetched(data, start, end, options.pop("aborted", None))
+    decode_records([part], **options)
+    if part.error is not None:
+        raise part.error
+    columns.add(part.blocks, part.unpacked)
+    return part.position, part.size

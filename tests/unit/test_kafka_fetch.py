@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -22,12 +23,14 @@ TIMEOUT_SECONDS = 5.0
 @dataclass
 class Broker:
     """A client of one broker. Partitions have batches of two records each. An answer has one batch of each
-    partition, of the first `room` of those asked for. `spoil` may change what a partition gets."""
+    partition, of the first `room` of those asked for, cut off at the size that was asked for, but for the
+    first. `spoil` may change what a partition gets."""
 
     ends: dict[str, int]
     room: int = 99
     spoil: Callable[[str, int, bytes], bytes] = lambda _name, _offset, records: records
     asked: list[dict[str, int]] = field(default_factory=list)
+    sizes: list[dict[str, int]] = field(default_factory=list)
     timeouts: list[float] = field(default_factory=list)
     flushed: int = 0
     hung_up: list[int] = field(default_factory=list)
@@ -53,13 +56,21 @@ class Broker:
             for topic in request.topics
             for partition in topic.partitions
         }
+        sizes = {
+            f"{topic.topic}/{partition.partition}": partition.partition_max_bytes
+            for topic in request.topics
+            for partition in topic.partitions
+        }
         self.asked.append(wanted)
+        self.sizes.append(sizes)
         self.timeouts.append(timeout)
         partitions = [
             SimpleNamespace(
                 partition_index=int(name.rpartition("/")[2]),
                 error_code=0,
-                records=self.records(name, offset) if place < self.room else b"",
+                records=self.records(name, offset)[: sizes[name] if place else None]
+                if place < self.room
+                else b"",
                 aborted_transactions=None,
                 last_stable_offset=self.ends[name],
                 high_watermark=self.ends[name],
@@ -89,9 +100,9 @@ def fetcher(broker: Broker) -> RangeFetcher:
     )
 
 
-def offsets(run: Iterator[RangeRead]) -> dict[str, list[int]]:
+def offsets(run: Iterator[list[RangeRead]]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
-    for read in run:
+    for read in itertools.chain.from_iterable(run):
         found.setdefault(read.name, []).extend(read.take().offsets.tolist())
     return found
 
@@ -99,7 +110,7 @@ def offsets(run: Iterator[RangeRead]) -> dict[str, list[int]]:
 def test_what_follows_is_asked_for_before_the_caller_gets_the_first_rows() -> None:
     broker = Broker({"words/0": 8})
     run = fetcher(broker).run([RangeRead("words/0", KafkaRange(1, 7))])
-    first = next(run)
+    (first,) = next(run)
     assert first.take().offsets.tolist() == [1]
     assert broker.asked == [{"words/0": 1}, {"words/0": 2}]
     assert broker.flushed == 2
@@ -135,6 +146,20 @@ def test_a_partition_that_got_no_room_comes_first_in_the_fetch_ahead() -> None:
     wanted = [RangeRead(name, KafkaRange(0, 4)) for name in broker.ends]
     assert offsets(fetcher(broker).run(wanted)) == {"words/0": [0, 1, 2, 3], "words/1": [0, 1, 2, 3]}
     assert list(broker.asked[1].items()) == [("words/1", 0), ("words/0", 2)]
+
+
+def test_a_fetch_asks_for_what_the_batches_of_its_topic_take() -> None:
+    large = plain(4, b"x" * 50_000, b"y")
+
+    def swell(name: str, offset: int, records: bytes) -> bytes:
+        return large if offset == 4 and name != "words/0" else records
+
+    broker = Broker({"words/0": 6, "words/1": 6, "words/2": 6}, spoil=swell)
+    wanted = [RangeRead(name, KafkaRange(0, 6)) for name in broker.ends]
+    assert offsets(fetcher(broker).run(wanted)) == {name: [0, 1, 2, 3, 4, 5] for name in broker.ends}
+    assert max(broker.sizes[2].values()) < 1000, "after two answers it is known how small they are"
+    assert broker.asked[3:] == [{"words/1": 4, "words/2": 4}, {"words/2": 4}], "both were cut off, then one"
+    assert broker.sizes[4]["words/2"] >= len(large)
 
 
 def test_a_broker_that_falls_silent_ends_the_batch_in_time_and_loses_its_connection(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 from support.kafka_batches import (
@@ -19,30 +21,38 @@ from support.kafka_batches import (
     Headers,
     Record,
     batch,
+    decode as decode_one,
     marker,
     sealed,
 )
 
+from txstream.api.errors import DecodeError
 from txstream.spouts import kafka_records
 from txstream.spouts.kafka import KafkaSource
 from txstream.spouts.kafka_blocks import RecordColumns
-from txstream.spouts.kafka_columns import record_batch
+from txstream.spouts.kafka_columns import json_reader, record_batch, record_batches
 from txstream.spouts.kafka_protocol import Partition
 from txstream.spouts.kafka_record_arrays import decode
-from txstream.spouts.kafka_records import CorruptBatchError, decode_records
+from txstream.spouts.kafka_records import CorruptBatchError, Fetched, decode_records
 
 
 def read(data: bytes, start: int, end: int, **options: Any) -> object:
     """Everything that comes of it, errors included."""
-    columns = RecordColumns()
-    try:
-        position = decode_records(data, start, end, columns, **options)
-    except CorruptBatchError as error:
-        assert not columns.blocks
-        return error.offset, error.reason
+    part = Fetched(data, start, end, options.pop("aborted", None))
+    decode_records([part], **options)
+    return told(part)
+
+
+def told(part: Fetched) -> object:
+    if isinstance(part.error, CorruptBatchError):
+        return part.error.offset, part.error.reason
+    columns = RecordColumns(part.blocks)
     return (
-        position,
-        columns.size_bytes,
+        part.position,
+        part.size,
+        part.covered,
+        part.unpacked,
+        part.largest,
         columns.offsets.tolist(),
         columns.timestamps.tolist(),
         columns.timestamp_types.tolist(),
@@ -105,6 +115,26 @@ def ranges(draw: st.DrawFn, first: int, end: int) -> tuple[int, int]:
     return start, draw(st.just(end) | st.integers(start + 1, max(start + 1, end + 5)))
 
 
+def damaged(draw: Callable[[Any], Any], log: bytes) -> bytes:
+    """Into some batches another byte, or another number of records or offsets; the checksums are right."""
+    changed = bytearray(log)
+    at = 0
+    while at < len(log):
+        (length,) = struct.unpack_from(">i", log, at + 8)
+        what = draw(st.sampled_from(["nothing", "byte", "count", "last"]))
+        if what == "byte":
+            place = draw(st.integers(HEADER_BYTES, max(HEADER_BYTES, 12 + length - 1)))
+            if place < 12 + length:
+                changed[at + place] = draw(st.integers(0, 255))
+        elif what != "nothing":
+            place = at + (57 if what == "count" else 23)
+            (number,) = struct.unpack_from(">i", changed, place)
+            struct.pack_into(">i", changed, place, number + draw(st.integers(-2, 2)))
+        changed[at : at + 12 + length] = sealed(changed[at : at + 12 + length])
+        at += 12 + length
+    return bytes(changed)
+
+
 @st.composite
 def options(draw: st.DrawFn, first: int) -> dict[str, Any]:
     aborted = [
@@ -128,22 +158,91 @@ def test_any_log(data: st.DataObject) -> None:
 @given(st.data())
 def test_any_damage_behind_a_right_checksum(data: st.DataObject) -> None:
     log, first, end = data.draw(logs())
-    damaged = bytearray(log)
-    at = 0
-    while at < len(log):  # into some batches another byte, or another number of records or offsets
-        (length,) = struct.unpack_from(">i", log, at + 8)
-        what = data.draw(st.sampled_from(["nothing", "byte", "count", "last"]))
-        if what == "byte":
-            place = data.draw(st.integers(HEADER_BYTES, max(HEADER_BYTES, 12 + length - 1)))
-            if place < 12 + length:
-                damaged[at + place] = data.draw(st.integers(0, 255))
-        elif what != "nothing":
-            place = at + (57 if what == "count" else 23)
-            (number,) = struct.unpack_from(">i", damaged, place)
-            struct.pack_into(">i", damaged, place, number + data.draw(st.integers(-2, 2)))
-        damaged[at : at + 12 + length] = sealed(damaged[at : at + 12 + length])
-        at += 12 + length
-    check(bytes(damaged), *data.draw(ranges(first, end)), **data.draw(options(first)))
+    check(damaged(data.draw, log), *data.draw(ranges(first, end)), **data.draw(options(first)))
+
+
+@st.composite
+def several(draw: st.DrawFn) -> list[tuple[bytes, int, int, list[Aborted]]]:
+    """What fetches brought of some partitions: whole, cut off or damaged."""
+    fetched = []
+    for _ in range(draw(st.integers(1, 5))):
+        log, first, end = draw(logs())
+        what = draw(st.sampled_from(["whole", "whole", "cut", "damaged", "flipped"]))
+        if what == "cut":
+            log = log[: draw(st.integers(0, len(log)))]
+        elif what == "damaged":
+            log = damaged(draw, log)
+        elif what == "flipped":  # its checksum does not match
+            place = draw(st.integers(21, len(log) - 1))
+            log = log[:place] + bytes([log[place] ^ 1]) + log[place + 1 :]
+        fetched.append((log, *draw(ranges(first, end)), draw(options(first))["aborted"]))
+    return fetched
+
+
+@given(several(), st.booleans(), st.sampled_from([1, 300, 2000, 1 << 20]))
+def test_several_partitions_together_are_what_each_is_alone(
+    fetched: list[tuple[bytes, int, int, list[Aborted]]], committed: bool, together: int
+) -> None:
+    with patch.object(kafka_records, "decode", return_value=None):
+        expected = [
+            read(data, start, end, aborted=aborted, read_committed=committed)
+            for data, start, end, aborted in fetched
+        ]
+    parts = [Fetched(*one) for one in fetched]
+    with patch.object(kafka_records, "_TOGETHER_BYTES", together):
+        decode_records(parts, read_committed=committed)
+    assert [told(part) for part in parts] == expected
+
+
+def test_small_pieces_of_many_partitions_are_decoded_at_once() -> None:
+    logs = [batch(7 * i, [(n, n, b"k%d" % i, b"v" * n, []) for n in range(i % 6 + 1)]) for i in range(40)]
+    parts = [Fetched(data, 7 * i, 7 * i + 3) for i, data in enumerate(logs)]
+    one_by_one = patch.object(kafka_records, "read_records", side_effect=AssertionError)
+    with patch.object(kafka_records, "decode", wraps=decode) as together, one_by_one:
+        decode_records(parts)
+    assert together.call_count == 1
+    assert [told(part) for part in parts] == [
+        read(data, part.start, part.end) for data, part in zip(logs, parts, strict=True)
+    ]
+
+
+def columns_of(logs: list[bytes]) -> list[tuple[Partition, RecordColumns]]:
+    parts = [Fetched(data, 0, 100) for data in logs]
+    decode_records(parts)
+    return [(Partition(f"t{i % 2}", i), RecordColumns(part.blocks)) for i, part in enumerate(parts)]
+
+
+VALUES = st.lists(st.none() | st.sampled_from([b"", b"a", b'{"n": 1}', b"\xff"]), max_size=4)
+
+
+@given(
+    st.lists(VALUES, min_size=1, max_size=5),
+    st.sampled_from(
+        [
+            {},
+            {"errors": "replace"},
+            {"kafka_columns": ["partition", "value"]},
+            {"value_format": "json", "schema": "n int", "kafka_columns": ["topic", "offset"]},
+        ]
+    ),
+)
+def test_the_columns_of_several_partitions_are_what_each_has_alone(
+    values: list[list[bytes | None]], options: dict[str, Any]
+) -> None:
+    source = KafkaSource(["t0", "t1"], **options)
+    reader = json_reader(source)
+    parts = columns_of(
+        [batch(0, [(i, i, b"k", value, [("h", b"1")]) for i, value in enumerate(some)]) for some in values]
+    )
+
+    def made(how: Callable[[], list[pa.RecordBatch]]) -> object:
+        try:
+            return how()
+        except DecodeError as error:
+            return str(error)
+
+    together = made(lambda: record_batches(source, reader, parts))
+    assert together == made(lambda: [record_batch(source, reader, *part) for part in parts])
 
 
 @pytest.mark.parametrize(
@@ -172,21 +271,21 @@ def test_the_usual_records_are_decoded_together(
     assert together.call_count == 1
     check(data, start, end)
     assert isinstance(rows, tuple)
-    assert len(rows[2]) == sum(start <= record[0] < end for record in records)
+    assert len(rows[5]) == sum(start <= record[0] < end for record in records)
 
 
 def test_headers_that_are_alike_are_read_once() -> None:
     data = batch(0, [(i, 0, None, b"v", [("trace", b"same")]) for i in range(50)])
     columns = RecordColumns()
-    decode_records(data, 0, 50, columns)
+    decode_one(data, 0, 50, columns)
     assert len(columns.headers) == 50
     assert {id(headers) for headers in columns.headers.values()} == {id(columns.headers[0])}
 
 
 def test_keys_that_nobody_asks_for_are_not_made() -> None:
-    with patch("txstream.spouts.kafka_record_arrays._array") as made:
+    with patch("txstream.spouts.kafka_blocks._array") as made:
         columns = RecordColumns()
-        decode_records(batch(0, [(0, 0, b"k", b"v", [])]), 0, 1, columns)
+        decode_one(batch(0, [(0, 0, b"k", b"v", [])]), 0, 1, columns)
         assert columns.offsets.tolist() == [0]
         assert not made.called
         assert columns.values is made.return_value
@@ -196,7 +295,7 @@ def test_keys_that_nobody_asks_for_are_not_made() -> None:
 def test_columns_that_are_left_out_change_nothing_in_the_others() -> None:
     columns = RecordColumns()
     headers: Headers = [("h", b"1")]
-    decode_records(batch(0, [(i, i, b"k", b"%d" % i, headers) for i in range(9)]), 2, 7, columns)
+    decode_one(batch(0, [(i, i, b"k", b"%d" % i, headers) for i in range(9)]), 2, 7, columns)
     everything = record_batch(KafkaSource("lines"), None, Partition("lines", 0), columns)
     for name in everything.schema.names:
         source = KafkaSource("lines", kafka_columns=[name])

@@ -24,6 +24,7 @@ from support.kafka_batches import (
     Headers,
     Record,
     batch,
+    decode,
     marker,
     plain,
     sealed,
@@ -35,7 +36,7 @@ from txstream.spouts.kafka_blocks import RecordColumns
 from txstream.spouts.kafka_fetch import RangeFetcher
 from txstream.spouts.kafka_protocol import Leader, TopicInfo
 from txstream.spouts.kafka_range_read import RangeRead
-from txstream.spouts.kafka_records import CorruptBatchError, decode_records
+from txstream.spouts.kafka_records import CorruptBatchError
 
 
 def rows(columns: RecordColumns) -> list[tuple[int, bytes | None]]:
@@ -51,7 +52,7 @@ def rows(columns: RecordColumns) -> list[tuple[int, bytes | None]]:
 
 def read(data: bytes, start: int, end: int, **options: Any) -> tuple[RecordColumns, int]:
     columns = RecordColumns()
-    position, _ = decode_records(data, start, end, columns, **options)
+    position, _ = decode(data, start, end, columns, **options)
     return columns, position
 
 
@@ -160,7 +161,7 @@ def test_a_flipped_bit_is_noticed_and_leaves_no_rows() -> None:
     second[-3] ^= 1
     columns = RecordColumns()
     with pytest.raises(CorruptBatchError, match="checksum") as caught:
-        decode_records(first + bytes(second), 0, 2, columns)
+        decode(first + bytes(second), 0, 2, columns)
     assert caught.value.offset == 1
     assert rows(columns) == []
 
