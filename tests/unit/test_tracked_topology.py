@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -304,3 +305,28 @@ def test_words_are_grouped_by_field_as_in_every_topology() -> None:
         assert len(found) == 30
         assert len(set(found)) == 5
         assert {task for _, task in found} == {0, 1}
+
+
+class Listens(Lines):
+    """Has threads of its own that emit, each of which looks where its tuples go."""
+
+    def open(self, context: SpoutContext, collector: SpoutCollector) -> None:
+        super().open(context, collector)
+        numbers = range(context.task_index * 300, (context.task_index + 1) * 300)
+        self.in_flight = dict.fromkeys(numbers, "")
+        self.thread = threading.Thread(
+            target=lambda: [list(collector.emit(["a"], number)) for number in numbers]
+        )
+        self.thread.start()
+
+
+def test_a_spout_may_emit_from_any_thread() -> None:
+    builder = TopologyBuilder("words")
+    builder.set_spout("lines", Listens(), 2)
+    builder.set_bolt("split", Split()).shuffle_grouping("lines")
+    with TrackedTest(builder) as test:
+        spouts: list[Listens] = [test.spout("lines", task) for task in range(2)]
+        while any(spout.thread.is_alive() for spout in spouts):
+            test.step()
+        test.run()
+        assert [sorted(spout.acked) for spout in spouts] == [[*range(300)], [*range(300, 600)]]

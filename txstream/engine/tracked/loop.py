@@ -170,22 +170,22 @@ class TrackedLoop:
         """The next micro-batch: all that was emitted, unless one is running."""
         if self.running is not None or not self._waiting_tuples:
             return None
-        for spout in self.spouts:
-            spout.flush()
         roots: list[Roots] = []
         numbers = []
-        for number, spout in enumerate(self.spouts):
-            begun, spout.begun = spout.begun, []
-            roots += begun
-            numbers += [np.full(len(some), number, np.int32) for some in begun]
-        tuples = self._outlet.tuples
-        number = Txid(self.counts.micro_batches + self.counts.failed_micro_batches + 1)
-        order, messages = self._outlet.cut(MicroBatch(number, self._attempts.next()))
+        with self._outlet.lock:  # what a spout's own threads emit meanwhile is for the next one
+            for number, spout in enumerate(self.spouts):
+                spout.flush()
+                begun, spout.begun = spout.begun, []
+                roots += begun
+                numbers += [np.full(len(some), number, np.int32) for some in begun]
+            tuples = self._outlet.tuples
+            txid = Txid(self.counts.micro_batches + self.counts.failed_micro_batches + 1)
+            order, messages = self._outlet.cut(MicroBatch(txid, self._attempts.next()))
+            begins = None if self._log is None else self._log.folded(roots)
         self.counts.tuples += tuples
         self.running = cut = Cut(order, messages, roots, self._clock(), tuples)
-        if self._log is not None and self.ackers is not None and roots:
-            values = self._log.folded(roots)
-            self._settle(self.ackers.init(*values, _tasks_of(values[0], roots, numbers)))
+        if begins is not None and self.ackers is not None and roots:
+            self._settle(self.ackers.init(*begins, _tasks_of(begins[0], roots, numbers)))
         return cut
 
     def run_batch(self, cut: Cut) -> BatchResult:

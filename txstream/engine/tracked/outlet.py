@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, overload
@@ -80,13 +81,14 @@ class SentTo(Sequence[int]):
 
 @dataclass
 class Outlet:
-    """The tuples of all spout tasks. `log` gives their ids, where they are tracked; `width` is how many
+    """The tuples of all spout tasks, whose threads hold `lock` to add to them. `log` gives their ids, where they are tracked; `width` is how many
     Spark tasks each micro-batch gets, as far as slots go, None leaves it to its size."""
 
     plan: ExecutionPlan
     log: AckLog | None
     width: int | None = None
     tuples: int = 0
+    lock: threading.RLock = field(default_factory=threading.RLock)
     _batches: dict[_Address, list[pa.RecordBatch]] = field(default_factory=dict)
     _routers: dict[tuple[str, str], list[tuple[BoltSpec, Router]]] = field(default_factory=dict)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import pickle
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -69,7 +68,7 @@ class SpoutTask:
         self._outlet = outlet
         self._clock = clock
         self._tasks = tasks
-        self._lock = threading.RLock()
+        self._lock = outlet.lock
         self._out = _Out(self, spec, task)
         self._emissions = {stream: Emission() for stream in spec.streams}
         self._ids = RootIds(number, tasks)
@@ -209,7 +208,8 @@ class SpoutTask:
     def ack_untracked(self) -> None:
         """Ack what nobody tracks."""
         while self.acked_at_once:
-            acked, self.acked_at_once = self.acked_at_once, []
+            with self._lock:
+                acked, self.acked_at_once = self.acked_at_once, []
             self.acked += len(acked)
             for message_id in acked:
                 self._call("ack", message_id)
