@@ -8,9 +8,9 @@ begins as many trees as it ended. All trees are the one of `docs/acker.md`: an i
 is the CPU time of one core, in the fastest of the steps: what else the machine does counts little.
 
 The topology is that of `tracked_topology.py`, with nothing to do but to pass tuples on. Without tracking
-(`ackers=0`) and with 1, 2 and 4 ackers it runs in turns, in one Spark session; the fastest of each counts.
-Tuples are the spout's. On a busy machine look at the price in CPU seconds instead, which is of all processes
-and all turns.
+(`ackers=0`) and with 1, 2 and 4 ackers it runs in turns, in one Spark session, with the same micro-batches;
+the median counts. Tuples are the spout's. On a busy machine look at the price in CPU seconds of all
+processes.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ import argparse
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import psutil
 import tracked_topology
 from pyspark import cloudpickle
-from tracked_topology import Numbers, Split, rate
+from tracked_topology import Median, Numbers, Split, medians
 
 from txstream import TopologyBuilder
 from txstream.acker.ackers import Ackers
@@ -171,35 +170,27 @@ def false_zeros(count: int) -> tuple[float, float]:
 
 
 def topology_figures(spark: SparkSession, tuples: int, rounds: int) -> dict[str, Any]:
-    best = dict.fromkeys((UNTRACKED, *ACKERS), 0.0)
-    cpu = dict.fromkeys(best, 0.0)
-    for number in range(rounds + 1):
-        for ackers in best:
-            before = cpu_of_all()
-            found = rate(spark, tuples, ackers)
-            if number:  # the first round warms up
-                best[ackers] = max(best[ackers], found)
-                cpu[ackers] += cpu_of_all() - before
-    rates = {ackers: round(found) for ackers, found in best.items()}
+    on_spark = medians(spark, tuples, (UNTRACKED, *ACKERS), rounds)
+    in_process = medians(None, tuples, (UNTRACKED, *ACKERS), rounds)
+    rates = {ackers: round(found.tuples_per_second) for ackers, found in on_spark.items()}
     return {
         "tracked_tuples_per_second": rates[1],
         "tracked_tuples_per_second_by_ackers": {str(ackers): rates[ackers] for ackers in ACKERS},
         "untracked_tuples_per_second": rates[UNTRACKED],
         "price_of_tracking": round(rates[UNTRACKED] / rates[1], 3),
-        "price_of_tracking_in_cpu_seconds": round(cpu[1] / cpu[UNTRACKED], 3),
+        "price_in_cpu_seconds_by_ackers": cpu_prices(on_spark),
+        "price_in_cpu_seconds_by_ackers_without_spark": cpu_prices(in_process),
     }
+
+
+def cpu_prices(found: Mapping[int, Median]) -> dict[str, float]:
+    return {str(n): round(found[n].cpu_seconds / found[UNTRACKED].cpu_seconds, 3) for n in ACKERS}
 
 
 def cpu_seconds(call: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
     start = time.process_time()
     answer = call(*arguments)
     return time.process_time() - start, answer
-
-
-def cpu_of_all() -> float:
-    """The CPU seconds so far of this process, its Java and its Python workers."""
-    this = psutil.Process()
-    return sum(sum(process.cpu_times()[:2]) for process in (this, *this.children(recursive=True)))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     python benchmarks/tracked_topology.py --tuples 200000 --ackers 0 1 2 4
 
 Spout, a bolt that splits in two, and one that reads the words by field. `tuples` counts what the spout emits;
-each is a tree of three tuples. The rate is that of the best of several runs, which take turns.
+each is a tree of three tuples. All runs have micro-batches of the same size and as many tuples in flight.
+They take turns; the median counts. On a busy machine look at the CPU seconds of all processes.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ import time
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import psutil
 
 from txstream import BasicBolt, Spout, TopologyBuilder
 from txstream.api.spouts import SpoutContext
@@ -22,12 +26,14 @@ from txstream.engine.batch.plan import compile_topology
 from txstream.engine.spark.runner import SparkRunner
 from txstream.engine.spark.session import create_session
 from txstream.engine.tracked.loop import Cut, TrackedLoop
+from txstream.testing import InProcessRunner
 from txstream.transaction import Epoch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _A_CALL = 200
+BATCH = 20_000
 
 
 class Numbers(Spout):
@@ -60,46 +66,61 @@ class Look(BasicBolt):
         tup["word"]
 
 
-def rate(spark: SparkSession, tuples: int, ackers: int, pending: int = 50_000) -> float:
-    """Tuples a second, from the first emitted to the last acked."""
-    builder = TopologyBuilder("rate", ackers=ackers, max_spout_pending=pending, message_timeout_seconds=300)
+def rate(spark: SparkSession | None, tuples: int, ackers: int, batch: int = BATCH) -> float:
+    """Tuples a second, from the first emitted to the last processed; without Spark in this process. While a
+    micro-batch runs, the next one of the same size is emitted, with tracking and without."""
+    builder = TopologyBuilder("rate", ackers=ackers, max_spout_pending=4 * batch, message_timeout_seconds=300)
     builder.set_spout("numbers", Numbers(tuples))
     builder.set_bolt("split", Split(), 2).shuffle_grouping("numbers")
     builder.set_bolt("look", Look(), 2).fields_grouping("split", "word")
     topology = builder.build()
     context = SpoutContext("rate", "numbers", {})
     plan = compile_topology(topology, context, uuid.uuid4().hex)
-    runner = SparkRunner(spark.sparkContext, plan)
-    loop = TrackedLoop(topology, plan, runner, context, time.monotonic, Epoch(1))
+    runner = InProcessRunner(plan) if spark is None else SparkRunner(spark.sparkContext, plan)
+    loop = TrackedLoop(topology, plan, runner, context, time.monotonic, Epoch(1), width=2)
     loop.open()
+    (spout,) = loop.spouts
     started = time.perf_counter()
     with ThreadPoolExecutor(1) as jobs:
-        cut: Cut | None = None
-        running: Future[Any] | None = None
-        while loop.spouts[0].acked < tuples or not loop.is_at_rest:
-            loop.ask()
-            if (
-                cut is not None
-                and running is not None
-                and (running.done() or not loop.has_room(loop.spouts[0]))
-            ):
-                loop.finished(cut, running.result())
-                running = None
-            if running is None and (cut := loop.cut()) is not None:
-                running = jobs.submit(loop.run_batch, cut)
+        running: tuple[Cut, Future[Any]] | None = None
+        while running is not None or spout.emitted < tuples:
+            wanted = min(tuples, spout.emitted + batch)
+            while spout.emitted < wanted:
+                spout.next_tuple()
+            if running is not None:
+                loop.finished(running[0], running[1].result())
+            cut = loop.cut()
+            running = None if cut is None else (cut, jobs.submit(loop.run_batch, cut))
     seconds = time.perf_counter() - started
+    if spout.acked != tuples:
+        raise SystemExit(f"{spout.acked:,} of {tuples:,} trees were acked")
     runner.close()
     return tuples / seconds
 
 
-def rates(spark: SparkSession, tuples: int, ackers: Sequence[int], rounds: int = 3) -> dict[int, float]:
-    """The best rate with each number of ackers; 0 is without tracking. The first round only warms up."""
-    best = dict.fromkeys(ackers, 0.0)
+class Median(NamedTuple):
+    """Of several runs."""
+
+    tuples_per_second: float
+    cpu_seconds: float
+
+
+def medians(spark: SparkSession | None, tuples: int, ackers: Sequence[int], rounds: int) -> dict[int, Median]:
+    """By the number of ackers; 0 is without tracking. A first round only warms up."""
+    found: dict[int, list[tuple[float, float]]] = {count: [] for count in ackers}
     for number in range(rounds + 1):
-        for count in ackers:
-            found = rate(spark, tuples, count)
-            best[count] = max(best[count], found if number else 0.0)
-    return best
+        for count in ackers if number % 2 else reversed(ackers):
+            before = cpu_of_all()
+            measured = rate(spark, tuples, count), cpu_of_all() - before
+            if number:
+                found[count].append(measured)
+    return {count: Median(*map(median, zip(*some, strict=True))) for count, some in found.items()}
+
+
+def cpu_of_all() -> float:
+    """The CPU seconds so far of this process, its Java and its Python workers."""
+    this = psutil.Process()
+    return sum(sum(process.cpu_times()[:2]) for process in (this, *this.children(recursive=True)))
 
 
 def main() -> None:
@@ -108,13 +129,16 @@ def main() -> None:
     )
     parser.add_argument("--tuples", type=int, default=200_000)
     parser.add_argument("--ackers", type=int, nargs="+", default=[0, 1, 2, 4])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--in-process", action="store_true", help="without Spark")
     options = parser.parse_args()
-    spark = create_session(master="local[2]")
+    spark = None if options.in_process else create_session(master="local[2]")
     try:
-        print(json.dumps(rates(spark, options.tuples, options.ackers, options.rounds)))
+        found = medians(spark, options.tuples, options.ackers, options.rounds)
     finally:
-        spark.stop()
+        if spark is not None:
+            spark.stop()
+    print(json.dumps({count: some._asdict() for count, some in found.items()}))
 
 
 if __name__ == "__main__":

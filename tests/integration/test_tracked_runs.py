@@ -101,6 +101,25 @@ def test_what_was_open_when_a_driver_is_killed_comes_again(files: Files) -> None
     assert files.is_empty
 
 
+def test_a_standby_that_never_led_stops_at_once_and_leaves_the_leader_alone(files: Files) -> None:
+    leader = files.start()
+    leader.wait_for_line("is running")
+    standby = files.start()
+    standby.wait_for_line("standing by")
+    standby.process.send_signal(signal.SIGTERM)
+    ended = standby.wait()
+    assert ended.status == 0, ended.stderr
+    files.add("a")
+    wait_until(lambda: files.is_empty, "the leader to go on")
+    second = files.start()
+    second.wait_for_line("standing by")
+    assert files.launcher.run("stop", files.id).status == 0
+    for command in (leader, second):
+        ended = command.wait()
+        assert ended.status == 0, ended.stderr
+    assert files.lines("closed") == ["0"]
+
+
 def test_operators_pause_resume_and_stop_it(files: Files) -> None:
     running = files.start()
     running.wait_for_line("is running")

@@ -129,10 +129,12 @@ class TrackedDriver:
             plan = compile_topology(self.topology, context, uuid.uuid4().hex)
             store = self._store = services.lead(MetaCodec(_NoMeta), plan)
             self._too_old = {request.request_id for request in before.waiting}
-            stood_by = store.read_requests().in_force.stopped
-            if self.is_told_to_stop or stood_by != before.in_force.stopped:
+            if self.is_told_to_stop:
                 return None
             identity = self._claim(store)
+            stopped = store.read_requests().in_force.stopped
+            if stopped is not None and stopped != before.in_force.stopped:
+                return TrackedReport.of_standby(self.topology, identity.uuid, stopped.asked_by)
             epoch = store.claim_epoch(Epoch(0))
             runner = services.keep(services.start_engine()(plan))
             if not isinstance(runner, FedRunner):

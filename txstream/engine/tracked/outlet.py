@@ -81,8 +81,9 @@ class SentTo(Sequence[int]):
 
 @dataclass
 class Outlet:
-    """The tuples of all spout tasks, whose threads hold `lock` to add to them. `log` gives their ids, where they are tracked; `width` is how many
-    Spark tasks each micro-batch gets, as far as slots go, None leaves it to its size."""
+    """The tuples of all spout tasks; whoever adds or takes some holds `lock`. `log` gives their ids, where
+    they are tracked; `width` is how many Spark tasks each micro-batch gets, as far as slots go, None leaves
+    it to its size."""
 
     plan: ExecutionPlan
     log: AckLog | None

@@ -12,6 +12,7 @@ import numpy as np
 from txstream.engine.report import RunReport
 
 if TYPE_CHECKING:
+    from txstream.api.tracked_builder import TrackedTopology
     from txstream.engine.tracked.loop import TrackedLoop
 
 # A tree is counted with the first of these that it is not older than, or with "older".
@@ -27,6 +28,26 @@ class TrackedReport(RunReport):
     failed: int = 0
     timed_out: int = 0
     open_trees: int = 0
+
+    @classmethod
+    def of_standby(cls, topology: TrackedTopology, uuid: str, stopped_by: str) -> TrackedReport:
+        """Of one that was stopped with its leader: it did nothing."""
+        return cls(
+            topology=topology.id,
+            uuid=uuid,
+            semantics=topology.kind,
+            epoch=0,
+            first_txid=None,
+            last_txid=0,
+            batches=0,
+            records=0,
+            failed_attempts=0,
+            replayed_attempts=0,
+            recovered_batches=0,
+            seconds=0.0,
+            caught_up=False,
+            stopped_by=stopped_by,
+        )
 
 
 def in_words(report: TrackedReport) -> str:
