@@ -79,8 +79,12 @@ def test_an_open_batch_tells_which_task_is_missing(
         (tmp_path / "hold").unlink()
         wait_until(lambda: "committed" in launcher.run("show", unique, "1").stdout, "the commit", 60)
         after = launcher.run("show", unique, "1", "--tree")
-        assert "txid 1 is committed, so all of its tasks have finished" in after.stderr
+        assert after.status == 0, after.stderr
+        assert "committed\nall of its tasks have finished: " in after.stdout
         running.process.send_signal(signal.SIGTERM)
         assert running.wait().status == 0
+        told = launcher.run("show", unique, "1", "--tree", "--json").json()
+        assert told["state"] == "committed"
+        assert f"finished: {told['tuples']:,} tuples, {told['keys']:,} keys written" in after.stdout
     finally:
         running.kill()

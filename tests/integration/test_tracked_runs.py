@@ -66,6 +66,11 @@ def test_a_run_ends_when_every_spout_is_quiet_and_no_tree_is_open(files: Files) 
     assert shown["trees"]["components"]["queue"]["acked"] == 3
     assert shown["trees"]["components"]["note"]["messages"] == 3
     assert shown["trees"]["open_trees"] == 0
+    (listed,) = [line for line in files.launcher.run("topologies").stdout.splitlines() if files.id in line]
+    assert "tracked" in listed.split()
+    checked = files.launcher.run("fsck", files.id)
+    assert (checked.status, checked.stdout) == (0, f"{files.id}: all is well\n")
+    assert "tracked tuples" in checked.stderr
 
 
 def test_sigterm_lets_what_is_open_end_and_closes_the_spouts(files: Files) -> None:

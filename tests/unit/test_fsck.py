@@ -21,13 +21,16 @@ from txstream.api.spouts import (
     TransactionalSpout,
     Unavailable,
 )
+from txstream.inspect.checking import fsck_in
 from txstream.inspect.checks import _is_same
+from txstream.inspect.plain import PlainCodec
 from txstream.inspect.records import Finding, FsckReport, MissingDatabase, Severity
 from txstream.metas import MetaCodec
 from txstream.semantics import Semantics
 from txstream.settings import Settings
 from txstream.state import BatchRecord
-from txstream.transaction import Txid, attempt_id
+from txstream.transaction import Epoch, Txid, attempt_id
+from txstream.zookeeper import Identity, MemoryProgress, MemoryTree
 
 ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
 
@@ -74,6 +77,23 @@ def test_nothing_is_found_when_all_is_well(make_site: Any, spout: Any, txid: int
     assert len(report.checked) == 4
     assert f"txid {txid} committed last" in report.checked[0]
     assert site.copy_zookeeper() == before, "it only looks"
+
+
+def test_tracked_tuples_have_neither_states_nor_plans_to_check() -> None:
+    tree = MemoryTree()
+    spout = "txstream.spouts.redis_streams.RedisStreamSpout"
+    source = {"tracked": {"orders": "RedisStreamSpout"}}
+    identity = Identity.new(Semantics.NON_TRANSACTIONAL, spout, source, ())
+
+    def store(codec: MetaCodec[Any]) -> MemoryProgress:
+        return MemoryProgress(tree, "orders", codec)
+
+    store(PlainCodec()).create_identity(identity)
+    store(PlainCodec()).claim_epoch(Epoch(0))
+    report = fsck_in("orders", store, [], Settings())
+    assert report.findings == ()
+    assert report.checked == ("ZooKeeper: tracked tuples, epoch 1; nothing else is kept of them",)
+    assert identity.kind == "tracked"
 
 
 @pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])

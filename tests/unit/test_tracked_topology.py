@@ -19,8 +19,8 @@ from txstream import (
     TopologyBuilder,
     Tuple,
 )
-from txstream.api.errors import BoltError, TupleError
-from txstream.testing import TrackedTest
+from txstream.api.errors import BoltError, TupleError, UsageError
+from txstream.testing import TopologyTest, TrackedTest
 
 
 @pytest.mark.parametrize("split", [Split(), RichSplit()])
@@ -330,3 +330,9 @@ def test_a_spout_may_emit_from_any_thread() -> None:
             test.step()
         test.run()
         assert [sorted(spout.acked) for spout in spouts] == [[*range(300)], [*range(300, 600)]]
+
+
+def test_the_kit_for_batches_names_the_one_for_tuples() -> None:
+    for topology in (words([]), words([]).build()):
+        with pytest.raises(UsageError, match="TrackedTest steps a topology of tracked tuples"):
+            TopologyTest(topology)  # type: ignore[arg-type]

@@ -5,16 +5,45 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from txstream.api.errors import TxstreamError, UsageError
 from txstream.cli.context import Cli
 from txstream.cli.inspection import shown_attempt
-from txstream.cli.operate import ask, opened
+from txstream.cli.operate import NotRunningError, ask, opened
+from txstream.state.records import COMMITTED
+from txstream.words import counted
+
+
+def _show_committed(cli: Cli, topology_id: str, txid: int) -> bool:
+    from txstream import inspect
+
+    try:
+        batch = inspect.batch(topology_id, txid, cli.resolve()).batch
+    except TxstreamError:
+        return False  # what the leader said is told
+    if batch.status != COMMITTED:
+        return False
+    entry = batch.first
+    if cli.as_json:
+        told = {"attempt": entry.attempt, "state": COMMITTED, "components": None}
+        counts = {"tuples": entry.tuples, "keys": batch.keys}
+        cli.print_json({"topology": topology_id, "txid": txid, **told, **counts})
+    else:
+        counts_shown = f"{counted(entry.tuples, 'tuple')}, {counted(batch.keys, 'key')} written"
+        cli.print(f"{topology_id} txid {txid} attempt {shown_attempt(entry.attempt)}, {COMMITTED}")
+        cli.print(f"all of its tasks have finished: {counts_shown}")
+    return True
 
 
 def show_tree(cli: Cli, topology_id: str, txid: int, timeout_seconds: float = 30.0) -> None:
-    """Ask the leader, and print what it tells. Raises NotRunningError, UsageError for a txid that is not
-    open."""
-    with opened(cli, topology_id) as zookeeper:
-        _, told = ask(zookeeper, topology_id, "tree", {"txid": txid}, timeout_seconds)
+    """Ask the leader, and print what it tells; of a committed txid, the ledger. Raises NotRunningError,
+    UsageError for a txid that is neither open nor committed."""
+    try:
+        with opened(cli, topology_id) as zookeeper:
+            _, told = ask(zookeeper, topology_id, "tree", {"txid": txid}, timeout_seconds)
+    except (NotRunningError, UsageError):
+        if not _show_committed(cli, topology_id, txid):
+            raise
+        return
     assert told is not None  # it is not asked for later
     if cli.as_json:
         cli.print_json({"topology": topology_id, "txid": txid, **told})

@@ -65,13 +65,13 @@ def topologies(cli: Cli) -> None:
 def print_topologies(cli: Cli, listed: Sequence[TopologySummary]) -> None:
     cli.print_table(
         ["id", ">committed txid", "?leader", "?semantics", "?tables", "note"],
-        [[one.id, one.txid, one.leader, one.semantics, ", ".join(one.tables), one.note] for one in listed],
+        [[one.id, one.txid, one.leader, one.kind, ", ".join(one.tables), one.note] for one in listed],
     )
 
 
 def topology_document(summary: TopologySummary) -> dict[str, Any]:
     """One object per topology: id, uuid, semantics, last committed txid (0: none), leader, tables, note,
-    databases, missing."""
+    databases, missing, kind."""
     from txstream.inspect.documents import document
 
     found: dict[str, Any] = document(summary)

@@ -81,6 +81,9 @@ def fsck_in(
     )
     known = snapshot.identity or _kept(snapshot)
     codec = codec_of(known, topology)
+    if known is not None and known.is_tracked:
+        checked = f"ZooKeeper: tracked tuples, epoch {snapshot.epoch}; nothing else is kept of them"
+        return FsckReport(topology_id, (checked,), tuple(check_all(snapshot, codec, is_whole=False)))
     source = source_of(known, topology, settings)
     found = [_not_opened(one) for one in missing]
     if not databases and not missing and snapshot.identity is not None:

@@ -43,6 +43,8 @@ def positions(batch: BatchMetas[Any]) -> dict[str, Any]:
 def codec_of(identity: Identity | None, topology: Topology | None) -> MetaCodec[Any]:
     """What reads a topology's metas: by its code, by the class of a source that comes with txstream, and
     otherwise as plain JSON."""
+    if identity is not None and identity.is_tracked:
+        return PlainCodec()
     if topology is not None:
         return MetaCodec(topology.spout.source.meta_type)
     if identity is not None and identity.spout.startswith(_OWN_SOURCES):

@@ -31,7 +31,7 @@ class MissingDatabase:
 @dataclass(frozen=True, slots=True)
 class TopologySummary:
     """One known topology. `leader` is host:pid, None when nobody runs it; `databases` those that it has its
-    state in, `missing` those of them that could not be looked at."""
+    state in, `missing` those of them that could not be looked at; `kind` its semantics, or "tracked"."""
 
     id: str
     uuid: str | None
@@ -42,6 +42,7 @@ class TopologySummary:
     databases: tuple[str, ...]
     note: str | None
     missing: tuple[MissingDatabase, ...] = ()
+    kind: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.errors import BatchFailedError, UsageError
 from txstream.api.topology import Topology
+from txstream.api.tracked_builder import TopologyBuilder, TrackedTopology
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.coordinator import Phase
 from txstream.engine.batch.recording import Call
@@ -364,4 +365,6 @@ def _one_or_all(row: dict[str, Any], names: Sequence[str]) -> Any:
 
 
 def _built(topology: Topology | TransactionalTopologyBuilder) -> Topology:
+    if isinstance(topology, (TrackedTopology, TopologyBuilder)):
+        raise UsageError("TopologyTest steps batches; TrackedTest steps a topology of tracked tuples")
     return topology if isinstance(topology, Topology) else topology._build(stacklevel=4)

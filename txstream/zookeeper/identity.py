@@ -38,6 +38,16 @@ class Identity:
         created_at = datetime.now(UTC).isoformat(timespec="seconds")
         return cls(str(uuid.uuid4()), FORMAT, semantics, spout, dict(source), tuple(tables), created_at)
 
+    @property
+    def is_tracked(self) -> bool:
+        """Of tracked tuples: it stores no progress and has no states."""
+        return "tracked" in self.source
+
+    @property
+    def kind(self) -> str:
+        """For people: its semantics, or that its tuples are tracked."""
+        return "tracked" if self.is_tracked else str(self.semantics)
+
     def differences(self, other: Identity) -> list[str]:
         """What differs in `other`, the code to be run now, from this one, a sentence each; uuid, format and
         creation time are not the code's. Empty when it is the same topology."""
