@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from support.tracked import Lines, RichSplit, Split, Upper, words
@@ -20,6 +22,7 @@ from txstream import (
     Tuple,
 )
 from txstream.api.errors import BoltError, TupleError, UsageError
+from txstream.engine.tracked.driver import TrackedDriver
 from txstream.testing import TopologyTest, TrackedTest
 
 
@@ -336,3 +339,28 @@ def test_the_kit_for_batches_names_the_one_for_tuples() -> None:
     for topology in (words([]), words([]).build()):
         with pytest.raises(UsageError, match="TrackedTest steps a topology of tracked tuples"):
             TopologyTest(topology)  # type: ignore[arg-type]
+
+
+def test_idle_spouts_are_asked_more_and_more_seldom_until_there_is_a_tuple() -> None:
+    test = TrackedTest(words([]))
+    posted: list[Callable[[], None]] = []
+    waits: list[float] = []
+
+    def after(seconds: float, event: Callable[[], None]) -> None:
+        waits.append(seconds)
+        posted.append(event)
+
+    workers = SimpleNamespace(post=posted.append, after=after, submit=lambda *_: None)
+    driver = TrackedDriver(test.topology, cast(Any, SimpleNamespace(workers=workers)))
+    driver.loop = test.loop
+    driver._note_at = math.inf
+    test.loop.open()
+    driver._turn()
+    for _ in range(9):
+        posted.pop()()
+    assert waits == [0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.05, 0.05, 0.05, 0.05]
+    test.spout("lines").waiting.append((0, "a"))
+    posted.pop()()
+    assert len(waits) == 10, "the next turn waits for nothing"
+    posted.pop()()
+    assert waits[10:] == [0.001]

@@ -37,9 +37,10 @@ class SpoutCollector(Protocol):
         """One tuple, its values in the order of the stream's fields.
 
         With a message id its tree is tracked: `ack` or `fail` of this very spout task gets that id when the
-        tree has ended. Without one nobody hears of it again. Answers the task of each subscriber that gets
-        the tuple, in the order in which the bolts were declared; it is worked out when it is looked at.
-        Raises TupleError.
+        tree has ended. Without one nobody hears of it again. Answers the tasks that get the tuple, by their
+        `context.task_index`, which counts from 0 within each bolt and is what `emit_direct` takes; Storm's
+        task ids count over the whole topology. Of several subscribers the bolt that was declared first comes
+        first. It is worked out when it is looked at. Raises TupleError.
         """
 
     def emit_direct(
