@@ -6,6 +6,7 @@ import contextlib
 import functools
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -13,6 +14,9 @@ from unittest.mock import patch
 
 from simulation.releases import still
 from txstream.semantics import Semantics
+from txstream.state.records import COMMITTED
+from txstream.state.store import layout
+from txstream.state.store.layout import Spaces
 from txstream.testing.simulation.chances import Chances
 from txstream.testing.simulation.program import Program, Tables
 from txstream.testing.simulation.tasks import Task
@@ -42,6 +46,34 @@ class Mutations:
 
 
 REAL = Mutations()
+
+_step = World._step
+
+
+def _step_or_restore(world: World) -> None:
+    """A step; now and then a server in memory is copied, or gets back a copy that lacks committed batches."""
+    _step(world)
+    if world.is_on_sqlite or world.chances.below(20):
+        return
+    server = world.chances.pick(world.servers)
+    copy = vars(server).setdefault("copy", {})
+    if world.chances.below(2) and 0 < committed_in(copy) < committed_in(server.spaces):
+        world.note(f"{server.name} is restored from an older copy")
+        for held in list(server.holding):
+            server.end(held)
+        server.spaces.update(deepcopy(copy))
+    else:
+        copy.update(deepcopy(server.spaces))
+
+
+def committed_in(spaces: Spaces) -> int:
+    """How many batches a server's ledger has committed."""
+    ledger = spaces.get(layout.ledger_space("t"), {})
+    return sum(row["status"] == COMMITTED for row in ledger.values())
+
+
+class DatabasesAreRestored(Mutations, replaces={"testing.simulation.world.World._step": _step_or_restore}):
+    """The real rules, while somebody restores databases from older copies beneath running drivers."""
 
 
 @dataclass

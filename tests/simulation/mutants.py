@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from simulation.histories import Mutations
+from simulation.histories import DatabasesAreRestored, Mutations
 from txstream.api.errors import (
     BatchFailedError,
     CoordinatorError,
@@ -289,7 +289,7 @@ class _Beginning:
         self.is_raised = True
 
     def _ask(self, here: StateTransaction, attempt: TransactionAttempt) -> None:
-        self.written_before = here.has_batch(attempt.txid)
+        self.written_before = self.states._was_here(here, self.commit)
 
     def _ledger(self, here: StateTransaction, _: TransactionAttempt) -> None:
         here.write_batch(self.states._row(self.commit, COMMITTING, 0))
@@ -477,6 +477,15 @@ class TheOutcomeIsTheRowsAttempt(Mutations, replaces={f"{_STATES}.outcome": _has
     """After a lost answer `committing` by this attempt is enough."""
 
 
+def _never_looks_back(_states: TopologyStates, here: StateTransaction, commit: Commit) -> bool:
+    txid = commit.attempt.txid
+    return txid in here.entries(txid, txid)
+
+
+class AGapIsBuiltUpon(DatabasesAreRestored, replaces={f"{_STATES}._was_here": _never_looks_back}):
+    """A driver goes on above the older copy of a database that was restored beneath it."""
+
+
 ZOMBIES = {"freeze": 0.03, "commit late": 0.1, "call late": 0.1}
 MORE_ZOMBIES = {"freeze": 0.05, "commit late": 0.15, "call late": 0.15}
 CRASHES = {"crash": 0.02, "call late": 0.15}
@@ -562,5 +571,7 @@ HUNTS = [
     Hunt(OneDatabaseIsNotEnded, ProgressMismatchError, OPAQUE, 2),
     Hunt(CommittingIsTakenForCommitted, WrongResultError, OPAQUE),
     Hunt(CommittingIsTakenForCommitted, WrongResultError, TRANSACTIONAL, 2),
+    Hunt(AGapIsBuiltUpon, WrongResultError, OPAQUE),
+    Hunt(AGapIsBuiltUpon, WrongResultError, TRANSACTIONAL, 2),
     Hunt(TheOutcomeIsTheRowsAttempt, ProgressMismatchError, OPAQUE, 1, LATE),
 ]

@@ -10,8 +10,8 @@ from collections import Counter
 
 import pytest
 
-from simulation.histories import simulate, world_of
-from txstream.api.errors import ProgressMismatchError
+from simulation.histories import DatabasesAreRestored, simulate, world_of
+from txstream.api.errors import CorruptStateError, ProgressMismatchError
 from txstream.semantics import Semantics
 from txstream.testing.simulation.world import FAULTS, WrongResultError
 from txstream.zookeeper.tree import Node
@@ -119,7 +119,7 @@ def test_the_non_transactional_baseline_doubles() -> None:
     assert {type(cause) for cause in wrong} == {WrongResultError}
 
 
-# --- ZooKeeper from an old copy ----------------------------------------------------------------------
+# --- old copies ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("semantics", [OPAQUE, TRANSACTIONAL])
@@ -143,3 +143,22 @@ def test_a_zookeeper_that_was_restored_from_an_old_copy_is_a_mismatch(
             world.tree.restore(copies[old])
             with pytest.raises(ProgressMismatchError, match=f"txid {old - 1} was committed last"):
                 world.new_driver().step()
+
+
+@pytest.mark.parametrize("semantics", [OPAQUE, TRANSACTIONAL])
+@pytest.mark.parametrize("databases", [1, 2])
+def test_a_database_that_is_restored_beneath_a_driver_is_not_built_upon(
+    semantics: Semantics, databases: int
+) -> None:
+    """It ends in a refusal, of a commit, of a task or of a start, or comes out exact; but never wrong."""
+    refused = 0
+    for seed in range(CI_SEEDS // 2):
+        world = world_of(seed, semantics, databases, mutations := DatabasesAreRestored())
+        with mutations.in_force():
+            try:
+                world.run()
+            except (CorruptStateError, ProgressMismatchError) as error:
+                if "is restored" not in world.tell(last=100_000) or "an older copy" not in str(error):
+                    raise AssertionError(f"seed {seed}: {world.tell()}") from error
+                refused += isinstance(error, ProgressMismatchError)
+    assert refused > CI_SEEDS // 16

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -302,22 +300,6 @@ def test_a_damaged_ledger_or_fence(make_site: Any, statement: str, codes: list[s
     expected = WARNING if codes == ["ledger-gap"] else ERROR
     assert all(one.severity is expected for one in bad)
     assert any("1.db" in one.where + one.what for one in bad)
-
-
-def test_a_database_that_was_restored_beneath_a_driver(make_site: Any, tmp_path: Path) -> None:
-    """The driver wrote on, and the batches between are missing: the gap must not be called harmless."""
-    site = make_site(databases=1, txid=1)
-    file = tmp_path / "0.db"
-    with closing(sqlite3.connect(file)) as database, closing(sqlite3.connect(":memory:")) as backup:
-        database.backup(backup)
-        site.test.restart()
-        site.test.commit(3)
-        backup.backup(database)
-    site.test.commit(4)
-    site.test.crash()
-    finding = only(site.fsck(), "ledger-gap", WARNING)
-    assert "txid 1 to 4" in finding.what
-    assert "restore it again" in finding.remedy
 
 
 def test_a_fence_that_was_set_back_is_raised_by_the_next_run(make_site: Any) -> None:

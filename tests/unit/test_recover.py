@@ -3,8 +3,10 @@ exactly."""
 
 from __future__ import annotations
 
+import sqlite3
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -123,6 +125,43 @@ def test_zookeeper_restored_from_an_old_copy(make_site: Any, spout: Any, behind:
     recovery = site.recover()
     assert recovery.current_txid == 1 + behind + 2
     site.finish()
+
+
+@SEMANTICS
+@pytest.mark.parametrize("commit", ["driver", "executors"])
+def test_a_database_restored_beneath_a_running_driver(
+    make_site: Any, tmp_path: Path, spout: Any, commit: str
+) -> None:
+    """Nothing is written on top of the copy. What came after it counts once when ZooKeeper follows it."""
+    site = make_site(spout, 1, commit=commit)
+    site.test.commit(1)
+    with closing(sqlite3.connect(tmp_path / "0.db")) as file, closing(sqlite3.connect(":memory:")) as backup:
+        file.backup(backup)
+        site.test.commit(3)
+        backup.backup(file)
+    copy = site.query(0, "SELECT * FROM words_0"), site.query(0, "SELECT * FROM txstream_batch")
+    told = r"txid 3 was committed last.*missing.*`txstream recover words --from-ledger`"
+    with pytest.raises(ProgressMismatchError, match=told):
+        site.test.commit(4)
+    assert (site.query(0, "SELECT * FROM words_0"), site.query(0, "SELECT * FROM txstream_batch")) == copy
+    assert site.recover().current_txid == 2
+    site.finish()
+
+
+@pytest.mark.parametrize("commit", ["driver", "executors"])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_copy_of_another_attempt_is_not_built_upon(make_site: Any, commit: str, again: bool) -> None:
+    """A driver of the past has written into the copy, whose fence lets it in; or it was there before."""
+    site = make_site(OpaqueSpout, 1, commit=commit)
+    site.test.commit(2)
+    if again:
+        site.test.crash()
+        site.test.restart()
+    site.execute(0, "UPDATE txstream_batch SET attempt = attempt - 1 WHERE txid = 2")
+    with pytest.raises(
+        ProgressMismatchError, match=r"says that it is committed by attempt \d\.\d, not \d\.\d;"
+    ):
+        site.test.commit(3)
 
 
 @SEMANTICS

@@ -235,7 +235,7 @@ class TestGrowth:
             execute(rig.url, str(refused.value).rpartition("database: ")[2])
             leader = next_leader(leader, spec)
             assert migrate(leader) == []
-            leader.commit(leader.epoch, {"a": 1, "b": 1})
-            leader.commit(leader.epoch, {"a": 2})
+            leader.commit(leader.epoch - 1, {"a": 1, "b": 1})
+            leader.commit(leader.epoch - 1, {"a": 2})
         assert leader.values() == {"a": 4}
         assert indexes(rig.url) == ["mine"]

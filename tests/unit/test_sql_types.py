@@ -119,15 +119,16 @@ class TestTypes(Patient):
             example = next(examples)
             firsts = {f"{example}-{place}": first for place, (first, _) in enumerate(pairs)}
             seconds = {f"{example}-{place}": second for place, (_, second) in enumerate(pairs)}
-            rig.commit(2 * example, firsts)
+            rig.commit(2 * example - 1, firsts)
             sums = {key: unscaled(first) + unscaled(seconds[key]) for key, first in firsts.items()}
             if all(fits(total, kind.arrow) for total in sums.values()):
-                rig.commit(2 * example + 1, seconds)
+                rig.commit(2 * example, seconds)
             else:
                 with pytest.raises(StateValueError, match="cannot hold"):
-                    rig.commit(2 * example + 1, seconds)
+                    rig.commit(2 * example, seconds)
+                rig.commit(2 * example, None)
                 sums = {key: unscaled(first) for key, first in firsts.items()}
-            found = read(rig, sums, before=2 * example + 2)
+            found = read(rig, sums, before=2 * example + 1)
             assert {key: unscaled(value) for key, value in found.items()} == sums
 
         check()

@@ -56,7 +56,7 @@ class TestFile:
         assert [" ".join(statement.split()[:2]) for statement in statements] == [
             "BEGIN IMMEDIATE",
             "UPDATE txstream_fence",
-            "SELECT EXISTS",
+            "SELECT txstream_batch.txid,",
             "INSERT INTO",
             "INSERT INTO",
             "COMMIT",

@@ -104,7 +104,8 @@ class CorruptStateError(TxstreamError):
 
 
 class ProgressMismatchError(TxstreamError):
-    """ZooKeeper and a database disagree about which batch was committed last; names both figures."""
+    """ZooKeeper and a database disagree about which batch was committed last; names both figures. At a start,
+    or in the commit that finds that the database was restored from an older copy meanwhile."""
 
 
 class IdentityMismatchError(TxstreamError):

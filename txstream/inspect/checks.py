@@ -237,10 +237,7 @@ def _ledgers(snapshot: Snapshot) -> Findings:
             yield Finding(
                 "ledger-gap", WARNING, database.url,
                 f"its ledger goes from txid {listed}: the rows between are missing",
-                "if somebody deleted them, runs do not need them; "
-                "if the database was restored while a driver ran, the results of these batches are missing, "
-                "too: end every driver, restore it again, and type "
-                f"`{recover_command(snapshot.topology)}`",
+                "somebody has deleted them; runs do not need them",
             )  # fmt: skip
         yield from _ranges(snapshot, database)
 

@@ -10,6 +10,8 @@ Invariants:
   So when a raise has returned, nothing of an older attempt can be written any more.
 - The ledger says `committed` exactly when the tables hold the whole batch, because the last deltas and that
   row are one transaction. It says `committing` before the first `write` can happen.
+- No batch is committed unless the one before it is, in this very store: one that was restored from an older
+  copy beneath a running driver is not built upon.
 - An opaque batch that an earlier attempt may have written is undone in every table, with deltas or without,
   before the first delta of a new attempt. Only an attempt that left a row in the ledger can have written.
 - Tables are taken in the order of their names, so that no two transactions deadlock.
@@ -26,7 +28,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from txstream.api.errors import ProgressMismatchError
 from txstream.semantics import Semantics
+from txstream.state.fence_rules import shown_attempt
 from txstream.state.records import (
     COMMITTED,
     COMMITTING,
@@ -37,7 +41,7 @@ from txstream.state.records import (
     TableSpec,
     TopologyLife,
 )
-from txstream.transaction import AttemptId, TransactionAttempt, Txid
+from txstream.transaction import FIRST_TXID, AttemptId, TransactionAttempt, Txid
 
 if TYPE_CHECKING:
     from txstream.state.backend import StateBackend
@@ -77,8 +81,8 @@ class StateTransaction(ABC):
         """
 
     @abstractmethod
-    def has_batch(self, txid: Txid) -> bool:
-        """Does the ledger have a row of this txid, of any attempt and status?"""
+    def entries(self, first: Txid, last: Txid) -> Mapping[Txid, tuple[BatchStatus, AttemptId]]:
+        """Status and attempt of those batches from `first` to `last` that the ledger has."""
 
     @abstractmethod
     def write_batch(self, row: BatchRecord) -> None:
@@ -147,7 +151,7 @@ class TopologyStates:
         with self.store.begin(self.life, str(attempt)) as here:
             if self.life.is_fenced:
                 here.raise_fence(attempt.attempt, may_be_equal=False)
-                if here.has_batch(attempt.txid):
+                if self._was_here(here, commit):
                     self._restore(here, attempt)
             rows = _write(here, attempt, writes)
             here.write_batch(self._row(commit, COMMITTED, rows))
@@ -165,7 +169,7 @@ class TopologyStates:
         with self.store.begin(self.life, f"the beginning of {attempt}") as here:
             here.raise_fence(attempt.attempt, may_be_equal=False)
             # Asked before the row is written over: without one nobody has written this txid.
-            written_before = here.has_batch(attempt.txid)
+            written_before = self._was_here(here, commit)
             here.write_batch(self._row(commit, COMMITTING, 0))
             if written_before:
                 self._restore(here, attempt)
@@ -250,6 +254,25 @@ class TopologyStates:
             error=None if commit.error is None else _storable(commit.error),
             details=commit.details,
         )
+
+    def _was_here(self, here: StateTransaction, commit: Commit) -> bool:
+        """Has the ledger a row of this txid, so that an earlier attempt may have written? Raises
+        ProgressMismatchError unless it has the batch before, committed by the attempt that ZooKeeper has."""
+        topology, txid = self.life.topology, commit.attempt.txid
+        before = Txid(txid - 1)
+        found = here.entries(before, txid)
+        status, by = found.get(before, ("missing", None))
+        if status == COMMITTED and by is not None and commit.after not in (None, by):
+            status = f"committed by attempt {shown_attempt(by)}, not {shown_attempt(commit.after)}"
+        if txid > FIRST_TXID and status != COMMITTED:
+            raise ProgressMismatchError(
+                f"topology {topology!r}: ZooKeeper says that txid {before} was committed last, the ledger of "
+                f"{self.url_for_people} says that it is {status}; the database was restored from an older "
+                f"copy while this driver ran, and nothing was written on top of it. To go on from the copy, "
+                f"end every driver and type `txstream recover {topology} --from-ledger`; `txstream fsck "
+                f"{topology}` says what is wrong"
+            )
+        return txid in found
 
     def _restore(self, here: StateTransaction, attempt: TransactionAttempt) -> None:
         for spec in sorted(self.life.tables, key=lambda spec: spec.state.table):

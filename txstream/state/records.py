@@ -69,9 +69,10 @@ class Commit:
 
     `deltas` by table name: key columns first, then one delta per value column, every key once; a missing
     table or one without rows has no deltas in this batch. `metas` is the ledger's JSON document, `tuples`
-    how many the spout emitted, `error` why the attempt before this one failed. Times are aware. `details`
-    only inform, as JSON values: `path` ("driver" or "executors"), `timings` (seconds by step), `attempts`
-    (those of this txid that failed: attempt, error, failed_at), `digests` (by table: `txstream.digests`).
+    how many the spout emitted, `error` why the attempt before this one failed, `after` the attempt that
+    committed the txid before, None where that is not known. Times are aware. `details` only inform, as JSON
+    values: `path` ("driver" or "executors"), `timings` (seconds by step), `attempts` (those of this txid that
+    failed: attempt, error, failed_at), `digests` (by table: `txstream.digests`).
     """
 
     attempt: TransactionAttempt
@@ -82,6 +83,7 @@ class Commit:
     processed_at: datetime
     error: str | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
+    after: AttemptId | None = None
 
 
 @dataclass(frozen=True)

@@ -149,6 +149,28 @@ class Skipping(RowRules):
 breaks("regression-is-refused")(with_rules(Skipping))
 
 
+@breaks("a-gap-is-refused")
+class NeverLooksBack(TopologyStates):
+    def _was_here(self, here: StateTransaction, commit: Commit) -> bool:
+        txid = commit.attempt.txid
+        return txid in here.entries(txid, txid)
+
+
+@breaks("a-gap-is-refused")
+class BegunIsEnough(TopologyStates):
+    def _was_here(self, here: StateTransaction, commit: Commit) -> bool:
+        before = Txid(commit.attempt.txid - 1)
+        if before in here.entries(before, before):
+            return commit.attempt.txid in here.entries(commit.attempt.txid, commit.attempt.txid)
+        return super()._was_here(here, commit)
+
+
+@breaks("a-gap-is-refused")
+class AnyAttemptIsEnough(TopologyStates):
+    def _was_here(self, here: StateTransaction, commit: Commit) -> bool:
+        return super()._was_here(here, replace(commit, after=None))
+
+
 @breaks("phantom-keys-are-undone", "beginning-undoes")
 class NoRestore(MemoryBackend):
     def _restore(self, here: Transaction, txid: Txid, spec: TableSpec) -> None:

@@ -33,7 +33,7 @@ from txstream.engine.commit.shares import StateWrite, TableDeltas
 from txstream.engine.fault_points import Point
 from txstream.folding import new_fold
 from txstream.state import AnswerLostError, Commit, TopologyStates
-from txstream.transaction import TransactionAttempt, Txid
+from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 __all__ = ["Committer", "ProcessedBatch", "StateTarget", "state_targets"]
 
@@ -81,7 +81,8 @@ class ShareWriter(Protocol):
 
 
 class Committer:
-    """Commits processed batches. `wait_for` blocks, with backoff, until a check passes or the run ends."""
+    """Commits processed batches. `wait_for` blocks, with backoff, until a check passes or the run ends.
+    `committed_by` is the attempt of the last txid, as ZooKeeper has it."""
 
     def __init__(
         self,
@@ -90,7 +91,9 @@ class Committer:
         targets: Sequence[StateTarget],
         *,
         wait_for: Callable[[str, Callable[[], None]], None],
+        committed_by: Mapping[Txid, AttemptId | None] | None = None,
     ) -> None:
+        self._committed_by = dict(committed_by or {})
         self._map_states = topology.map_states
         self._commit = topology.commit
         self._driver_commit_rows = topology.driver_commit_rows
@@ -173,8 +176,10 @@ class Committer:
             mine = [] if at in shared else own[at]
             path = EXECUTORS if at in shared or at in begun else DRIVER
             digests[at] |= {one.spec.state.table: deltas[one.component].digest for one in own[at]}
-            commit = _commit(attempt, metas, batch, path, mine, digests[at])
+            commit = self._whole(attempt, metas, batch, path, mine, digests[at])
             self._finish(states, commit, reached, keys=keys[at], path=path)
+        before = Txid(attempt.txid - 1)
+        self._committed_by = {before: self._committed_by.get(before), attempt.txid: attempt.attempt}
 
     # --- which path ---------------------------------------------------------------------------------
 
@@ -203,7 +208,7 @@ class Committer:
     ) -> None:
         started = time.perf_counter()
         try:
-            self._states[at].begin_commit(_commit(attempt, metas, batch, EXECUTORS, ()), reached=reached)
+            self._states[at].begin_commit(self._whole(attempt, metas, batch, EXECUTORS, ()), reached=reached)
         except ServiceUnavailableError as error:
             # Begun or not, this attempt cannot begin again.
             self._outcome(self._states[at], attempt, lost=False)
@@ -278,6 +283,34 @@ class Committer:
             for target in self._targets
         ]
 
+    def _whole(
+        self,
+        attempt: TransactionAttempt,
+        metas: Mapping[str, Any],
+        batch: ProcessedBatch,
+        path: str,
+        tables: Sequence[TableDeltas],
+        digests: Digests | None = None,
+    ) -> Commit:
+        details = {
+            "path": path,
+            "timings": {step: round(seconds, 6) for step, seconds in batch.timings.items()},
+            "attempts": list(batch.attempts),
+        }
+        if digests is not None:
+            details["digests"] = {table: digest.to_document() for table, digest in digests.items()}
+        return Commit(
+            attempt=attempt,
+            metas=metas,
+            deltas={table.spec.state.table: table.deltas for table in tables},
+            tuples=batch.result.records,
+            planned_at=batch.planned_at,
+            processed_at=batch.processed_at,
+            error=batch.error,
+            details=details,
+            after=self._committed_by.get(Txid(attempt.txid - 1)),
+        )
+
     def _outcome(self, states: TopologyStates, attempt: TransactionAttempt, *, lost: bool) -> bool:
         """Has the database committed this attempt? Lost may mean committed: only the ledger knows, and only
         once the database answers."""
@@ -305,33 +338,6 @@ def merged_deltas(component: str, bolt: StateCommitter, results: Iterable[BatchR
             if part.num_rows:
                 fold.add_partial(part)
     return fold.finish()
-
-
-def _commit(
-    attempt: TransactionAttempt,
-    metas: Mapping[str, Any],
-    batch: ProcessedBatch,
-    path: str,
-    tables: Sequence[TableDeltas],
-    digests: Digests | None = None,
-) -> Commit:
-    details = {
-        "path": path,
-        "timings": {step: round(seconds, 6) for step, seconds in batch.timings.items()},
-        "attempts": list(batch.attempts),
-    }
-    if digests is not None:
-        details["digests"] = {table: digest.to_document() for table, digest in digests.items()}
-    return Commit(
-        attempt=attempt,
-        metas=metas,
-        deltas={table.spec.state.table: table.deltas for table in tables},
-        tuples=batch.result.records,
-        planned_at=batch.planned_at,
-        processed_at=batch.processed_at,
-        error=batch.error,
-        details=details,
-    )
 
 
 def _add(timings: dict[str, float], step: str, started: float) -> None:

@@ -183,7 +183,14 @@ class Driver:
             self.goal = self.waiting.until("the end of the log", spout.targets, PartitionUnavailableError)
         bindings = map_bindings(topology, taken.identity.uuid, targets)
         runner = services.keep(create_runner(replace(plan, bindings=bindings)))
-        committer = self._committer(topology, taken.identity.uuid, targets, wait_for=self.waiting.until)
+        progress = taken.resume.progress
+        committer = self._committer(
+            topology,
+            taken.identity.uuid,
+            targets,
+            wait_for=self.waiting.until,
+            committed_by={Txid(progress.current - 1): progress.committed_by},
+        )
         self.loop = EventLoop(
             topology,
             taken.coordinator,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 from sqlalchemy import Connection
@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 
 from txstream.api.errors import ServiceUnavailableError, StateValueError, TxstreamError
 from txstream.state.protocol import StateTransaction
-from txstream.state.records import BatchRecord, TableSpec, TopologyLife
+from txstream.state.records import BatchRecord, BatchStatus, TableSpec, TopologyLife
 from txstream.state.sql import fence, ledger
 from txstream.state.sql.dialect import Touch
 from txstream.state.sql.failures import Kind
@@ -65,10 +65,10 @@ class SqlTransaction(StateTransaction):
     def hold_fence(self, attempt: AttemptId) -> None:
         fence.require(self._connection, self._sessions, self._life, attempt)
 
-    def has_batch(self, txid: Txid) -> bool:
+    def entries(self, first: Txid, last: Txid) -> Mapping[Txid, tuple[BatchStatus, AttemptId]]:
         # A statement of its own, after the fence's: joined to it, it would see the ledger as it was before
         # the fence's lock was granted, and miss the row of the transaction that was waited for.
-        return ledger.has(self._connection, self._life.topology, txid)
+        return ledger.entries(self._connection, self._life.topology, first, last)
 
     def write_batch(self, row: BatchRecord) -> None:
         self._statements.ledger.write(self._connection, row)

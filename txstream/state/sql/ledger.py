@@ -10,22 +10,27 @@ import json
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, bindparam, delete, exists, func, or_, select
+from sqlalchemy import Connection, Row, Select, bindparam, delete, func, or_, select
 
 from txstream.api.errors import CorruptStateError
 from txstream.metas import to_json
 from txstream.semantics import Semantics
-from txstream.state.records import COMMITTED, COMMITTING, BatchRecord
+from txstream.state.records import COMMITTED, COMMITTING, BatchRecord, BatchStatus
 from txstream.state.sql.dialect import StateDialect
 from txstream.state.sql.framework import batch
 from txstream.transaction import AttemptId, Txid
 
-_HAS = select(exists().where(batch.c.topology == bindparam("id"), batch.c.txid == bindparam("number")))
+_ENTRIES = select(batch.c.txid, batch.c.status, batch.c.attempt).where(
+    batch.c.topology == bindparam("id"), batch.c.txid.between(bindparam("first"), bindparam("last"))
+)
 
 
-def has(connection: Connection, topology: str, txid: int) -> bool:
-    """Is there a row for this txid, of whatever attempt and status?"""
-    return bool(connection.execute(_HAS, {"id": topology, "number": txid}).scalar_one())
+def entries(
+    connection: Connection, topology: str, first: Txid, last: Txid
+) -> dict[Txid, tuple[BatchStatus, AttemptId]]:
+    """Status and attempt of the rows from `first` to `last` that are there."""
+    rows = connection.execute(_ENTRIES, {"id": topology, "first": first, "last": last})
+    return {row.txid: (row.status, row.attempt) for row in rows}
 
 
 class LedgerWriter:

@@ -32,7 +32,7 @@ from txstream.state.backend import StateBackend
 from txstream.state.declarations import Owner
 from txstream.state.protocol import StateTransaction
 from txstream.state.reading import StateReading
-from txstream.state.records import BatchRecord, FenceRow, TableSpec, TopologyLife
+from txstream.state.records import BatchRecord, BatchStatus, FenceRow, TableSpec, TopologyLife
 from txstream.state.store import layout, upkeep
 from txstream.state.store.layout import Transaction
 from txstream.state.store.merging import RowRules, can_keep, keys_of, rows_of, to_table
@@ -325,8 +325,10 @@ class _Adapter(StateTransaction):
     def hold_fence(self, attempt: AttemptId) -> None:
         self._store._hold(self._here, self._life, attempt)
 
-    def has_batch(self, txid: Txid) -> bool:
-        return self._here.get(layout.ledger_space(self._life.topology), (txid,)) is not None
+    def entries(self, first: Txid, last: Txid) -> Mapping[Txid, tuple[BatchStatus, AttemptId]]:
+        ledger = layout.ledger_space(self._life.topology)
+        rows = {Txid(txid): self._here.get(ledger, (txid,)) for txid in range(first, last + 1)}
+        return {txid: (row["status"], row["attempt"]) for txid, row in rows.items() if row is not None}
 
     def write_batch(self, row: BatchRecord) -> None:
         self._here.put(layout.ledger_space(row.topology), (row.txid,), layout.record_value(row))

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from txstream.api.errors import StateValueError, TxidRegressionError
+from txstream.api.errors import ProgressMismatchError, StateValueError, TxidRegressionError
 from txstream.api.reducers import Sum, custom
 from txstream.semantics import Semantics
 from txstream.state.protocol import INSIDE_BEGIN, INSIDE_COMMIT
 from txstream.testing.promises import Promises
 from txstream.testing.state.life import Life, table
 from txstream.testing.state.trial import FENCED, StateCheck, StateTrial, each
-from txstream.transaction import TransactionAttempt
+from txstream.transaction import TransactionAttempt, attempt_id
 
 CHECKS = Promises(StateCheck)
 
@@ -117,12 +117,37 @@ def end_is_atomic(life: Life) -> None:
 def regression_is_refused(trial: StateTrial) -> None:
     for semantics in FENCED:
         life = trial.life(semantics, more=1)
-        life.commit(7, {"b": 1}, {"b": 1})
+        life.commit(1)
+        life.commit(2, {"b": 1}, {"b": 1})
         what = "a batch is older than a row of one of its keys"
         for deltas in (({"a": 1, "b": 1, "c": 1},), ({"a": 1}, {"b": 1}), ({"b": 1}, {"a": 1})):
-            life.refuses(what, TxidRegressionError, life.committing, life.next(6), *deltas)
-        under, deltas = life.begin(6), ({"a": 1, "b": 1, "c": 1},)
+            life.refuses(what, TxidRegressionError, life.committing, life.next(1), *deltas)
+        under, deltas = life.begin(1), ({"a": 1, "b": 1, "c": 1},)
         life.refuses(f"a task's: {what}", TxidRegressionError, life.writing, under, *deltas)
+
+
+@CHECKS.promise(
+    "a-gap-is-refused",
+    "No batch is committed or begun where the one before it is missing, was only begun, or is another "
+    "attempt's: the store was restored from an older copy beneath a running driver.",
+    "answer `entries` from the ledger, inside the transaction and after the fence was raised",
+)
+@each(*FENCED)
+def a_gap_is_refused(life: Life) -> None:
+    def refuses(txid: int, why: str, **options: Any) -> None:
+        for call in (life.committing, life.beginning):
+            what, new = f"{why}, and txid {txid} comes", life.next(txid)
+            life.refuses(what, ProgressMismatchError, call, new, {"a": 1}, **options)
+
+    refuses(2, "the ledger is empty")
+    life.commit(1, {"a": 1})
+    refuses(3, "txid 2 is missing")
+    under = life.begin(2)
+    refuses(3, "txid 2 was only begun")
+    life.end(under, {"a": 1})
+    refuses(3, "txid 2 is of another attempt", after=attempt_id(1, 1))
+    life.commit(3, {"a": 1}, after=under.attempt)
+    life.holds({"a": 3}, "after batches without a gap")
 
 
 # --- undoing -----------------------------------------------------------------------------------------------
@@ -137,27 +162,27 @@ def regression_is_refused(trial: StateTrial) -> None:
 )
 def phantom_keys_are_undone(trial: StateTrial) -> None:
     life = trial.life(more=1)
-    life.commit(4, {"y": 10}, {"y": 1})
-    life.commit(5, {"x": 1, "y": 1}, {"y": 1})
-    life.commit(5, {"x": 1})
+    life.commit(1, {"y": 10}, {"y": 1})
+    life.commit(2, {"x": 1, "y": 1}, {"y": 1})
+    life.commit(2, {"x": 1})
     life.holds({"x": 1, "y": 10}, "after a replay without y")
     life.holds({"y": 1}, "of a table that the replay has nothing for", table=1)
-    life.commit(6, {"y": 1})
+    life.commit(3, {"y": 1})
     life.holds({"x": 1, "y": 11}, "when y comes again")
-    life.commit(6, None)
-    life.commit(6, {})
+    life.commit(3, None)
+    life.commit(3, {})
     life.holds({"x": 1, "y": 10}, "after replays with no delta at all")
-    trial.require("the keys in the ledger after them", 0, life.batch(6).keys)
-    life.commit(7, {"z": 1})
-    life.commit(7, {"x": 1})
+    trial.require("the keys in the ledger after them", 0, life.batch(3).keys)
+    life.commit(4, {"z": 1})
+    life.commit(4, {"x": 1})
     life.holds({"x": 2, "y": 10}, "when a created key is not in the replay")
-    life.commit(7, {"z": 3})
+    life.commit(4, {"z": 3})
     life.holds({"x": 1, "y": 10, "z": 3}, "when it is created again")
     # More than a page of a store that answers in pages.
-    life.commit(8, {f"k{n}": n for n in range(3000)})
-    life.commit(8, {"z": 1})
+    life.commit(5, {f"k{n}": n for n in range(3000)})
+    life.commit(5, {"z": 1})
     life.holds({"x": 1, "y": 10, "z": 4}, "when 3000 keys are undone")
-    life.commit(5, {"w": 1})
+    life.commit(2, {"w": 1})
     life.holds({"x": 1, "y": 10, "z": 4, "w": 1}, "when a batch is undone that others came after")
 
 

@@ -91,7 +91,8 @@ class Life:
         self.states.commit(self.whole(attempt, *deltas, **options), reached=reached)
 
     def beginning(self, attempt: TransactionAttempt, *deltas: Deltas, **options: Any) -> None:
-        self.states.begin_commit(self.whole(attempt, *deltas), **options)
+        reached = options.pop("reached", nobody)
+        self.states.begin_commit(self.whole(attempt, *deltas, **options), reached=reached)
 
     def writing(self, attempt: TransactionAttempt, *deltas: Deltas) -> int:
         return self.states.write(attempt, self._writes(deltas))

@@ -75,6 +75,8 @@ def pruning_keeps_the_end(life: Life) -> None:
 )
 def a_ledger_may_begin_late(trial: StateTrial) -> None:
     elsewhere, life = trial.life(), trial.life()
+    for txid in (1, 2):
+        elsewhere.commit(txid)
     elsewhere.commit(3, {"a": 1}, details={"path": "driver"})
     last = replace(elsewhere.batch(3), topology=life.topology)
     life.epoch = 2

@@ -33,7 +33,7 @@ _HISTORIES: tuple[Sequence[Step], ...] = (
     ((1, 5), (1, 7)),
     ((1, 5), (1, None), (1, 2)),
     ((1, 5), (2, 3), (2, None), (3, 1)),
-    ((1, 5), (4, 2), (4, -2), (5, -3), (6, 1)),
+    ((1, 5), (2, None), (3, None), (4, 2), (4, -2), (5, -3), (6, 1)),
     ((1, 1), (2, 1), (2, 10), (2, 100), (2, None)),
 )
 _REDUCERS: tuple[Reducer, ...] = (
@@ -84,7 +84,7 @@ def transactional_rules(trial: StateTrial) -> None:
     for reducer in _REDUCERS:
         life = trial.life(Semantics.TRANSACTIONAL, reducers={"n": reducer})
         stored = TransactionalValue.create(5, Txid(1))
-        for number, delta in ((1, 5), (1, 5), (2, 3), (2, 3), (3, 4), (7, -1), (7, -1)):
+        for number, delta in ((1, 5), (1, 5), (2, 3), (2, 3), (3, 4), (4, -1), (4, -1)):
             txid = Txid(number)
             life.commit(txid, {"k": delta})
             stored = stored.update(delta, txid, reducer.combine)
