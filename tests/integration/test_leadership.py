@@ -118,6 +118,10 @@ def kill_while_one_stands_by(launcher: Launcher, name: str) -> Succession:
         leader.wait_for_line("is running")
         standby = launcher.start(*arguments)
         standby.wait_for_line("standing by")
+        status = launcher.run("status", name, "--json", "--database", launcher.database)
+        (waits,) = json.loads(status.stdout)["standbys"]
+        assert waits["standby"] == "cold"
+        assert waits["driver"].endswith(f":{standby.process.pid}")
         refused = launcher.run(*arguments, "--no-wait")
         assert refused.status == 1
         assert "Traceback" not in refused.stderr

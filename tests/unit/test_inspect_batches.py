@@ -25,6 +25,7 @@ from txstream.metas import BatchMetas
 from txstream.settings import Settings
 from txstream.state import StateDatabase
 from txstream.transaction import Txid, attempt_id
+from txstream.zookeeper import ROOT, Paths
 
 NOON = datetime(2026, 11, 20, 12, tzinfo=UTC)
 TXIDS = 9
@@ -251,6 +252,43 @@ def test_a_batch_that_fails_is_shown_before_any_ledger_has_it(
         store.advance(Txid(txid), attempt_id(1, txid), metas)
     store.write_failing(FailingBatch(Txid(2), attempt_id(2, 9), NOON, reasons))
     assert "failing" not in told("status", "words"), "it is committed"
+
+
+def test_status_lists_who_stands_by(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    zookeeper = MemoryZooKeeper()
+    monkeypatch.setattr(status, "open_zookeeper", zookeeper.opened)
+    zookeeper.run_topology("words")
+
+    def told(*more: str) -> str:
+        assert main(["status", "words", "--database", rig.url, "--zookeeper", "127.0.0.1:1", *more]) == 0
+        return capsys.readouterr().out
+
+    assert json.loads(told("--json"))["standbys"] == []
+    assert "standbys" not in told()
+    leader = Paths(ROOT, "words").leader
+    since = NOON.isoformat()
+    for number, data in enumerate(
+        (
+            {"driver": "one:7", "since": since, "standby": "warm"},
+            {"driver": "two:8", "since": since},  # of a txstream that did not tell
+            {"driver": "three:9", "since": since, "standby": "cold"},
+        ),
+        2,
+    ):
+        zookeeper.memory.write(f"{leader}/{number:032x}-{number:010d}", json.dumps(data).encode())
+    zookeeper.memory.write(f"{leader}/{9:032x}-{9:010d}", b"?")
+    *known, unknown = json.loads(told("--json"))["standbys"]
+    assert known == [
+        {"driver": "one:7", "since": since, "standby": "warm"},
+        {"driver": "two:8", "since": since, "standby": None},
+        {"driver": "three:9", "since": since, "standby": "cold"},
+    ]
+    assert unknown["driver"].startswith("a driver that left no address")
+    (line,) = (line for line in told().splitlines() if line.startswith("standbys"))
+    shown = f"{NOON.astimezone():%Y-%m-%d %H:%M:%S}"
+    assert f"4: warm, one:7 since {shown}; standing by, two:8 since {shown}; cold, three:9" in line
 
 
 def test_status_says_what_the_leader_waits_for(

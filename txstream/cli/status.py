@@ -144,7 +144,7 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
         open_databases(settings, topology_id) as databases,
     ):
         snapshot = look(zookeeper, topology_id, databases.opened)
-    found = status_of(settings, snapshot)
+        found = status_of(settings, snapshot, zookeeper.standbys(topology_id))
     warn_of_missing(databases.missing)
     last = max((one.last for one in snapshot.databases if one.last), key=lambda row: row.txid, default=None)
     places = [one.url for one in snapshot.databases]
@@ -161,6 +161,7 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
             "database": places[0] if places else None,
             "databases": places,
             "leader": found.leader,
+            "standbys": document_of(found.standbys),
             "paused": paused and {"since": paused.asked_at.isoformat(), "by": paused.asked_by},
             "current_txid": found.current_txid,
             "stored_plans": list(found.stored_plans),
@@ -180,7 +181,7 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
         "topology": f"{topology_id} ({found.semantics})",
         "source": f"{found.spout} {found.source}",
         "tables": f"{', '.join(found.tables)} in {', '.join(places) or 'no database yet'}",
-        "leader": found.leader or "none, it is not running",
+        **_drivers(found),
         "next txid": f"{found.current_txid}{plans}",
         "lag": "not known" if lag_records is None else counted(lag_records, "record"),
     }
@@ -206,7 +207,7 @@ def _tracked(cli: Cli, found: TopologyStatus, paused: str | None) -> int:
     lines = {
         "topology": f"{found.id} (tracked)",
         "spouts": ", ".join(f"{name} ({spout})" for name, spout in found.source["tracked"].items()),
-        "leader": found.leader or "none, it is not running",
+        **_drivers(found),
     }
     if paused is not None:
         lines["paused"] = f"{paused}; `txstream resume {found.id}` goes on"
@@ -219,6 +220,16 @@ def _tracked(cli: Cli, found: TopologyStatus, paused: str | None) -> int:
     if found.trees is not None:
         print_tree_counts(cli, found.trees)
     return 0
+
+
+def _drivers(found: TopologyStatus) -> dict[str, str]:
+    """Who leads and, where there are any, who stands by."""
+    lines = {"leader": found.leader or "none, it is not running"}
+    shown = [
+        f"{one.standby or 'standing by'}, {one.driver} since {shown_time(one.since) or 'a time not told'}"
+        for one in found.standbys
+    ]
+    return lines | {"standbys": f"{len(shown)}: {'; '.join(map(escaped, shown))}"} if shown else lines
 
 
 def _lag(settings: Settings, snapshot: Snapshot) -> int | None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from txstream.inspect.snapshot import Snapshot
     from txstream.state import FenceRow, StateBackend
     from txstream.zookeeper import ZooKeeper
+    from txstream.zookeeper.candidates import Candidate
 
 
 def topologies(settings: Settings | None = None) -> list[TopologySummary]:
@@ -42,7 +43,7 @@ def status(topology_id: str, settings: Settings | None = None) -> TopologyStatus
     `topologies`."""
     settings = (settings or Settings()).resolve()
     with open_zookeeper(settings) as zookeeper:
-        return status_of(settings, look(zookeeper, topology_id))
+        return status_of(settings, look(zookeeper, topology_id), zookeeper.standbys(topology_id))
 
 
 def look(zookeeper: ZooKeeper, topology_id: str, databases: Sequence[StateBackend] = ()) -> Snapshot:
@@ -62,7 +63,7 @@ def look(zookeeper: ZooKeeper, topology_id: str, databases: Sequence[StateBacken
     return snapshot
 
 
-def status_of(settings: Settings, snapshot: Snapshot) -> TopologyStatus:
+def status_of(settings: Settings, snapshot: Snapshot, standbys: tuple[Candidate, ...] = ()) -> TopologyStatus:
     """How far the topology of a snapshot is. Raises UnknownTopologyError."""
     from txstream.inspect.plain import positions
 
@@ -86,6 +87,7 @@ def status_of(settings: Settings, snapshot: Snapshot) -> TopologyStatus:
         paused_since=None if paused is None else paused.asked_at,
         paused_by=None if paused is None else paused.asked_by,
         trees=snapshot.trees,
+        standbys=standbys,
     )
 
 

@@ -9,11 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from txstream.failing import FailingBatch, Wait
 from txstream.semantics import Semantics
 from txstream.transaction import AttemptId, Epoch, Txid
+
+if TYPE_CHECKING:
+    from txstream.zookeeper.candidates import Candidate
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class TopologyStatus:
     """How far one topology is. `positions` are the next place of each partition as of the last committed
     batch: an offset where the source's metas have one. `failing` is a batch whose attempts fail, `waiting`
     what the leader waits for, `trees` how tracked tuples are doing; `paused_since` and `paused_by` are None
-    unless an operator has paused it."""
+    unless an operator has paused it. `standbys` are the drivers that wait to lead, the next one first."""
 
     id: str
     uuid: str
@@ -67,6 +70,7 @@ class TopologyStatus:
     paused_since: datetime | None = None
     paused_by: str | None = None
     trees: Mapping[str, Any] | None = None
+    standbys: tuple[Candidate, ...] = ()
 
 
 # --- state -----------------------------------------------------------------------------------------

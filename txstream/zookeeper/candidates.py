@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from txstream.metas import to_json
@@ -14,10 +15,21 @@ from txstream.zookeeper.tree import Tree
 _CANDIDATE = re.compile(r"^(?P<token>[0-9a-f]{32})-(?P<sequence>-?\d{10,})$")
 
 
-def candidate_data() -> bytes:
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A driver that leads or stands by: host:pid, since when, and "warm" or "cold" as it stands by. None is
+    what a driver of another version left out."""
+
+    driver: str
+    since: datetime | None = None
+    standby: str | None = None
+
+
+def candidate_data(standby: str | None = None) -> bytes:
     """What this driver leaves in its znode, for operators to read."""
     since = datetime.now(UTC).isoformat(timespec="seconds")
-    return to_json({"driver": describe_this_process(), "since": since}).encode()
+    found = {"driver": describe_this_process(), "since": since, "standby": standby}
+    return to_json(found).encode()
 
 
 def in_order(names: Iterable[str]) -> list[str]:
@@ -26,23 +38,28 @@ def in_order(names: Iterable[str]) -> list[str]:
     return [match.string for match in sorted(matches, key=lambda match: int(match["sequence"]))]
 
 
-def describe_candidate(tree: Tree, path: str) -> str | None:
-    """host:pid of the candidate at `path`; None when it is gone."""
+def candidate_at(tree: Tree, path: str) -> Candidate | None:
+    """The candidate at `path`; None when it is gone."""
     node = tree.get(path)
     if node is None:
         return None
     try:
-        return str(json.loads(node.data)["driver"])
+        found = json.loads(node.data)
+        return Candidate(str(found["driver"]), datetime.fromisoformat(found["since"]), found.get("standby"))
     except (ValueError, KeyError, TypeError):
         # Only shown to people, so its name will do.
-        return f"a driver that left no address ({path})"
+        return Candidate(f"a driver that left no address ({path})")
+
+
+def candidates(tree: Tree, leader_path: str) -> Iterator[Candidate]:
+    """Those that are there now: the leader, then who stands by."""
+    tree.sync()
+    for name in in_order(tree.children(leader_path) or []):
+        found = candidate_at(tree, f"{leader_path}/{name}")
+        if found is not None:
+            yield found
 
 
 def present_leader(tree: Tree, leader_path: str) -> str | None:
     """host:pid of the first candidate, or None."""
-    tree.sync()
-    for name in in_order(tree.children(leader_path) or []):
-        described = describe_candidate(tree, f"{leader_path}/{name}")
-        if described is not None:
-            return described
-    return None
+    return next((found.driver for found in candidates(tree, leader_path)), None)

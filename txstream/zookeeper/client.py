@@ -28,7 +28,7 @@ from kazoo.protocol.states import KazooState
 
 from txstream.api.errors import LeaderExistsError, ServiceUnavailableError, UsageError
 from txstream.metas import MetaCodec
-from txstream.zookeeper.candidates import present_leader
+from txstream.zookeeper.candidates import Candidate, candidates, present_leader
 from txstream.zookeeper.fenced import Hook
 from txstream.zookeeper.identity import Identity
 from txstream.zookeeper.kazoo_tree import REFUSALS, KazooTree, Send, back_off
@@ -127,6 +127,10 @@ class ZooKeeper:
     def leader(self, topology_id: str) -> str | None:
         """host:pid of the driver that leads the topology now, or None."""
         return present_leader(self.tree(), Paths(self.root, topology_id).leader)
+
+    def standbys(self, topology_id: str) -> tuple[Candidate, ...]:
+        """The drivers that wait to lead the topology, in the order in which they will."""
+        return tuple(candidates(self.tree(), Paths(self.root, topology_id).leader))[1:]
 
     def identity(self, topology_id: str) -> Identity | None:
         """Whose progress is stored under this id; None where there is none. Raises CorruptStateError."""

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable
 from kazoo.exceptions import NoNodeError
 
 from txstream.api.errors import LeaderExistsError, ServiceUnavailableError
-from txstream.zookeeper.candidates import candidate_data, describe_candidate, in_order
+from txstream.zookeeper.candidates import candidate_at, candidate_data, in_order
 from txstream.zookeeper.client import ZooKeeper
 from txstream.zookeeper.kazoo_tree import KazooTree, back_off
 from txstream.zookeeper.paths import Paths
@@ -37,10 +37,12 @@ _RELEASE_SECONDS = 2.0
 
 
 class Leadership:
-    """One driver's candidacy for one topology. Not for several threads, except `held`."""
+    """One driver's candidacy for one topology. Not for several threads, except `held`. `standby` is how it
+    stands by, for operators to read."""
 
-    def __init__(self, zk: ZooKeeper, topology_id: str) -> None:
+    def __init__(self, zk: ZooKeeper, topology_id: str, standby: str | None = None) -> None:
         self._zk = zk
+        self._standby = standby
         self._paths = Paths(zk.root, topology_id)
         self._driver = uuid.uuid4().hex[:24]
         self._held_in: int | None = None
@@ -128,9 +130,10 @@ class Leadership:
                     self._held_in = session
                     return
                 continue
-            leader = describe_candidate(tree, f"{self._paths.leader}/{candidates[0]}")
-            if leader is None:
+            found = candidate_at(tree, f"{self._paths.leader}/{candidates[0]}")
+            if found is None:
                 continue
+            leader = found.driver
             if not wait:
                 raise LeaderExistsError(
                     f"topology {self._paths.topology_id!r} is run by {leader}; stop that driver first, "
@@ -144,7 +147,7 @@ class Leadership:
     def _stand(self, tree: KazooTree, patience: Patience, token: str, *, missing: bool) -> None:
         if missing:
             tree.ensure(self._paths.leader)
-        data = candidate_data()
+        data = candidate_data(self._standby)
         path = f"{self._paths.leader}/{token}-"
         try:
             self._zk.request(

@@ -31,7 +31,7 @@ from txstream.engine.driver.retention import LedgerPruner
 from txstream.engine.driver.waiting import RunAbortedError
 from txstream.engine.driver.workers import ThreadWorkers, Workers
 from txstream.metas import MetaCodec
-from txstream.settings import WARM, Settings
+from txstream.settings import COLD, WARM, Settings
 from txstream.state import FenceLockedError, StateBackend, open_database
 from txstream.zookeeper import Leadership, ProgressStore, Requests, ZooKeeper, ZooKeeperProgress
 
@@ -109,7 +109,7 @@ class RunServices:
         is_warm = self._wait_for_leadership and self._settings.standby == WARM
         readiness = Readiness(self._steps(plan) if is_warm else {}, self.workers.pause, self._tell_ready)
         self._stack.callback(readiness.end)
-        self._leadership = Leadership(zookeeper, topology_id)
+        self._leadership = Leadership(zookeeper, topology_id, WARM if is_warm else COLD)
         self.state = "waiting for the present leader"
         self._leadership.acquire(
             wait=self._wait_for_leadership, should_stop=self._is_interrupted, waiting=self._warn
