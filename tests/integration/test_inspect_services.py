@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,10 @@ import pytest
 import sqlalchemy as sa
 from postgres import PostgresServer
 from support.guide import DOCS, load
-from support.kafka_topics import Topics
+from support.kafka_topics import Topics, wait_until
 from support.server_readings import ServerReadings
 from support.tables import read_counts
-from support.texts import fill_topic, make_lines
+from support.texts import count_words, fill_topic, make_lines, produce
 
 import txstream
 from txstream import inspect
@@ -110,6 +111,43 @@ def test_zookeeper_is_wiped_recovered_and_the_word_count_stays_exact(
     status, out, _ = desk.command("recover", desk.name, "--from-ledger")
     assert status == 0
     assert "nothing is wrong" in out
+
+
+@pytest.mark.parametrize("semantics", ["opaque", "transactional"])
+def test_a_database_restored_beneath_a_running_driver_is_not_built_upon(
+    make_desk: Any, postgres_url: str, semantics: Any
+) -> None:
+    """The fence is as old as the rest. What came after the copy counts once when ZooKeeper follows it."""
+    desk: Desk = make_desk(postgres_url)
+    desk.run(semantics, until_txid=1)
+    tables = (desk.name, "txstream_batch", "txstream_fence")
+    engine = sa.create_engine(desk.url)
+    with engine.begin() as connection:
+        for table in tables:
+            connection.exec_driver_sql(f'CREATE TABLE "{table}_copy" AS SELECT * FROM "{table}"')
+    more = make_lines(100, seed=7)
+    run = txstream.start(desk.topology(semantics), settings=desk.settings, runner_factory=InProcessRunner)
+    try:
+        wait_until(lambda: read_counts(desk.url, desk.name) == desk.truth, "the end of the log")
+        with engine.begin() as connection:
+            for table in tables:
+                connection.exec_driver_sql(f'DELETE FROM "{table}"')
+                connection.exec_driver_sql(f'INSERT INTO "{table}" SELECT * FROM "{table}_copy"')
+        copy = read_counts(desk.url, desk.name)
+        produce(desk.services.kafka, desk.name, more, 2)
+        with pytest.raises(
+            txstream.ProgressMismatchError, match=r"says that it is missing; the database was res"
+        ):
+            run.wait(60)
+    finally:
+        run.stop()
+    assert read_counts(desk.url, desk.name) == copy
+    engine.dispose()
+    status, out, err = desk.command("recover", desk.name, "--from-ledger", "--yes")
+    assert status == 0, err
+    assert "goes on with txid 2" in out
+    desk.run(semantics)
+    assert read_counts(desk.url, desk.name) == Counter(desk.truth) + Counter(count_words(more))
 
 
 def test_an_old_copy_of_zookeeper_is_recovered(make_desk: Any, sqlite_url: str) -> None:
