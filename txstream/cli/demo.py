@@ -229,8 +229,6 @@ def _arguments(here: Demo) -> list[str]:
         *("-p", f"max_records_per_partition={here.records_per_partition}"),
         *("--data-dir", str(here.settings.data_dir), "--session-timeout", f"{_SESSION_SECONDS:g}"),
         *("--connect-timeout", f"{here.settings.connect_timeout_seconds:g}"),
-        # Two short runs: a JVM that starts fast is worth more than one that gets fast.
-        *("--spark-conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"),
         *(["--debug"] if here.cli.debug else []),
     ]
 

@@ -127,11 +127,7 @@ def _play(here: Demo, kafka: EmbeddedKafka | None) -> Played:
             here.records_per_partition,
             [hidden] if kafka is None else [],
         )
-        settings = replace(
-            here.settings,
-            fetch_timeout_seconds=3.0,
-            spark_conf={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
-        )
+        settings = replace(here.settings, fetch_timeout_seconds=3.0)
         say(f"{here.semantics}: counting; txid {outage.txid} will fail")
         running = start(topology, settings=settings, until="caught-up")
         try:

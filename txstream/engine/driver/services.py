@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from txstream.api.bolts import DataFrameBolt
 from txstream.api.errors import (
     FencedError,
     ServiceUnavailableError,
@@ -234,11 +235,13 @@ class RunServices:
 
     def _make_engine(self, spark: SparkSession | None) -> SparkEngine:
         from txstream.engine.spark.engine import SparkEngine
-        from txstream.engine.spark.session import worker_settings
+        from txstream.engine.spark.session import JAVA_OPTIONS, worker_settings
 
         topology, conf = self._topology, dict(self._settings.spark_conf)
         if spark is None:
             slots = max(component.parallelism for component in topology.components)
+            if any(isinstance(bolt.instance, DataFrameBolt) for bolt in topology.bolts):
+                conf = {"spark.driver.extraJavaOptions": JAVA_OPTIONS, **conf}  # what Java does itself counts
             conf = {**worker_settings(topology.workers, slots, self._settings.master), **conf}
 
         def tell_state(state: str) -> None:

@@ -42,7 +42,8 @@ from txstream.engine.commit.shares import (
 )
 from txstream.engine.spark.dataframes import Sessions, check_dataframes, compute
 from txstream.engine.spark.errors import spark_error
-from txstream.engine.spark.executor import WORK_PROPERTY, current_order, shipped_plan
+from txstream.engine.spark.executor import current_order, shipped_plan
+from txstream.engine.spark.jobs import Job, collect
 from txstream.engine.spark.process import SparkProcess
 from txstream.engine.spark.progress import succeeded_tasks
 from txstream.engine.spark.session import COMMIT_POOL, PROCESSING_POOL
@@ -165,7 +166,7 @@ class SparkRunner:
         attempt, order, layout = pipeline.attempt, pipeline.order, pipeline.layout
         self._begin(pipeline)
         try:
-            with _Job(self._context, _tag(self.plan.run_id, attempt), PROCESSING_POOL, order):
+            with Job(self._context, _tag(self.plan.run_id, attempt), PROCESSING_POOL, order):
                 for stage in layout.process[1:]:
                     self._extend(pipeline, stage)
                 self._finish(pipeline, settle=bool(layout.commit))
@@ -199,7 +200,7 @@ class SparkRunner:
         started = time.perf_counter()
         pipeline.answers = []
         order = replace(pipeline.order, committed=committed)
-        with _Job(self._context, _tag(self.plan.run_id, attempt), COMMIT_POOL, order):
+        with Job(self._context, _tag(self.plan.run_id, attempt), COMMIT_POOL, order):
             for stage in pipeline.layout.commit:
                 self._extend(pipeline, stage)
             self._finish(pipeline, settle=False)
@@ -221,11 +222,11 @@ class SparkRunner:
         messages, positions = cut_all(writes, self.plan.slots(self.slots))
         shares = self._context.parallelize(messages, len(messages))
         write = functools.partial(_write_shares, self._shipped, self.plan.run_id)
-        with _Job(self._context, _tag(self.plan.run_id, attempt), COMMIT_POOL):
+        with Job(self._context, _tag(self.plan.run_id, attempt), COMMIT_POOL):
             if attempt not in self._writing:
                 raise BatchFailedError(f"{attempt} was cancelled")
             try:
-                answers = shares.mapPartitions(write).collect()
+                answers = collect(shares.mapPartitions(write))
             except TxstreamError:
                 raise  # from itself, it would be its own cause
             except Exception as error:
@@ -367,35 +368,13 @@ class SparkRunner:
         if pipeline.cancelled:
             raise BatchFailedError(f"{pipeline.attempt} was cancelled")
         try:
-            found = rdd.collect()
+            found = collect(rdd)
         except TxstreamError:
             raise  # from itself, it would be its own cause
         except Exception as error:
             raise spark_error(error, pipeline.attempt, pipeline.dataframes) from error
         messages = [message for target, message in found if target == ANSWER]
         pipeline.answers += open_answers(pipeline.attempt, messages)
-
-
-class _Job:
-    """The local properties of a thread's Spark jobs while an attempt uses it."""
-
-    def __init__(self, context: SparkContext, tag: str, pool: str, order: WorkOrder | None = None) -> None:
-        self._context = context
-        self._order = order
-        self._pool = pool
-        self._tag = tag
-
-    def __enter__(self) -> None:
-        if self._order is not None:
-            self._context.setLocalProperty(WORK_PROPERTY, self._order.to_json())
-        self._context.setLocalProperty("spark.scheduler.pool", self._pool)
-        self._context.addJobTag(self._tag)
-
-    def __exit__(self, *_: object) -> None:
-        # The thread may be the user's own, whose next job must not be taken for this attempt's.
-        self._context.removeJobTag(self._tag)
-        self._context.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]  # removes it
-        self._context.setLocalProperty(WORK_PROPERTY, None)  # type: ignore[arg-type]
 
 
 def pickled(plan: ExecutionPlan) -> bytes:
