@@ -19,6 +19,7 @@ from txstream.api.errors import (
 )
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.api.tuples import Tuple
+from txstream.coordinator import Phase
 from txstream.embedded.process import wait_until
 from txstream.engine.driver.workers import Lane
 from txstream.engine.fault_points import Point
@@ -94,6 +95,38 @@ def test_a_plan_that_reached_the_end_and_then_shrank_in_its_replay_is_not_caught
     log.hidden.clear()
     run.finish()
     assert run.loop.caught_up
+    assert run.world.table.totals() == words(log)
+
+
+@pytest.mark.parametrize(("gather_seconds", "gathered"), [(60.0, True), (0.001, False)])
+def test_a_small_batch_gathers_until_the_job_before_has_ended_or_its_time_is_over(
+    log: MemoryLog, gather_seconds: float, gathered: bool
+) -> None:
+    run = Run(World(log), until=2, max_batch_records=100, gather_seconds=gather_seconds)
+    asked_again = threading.Event()
+    jobs_beside: list[int] = []
+
+    def on_plan(last: Mapping[str, Range]) -> None:
+        beside = sum(batch.phase is Phase.PROCESSING for batch in run.coordinator.active.values())
+        jobs_beside.append(beside)
+        if beside:
+            asked_again.set()
+
+    def on_emit(attempt: TransactionAttempt, partition: str) -> None:
+        if attempt.txid == 1 and partition == "a":
+            if gathered:
+                assert wait_until(
+                    lambda: any(not t.is_deadline for t in run.workers.timers), DEADLINE_SECONDS
+                )
+            else:
+                wait(asked_again, "the next batch being planned beside this job")
+            log.partitions["a"].append("late")
+
+    log.on_plan, log.on_emit = on_plan, on_emit
+    run.workers.pauses = {60.0: 60.0}
+    run.complete()
+    assert asked_again.is_set() is not gathered
+    assert (max(jobs_beside) == 0) is gathered
     assert run.world.table.totals() == words(log)
 
 

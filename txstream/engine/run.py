@@ -16,6 +16,7 @@ from txstream.api.tracked_builder import TrackedTopology
 from txstream.engine.batch.failures import CrashError
 from txstream.engine.driver.driver import Driver, RunnerFactory
 from txstream.engine.driver.loop import EventLoop
+from txstream.engine.driver.planning import GATHER_SECONDS
 from txstream.engine.driver.retries import WARM_UP_SECONDS
 from txstream.engine.driver.services import RunServices
 from txstream.engine.driver.waiting import RunAbortedError
@@ -76,6 +77,7 @@ class RunningTopology:
                 until_caught_up=caught_up,
                 until_txid=until_txid,
                 warm_up_seconds=warm_up,
+                gather_seconds=GATHER_SECONDS if runner_factory is None else 0.0,
                 listener=listener,
             )
         self._has_ended = False

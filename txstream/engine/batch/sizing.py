@@ -11,7 +11,7 @@ from txstream.engine.batch.plan import ExecutionPlan
 from txstream.metas import BatchMetas, MetaCodec
 from txstream.transaction import TransactionAttempt
 
-_ONE_TASK_RECORDS = 4_000
+ONE_TASK_RECORDS = 4_000
 _TWO_TASK_RECORDS = 40_000
 
 
@@ -25,7 +25,7 @@ def batch_width(records: int | None, partitions: int, max_width: int) -> int:
         wanted = 1
     elif records is None:
         wanted = min(max_width, partitions)
-    elif records <= _ONE_TASK_RECORDS:
+    elif records <= ONE_TASK_RECORDS:
         wanted = 1
     elif records <= _TWO_TASK_RECORDS:
         wanted = min(2, partitions)

@@ -88,6 +88,7 @@ class Driver:
         until_caught_up: bool = False,
         until_txid: int | None = None,
         warm_up_seconds: float = 0.0,
+        gather_seconds: float = 0.0,
         listener: PointListener = nobody_listens,
         watcher: Watcher | None = None,
         capture: bool = False,
@@ -103,6 +104,7 @@ class Driver:
         self._until_caught_up = until_caught_up
         self._until_txid = until_txid
         self._warm_up_seconds = warm_up_seconds
+        self._gather_seconds = gather_seconds
         self._listener = listener
         self._watcher = watcher
         self._capture = capture
@@ -204,6 +206,7 @@ class Driver:
             targets=self.goal,
             until_txid=self._until_txid,
             warm_up_seconds=self._warm_up_seconds,
+            gather_seconds=self._gather_seconds,
             listener=self._listener,
             watcher=self._watcher,
         )

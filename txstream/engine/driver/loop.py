@@ -52,7 +52,7 @@ class EventLoop:
 
     `steering` is what operators may change. `targets` (the end of the log) and `until_txid` say when to end;
     neither means never. The first attempts of a run, and those after a timeout, have `warm_up_seconds` on top
-    of the message timeout.
+    of the message timeout. While there is little to read, a batch gathers it for `gather_seconds` at most.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class EventLoop:
         targets: Mapping[str, Any] | None = None,
         until_txid: int | None = None,
         warm_up_seconds: float = 0.0,
+        gather_seconds: float = 0.0,
         listener: PointListener = nobody_listens,
         watcher: Watcher | None = None,
     ) -> None:
@@ -103,7 +104,11 @@ class EventLoop:
             max_batch_latency_seconds=topology.max_batch_latency_seconds,
             max_records_per_second=topology.max_records_per_second,
         )
-        self._planning = Planning(self, spout, store, waiting, unreadable, pace, targets)
+        self._planning = Planning(
+            *(self, spout, store, waiting, unreadable, pace, targets),
+            most_of_partition=getattr(topology.spout.source, "max_records_per_partition", None),
+            gather_seconds=gather_seconds,
+        )
         self._processing = Processing(
             self, runner, committer, self._planning, unreadable, watcher, self.statistics, codec
         )

@@ -1,6 +1,9 @@
 """Asking the source: what a batch holds, and what may be forgotten.
 
 Invariant: the source is asked from one thread, one question at a time, in the order of the questions.
+
+While all records there are fit into small batches, the next batch gathers them until the job of the batch
+before has ended: side by side, small jobs take each other's time, and every record would wait longer.
 """
 
 from __future__ import annotations
@@ -13,8 +16,8 @@ from typing import Any
 
 from txstream.api.errors import BatchFailedError, ServiceUnavailableError
 from txstream.api.spouts import PartitionCoordinator
-from txstream.coordinator import Plan
-from txstream.engine.batch.sizing import planned_records
+from txstream.coordinator import Phase, Plan
+from txstream.engine.batch.sizing import ONE_TASK_RECORDS, planned_records
 from txstream.engine.driver.batches import Batches
 from txstream.engine.driver.pace import Pace
 from txstream.engine.driver.unreadable_partitions import CHECK_SECONDS, UnreadablePartitions
@@ -26,6 +29,9 @@ from txstream.zookeeper import ProgressStore
 
 log = logging.getLogger(__name__)
 
+GATHER_SECONDS = 0.1
+"""Longer than the job of a small batch, and no matter beside a long one."""
+
 _POLL_FIRST_SECONDS = 0.005
 _POLL_LONGEST_SECONDS = 0.15
 _SOURCE = "the source"
@@ -33,7 +39,8 @@ _SOURCE = "the source"
 
 class Planning:
     """The source's side of the event loop; its methods are called on the loop's thread. `targets` is the end
-    of the log where the run ends, if it does."""
+    of the log where the run ends, if it does. `most_of_partition` is what a batch takes of one at most, and
+    `gather_seconds` how long a small batch gathers at most."""
 
     def __init__(
         self,
@@ -44,6 +51,9 @@ class Planning:
         unreadable: UnreadablePartitions,
         pace: Pace,
         targets: Mapping[str, Any] | None,
+        *,
+        most_of_partition: int | None = None,
+        gather_seconds: float = 0.0,
     ) -> None:
         self._batches = batches
         self._spout = spout
@@ -54,13 +64,36 @@ class Planning:
         self._targets = targets
         self._poll_seconds = _POLL_FIRST_SECONDS
         self._planned_at: dict[Txid, datetime] = {}
+        self._most_of_partition = most_of_partition
+        self._gather_seconds = gather_seconds
+        self._is_small = False
+        self._gathering: Plan[Any] | None = None
 
     def planned_at(self, txid: Txid) -> datetime:
         """When it was planned; now for a plan that was stored by another driver."""
         return self._planned_at.get(txid, datetime.now(UTC))
 
     def plan(self, plan: Plan[Any]) -> None:
-        """Have the source plan a batch."""
+        """Have the source plan a batch, now or when it has gathered its records."""
+        jobs = (batch.phase is Phase.PROCESSING for batch in self._batches.coordinator.active.values())
+        if plan.replay or not self._is_small or not self._gather_seconds or not any(jobs):
+            self._ask(plan)
+            return
+        self._gathering = plan
+        self._batches.workers.after(self._gather_seconds, lambda: self._end_gathering(plan))
+
+    def job_ended(self) -> None:
+        """A batch was processed: the next has gathered its records."""
+        self._end_gathering(self._gathering)
+
+    def _end_gathering(self, plan: Plan[Any] | None) -> None:
+        if plan is None or plan is not self._gathering:
+            return
+        self._gathering = None
+        if self._batches.coordinator.is_planning(plan.ticket):
+            self._ask(plan)
+
+    def _ask(self, plan: Plan[Any]) -> None:
         batches, coordinator = self._batches, self._batches.coordinator
         limit = self._pace.size if plan.replay else self._pace.limit()
         if not limit:
@@ -94,6 +127,7 @@ class Planning:
             self._poll_seconds = _POLL_FIRST_SECONDS
             self._planned_at[plan.txid] = datetime.now(UTC)
             records = planned_records(metas)
+            self._is_small = self._is_all_there_is(metas, records, limit)
             self._pace.planned(plan.txid, limit if records is None else records, replay=plan.replay)
             batches.timing(plan.txid).plan_seconds = time.perf_counter() - started
             batches.carry_out(coordinator.planned(plan.ticket, metas))
@@ -108,6 +142,13 @@ class Planning:
                 batches.fail_run(error)
 
         batches.workers.submit(Lane.PLAN, work, done, failed)
+
+    def _is_all_there_is(self, metas: BatchMetas[Any], records: int | None, limit: int) -> bool:
+        """Does a batch hold all that there was, and was that worth one Spark task at most?"""
+        if records is None or records > min(limit - 1, ONE_TASK_RECORDS):
+            return False
+        most = self._most_of_partition
+        return most is None or all(meta.records < most for meta in metas.partitions.values())
 
     def _plan_again(self, plan: Plan[Any]) -> None:
         if self._batches.coordinator.is_planning(plan.ticket):

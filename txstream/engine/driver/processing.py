@@ -125,6 +125,7 @@ class Processing:
             else:
                 self._release_soon(result)
             batches.carry_out(batches.coordinator.ack(attempt))
+            self._planning.job_ended()
 
         def is_due() -> bool:
             return batches.coordinator.active[attempt.txid].phase is Phase.PROCESSING
