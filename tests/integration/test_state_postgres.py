@@ -75,6 +75,23 @@ class TestColumns:
             assert connection.execute(query).scalar_one() == ["fillfactor=50"]
         engine.dispose()
 
+    def test_storage_parameters_of_ones_own(self, rig: Rig) -> None:
+        given = {"fillfactor": 70, "autovacuum_enabled": False, "autovacuum_vacuum_scale_factor": 0.05}
+        own = Rig(rig.database, rig.url, word_table("own", storage=given), topology="own").join()
+        own.commit(1, {"a": 1})
+        engine = sa.create_engine(rig.url)
+        with engine.connect() as connection:
+            query = sa.text("SELECT reloptions FROM pg_class WHERE relname = 'own'")
+            assert connection.execute(query).scalar_one() == [
+                "fillfactor=70",
+                "autovacuum_enabled=false",
+                "autovacuum_vacuum_scale_factor=0.05",
+            ]
+        engine.dispose()
+        wrong = Rig(rig.database, rig.url, word_table("wrong", storage={"filfactor": 70}), topology="wrong")
+        with pytest.raises(StateValueError, match=r'unrecognized parameter "filfactor"'):
+            wrong.join()
+
 
 class TestArrayLiterals:
     """PostgreSQL reads back exactly what was written, whatever the text."""

@@ -33,8 +33,9 @@ def word_table(
     value: str | pa.Schema = "n bigint",
     reducers: Mapping[str, Reducer] | None = None,
     index_txid: bool = False,
+    storage: Mapping[str, float] | None = None,
 ) -> TableSpec:
-    state = SqlState(table, key=key, value=value, index_txid=index_txid)
+    state = SqlState(table, key=key, value=value, index_txid=index_txid, storage=storage or {})
     return TableSpec(state, semantics, reducers or {name: Sum(name) for name in state.value_names})
 
 

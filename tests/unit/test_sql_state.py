@@ -22,6 +22,7 @@ from txstream.api.errors import (
     StaleAttemptError,
     StateTableError,
     StateValueError,
+    TopologyError,
     TxidRegressionError,
     TxstreamError,
 )
@@ -349,3 +350,29 @@ class TestWords:
     def test_what_people_ask_before_anything_was_run(self, database: StateDatabase) -> None:
         with pytest.raises(StateTableError, match="no topology has been run on it"):
             database.top("word_count", topology="words")
+
+
+@pytest.mark.parametrize(
+    ("storage", "reason"),
+    [
+        ({"fillfactor) AS SELECT 1 --": 50}, "storage names 'fillfactor"),
+        ({"FillFactor": 50}, "storage names 'FillFactor'"),
+        ({7: 50}, "storage names 7"),
+        ({"fillfactor": "50"}, "'fillfactor' is '50'; it must be a number or a boolean"),
+        ({"fillfactor": math.nan}, "'fillfactor' is nan"),
+    ],
+)
+def test_storage_parameters_are_plain_names_and_numbers(storage: dict[Any, Any], reason: str) -> None:
+    with pytest.raises(TopologyError, match=reason):
+        word_table(storage=storage)
+
+
+@pytest.mark.parametrize("where", ["sqlite", "memory"])
+def test_storage_parameters_are_refused_where_there_are_none(where: str, sqlite_url: str) -> None:
+    url = sqlite_url if where == "sqlite" else "memory://storage"
+    with closing(open_database(url)) as database:
+        rig = Rig(database, url, word_table(storage={"fillfactor": 70}))
+        with pytest.raises(
+            StateTableError, match=r"\{'fillfactor': 70\} is for PostgreSQL alone.*leave it out"
+        ):
+            rig.join()

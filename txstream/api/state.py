@@ -6,6 +6,8 @@ anywhere and shipped to executors. `txstream.state` carries it out.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +18,7 @@ from txstream.api.errors import TopologyError
 from txstream.api.schema import format_schema, format_type, parse_schema
 from txstream.semantics import Semantics
 
+_PARAMETER = re.compile(r"(toast\.)?[a-z][a-z0-9_]*", re.ASCII)
 TXID_COLUMN = "txid"
 PREV_PREFIX = "prev_"
 
@@ -30,8 +33,9 @@ class SqlState:
     every update dearer. `cache_rows` is for opaque tables that a committer reads through a `MapState`: as
     many rows, last used, each of its tasks keeps in its worker process from batch to batch. `defaults` are
     for value columns that are added to a table that exists: by column, what the rows that are there get (what
-    its reducer begins with: 0 for a count or a sum; None where the column may be NULL). Raises TopologyError
-    or SchemaError for a declaration that cannot be.
+    its reducer begins with: 0 for a count or a sum; None where the column may be NULL). `storage` are storage
+    parameters that PostgreSQL makes the table with (`{"fillfactor": 70}`; 50 unless given), numbers or
+    booleans by name. Raises TopologyError or SchemaError for a declaration that cannot be.
     """
 
     table: str
@@ -42,6 +46,7 @@ class SqlState:
     index_txid: bool = False
     cache_rows: int = 0
     defaults: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    storage: Mapping[str, int | float | bool] = field(default_factory=dict, hash=False)
     key_schema: pa.Schema = field(init=False, repr=False, compare=False)
     value_schema: pa.Schema = field(init=False, repr=False, compare=False)
 
@@ -63,8 +68,24 @@ class SqlState:
         object.__setattr__(self, "key_schema", parse_schema(self.key))
         object.__setattr__(self, "value_schema", parse_schema(self.value))
         object.__setattr__(self, "defaults", dict(self.defaults))
+        object.__setattr__(self, "storage", dict(self.storage))
         self._check_names()
         self._check_defaults()
+        self._check_storage()
+
+    def _check_storage(self) -> None:
+        """They become part of a statement: nothing but a plain name and a number or a boolean passes."""
+        for name, value in self.storage.items():
+            if not isinstance(name, str) or not _PARAMETER.fullmatch(name):
+                raise TopologyError(
+                    f"state table {self.table!r}: storage names {name!r}; a storage parameter is a name such "
+                    f"as fillfactor or autovacuum_vacuum_scale_factor"
+                )
+            if not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise TopologyError(
+                    f"state table {self.table!r}: storage parameter {name!r} is {value!r}; it must be a "
+                    f"number or a boolean"
+                )
 
     def _check_defaults(self) -> None:
         for name, value in self.defaults.items():

@@ -16,7 +16,7 @@ from txstream.words import counted
 if TYPE_CHECKING:
     from txstream.engine.batch.runner import BatchResult
 
-_KEPT_TIMINGS = 100_000
+_KEPT_TIMINGS = 10_000
 
 
 @dataclass(slots=True)

@@ -206,7 +206,7 @@ class RunningTopology:
 
     @property
     def timings(self) -> list[Any]:
-        """Where the time of each batch went (`BatchTiming`), oldest first."""
+        """Where the time of each of the last 10,000 batches went (`BatchTiming`), oldest first."""
         loop = self._driver.loop
         return list(loop.statistics.timings) if isinstance(loop, EventLoop) else []
 

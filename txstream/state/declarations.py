@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 
@@ -41,6 +41,8 @@ def check_table(spec: TableSpec, label: str, can_keep: Callable[[pa.DataType], b
     state = spec.state
     check_length(state)
     check_types(state)
+    if state.storage:
+        refuse_storage(state, label)
     for field in (*state.key_schema, *state.value_schema):
         if not can_keep(field.type):
             raise StateTableError(
@@ -48,6 +50,13 @@ def check_table(spec: TableSpec, label: str, can_keep: Callable[[pa.DataType], b
                 f"{format_type(field.type)} exactly; use another type or another database"
             )
     check_defaults(state, spec.semantics)
+
+
+def refuse_storage(state: SqlState, label: str) -> NoReturn:
+    raise StateTableError(
+        f"state table {state.table!r}: storage={dict(state.storage)} is for PostgreSQL alone, and this is "
+        f"{label}; leave it out"
+    )
 
 
 def check_length(state: SqlState) -> None:

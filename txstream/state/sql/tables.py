@@ -93,11 +93,20 @@ def build_table(state: SqlState, semantics: Semantics, dialect: StateDialect) ->
         *columns,
         PrimaryKeyConstraint(*state.key_names),
         *checks,
-        **dialect.table_options(),
+        **_table_options(state, dialect),
     )
     if state.index_txid and semantics is not Semantics.NON_TRANSACTIONAL:
         Index(None, table.c[TXID_COLUMN])
     return table
+
+
+def _table_options(state: SqlState, dialect: StateDialect) -> dict[str, Any]:
+    options = dialect.table_options()
+    if state.storage:
+        if (parameters := options.get("postgresql_with")) is None:
+            declarations.refuse_storage(state, dialect.label)
+        options["postgresql_with"] = {**parameters, **state.storage}
+    return options
 
 
 def _quoted(name: str) -> quoted_name:
