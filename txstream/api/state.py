@@ -6,6 +6,7 @@ anywhere and shipped to executors. `txstream.state` carries it out.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Mapping
@@ -139,10 +140,14 @@ class SqlState:
     def value_names(self) -> tuple[str, ...]:
         return tuple(self.value_schema.names)
 
+    @functools.cached_property
+    def _ddl(self) -> tuple[str, str]:
+        return format_schema(self.key_schema), format_schema(self.value_schema)
+
     def declaration(self, semantics: Semantics) -> dict[str, Any]:
         """What is remembered of this table beside it, as JSON values, to notice a changed declaration."""
         return {
-            "key": format_schema(self.key_schema),
-            "value": format_schema(self.value_schema),
+            "key": self._ddl[0],
+            "value": self._ddl[1],
             "semantics": str(semantics),
         }

@@ -76,15 +76,16 @@ def claim_identity(
     end them. Raises IdentityMismatchError, ProgressMismatchError, StateTableError or SchemaRevisionError.
     """
     mine = identity_of(topology)
-    stored = store.read_identity()
-    if stored is not None:
-        _refuse_other(topology.id, stored, mine)
+    stored = known = store.read_identity()
+    if known is not None:
+        _refuse_other(topology.id, known, mine)
     for target in targets:
         target.database.ensure_framework_tables()
         if stored is None:
             stored = _refuse_orphan(topology.id, store, target.database)
     identity = store.create_identity(mine) if stored is None else stored
-    _refuse_other(topology.id, identity, mine)
+    if identity is not known:
+        _refuse_other(topology.id, identity, mine)
     claim = Claim(identity, mine.tables)
     first_run = store.load().current == FIRST_TXID
     kept = kept_of(identity, [target.database for target in targets])
@@ -140,7 +141,8 @@ def confirm(topology: Topology, claim: Claim, store: ProgressStore) -> Claim:
         raise CorruptStateError(
             f"topology {topology.id!r} was deleted, or ZooKeeper lost it, while this driver started"
         )
-    _refuse_other(topology.id, stored, identity_of(topology))
+    if stored != claim.identity:
+        _refuse_other(topology.id, stored, claim.joined)
     return replace(claim, identity=stored)
 
 

@@ -36,6 +36,8 @@ def newcomers_of(
     """The databases that hold nothing but states that are joining, and no ledger that goes on from there: it
     is empty, or was left by a joining that was broken off and given up. Called after every fence was raised.
     """
+    if not claim.joining:
+        return []
     progress = store.load()
     if topology.semantics is Semantics.NON_TRANSACTIONAL or progress.current == FIRST_TXID:
         return []

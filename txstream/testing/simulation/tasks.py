@@ -152,16 +152,17 @@ class Runner(InProcessRunner):
         self._world = driver.world
         self._calls: Any = _Calls()
         self._computes = False
-        # Two, so that a task may find what an attempt before the last one has left.
-        self._free = [Process(driver.world, plan) for _ in range(2)]
+        self._stores = _Stores(driver.world)
+        # Two, so that a task may find what an attempt before the last one has left; None before its first.
+        self._free: list[Process | None] = [None, None]
 
     @contextlib.contextmanager
     def _process(self) -> Iterator[WorkerProcess]:
         if not self._free:  # tasks sleep in all of them
-            self._free.append(Process(self._world, self.plan))
+            self._free.append(None)
         # What is computed only where it is not known must decide nothing.
         chosen = 0 if self._computes else self._world.chances.below(len(self._free))
-        process = self._free.pop(chosen)
+        process = self._free.pop(chosen) or Process(self._world, self.plan)
         try:
             yield process
         finally:
@@ -226,11 +227,11 @@ class Runner(InProcessRunner):
             return run_later_stage(self.plan, stage.position, spark_task, order, messages, senders, process)
 
     def write(self, attempt: TransactionAttempt, writes: Sequence[StateWrite]) -> list[int]:
-        process, tasks = self._free[0] if self._free else Process(self._world, self.plan), []
+        tasks = []
         for write in writes:
             slots = {table.component: self._world.chances.between(1, _MOST_SHARES) for table in write.tables}
             for share in self._cut(write, slots):
-                store = process.stores.get(share.place, share.life.topology)
+                store = self._stores.get(share.place, share.life.topology)
                 states = store.of(share.life.topology, share.life.uuid, share.life.semantics)
                 tables = [(table.spec, table.deltas) for table in share.tables]
                 what = f"share of {share.rows} of {attempt} for {store.url_for_people}"
@@ -250,7 +251,8 @@ class Runner(InProcessRunner):
     def close(self) -> None:
         """What bolts have opened in the processes."""
         for process in self._free:
-            process.close()
+            if process is not None:
+                process.close()
 
     def _wait_for(self, attempt: TransactionAttempt, tasks: Sequence[Task]) -> None:
         """Let these tasks run, until all are done or it is given up."""
