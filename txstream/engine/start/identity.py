@@ -76,15 +76,15 @@ def claim_identity(
     end them. Raises IdentityMismatchError, ProgressMismatchError, StateTableError or SchemaRevisionError.
     """
     mine = identity_of(topology)
-    stored = known = store.read_identity()
-    if known is not None:
-        _refuse_other(topology.id, known, mine)
+    stored = compared = store.read_identity()
+    if compared is not None:
+        _refuse_other(topology.id, compared, mine)
     for target in targets:
         target.database.ensure_framework_tables()
         if stored is None:
             stored = _refuse_orphan(topology.id, store, target.database)
     identity = store.create_identity(mine) if stored is None else stored
-    if identity is not known:
+    if identity is not compared:
         _refuse_other(topology.id, identity, mine)
     claim = Claim(identity, mine.tables)
     first_run = store.load().current == FIRST_TXID

@@ -159,8 +159,7 @@ class World:
             server.open(first).ensure_framework_tables()
         claim_identity(first.topology, first.store, first.targets, locked=first.locked)
         if not self.is_on_sqlite:
-            spaces = [copied(server.spaces) for server in self.servers]
-            self.program.begun = Begun(self.tree.copy(), spaces)
+            self.program.begun = Begun(self.tree.copy(), [copied(server.spaces) for server in self.servers])
 
     def applied(self, changes: Overlay) -> None:
         """A server in memory is about to apply a transaction."""
