@@ -56,7 +56,7 @@ from txstream.spouts.kafka_records import (
 )
 
 CHUNK_OFFSETS = 50_000
-_FIRST_BATCH_BYTES = 128 * 1024
+_FIRST_BATCH_BYTES = 256 * 1024
 _FIRST_BYTES_PER_OFFSET = 256.0
 _EMPTY_WAIT_MS = 100
 _ASIDE_SECONDS = 2.0
@@ -242,11 +242,11 @@ class RangeFetcher:
         )
 
     def _fetch_bytes(self, read: RangeRead) -> int:
-        """What the rest of the range, or a chunk of it, should take by what its topic took before, with the
-        rest of the batches that it begins and ends in."""
+        """What the rest of the range, or a chunk of it, should take by what its topic took before, with room
+        for the rest of the batches that it begins and ends in: half of one each."""
         topic = read.partition.topic
         per_offset = self._bytes_per_offset.get(topic, _FIRST_BYTES_PER_OFFSET)
-        around = 2 * self._largest_batch.get(topic, _FIRST_BATCH_BYTES)
+        around = self._largest_batch.get(topic, _FIRST_BATCH_BYTES)
         offsets = min(read.range.end - read.ahead, CHUNK_OFFSETS)
         return max(around, min(int(offsets * per_offset * 1.05) + around, self._max_partition_bytes))
 
