@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from py4j.protocol import Py4JJavaError
@@ -41,14 +42,20 @@ class Job:
 def collect(rdd: RDD[T]) -> list[T]:
     """As `rdd.collect()`, which has Spark read the byte code of `RDD` and twice that of `SparkContext` anew
     for every job, to look for what its own closures should not hold: a third of an empty job."""
-    jvm: Any = rdd.context._jvm
+    as_scala, serve = _functions(rdd.context._jvm)
     try:
         found = rdd._jrdd.collectAsync().get()
     except Py4JJavaError as error:
         # What the job failed of; outside is only that it failed.
         error.java_exception = error.java_exception.getCause() or error.java_exception
         raise
-    scala = jvm.scala.jdk.javaapi.CollectionConverters.asScala(found.iterator())
-    served = jvm.org.apache.spark.api.python.PythonRDD.serveIterator(scala, f"serve RDD {rdd.id()}")
+    served = serve(as_scala(found.iterator()), f"serve RDD {rdd.id()}")
     with _load_from_socket(served, rdd._jrdd_deserializer) as stream:
         return list(stream)
+
+
+@functools.lru_cache(1)
+def _functions(jvm: Any) -> tuple[Any, Any]:
+    """Each part of a Java name costs a question to the JVM."""
+    to_scala = jvm.scala.jdk.javaapi.CollectionConverters.asScala
+    return to_scala, jvm.org.apache.spark.api.python.PythonRDD.serveIterator
