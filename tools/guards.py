@@ -812,9 +812,9 @@ ORDER = (
         "txstream/state/fence_rules.py",
         "    if found is None:\n",
         "    if found is None:\n"
-        "        return FenceRow(topology, uuid, AttemptId(0))\n"
+        "        return FenceRow(topology, life.uuid, AttemptId(0))\n"
         "    if found is None:\n",
-        PROMISE.format("lost-fence-stops-writing"),
+        PROMISE.replace("sqlite", "memory").format("lost-fence-stops-writing"),
     ),
 )
 
