@@ -91,7 +91,7 @@ def test_every_task_folds_and_the_whole_is_right(
     commit: Literal["driver", "executors"],
 ) -> None:
     # So few records would be worth one Spark task.
-    monkeypatch.setattr(txstream.engine.batch.sizing, "_ONE_TASK_RECORDS", 0)
+    monkeypatch.setattr(txstream.engine.batch.sizing, "ONE_TASK_RECORDS", 0)
     monkeypatch.setattr(txstream.engine.batch.sizing, "_TWO_TASK_RECORDS", 0)
     partitions = {name: rows_of(name, seed) for seed, name in enumerate("pqr")}
     with (

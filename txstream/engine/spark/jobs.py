@@ -6,6 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from py4j.protocol import Py4JJavaError
+from pyspark.errors.exceptions.captured import UnknownException, convert_exception
 from pyspark.util import _load_from_socket
 
 from txstream.engine.batch.messages import WorkOrder
@@ -46,9 +47,12 @@ def collect(rdd: RDD[T]) -> list[T]:
     try:
         found = rdd._jrdd.collectAsync().get()
     except Py4JJavaError as error:
-        # What the job failed of; outside is only that it failed.
+        # Outside is only that the job failed. What of, PySpark tells as it does for `rdd.collect()`.
         error.java_exception = error.java_exception.getCause() or error.java_exception
-        raise
+        told = convert_exception(error.java_exception)
+        if isinstance(told, UnknownException):
+            raise
+        raise told from None
     served = serve(as_scala(found.iterator()), f"serve RDD {rdd.id()}")
     with _load_from_socket(served, rdd._jrdd_deserializer) as stream:
         return list(stream)
