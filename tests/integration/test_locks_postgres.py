@@ -137,7 +137,7 @@ class ServerLocks(test_sql_locks.TestLocks):
         rig.commit(2, {f"{key}": 1 for key in range(10)})
         assert [re.sub('[`"]', "", statement.split(" (")[0]) for statement in statements] == [
             "UPDATE txstream_fence SET",
-            "SELECT EXISTS",
+            "SELECT txstream_batch.txid, txstream_batch.status,",
             "INSERT INTO word_count",
             "INSERT INTO txstream_batch",
         ]
@@ -154,9 +154,9 @@ class ServerLocks(test_sql_locks.TestLocks):
 
         slow, fast = Rig(first, rig.url), Rig(second, rig.url, sequence=1)
         with ThreadPoolExecutor(2) as pool:
-            one = pool.submit(slow.commit, 5, {"x": 1, "y": 1}, reached=hold)
+            one = pool.submit(slow.commit, 1, {"x": 1, "y": 1}, reached=hold)
             assert inside.wait(PATIENCE_SECONDS)
-            two = pool.submit(fast.commit, 5, {"x": 1})
+            two = pool.submit(fast.commit, 1, {"x": 1})
             try:
                 assert wait_until(lambda: self.is_waiting(rig.url), PATIENCE_SECONDS)
             finally:
