@@ -26,6 +26,7 @@ class Guard:
 
 
 PROMISE = "tests/unit/test_state_promises.py::test_promise[sqlite-{}]"
+MEMORY_PROMISE = PROMISE.replace("sqlite", "memory")
 SQLITE_LOCKS = "tests/unit/test_sql_locks.py::TestLocks"
 POSTGRESQL_LOCKS = "tests/integration/test_locks_postgres.py::TestLocks"
 MYSQL_LOCKS = "tests/integration/test_locks_mysql.py::TestLocks"
@@ -814,7 +815,7 @@ ORDER = (
         "    if found is None:\n"
         "        return FenceRow(topology, life.uuid, AttemptId(0))\n"
         "    if found is None:\n",
-        PROMISE.replace("sqlite", "memory").format("lost-fence-stops-writing"),
+        MEMORY_PROMISE.format("lost-fence-stops-writing"),
     ),
 )
 
