@@ -50,11 +50,19 @@ def freeze(kafka: EmbeddedKafka) -> Iterator[Callable[..., None]]:
     """Stops a broker as SIGSTOP does, and lets it go on."""
 
     def switch(frozen: bool, node: int = 2) -> None:
-        os.kill(kafka.identities[node].pid, signal.SIGSTOP if frozen else signal.SIGCONT)
+        process = kafka.identities[node].pid
+        os.kill(process, signal.SIGSTOP if frozen else signal.SIGCONT)
+        if frozen:  # until its first thread has run, the others still answer
+            wait_until(lambda: has_stopped(process), f"broker {node} has stopped")
 
     yield switch
     for node in kafka.nodes:
         switch(False, node)
+
+
+def has_stopped(process: int) -> bool:
+    states = [(task / "stat").read_text() for task in Path(f"/proc/{process}/task").iterdir()]
+    return all(state.rpartition(") ")[2].startswith("T") for state in states)
 
 
 def timed(call: Callable[[], object]) -> float:

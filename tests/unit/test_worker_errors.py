@@ -373,7 +373,7 @@ class CountedSource(MemorySource):
 
 @pytest.mark.parametrize("records", [0, 2, 4])
 def test_more_rows_than_a_meta_has_records_are_told_before_a_bolt_gets_them(records: int) -> None:
-    """Read in chunks of 3 rows. Fewer are legitimate: many an offset of a compacted topic holds none."""
+    """Chunks of 3 rows wait for more. Fewer are legitimate: an offset of a compacted topic may hold none."""
     log = MemoryLog({"a": list("vwxyz")})
     builder = TransactionalTopologyBuilder("t", "lines", OpaqueSpout(CountedSource(log)))
     builder.set_bolt("words", Split()).shuffle_grouping("lines")
@@ -387,7 +387,7 @@ def test_more_rows_than_a_meta_has_records_are_told_before_a_bolt_gets_them(reco
     )
     with pytest.raises(BoltError, match=message):
         runner.run(attempt(1), BatchMetas({"a": Counted(0, 5, records)}))
-    assert sum(call.tuples for call in calls.calls() if call.component == "words") == records // 3 * 3
+    assert not [call for call in calls.calls() if call.component == "words" and call.tuples]
     assert runner.run(attempt(2), BatchMetas({"a": Counted(0, 5, 7)})).records == 5
 
 
