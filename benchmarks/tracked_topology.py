@@ -1,10 +1,14 @@
 """How many tuples a second a topology of tracked tuples takes on Spark, with and without ackers.
 
     python benchmarks/tracked_topology.py --tuples 200000 --ackers 0 1 2 4
+    python benchmarks/tracked_topology.py --latency 1000
 
 Spout, a bolt that splits in two, and one that reads the words by field. `tuples` counts what the spout emits;
 each is a tree of three tuples. All runs have micro-batches of the same size and as many tuples in flight.
 They take turns; the median counts. On a busy machine look at the CPU seconds of all processes.
+
+`--latency` emits so many tuples a second and tells how long their trees took, and how long micro-batches; and
+what a tuple costs the thread of the spouts at full speed: its emission, being sent, the end of its tree.
 """
 
 from __future__ import annotations
@@ -14,8 +18,8 @@ import json
 import time
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from statistics import median
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
@@ -53,6 +57,27 @@ class Numbers(Spout):
             self.collector.emit((f"left {self.left % 1000}",), self.left)
 
 
+class Paced(Numbers):
+    """Emits so many lines a second, and keeps how many seconds each tree took."""
+
+    def __init__(self, tuples: int, per_second: float) -> None:
+        super().__init__(tuples)
+        self.per_second = per_second
+        self.emitted, self.began = 0, 0.0
+        self.seconds: list[float] = []
+
+    def next_tuple(self) -> None:
+        now = time.perf_counter()
+        if not self.began:
+            self.began = now
+        while self.emitted < min(self.left, (now - self.began) * self.per_second):
+            self.emitted += 1
+            self.collector.emit((f"left {self.emitted % 1000}",), now)
+
+    def ack(self, message_id: Any) -> None:
+        self.seconds.append(time.perf_counter() - message_id)
+
+
 class Split(BasicBolt):
     output = "word string"
 
@@ -66,11 +91,11 @@ class Look(BasicBolt):
         tup["word"]
 
 
-def rate(spark: SparkSession | None, tuples: int, ackers: int, batch: int = BATCH) -> float:
-    """Tuples a second, from the first emitted to the last processed; without Spark in this process. While a
-    micro-batch runs, the next one of the same size is emitted, with tracking and without."""
-    builder = TopologyBuilder("rate", ackers=ackers, max_spout_pending=4 * batch, message_timeout_seconds=300)
-    builder.set_spout("numbers", Numbers(tuples))
+def _opened(
+    spark: SparkSession | None, spout: Spout, ackers: int, window: int
+) -> tuple[TrackedLoop, InProcessRunner | SparkRunner]:
+    builder = TopologyBuilder("rate", ackers=ackers, max_spout_pending=window, message_timeout_seconds=300)
+    builder.set_spout("numbers", spout)
     builder.set_bolt("split", Split(), 2).shuffle_grouping("numbers")
     builder.set_bolt("look", Look(), 2).fields_grouping("split", "word")
     topology = builder.build()
@@ -79,6 +104,13 @@ def rate(spark: SparkSession | None, tuples: int, ackers: int, batch: int = BATC
     runner = InProcessRunner(plan) if spark is None else SparkRunner(spark.sparkContext, plan)
     loop = TrackedLoop(topology, plan, runner, context, time.monotonic, Epoch(1), width=2)
     loop.open()
+    return loop, runner
+
+
+def rate(spark: SparkSession | None, tuples: int, ackers: int, batch: int = BATCH) -> float:
+    """Tuples a second, from the first emitted to the last processed; without Spark in this process. While a
+    micro-batch runs, the next one of the same size is emitted, with tracking and without."""
+    loop, runner = _opened(spark, Numbers(tuples), ackers, window=4 * batch)
     (spout,) = loop.spouts
     started = time.perf_counter()
     with ThreadPoolExecutor(1) as jobs:
@@ -96,6 +128,43 @@ def rate(spark: SparkSession | None, tuples: int, ackers: int, batch: int = BATC
         raise SystemExit(f"{spout.acked:,} of {tuples:,} trees were acked")
     runner.close()
     return tuples / seconds
+
+
+def latency(spark: SparkSession | None, per_second: float, seconds: float = 30.0) -> dict[str, float]:
+    """Milliseconds of trees and of micro-batches, the first quarter left out."""
+    tuples = int(per_second * seconds)
+    loop, runner = _opened(spark, Paced(tuples, per_second), 1, window=tuples)
+    (spout,) = loop.spouts
+    batches: list[float] = []
+    with ThreadPoolExecutor(1) as jobs:
+        while spout.acked < tuples:
+            spout.next_tuple()
+            cut = loop.cut()
+            if cut is None:
+                time.sleep(0.001)
+                continue
+            began = time.perf_counter()
+            running = jobs.submit(loop.run_batch, cut)
+            while not wait([running], 0.001).done:
+                spout.next_tuple()
+            loop.finished(cut, running.result())
+            batches.append(time.perf_counter() - began)
+    runner.close()
+    paced: Any = spout.spout
+    trees = quantiles(paced.seconds[tuples // 4 :], n=100)
+    return {
+        "tree_p50_ms": 1000 * trees[49],
+        "tree_p99_ms": 1000 * trees[98],
+        "micro_batch_p50_ms": 1000 * median(batches[len(batches) // 4 :]),
+    }
+
+
+def spout_thread_us(spark: SparkSession | None, tuples: int) -> float:
+    """Microseconds of CPU that a tuple and its tree take the thread of the spouts, at full speed."""
+    rate(spark, tuples, 1)
+    before = time.thread_time()
+    rate(spark, tuples, 1)
+    return 1e6 * (time.thread_time() - before) / tuples
 
 
 class Median(NamedTuple):
@@ -131,14 +200,20 @@ def main() -> None:
     parser.add_argument("--ackers", type=int, nargs="+", default=[0, 1, 2, 4])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--in-process", action="store_true", help="without Spark")
+    parser.add_argument("--latency", type=float, metavar="PER_SECOND")
     options = parser.parse_args()
     spark = None if options.in_process else create_session(master="local[2]")
     try:
-        found = medians(spark, options.tuples, options.ackers, options.rounds)
+        if options.latency is not None:
+            found = latency(spark, options.latency)
+            found["spout_thread_us_per_tuple"] = spout_thread_us(spark, options.tuples)
+            print(json.dumps({name: round(value, 1) for name, value in found.items()}))
+            return
+        turns = medians(spark, options.tuples, options.ackers, options.rounds)
     finally:
         if spark is not None:
             spark.stop()
-    print(json.dumps({count: some._asdict() for count, some in found.items()}))
+    print(json.dumps({count: some._asdict() for count, some in turns.items()}))
 
 
 if __name__ == "__main__":
