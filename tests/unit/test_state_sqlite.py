@@ -115,6 +115,21 @@ class TestFile:
         assert database.topologies() == []
         assert not Path(url.removeprefix("sqlite:///")).exists()
 
+    def test_tables_that_a_first_run_makes_while_somebody_looks(
+        self, database: StateDatabase, url: str
+    ) -> None:
+        """The reader finds no table, and then asks why: by now they are there."""
+        sqlite3.connect(url.removeprefix("sqlite:///")).close()
+
+        def first_run(_: sa.engine.ExceptionContext) -> None:
+            first = open_database(url)
+            first.ensure_framework_tables()
+            first.close()
+
+        sa.event.listen(database.sessions.engine, "handle_error", first_run, once=True)
+        assert database.oldest_txid("words") is None
+        assert sa.inspect(sa.create_engine(url)).has_table("txstream_batch")
+
     def test_no_folder(self, tmp_path: Path) -> None:
         database = open_database(f"sqlite:///{tmp_path}/none/state.db")
         with pytest.raises(ServiceUnavailableError, match=r"no folder .*/none; create it, or set --database"):

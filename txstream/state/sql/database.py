@@ -243,4 +243,6 @@ class StateDatabase(StateBackend):
                 return without_tables
             # What an older revision has and this one reads is read; what it lacks, its upgrade brings.
             revisions.refuse_other_revision(revision, self.url_for_people)
-            raise
+        # A first run may have made its tables since; when it did not, this fails for the same reason.
+        with self.sessions.reading(doing) as connection:
+            return read(connection)
