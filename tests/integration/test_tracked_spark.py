@@ -14,9 +14,7 @@ from support.spark_standalone import SparkStandalone
 from support.tracked import Dies, Lines, RichSplit, Split, words
 from support.tracked_files import MODULE
 
-from txstream.engine.batch.plan import ExecutionPlan
-from txstream.engine.spark.runner import SparkRunner
-from txstream.testing import TrackedTest
+from txstream.testing import TopologyTest
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,11 +24,8 @@ if TYPE_CHECKING:
 def test_trees_over_two_stages_are_acked_as_without_spark(
     spark: SparkSession, split: Split | RichSplit
 ) -> None:
-    def runner(plan: ExecutionPlan) -> SparkRunner:
-        return SparkRunner(spark.sparkContext, plan)
-
     lines = [f"a{number} b{number % 3} c" for number in range(40)]
-    with TrackedTest(words(lines, split, ackers=2), width=2, runner=runner) as test:
+    with TopologyTest(words(lines, split, ackers=2), width=2, spark=spark) as test:
         for _ in range(20):
             test.loop.spouts[0].next_tuple()
         test.run()
@@ -47,7 +42,7 @@ def test_a_task_whose_process_dies_fails_its_trees_and_they_come_again(
     file = tmp_path / "die"
     file.touch()
     made = words(["a b", "c"], last=Dies(file))
-    with TrackedTest(made, width=2, runner=lambda plan: SparkRunner(spark.sparkContext, plan)) as test:
+    with TopologyTest(made, width=2, spark=spark) as test:
         test.run()
         spout: Lines = test.spout("lines")
         assert not file.exists()

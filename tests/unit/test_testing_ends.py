@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.tables import read_counts
+from support.tracked import words
 from support.word_topologies import Total, word_topology
 
 from txstream.api.bolts import BasicBolt, OutputCollector
@@ -128,6 +129,8 @@ def test_a_restart_may_run_another_version(source: MemorySpout) -> None:
         assert test.table("words") == ALL_WORDS
         with pytest.raises(UsageError, match="'other' cannot go on where 'words' was"):
             test.restart(word_topology(source, topology_id="other"))
+        with pytest.raises(UsageError, match="begin a new TopologyTest"):
+            test.restart(words([]).build())
         with pytest.raises(IdentityMismatchError, match="semantics"):
             test.restart(word_topology(source, spout=OpaqueSpout))
 

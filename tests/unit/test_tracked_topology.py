@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, assert_type, cast
 
 import pytest
 from support.tracked import Lines, RichSplit, Split, Upper, words
@@ -21,9 +21,9 @@ from txstream import (
     TopologyBuilder,
     Tuple,
 )
-from txstream.api.errors import BoltError, TupleError, UsageError
+from txstream.api.errors import BoltError, TupleError
 from txstream.engine.tracked.driver import TrackedDriver
-from txstream.testing import TopologyTest, TrackedTest
+from txstream.testing import ManualClock, TopologyTest, TrackedTest
 
 
 @pytest.mark.parametrize("split", [Split(), RichSplit()])
@@ -335,10 +335,24 @@ def test_a_spout_may_emit_from_any_thread() -> None:
         assert [sorted(spout.acked) for spout in spouts] == [[*range(300)], [*range(300, 600)]]
 
 
-def test_the_kit_for_batches_names_the_one_for_tuples() -> None:
-    for topology in (words([]), words([]).build()):
-        with pytest.raises(UsageError, match="TrackedTest steps a topology of tracked tuples"):
-            TopologyTest(topology)  # type: ignore[arg-type]
+def test_topology_test_steps_tracked_tuples_too() -> None:
+    builder = words(["a b", "c"], Keeps(), message_timeout_seconds=10)
+    for topology in (builder, builder.build()):
+        with TopologyTest(topology, clock=ManualClock(), width=2) as test:
+            assert_type(test, TrackedTest)
+            assert type(test) is TrackedTest
+            test.run()
+            test.fail("lines", 0)
+            test.clock.advance(10)
+            test.step()
+            assert test.spout("lines").failed == [0, 1]
+
+
+def test_a_test_of_tracked_tuples_has_no_batches() -> None:
+    with TopologyTest(words([])) as test:
+        for ask in (test.commit, test.crash, lambda: test.current, lambda: test.attempts(1)):
+            with pytest.raises(AttributeError, match=r"tracked tuples has no txids.* it has step\(\)"):
+                ask()
 
 
 def test_idle_spouts_are_asked_more_and_more_seldom_until_there_is_a_tuple() -> None:

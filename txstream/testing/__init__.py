@@ -1,7 +1,7 @@
 """Tools for testing topologies, bolts and sources; `docs/testing.md` is the guide.
 
-`run_bolt` runs one bolt on rows. `TopologyTest` runs a topology batch by batch under control of the test,
-`TrackedTest` one of tracked tuples step by step. `simulate` runs a topology through seeded schedules of
+`run_bolt` runs one bolt on rows. `TopologyTest` runs a topology batch by batch under control of the test, one
+of tracked tuples step by step, as a `TrackedTest`. `simulate` runs a topology through seeded schedules of
 crashes and other faults. `Fail` and `Crash` stand among a source's rows. `check_spout` tells whether a source
 keeps its promises, `check_state_backend` whether a store of states does. None of it needs pytest, and only
 what is used is loaded.

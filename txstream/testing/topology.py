@@ -11,7 +11,7 @@ import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.errors import BatchFailedError, UsageError
@@ -20,7 +20,7 @@ from txstream.api.tracked_builder import TopologyBuilder, TrackedTopology
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.coordinator import Phase
 from txstream.engine.batch.recording import Call
-from txstream.engine.fault_points import WRITE_POINTS, Point, nobody_listens
+from txstream.engine.fault_points import Point, nobody_listens
 from txstream.semantics import Semantics
 from txstream.settings import Settings
 from txstream.spouts.markers import CrashError
@@ -36,23 +36,20 @@ from txstream.zookeeper import Kind, MemoryTree
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from txstream.testing.tracked import TrackedTest
+
 DEADLINE_SECONDS = 60.0
 _ALL_ROWS = 1_000_000
 _PERSIST_POINTS = (Point.BEFORE_PERSIST, Point.AFTER_PERSIST)
-_FAIL_POINTS = (
-    Point.BEFORE_COMMIT,
-    *WRITE_POINTS,
-    Point.INSIDE_COMMIT,
-    Point.BETWEEN_COMMITS,
-    Point.AFTER_COMMIT,
-)
+_POINTS = tuple(Point)
+_FAIL_POINTS = _POINTS[_POINTS.index(Point.BEFORE_COMMIT) : _POINTS.index(Point.BEFORE_ADVANCE)]
 
 
 class TopologyTest:
     """A topology under control of the test. Use it as a context manager, from one thread.
 
-    topology: what is tested. How much a batch holds is the spout's `max_batch_records`. Of a builder, whose
-        topology need not have a committer yet, it is what is declared so far.
+    topology: what is tested; with tracked tuples this is a `TrackedTest`. How much a batch holds is the
+        spout's `max_batch_records`. A builder's is what is declared so far, also without a committer.
     spark: a SparkSession to run the batches on; None runs them in this process, where DataFrame bolts cannot.
     database: a SQLAlchemy URL for states without a url of their own; None is a SQLite file that is removed.
     settings: addresses and deadlines for the source, as for a run.
@@ -69,9 +66,41 @@ class TopologyTest:
     the topology stands still or the deadline has come, UsageError for arguments that make no sense.
     """
 
+    def __new__(cls, topology: object, **_: Any) -> Self:
+        if cls is TopologyTest and isinstance(topology, (TrackedTopology, TopologyBuilder)):
+            from txstream.testing.tracked import TrackedTest  # derives from this class
+
+            return object.__new__(TrackedTest)  # type: ignore[return-value]  # as the overload says
+        return super().__new__(cls)
+
+    @overload
+    def __init__(  # type: ignore[misc]  # what `__new__` makes of these arguments
+        self: TrackedTest,
+        topology: TrackedTopology | TopologyBuilder,
+        *,
+        spark: SparkSession | None = None,
+        settings: Settings | None = None,
+        clock: ManualClock | None = None,
+        width: int | None = None,
+    ) -> None: ...
+
+    @overload
     def __init__(
         self,
         topology: Topology | TransactionalTopologyBuilder,
+        *,
+        spark: SparkSession | None = None,
+        database: str | None = None,
+        settings: Settings | None = None,
+        clock: ManualClock | None = None,
+        width: int | None = None,
+        patience_seconds: float = 0.0,
+        deadline_seconds: float = DEADLINE_SECONDS,
+    ) -> None: ...
+
+    def __init__(
+        self,
+        topology: Topology | TransactionalTopologyBuilder | TopologyBuilder,
         *,
         spark: SparkSession | None = None,
         database: str | None = None,
@@ -364,7 +393,7 @@ def _one_or_all(row: dict[str, Any], names: Sequence[str]) -> Any:
     return row[names[0]] if len(names) == 1 else tuple(row[name] for name in names)
 
 
-def _built(topology: Topology | TransactionalTopologyBuilder) -> Topology:
+def _built(topology: Topology | TransactionalTopologyBuilder | TopologyBuilder) -> Topology:
     if isinstance(topology, (TrackedTopology, TopologyBuilder)):
-        raise UsageError("TopologyTest steps batches; TrackedTest steps a topology of tracked tuples")
+        raise UsageError("tracked tuples cannot go on where batches were; begin a new TopologyTest")
     return topology if isinstance(topology, Topology) else topology._build(stacklevel=4)

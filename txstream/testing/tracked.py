@@ -1,5 +1,5 @@
 """`TrackedTest`: a topology of tracked tuples run step by step, as far as the test says, without Spark or on
-it.
+it. `TopologyTest` makes one of such a topology.
 
 Spouts, micro-batches, ledger and timeouts are those of every run; time passes when the test moves the clock.
 """
@@ -22,33 +22,39 @@ from txstream.engine.tracked.loop import TrackedLoop
 from txstream.settings import Settings
 from txstream.testing.clock import ManualClock
 from txstream.testing.inprocess import InProcessRunner
+from txstream.testing.topology import TopologyTest
 from txstream.transaction import Epoch
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from txstream.engine.tracked.spouts import SpoutTask
 
 _MOST_STEPS = 10_000
 
 
-class TrackedTest:
+class TrackedTest(TopologyTest):
     """A topology of tracked tuples under control of the test. Use it as a context manager, from one thread.
 
-    topology: what is tested, or a builder. clock: what message timeouts go by; it stands at 0 until the test
-    moves it. A tree times out in the next step. width: how many Spark tasks each micro-batch is spread over;
-    None as Spark would. settings: addresses and deadlines for the spouts, as for a run. runner: what runs
-    micro-batches, made from the plan; None runs them in this process.
+    topology: what is tested, or a builder. spark: a SparkSession to run micro-batches on; None runs them in
+    this process, or by what `runner` makes from the plan. settings: addresses and deadlines for the spouts,
+    as for a run. clock: what message timeouts go by; it stands at 0 until the test moves it. A tree times out
+    in the next step. width: how many Spark tasks each micro-batch is spread over; None as Spark would.
 
     `loop` is the engine's own. Steps raise what ends a run: an error in a spout or bolt, misuse of a
     collector.
     """
 
+    topology: TrackedTopology
+
     def __init__(
         self,
         topology: TrackedTopology | TopologyBuilder,
         *,
+        spark: SparkSession | None = None,
+        settings: Settings | None = None,
         clock: ManualClock | None = None,
         width: int | None = None,
-        settings: Settings | None = None,
         runner: Callable[[ExecutionPlan], FedRunner] = InProcessRunner,
     ) -> None:
         self.topology = topology if isinstance(topology, TrackedTopology) else topology._build(stacklevel=3)
@@ -56,9 +62,18 @@ class TrackedTest:
         addresses = (settings or Settings()).addresses()
         context = SpoutContext(self.topology.id, self.topology.components[0].id, addresses)
         plan = compile_topology(self.topology, context, uuid.uuid4().hex, capture=True)
-        self._runner = runner(plan)
+        self._runner = runner(plan) if spark is None else _on_spark(spark, plan)
         self.loop = TrackedLoop(self.topology, plan, self._runner, context, self.clock, Epoch(1), width=width)
         self._emitted: list[Emitted] = []
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """What drives batches, for the methods about them."""
+            raise AttributeError(
+                "a test of tracked tuples has no txids, attempts and tables; it has step(), run(), "
+                "fail(component, message_id), spout(), open_messages() and emitted()"
+            )
 
     def __enter__(self) -> Self:
         self.loop.open()
@@ -105,14 +120,14 @@ class TrackedTest:
             loop.finished(cut, result)
         return True
 
-    def run(self) -> None:
+    def run(self) -> None:  # type: ignore[override]  # trees end, nothing is committed
         """Step until nothing happens any more."""
         for _ in range(_MOST_STEPS):
             if not self.step():
                 return
         raise UsageError(f"topology {self.topology.id!r} has not come to rest in {_MOST_STEPS:,} steps")
 
-    def fail(self, component: str, message_id: MessageId) -> None:
+    def fail(self, component: str, message_id: MessageId) -> None:  # type: ignore[override]  # no txid
         """Fail the open tree of this message, as a bolt would. Raises UsageError when none is open."""
         for spout in self._tasks(component):
             if message_id in spout.open_messages():
@@ -136,7 +151,9 @@ class TrackedTest:
         """The message ids whose trees are open."""
         return {one for spout in self._tasks(component) for one in spout.open_messages()}
 
-    def emitted(self, component: str, stream: str = DEFAULT_STREAM) -> list[tuple[Any, ...]]:
+    def emitted(  # type: ignore[override]  # of all micro-batches
+        self, component: str, stream: str = DEFAULT_STREAM
+    ) -> list[tuple[Any, ...]]:
         """What a bolt has emitted to a stream so far, in micro-batches that did not fail."""
         return [
             tuple(row.values())
@@ -158,3 +175,9 @@ class TrackedTest:
 
     def _ended(self) -> int:
         return sum(spout.acked + spout.failed + spout.timed_out for spout in self.loop.spouts)
+
+
+def _on_spark(spark: SparkSession, plan: ExecutionPlan) -> FedRunner:
+    from txstream.engine.spark.runner import SparkRunner
+
+    return SparkRunner(spark.sparkContext, plan)
