@@ -217,10 +217,12 @@ class TwoStreams(Lines):
         if self.waiting:
             number, line = self.waiting.pop(0)
             self.in_flight[number] = line
-            self.sent_to.append(self.collector.emit_direct(1, [line], number, "chosen"))
+            task = self.context.task_ids["chosen"][1]
+            self.sent_to.append(self.collector.emit_direct(task, [line], number, "chosen"))
 
 
-def test_emit_answers_the_tasks_that_get_the_tuple() -> None:
+def test_emit_answers_the_ids_of_the_tasks_that_get_the_tuple() -> None:
+    """The spout's task is 0; ids count on in the order of declaration."""
     builder = TopologyBuilder("words")
     builder.set_spout("lines", Lines(["a", "b", "a"]))
     builder.set_bolt("all", Upper_(), 3).all_grouping("lines")
@@ -232,20 +234,58 @@ def test_emit_answers_the_tasks_that_get_the_tuple() -> None:
         first = list(sent[0])  # looked at before it is sent
         test.run()
         assert first == sent[0] == sent[2]
-        assert [tasks[:3] for tasks in sent] == [[0, 1, 2]] * 3
-        assert all(len(tasks) == 5 and tasks[4] == 0 for tasks in sent)
+        assert [tasks[:3] for tasks in sent] == [[1, 2, 3]] * 3
+        assert all(len(tasks) == 5 and tasks[3] in (4, 5) and tasks[4] == 6 for tasks in sent)
         assert sorted(test.spout("lines").acked) == [0, 1, 2]
 
 
 def test_a_direct_tuple_goes_to_the_task_that_the_spout_chose() -> None:
     builder = TopologyBuilder("words")
     builder.set_spout("lines", TwoStreams(["a"]))
+    builder.set_bolt("other", TaskOf(), 3).direct_grouping("lines", "chosen")
     builder.set_bolt("chosen", TaskOf(), 3).direct_grouping("lines", "chosen")
     with TrackedTest(builder, width=3) as test:
         test.run()
-        assert test.spout("lines").sent_to == [[1]]
+        assert test.spout("lines").sent_to == [[5]]
         assert test.spout("lines").acked == [0]
-        assert test.emitted("chosen") == [(1,)]
+        assert test.emitted("chosen") == [(1, 5)]
+        assert test.emitted("other") == []
+
+
+class Chooses(RichBolt):
+    """Sends each line to the first task of "one" and the last of "two"."""
+
+    def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
+        declarer.declare("line string", direct=True)
+
+    def execute(self, tup: Tuple) -> None:
+        for task in (self.context.task_ids["one"][0], self.context.task_ids["two"][-1]):
+            self.collector.emit_direct(task, tup, [tup["line"]])
+        self.collector.ack(tup)
+
+
+def test_a_bolt_sends_a_direct_tuple_to_the_one_task_that_has_the_id() -> None:
+    builder = TopologyBuilder("words")
+    builder.set_spout("lines", Lines(["a"]), 2)
+    builder.set_bolt("chooses", Chooses()).global_grouping("lines")
+    builder.set_bolt("one", TaskOf(), 2).direct_grouping("chooses")
+    builder.set_bolt("two", TaskOf(), 2).direct_grouping("chooses")
+    with TrackedTest(builder, width=2) as test:
+        assert [test.spout("lines", task).context.task_id for task in (0, 1)] == [0, 1]
+        test.run()
+        assert (test.emitted("one"), test.emitted("two")) == ([(0, 3)] * 2, [(1, 6)] * 2)
+        assert test.spout("lines").acked == test.spout("lines", 1).acked == [0]
+
+
+def test_a_direct_tuple_for_a_task_that_does_not_subscribe_is_an_error() -> None:
+    builder = TopologyBuilder("words")
+    builder.set_spout("lines", TwoStreams([]))
+    builder.set_bolt("chosen", TaskOf(), 3).direct_grouping("lines", "chosen")
+    with TrackedTest(builder) as test:
+        spout = test.loop.spouts[0]
+        spout.emit_direct(0, ["a"], None, "chosen")
+        with pytest.raises(TupleError, match="for task 0 of 'chosen', whose 3 tasks are 1 to 3"):
+            spout.flush()
 
 
 class Upper_(BasicBolt):  # noqa: N801 - as Upper, of a line
@@ -254,10 +294,10 @@ class Upper_(BasicBolt):  # noqa: N801 - as Upper, of a line
 
 
 class TaskOf(BasicBolt):
-    output = "task int"
+    output = "task int, id int"
 
     def execute(self, tup: Tuple, collector: OutputCollector) -> None:
-        collector.emit([self.context.task_index])
+        collector.emit([self.context.task_index, self.context.task_id])
 
 
 @pytest.mark.parametrize(

@@ -42,10 +42,12 @@ class WorkerContext:
 class TopologyContext:
     """Where a bolt instance finds itself. Task indexes count from 0 within the component.
 
-    `slot` is the Spark task that this task runs in, `worker` the executor on its `host`. `task_counts`
-    has the number of tasks of every component, for a bolt that emits to chosen tasks. `resource` is what
-    the bolt's `prepare_worker` returned in this process. `settings` are the topology's. `states` are those
-    that the bolt declares: see `state`.
+    `slot` is the Spark task that this task runs in, `worker` the executor on its `host`. `task_counts` has
+    the number of tasks of every bolt, `task_ids` what `emit_direct` takes for each task of a component,
+    `task_id` that of this task. With tracked tuples the ids count over the topology, as in Storm: from 0,
+    spouts first, in the order of declaration. With batches they are indexes. `resource` is what the bolt's
+    `prepare_worker` returned in this process. `settings` are the topology's. `states` are those that the bolt
+    declares: see `state`.
     """
 
     topology_id: str
@@ -55,6 +57,8 @@ class TopologyContext:
     attempt: TransactionAttempt
     settings: Mapping[str, Any] = field(default_factory=dict)
     task_counts: Mapping[str, int] = field(default_factory=dict)
+    task_id: int = 0
+    task_ids: Mapping[str, Sequence[int]] = field(default_factory=dict)
     slot: int = 0
     worker: str = ""
     host: str = ""
@@ -85,7 +89,8 @@ class OutputCollector(Protocol):
 
     def emit_direct(self, task: int, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
         """One tuple to task `task` of each bolt that subscribes to this stream, which must be declared
-        direct. Raises TupleError, also for a task that a subscriber does not have."""
+        direct. With tracked tuples `task` is an id, of which only one bolt has a task: take it from
+        `context.task_ids`. Raises TupleError, also for a task that a subscriber does not have."""
 
 
 class OutputFieldsDeclarer:

@@ -7,7 +7,7 @@ recomputes lost partitions from lineage: what a job reads must not depend on whe
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -36,7 +36,8 @@ class SpoutContext:
 
     `addresses` come from the run's settings: "kafka" is the bootstrap servers, "redis" and "database" are
     URLs, with passwords. `fetch_timeout_seconds` is how long a read may make no progress before it is an
-    outage. A tracked spout also finds which of its tasks it is, and the topology's `settings`.
+    outage. A tracked spout also finds which of its tasks it is, its id and all others as a bolt does in a
+    `TopologyContext`, and the topology's `settings`.
     """
 
     topology_id: str
@@ -46,6 +47,8 @@ class SpoutContext:
     connect_timeout_seconds: float = 10.0
     task_index: int = 0
     task_count: int = 1
+    task_id: int = 0
+    task_ids: Mapping[str, Sequence[int]] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 

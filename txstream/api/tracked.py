@@ -37,10 +37,9 @@ class SpoutCollector(Protocol):
         """One tuple, its values in the order of the stream's fields.
 
         With a message id its tree is tracked: `ack` or `fail` of this very spout task gets that id when the
-        tree has ended. Without one nobody hears of it again. Answers the tasks that get the tuple, by their
-        `context.task_index`, which counts from 0 within each bolt and is what `emit_direct` takes; Storm's
-        task ids count over the whole topology. Of several subscribers the bolt that was declared first comes
-        first. It is worked out when it is looked at. Raises TupleError.
+        tree has ended. Without one nobody hears of it again. Answers the ids of the tasks that get the tuple,
+        as `context.task_ids` has them and `emit_direct` takes them. It is worked out when it is looked at.
+        Raises TupleError.
         """
 
     def emit_direct(
@@ -50,8 +49,8 @@ class SpoutCollector(Protocol):
         message_id: MessageId | None = None,
         stream: str = DEFAULT_STREAM,
     ) -> Sequence[int]:
-        """One tuple to task `task` of each bolt that subscribes to this stream, which must be declared
-        direct."""
+        """As `emit`, to the task with this id, of a bolt that subscribes to this stream, which must be
+        declared direct."""
 
 
 class Spout(ABC):
@@ -110,7 +109,8 @@ class RichCollector(Protocol):
     def emit_direct(
         self, task: int, anchors: Anchors, values: Sequence[object], stream: str = DEFAULT_STREAM
     ) -> None:
-        """As `emit`, to task `task` of each bolt that subscribes to this stream, which must be direct."""
+        """As `emit`, to the task with this id (see `context.task_ids`), of a bolt that subscribes to this
+        stream, which must be declared direct."""
 
     def ack(self, tup: Tuple) -> None:
         """This tuple is processed; emit what descends from it before. Raises UsageError for one that was

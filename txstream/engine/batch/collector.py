@@ -209,7 +209,11 @@ class Outbox:
         """Send what a component has emitted to all that subscribe to it."""
         if self.plan.capture:
             self.emitted.setdefault((source, stream, source_task), []).append(visible(batch))
-        for subscription in self._subscribers(source, stream):
+        subscriptions = self._subscribers(source, stream)
+        if direct_task is not None and self.plan.fed:  # one has the id, or the first says that it has not
+            takers = [one for one in subscriptions if direct_task in one.bolt.task_ids]
+            subscriptions = takers or subscriptions[:1]
+        for subscription in subscriptions:
             bolt, home, router = subscription.bolt, subscription.home, subscription.router
             if router is None:
                 self._post(
@@ -260,7 +264,9 @@ class Outbox:
         # Each Spark task begins its even spread elsewhere, or small batches would all go to one task.
         start = self.spark_task
         if given.edge is Edge.EXCHANGE:
-            return _Subscription(bolt, home, open_router(given.grouping, bolt.tasks, bolt.id, start))
+            return _Subscription(
+                bolt, home, open_router(given.grouping, bolt.tasks, bolt.id, start, bolt.first_task)
+            )
         if home is self.stage:
             tasks = home.hosted(bolt, self.spark_task)
         else:

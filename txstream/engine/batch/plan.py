@@ -10,9 +10,10 @@ task of each attempt.
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -71,6 +72,13 @@ class BoltSpec:
     # Rows of one key may be made in several tasks, so all tuples of a Spark task go to one of them.
     merges: bool = False
     is_dataframe: bool = False
+    # With tracked tuples, task ids count over the topology, as Storm's do; else within each bolt.
+    first_task: int = 0
+
+    @property
+    def task_ids(self) -> range:
+        """What `emit_direct` takes, by task."""
+        return range(self.first_task, self.first_task + self.tasks)
 
     def create(self) -> Bolt:
         """A fresh instance."""
@@ -128,6 +136,10 @@ class ExecutionPlan:
     def task_counts(self) -> dict[str, int]:
         return {bolt.id: bolt.tasks for bolt in self.bolts}
 
+    @property
+    def task_ids(self) -> dict[str, range]:
+        return {one.id: one.task_ids for one in (*self.fed, *self.bolts)}
+
 
 def compile_topology(
     topology: Topology,
@@ -140,6 +152,11 @@ def compile_topology(
     """The plan of a topology. Raises TopologyError when a bolt, the source or a setting cannot be pickled."""
     spout = topology.components[0]
     tracked = topology if isinstance(topology, TrackedTopology) else None
+    fed = tuple(_compile_bolt(topology, one) for one in tracked.spouts) if tracked else ()
+    bolts = tuple(_compile_bolt(topology, component) for component in topology.bolts)
+    if tracked:
+        first = itertools.accumulate((spec.tasks for spec in (*fed, *bolts)), initial=0)
+        fed, bolts = (tuple(replace(spec, first_task=next(first)) for spec in some) for some in (fed, bolts))
     if topology.settings:
         _pickle("settings", dict(topology.settings), "pass plain values")
     return ExecutionPlan(
@@ -150,11 +167,11 @@ def compile_topology(
         source=b"" if tracked else _pickle(f"component {spout.id!r}", topology.spout.source),
         spout_schema=next(iter(spout.streams.values())),
         context=context,
-        bolts=tuple(_compile_bolt(topology, component) for component in topology.bolts),
+        bolts=bolts,
         settings=dict(topology.settings),
         capture=capture,
         bindings=bindings or {},
-        fed=tuple(_compile_bolt(topology, one) for one in tracked.spouts) if tracked else (),
+        fed=fed,
         tracks=tracked is not None and tracked.ackers > 0,
     )
 

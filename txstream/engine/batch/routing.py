@@ -38,8 +38,9 @@ class Router(Protocol):
         """
 
 
-def open_router(grouping: Grouping, tasks: int, consumer: str, start: int) -> Router:
-    """A router to tasks 0 to `tasks` - 1 of component `consumer`.
+def open_router(grouping: Grouping, tasks: int, consumer: str, start: int, first_id: int = 0) -> Router:
+    """A router to tasks 0 to `tasks` - 1 of component `consumer`, whose ids for direct tuples begin with
+    `first_id`.
 
     An even spread begins at task `start` % `tasks`; give each emitting Spark task another start, or all of
     their first tuples go to the same task. Raises TupleError when there is no task.
@@ -48,7 +49,7 @@ def open_router(grouping: Grouping, tasks: int, consumer: str, start: int) -> Ro
         raise TupleError(f"component {consumer!r} has {tasks} tasks; {grouping} needs at least one")
     kind = grouping.kind
     if kind is GroupingKind.DIRECT:
-        return _Counted(_Direct(grouping, tasks, consumer), consumer)
+        return _Counted(_Direct(grouping, range(first_id, first_id + tasks), consumer), consumer)
     if kind is GroupingKind.ALL:
         return _Counted(_All(tasks), consumer, copies=tasks)
     if kind is GroupingKind.GLOBAL or tasks == 1:
@@ -124,20 +125,20 @@ class _All:
 class _Direct:
     """To the task that the emitter named."""
 
-    def __init__(self, grouping: Grouping, tasks: int, consumer: str) -> None:
+    def __init__(self, grouping: Grouping, task_ids: range, consumer: str) -> None:
         self._emitter = f"component {grouping.component!r} emits to the direct stream {grouping.stream!r}"
-        self._tasks = tasks
+        self._ids = task_ids
         self._consumer = consumer
 
     def split(self, batch: pa.RecordBatch, direct_task: int | None) -> list[Part]:
         if direct_task is None:
             raise TupleError(f"{self._emitter} with emit(); use emit_direct()")
-        if not 0 <= direct_task < self._tasks:
+        if direct_task not in self._ids:
             raise TupleError(
                 f"{self._emitter} for task {direct_task} of {self._consumer!r}, "
-                f"whose {self._tasks} tasks are 0 to {self._tasks - 1}"
+                f"whose {len(self._ids)} tasks are {self._ids[0]} to {self._ids[-1]}"
             )
-        return [(direct_task, batch)]
+        return [(self._ids.index(direct_task), batch)]
 
 
 class _Evenly:

@@ -106,6 +106,8 @@ class TaskRuntime:
                 attempt=attempt,
                 settings=plan.settings,
                 task_counts=plan.task_counts,
+                task_id=spec.task_ids[task],
+                task_ids=plan.task_ids,
                 slot=slot,
                 worker=process.worker,
                 host=process.host,

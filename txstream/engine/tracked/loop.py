@@ -129,6 +129,8 @@ class TrackedLoop:
                 component=spout.spec.id,
                 task_index=spout.task,
                 task_count=spout.spec.tasks,
+                task_id=spout.spec.task_ids[spout.task],
+                task_ids=self._plan.task_ids,
                 settings=self.topology.settings,
             )
             spout.start(context)

@@ -34,7 +34,7 @@ class _Address(NamedTuple):
 @dataclass(eq=False)
 class Emission:
     """Tuples that a spout task emitted to one stream together. `sent` has, for each subscriber, which of
-    their rows went to which task."""
+    their rows went to which task, by its id."""
 
     rows: int = 0
     sent: list[list[tuple[int, NDArray[np.int32]]]] | None = None
@@ -99,7 +99,7 @@ class Outlet:
         found = self._routers.get((source, stream))
         if found is None:
             found = self._routers[source, stream] = [
-                (bolt, open_router(given.grouping, bolt.tasks, bolt.id, 0))
+                (bolt, open_router(given.grouping, bolt.tasks, bolt.id, 0, bolt.first_task))
                 for bolt in self.plan.bolts
                 for given in bolt.inputs
                 if (given.source, given.stream) == (source, stream)
@@ -118,10 +118,13 @@ class Outlet:
         """Take tuples; with roots, where they are tracked."""
         numbered = batch.append_column(_ROW, pa.array(np.arange(batch.num_rows, dtype=np.int32)))
         emission.sent = []
-        for bolt, router in self.subscribers(source, stream):
+        subscribers = self.subscribers(source, stream)
+        if direct is not None:  # one has the id, or the first says that it has not
+            subscribers = [one for one in subscribers if direct in one[0].task_ids] or subscribers[:1]
+        for bolt, router in subscribers:
             parts = []
             for target, part in router.route(numbered, direct):
-                parts.append((target, part.column(_ROW).to_numpy()))
+                parts.append((bolt.first_task + target, part.column(_ROW).to_numpy()))
                 sent = part.select(list(range(part.num_columns - 1)))
                 if self.log is not None:
                     sent = self.log.mark(sent)

@@ -110,7 +110,7 @@ class SpoutTask:
             self._out.message_id = message_id
             self._out.emit_direct(task, values, stream)
             self._count(message_id)
-            return [task] * len(self._outlet.subscribers(self.spec.id, stream))
+            return [task] if self._outlet.subscribers(self.spec.id, stream) else []
 
     def _count(self, message_id: MessageId | None) -> None:
         self.emitted += 1
