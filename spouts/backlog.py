@@ -7,22 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+_FEW_PARTITIONS = 16
+_PIECE = 250
+"""Records of one partition that are worth asking for: a partition costs a batch about as much as so many."""
+
 
 def share_limit(backlogs: Mapping[str, int], limit: int, progress: int = 0) -> dict[str, int]:
     """What each partition gets of `limit` records: never more than its backlog, all of it while backlogs
     last.
 
     Half of the limit is shared equally, so that a small partition does not starve beside a large one; the
-    rest goes by what is left of the backlogs, so that a large one catches up. With fewer records than
-    partitions, `progress` (any number that changes as batches are read, such as the sum of all positions)
-    decides whose turn it is.
+    rest goes by what is left of the backlogs, so that a large one catches up. Where many partitions wait and
+    each would get a few records, some get a piece in their turn instead. `progress` (any number that grows by
+    what is read, such as the sum of all positions) decides whose turn it is.
     """
     waiting = {name: backlog for name, backlog in sorted(backlogs.items()) if backlog > 0}
     if sum(waiting.values()) <= limit:
         return waiting
-    if limit < len(waiting):
-        names = list(waiting)
-        return {names[(progress + turn) % len(names)]: 1 for turn in range(limit)}
+    waiting = _in_turn(waiting, limit, progress)
     equal = max(1, limit // (2 * len(waiting)))
     given = {name: min(backlog, equal) for name, backlog in waiting.items()}
     rest = limit - sum(given.values())
@@ -39,3 +41,21 @@ def share_limit(backlogs: Mapping[str, int], limit: int, progress: int = 0) -> d
             given[name] += 1
             remainder -= 1
     return given
+
+
+def _in_turn(waiting: Mapping[str, int], limit: int, progress: int) -> dict[str, int]:
+    """Those whose turn it is: as many as fill the limit with pieces worth asking for, or a few."""
+    names = list(waiting)
+    at_once = min(limit, max(_FEW_PARTITIONS, limit // _PIECE))
+    if len(names) <= at_once:
+        return dict(waiting)
+    piece = -(-limit // at_once)
+    first = progress // piece % len(names)
+    chosen: dict[str, int] = {}
+    filled = 0
+    for name in names[first:] + names[:first]:
+        chosen[name] = waiting[name]
+        filled += min(piece, waiting[name])
+        if filled >= limit:
+            break
+    return chosen

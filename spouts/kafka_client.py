@@ -80,6 +80,8 @@ class KafkaClient:
                 f"an address is HOST:PORT or several separated by commas"
             ) from error
         self._failed_at: dict[int, float] = {}
+        self._asked: tuple[Mapping[Partition, Leader], Sequence[OffsetQuery]] = ({}, ())
+        self._questions: dict[int, list[Any]] = {}
 
     def connect(self, timeout_seconds: float) -> None:
         """Find the cluster. Raises ServiceUnavailableError when nobody answers within the deadline, and at
@@ -206,16 +208,7 @@ class KafkaClient:
     ) -> tuple[dict[Partition, tuple[int, ...] | PartitionError], dict[int, Exception]]:
         """For each partition one offset per query, or its error; and the brokers that did not answer, whose
         partitions are left out. One round: all questions are in flight at once."""
-        by_node: dict[int, dict[str, list[Partition]]] = defaultdict(lambda: defaultdict(list))
-        for partition, leader in leaders.items():
-            by_node[leader.node][partition.topic].append(partition)
-        answers = self.ask(
-            {
-                node: [list_offsets_request(spec, topics, leaders) for spec in specs]
-                for node, topics in by_node.items()
-            },
-            timeout_seconds,
-        )
+        answers = self.ask(self._questions_for(leaders, specs), timeout_seconds)
         found: dict[Partition, tuple[int, ...] | PartitionError] = {}
         unanswered: dict[int, Exception] = {}
         for node, answer in answers.items():
@@ -232,6 +225,21 @@ class KafkaClient:
                         error = partition_error(data.error_code)
                         found[partition] = error if error is not None else (*before, data.offset)
         return found, unanswered
+
+    def _questions_for(
+        self, leaders: Mapping[Partition, Leader], specs: Sequence[OffsetQuery]
+    ) -> dict[int, list[Any]]:
+        """Each broker's questions. Plans ask the same ones over and over: they are made once."""
+        if (leaders, specs) != self._asked:
+            by_node: dict[int, dict[str, list[Partition]]] = defaultdict(lambda: defaultdict(list))
+            for partition, leader in leaders.items():
+                by_node[leader.node][partition.topic].append(partition)
+            self._questions = {
+                node: [list_offsets_request(spec, topics, leaders) for spec in specs]
+                for node, topics in by_node.items()
+            }
+            self._asked = (leaders, specs)
+        return self._questions
 
     def log_end(
         self, partition: Partition, leader: Leader, timeout_seconds: float

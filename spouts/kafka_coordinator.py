@@ -110,13 +110,13 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
 
     def plan(self, last: Mapping[str, KafkaRange], limit: int) -> Mapping[str, KafkaRange | Unavailable]:
         deadline = time.monotonic() + PLANNING_SECONDS
-        self._expect(last)
+        topics = self._expect(last)
         view = self._watch.view()
         if self._source.on_data_loss == "fail":
             self._refuse_vanished(self._vanished(view))
         names = {
             *self._logs.names(view),
-            *(n for n in last if self._selection.reads(Partition.parse(n).topic)),
+            *(name for name in last if _topic_of(name) in topics),
         }
         logs, unavailable = self._logs.look(names, view, self._latest, deadline)
         first_start = self._starts.begin(last)
@@ -266,7 +266,7 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
 
     def _expect(self, places: Iterable[str]) -> set[str]:
         """The source's topics that these partitions belong to; from now on the watch tells when one goes."""
-        topics = {topic for topic in map(_topic_of, places) if self._selection.reads(topic)}
+        topics = {topic for topic in set(map(_topic_of, places)) if self._selection.reads(topic)}
         self._watch.expect(topics)
         self._knows_places = True
         return topics

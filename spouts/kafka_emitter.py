@@ -95,12 +95,12 @@ def _chunks(reads: Iterable[RangeRead]) -> Iterator[list[RangeRead]]:
     ready: list[RangeRead] = []
     rows = size = 0
     for read in reads:
-        columns = read.columns
-        if not columns or not (read.finished or _is_chunk(len(columns), columns.size_bytes)):
+        count, taken = len(read.columns), read.columns.size_bytes
+        if not count or not (read.finished or _is_chunk(count, taken)):
             continue
         ready.append(read)
-        rows += len(columns)
-        size += columns.size_bytes
+        rows += count
+        size += taken
         if _is_chunk(rows, size):
             yield ready
             ready, rows, size = [], 0, 0

@@ -124,7 +124,7 @@ class LogReader:
         """A broker that is new, or back, may have another address than this client knows."""
         came_back = any(node not in view.down for node in self._seen_down)
         self._seen_down = view.down
-        if came_back or not all(self._client.knows(leader.node) for leader in leaders.values()):
+        if came_back or not all(map(self._client.knows, {leader.node for leader in leaders.values()})):
             try:
                 self._client.topics((), max(0.05, deadline - time.monotonic()))
             except (kafka_errors.KafkaError, OSError):

@@ -98,10 +98,14 @@ def _decode(data: bytes, pieces: Sequence[Piece]) -> list[Block]:
     values = Payload(data, value_starts, value_lengths)
     blocks = []
     first = first_batch = 0
+    falling = set((np.flatnonzero(offsets[1:] < offsets[:-1]) + 1).tolist())  # but where a piece begins
     for piece in pieces:
         following_batch = first_batch + len(piece.batches)
         following = first + sum(counts[first_batch:following_batch])
-        rows = _rows_within(piece, counts[following_batch - 1], offsets[first:following], first)
+        falling.discard(first)
+        rows = slice(first, following)
+        if not _is_all_wanted(piece) or (following > first and offsets[following - 1] >= piece.end):
+            rows = _rows_within(piece, counts[following_batch - 1], offsets[rows], first)
         some = with_headers[bisect_left(with_headers, rows.start) : bisect_left(with_headers, rows.stop)]
         blocks.append(
             Block(
@@ -114,6 +118,8 @@ def _decode(data: bytes, pieces: Sequence[Piece]) -> list[Block]:
             )
         )
         first, first_batch = following, following_batch
+    if falling:
+        raise _UnfitError
     return blocks
 
 
@@ -247,14 +253,16 @@ def _timestamps(batches: Sequence[RecordBatch], counts: Sequence[int], deltas: I
     return times
 
 
+def _is_all_wanted(piece: Piece) -> bool:
+    return piece.batches[0].base >= piece.start and piece.batches[-1].following <= piece.end
+
+
 def _rows_within(piece: Piece, last_count: int, offsets: Integers, first: int) -> slice:
-    """The rows that are wanted of a piece, whose own begin at `first`. Offsets must ascend, and only a batch
+    """The rows that are wanted of a piece, whose own begin at `first`, if their offsets ascend. Only a batch
     that ends behind `end` may have some there; where not all of its records were looked at, the last one
     must be."""
-    if (offsets[1:] < offsets[:-1]).any():
-        raise _UnfitError
     last = piece.batches[-1]
-    low, high = np.searchsorted(offsets, [piece.start, piece.end]).tolist()
+    low, high = offsets.searchsorted([piece.start, piece.end]).tolist()
     beyond = len(offsets) - high
     if last.following <= piece.end:
         if beyond:

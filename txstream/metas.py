@@ -125,10 +125,10 @@ class MetaCodec(Generic[Meta]):
     def decode_meta(self, document: Any, where: str) -> Meta:
         if not isinstance(document, dict):
             raise CorruptStateError(f"{where}: expected a JSON object, found {document!r:.200}")
-        unknown = sorted(set(document) - set(self._fields))
-        if unknown:
+        if not document.keys() <= self._fields.keys():
+            unknown = ", ".join(sorted(document.keys() - self._fields.keys()))
             raise CorruptStateError(
-                f"{where}: unknown field {', '.join(unknown)} in a {self.meta_type.__name__}; "
+                f"{where}: unknown field {unknown} in a {self.meta_type.__name__}; "
                 f"it was written by a newer version or by another spout"
             )
         for name, value in document.items():

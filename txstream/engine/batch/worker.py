@@ -114,8 +114,9 @@ def _read(
     if not assigned:
         return 0, 0.0
     emitter, codec = process.spout()
+    attempt = str(order.attempt)
     metas = {
-        partition: codec.decode_meta(meta, f"partition {partition!r} of {order.attempt}")
+        partition: codec.decode_meta(meta, f"partition {partition!r} of {attempt}")
         for partition, meta in assigned.items()
     }
     rows: Counter[str] = Counter()
