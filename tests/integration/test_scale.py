@@ -28,7 +28,7 @@ def until_counted(launcher: Launcher, run: RunningCommand, table: str, truth: di
 
 
 def shown_tasks(launcher: Launcher, topology_id: str, after_txid: int = 0) -> dict[str, Any]:
-    """The first assignment of a later txid; it is stored every two seconds."""
+    """The first assignment of a later txid; it is stored every ten seconds."""
     found: list[dict[str, Any]] = []
 
     def is_shown() -> bool:

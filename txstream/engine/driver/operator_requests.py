@@ -26,7 +26,7 @@ from txstream.zookeeper import Kind, ProgressStore, Request, Requests
 
 log = logging.getLogger(__name__)
 
-ASSIGNMENT_SECONDS = 2.0
+ASSIGNMENT_SECONDS = 10.0
 _RETRY_SECONDS = 1.0
 # All is committed by then; a ZooKeeper that is away must not keep a run from ending.
 _END_SECONDS = 5.0
