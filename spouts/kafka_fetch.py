@@ -65,7 +65,7 @@ _LOG_END_CHECK_SECONDS = 0.5
 _FETCHES_OF_A_DAMAGED_BATCH = 3
 _CALLER_SECONDS = 3600.0  # how long an answer may lie unread before its connection is given up
 _NAMES_ONLY_VERSION = 12
-_VERSION_WITHOUT_TAGS = 16  # each partition's tags, of brokers alone, double what a later request costs to write
+_VERSION_WITHOUT_TAGS = 16  # the tags of a partition, which only brokers use, double what it costs to write
 _OFFSET_OUT_OF_RANGE = kafka_errors.OffsetOutOfRangeError.errno
 
 
