@@ -1,20 +1,27 @@
-"""What a cluster is asked for when a topology says how many workers it wants."""
+"""What Spark is started with: how many executors a topology wants, and how its Java compiles."""
 
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
+from pyspark import SparkConf, SparkContext
 from support.inmemory import MemoryLog, MemorySource
 
+from txstream.api.bolts import BasicBolt, Bolt, DataFrameBolt, OutputCollector
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.errors import TopologyError
+from txstream.api.errors import ServiceUnavailableError, TopologyError
 from txstream.api.reducers import Count
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
+from txstream.api.tuples import Tuple
 from txstream.bolts.sql import SqlStateBolt
-from txstream.engine.spark.session import worker_settings
+from txstream.engine.driver.services import RunServices
+from txstream.engine.spark import session
+from txstream.engine.spark.session import JAVA_OPTIONS, QUICK_JAVA, worker_settings
+from txstream.settings import Settings
 
 
 @pytest.mark.parametrize(
@@ -61,3 +68,46 @@ def test_a_topology_says_how_many_workers_it_wants() -> None:
     assert "2 workers asked for" in built(2).describe()
     with pytest.raises(TopologyError, match="workers is 0; it must be a whole number of at least 1"):
         built(0)
+
+
+class InJava(DataFrameBolt):
+    output = "word string"
+
+    def transform(self, df: Any) -> Any:
+        return df
+
+
+class InPython(BasicBolt):
+    output = "word string"
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        collector.emit([tup["word"]])
+
+
+@pytest.mark.parametrize(
+    ("bolt", "conf", "options"),
+    [
+        (InPython(), {}, f"{JAVA_OPTIONS} {QUICK_JAVA}"),
+        (InJava(), {}, JAVA_OPTIONS),
+        (InJava(), {"spark.driver.extraJavaOptions": "-Xss4m"}, "-Xss4m"),
+    ],
+)
+def test_java_compiles_thoroughly_where_a_bolt_is_its_work(
+    bolt: Bolt, conf: dict[str, str], options: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A DataFrameBolt's loops run in Java, for which its second compiler is worth its time."""
+    launched: list[SparkConf] = []
+
+    def launch(conf: SparkConf, *_: Any) -> None:
+        launched.append(conf)
+        raise ServiceUnavailableError("Java is not started here")
+
+    monkeypatch.setattr(session, "launch", launch)
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    source = OpaqueSpout(MemorySource(MemoryLog({}), "word string"))
+    builder = TransactionalTopologyBuilder("t", "lines", source)
+    builder.set_bolt("bolt", bolt).shuffle_grouping("lines")
+    services = RunServices(builder._build(stacklevel=2), Settings(master="local[1]", spark_conf=conf))
+    with pytest.raises(ServiceUnavailableError, match="not started here"):
+        services.start_engine()
+    assert [conf.get("spark.driver.extraJavaOptions") for conf in launched] == [options]
