@@ -144,6 +144,9 @@ class PartitionedSpout(ABC, Generic[Meta]):
     meta_type: ClassVar[type[Any]]
     is_replayable: ClassVar[bool] = True
     """Can a batch be read again after a restart? If not, only `NonTransactionalSpout` takes the source."""
+    max_records_per_partition: int | None = None
+    """The most that a plan takes of one partition, if it does not go by `limit` alone. A batch that has so
+    much of one was cut off there: the next is planned at once, not after a wait for more."""
 
     @abstractmethod
     def coordinator(self, context: SpoutContext) -> PartitionCoordinator[Meta]:

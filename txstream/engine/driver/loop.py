@@ -106,7 +106,7 @@ class EventLoop:
         )
         self._planning = Planning(
             *(self, spout, store, waiting, unreadable, pace, targets),
-            most_of_partition=getattr(topology.spout.source, "max_records_per_partition", None),
+            most_of_partition=topology.spout.source.max_records_per_partition,
             gather_seconds=gather_seconds,
         )
         self._processing = Processing(
