@@ -482,7 +482,10 @@ def _never_looks_back(_states: TopologyStates, here: StateTransaction, commit: C
     return txid in here.entries(txid, txid)
 
 
-class AGapIsBuiltUpon(DatabasesAreRestored, replaces={f"{_STATES}._was_here": _never_looks_back}):
+_GAPS_ARE_BUILT_UPON = {f"{_STATES}._was_here": _never_looks_back}
+
+
+class AGapIsBuiltUpon(DatabasesAreRestored, replaces=_GAPS_ARE_BUILT_UPON):
     """A driver goes on above the older copy of a database that was restored beneath it."""
 
 
@@ -521,9 +524,18 @@ class Hunt:
     more: Mapping[str, float] | None = None
     first_seed: int = 0
     """Where the search begins: histories before it are known not to show it."""
+    gaps_are_built_upon: bool = False
+    """Is the guard behind it taken away as well?"""
 
     def __str__(self) -> str:
         return f"{self.mutant.__name__}-{self.semantics}-{self.databases}-{self.shows.__name__}"
+
+    def rules(self) -> Mutations:
+        """Those of a history."""
+        rules = self.mutant()
+        if self.gaps_are_built_upon:
+            rules.replaces = {**rules.replaces, **_GAPS_ARE_BUILT_UPON}
+        return rules
 
     @property
     def faults(self) -> Mapping[str, float]:
@@ -574,4 +586,18 @@ HUNTS = [
     Hunt(AGapIsBuiltUpon, WrongResultError, OPAQUE),
     Hunt(AGapIsBuiltUpon, WrongResultError, TRANSACTIONAL, 2),
     Hunt(TheOutcomeIsTheRowsAttempt, ProgressMismatchError, OPAQUE, 1, LATE),
+]
+
+_REFUSED_BY_THE_NEXT_COMMIT = (
+    NothingForNoDeltas,
+    FencesNotRaisedAtStart,
+    LostAnswersAreTakenForCommits,
+    AnyAttemptsAreOneCommit,
+    PartCommittedIsTakenForDone,
+    CommittingIsTakenForCommitted,
+)
+HUNTS += [
+    replace(hunt, shows=WrongResultError, gaps_are_built_upon=True)
+    for hunt in HUNTS
+    if hunt.mutant in _REFUSED_BY_THE_NEXT_COMMIT
 ]

@@ -16,7 +16,7 @@ def hole_of(hunt: Hunt, first: int) -> tuple[int, Exception] | None:
     """The first seed, from the given one on, whose history shows the hole as the hunt says."""
     for seed in range(first, first + MOST_SEEDS):
         try:
-            simulate(seed, hunt.semantics, hunt.databases, hunt.mutant(), hunt.faults)
+            simulate(seed, hunt.semantics, hunt.databases, hunt.rules(), hunt.faults)
         except AssertionError as error:
             if isinstance(error.__cause__, hunt.shows):
                 return seed, error.__cause__
