@@ -1,4 +1,4 @@
-"""Take every guard of `guards.py` away, one at a time, and see its test fail.
+"""Take every guard of `guards` away, one at a time, and see its test fail.
 
     python tools/check_guards.py                 # all; minutes, and real servers
     python tools/check_guards.py --only 5.1      # those whose clause, description or test has this in it

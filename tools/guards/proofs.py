@@ -1,0 +1,16 @@
+"""Where the tests of guards are."""
+
+PROMISE = "tests/unit/test_state_promises.py::test_promise[sqlite-{}]"
+MEMORY_PROMISE = PROMISE.replace("sqlite", "memory")
+SQLITE_LOCKS = "tests/unit/test_sql_locks.py::TestLocks"
+POSTGRESQL_LOCKS = "tests/integration/test_locks_postgres.py::TestLocks"
+MYSQL_LOCKS = "tests/integration/test_locks_mysql.py::TestLocks"
+MEMORY_PROGRESS = "tests/unit/test_zookeeper_progress.py"
+ZOOKEEPER_PARTS = "tests/unit/test_zookeeper_parts.py"
+STARTS = "tests/unit/test_start_races.py"
+READERS = "tests/unit/test_concurrent_reader.py::TestReaders"
+COORDINATOR = "tests/unit/test_coordinator.py"
+RECOVERY = "tests/unit/test_recovery.py"
+PROGRESS = "tests/integration/test_zookeeper_contract.py"
+KAFKA_READ = "tests/integration/test_kafka_spout_read.py"
+KAFKA_PLAN = "tests/integration/test_kafka_spout_plan.py"
