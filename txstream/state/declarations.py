@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -70,17 +71,20 @@ def check_types(state: SqlState) -> None:
     table could not be read again. Times of a zone that is not UTC are among them; Python takes two of them
     for equal when their clocks show the same, in the hour that comes twice."""
     for field in (*state.key_schema, *state.value_schema):
-        word = format_type(field.type)
-        try:
-            is_known = parse_schema(f"x {word}").field(0).type.equals(field.type)
-        except SchemaError:
-            is_known = False
-        if not is_known:
+        if not _has_word(field.type):
             raise StateTableError(
-                f"state table {state.table!r}: column {field.name!r} of type {word} cannot be: "
-                f"a column has one of the types of DDL, such as string, bigint, timestamp (in UTC) or "
-                f"timestamp_ntz; declare the nearest one, for the field that fills it too"
+                f"state table {state.table!r}: column {field.name!r} of type {format_type(field.type)} "
+                f"cannot be: a column has one of the types of DDL, such as string, bigint, timestamp (in "
+                f"UTC) or timestamp_ntz; declare the nearest one, for the field that fills it too"
             )
+
+
+@functools.lru_cache(maxsize=1024)
+def _has_word(data_type: pa.DataType) -> bool:
+    try:
+        return bool(parse_schema(f"x {format_type(data_type)}").field(0).type.equals(data_type))
+    except SchemaError:
+        return False
 
 
 def check_defaults(state: SqlState, semantics: Semantics) -> None:

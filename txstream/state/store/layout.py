@@ -13,7 +13,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
@@ -81,8 +80,7 @@ def read_record(value: Mapping[str, Any]) -> BatchRecord:
 def record_value(row: BatchRecord) -> dict[str, Any]:
     """A row of the ledger as it is kept; its documents are copies."""
     documents = {name: json.loads(to_json(getattr(row, name))) for name in ("metas", "details")}
-    kept = {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
-    return {**kept, **documents, "semantics": str(row.semantics)}
+    return {**vars(row), **documents, "semantics": str(row.semantics)}
 
 
 Spaces = dict[str, dict[Key, Any]]

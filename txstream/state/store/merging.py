@@ -8,6 +8,7 @@ non-transactional table. What the rules refuse leaves no row behind.
 from __future__ import annotations
 
 import decimal
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -214,6 +215,7 @@ def fits(total: Any, data_type: pa.DataType) -> bool:
     return True
 
 
+@functools.lru_cache(maxsize=1024)
 def can_keep(data_type: pa.DataType) -> bool:
     """Is this a type whose values Python keeps as they are?"""
     return bool(

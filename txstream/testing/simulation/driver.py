@@ -177,6 +177,8 @@ class Driver(Actor, Watcher):
             loop.carry_out(coordinator.ack(attempt))
 
     def pass_point(self, where: str, whose: object = "") -> None:
+        if not self.world.has_faults:
+            return
         super().pass_point(where, whose)
         if self.loop is not None and self.world.happens("meanwhile"):
             self.pieces.step(self.loop, meanwhile=True)

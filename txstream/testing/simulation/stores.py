@@ -102,6 +102,7 @@ class Server:
         self.holding.remove(held)
         if apply:
             self.world.applied(held)
+            self.world.changes += 1
             held.apply()
 
     def _settle(self, held: Held) -> None:

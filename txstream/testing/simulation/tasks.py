@@ -186,7 +186,7 @@ class Runner(InProcessRunner):
             self._computes = True
             try:
                 found = self._run(attempt, metas)
-                results.put(key, found, found.kept.elements)
+                found = results.put(key, found, found.kept.elements)
             except NotDeterministicError as error:
                 world.wrong = world.wrong or error  # no failure that another attempt could mend
                 raise
