@@ -123,6 +123,32 @@ class UnnestUpdateInsert(_Arrays):
         return words, numbers, txid, txid
 
 
+class UnnestUpdateThenInsert(_Arrays):
+    """An UPDATE, and only where it found too few rows an INSERT of the others: two statements."""
+
+    name = "UPDATE unnest; INSERT"
+
+    def sql(self) -> str:
+        self.insert = (
+            f"INSERT INTO {self.table} ({self.columns}) SELECT {self.row} FROM {self.source} "
+            f"WHERE NOT EXISTS (SELECT FROM {self.table} old WHERE old.word = delta.word) "
+            f"{self.on_conflict()}"
+        )
+        changes = f"n = {self.table}.n + delta.n, txid = %s::bigint"
+        changes += f", prev_n = {self.table}.n" if self.opaque else ""
+        return f"UPDATE {self.table} SET {changes} FROM {self.source} WHERE {self.table}.word = delta.word"
+
+    def parameters(self, values: Values, txid: int) -> Any:
+        return len(values[0]), super().parameters(values, txid)
+
+    def write(self, parameters: Any) -> None:
+        rows, (words, numbers, txid) = parameters
+        order = self.order(words, numbers, txid)
+        if self.connection.execute(self.statement, order, prepare=True).rowcount < rows:
+            self.connection.execute(self.insert, order, prepare=True)
+        self.connection.commit()
+
+
 class UnnestMerge(_Arrays):
     name = "MERGE unnest"
 
@@ -166,7 +192,13 @@ class CopyUpsert(_PostgreSQL):
         self.connection.commit()
 
 
-POSTGRESQL: tuple[type[Way], ...] = (UnnestUpsert, UnnestUpdateInsert, UnnestMerge, CopyUpsert)
+POSTGRESQL: tuple[type[Way], ...] = (
+    UnnestUpsert,
+    UnnestUpdateInsert,
+    UnnestUpdateThenInsert,
+    UnnestMerge,
+    CopyUpsert,
+)
 
 
 # --- SQLite -----------------------------------------------------------------------------------------------

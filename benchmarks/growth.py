@@ -1,6 +1,6 @@
 """How does a batch grow with partitions, keys, payload and tasks? And what does a driver keep?
 
-    python benchmarks/growth.py                       # everything embedded; some ten minutes
+    python benchmarks/growth.py                       # everything embedded; some six minutes
     python benchmarks/growth.py --keys 10000 --keys 10000000 --only keys
     python benchmarks/growth.py --only memory --batches 100000
 
@@ -37,7 +37,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from peers.ours import FirstWord
-from peers.workload import counted
+from peers.workload import connect, counted
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from rich.console import Console
@@ -55,6 +55,8 @@ HERE = Path(__file__).resolve().parent
 PARTITIONS = (4, 64, 1_000)
 PAYLOADS = (60, 1_000, 100_000)
 BATCH, BATCHES, SKIPPED = 5_000, 30, 5
+FILL = """INSERT INTO {table} (key, n, txid) SELECT 'word-' || word, 0, 1
+    FROM generate_series(0, {last}) AS word ON CONFLICT DO NOTHING"""
 STEPS = ("plan", "persist", "job", "commit", "advance")
 console = Console(stderr=True, width=None if sys.stderr.isatty() else 120)
 Figures = dict[str, Any]
@@ -70,13 +72,16 @@ class Site:
         )
         self.exact = True
 
-    def topic(self, partitions: int, records: int, *, keys: int = 10_000, size: int = 60) -> str:
-        """A topic of records of about `size` bytes, the words evenly distributed, each partition as long."""
+    def topic(
+        self, partitions: int, records: int, *, keys: int = 10_000, size: int = 60, live: bool = False
+    ) -> str:
+        """A topic of records of about `size` bytes, the words evenly distributed, each partition as long. If
+        it is `live`, what a batch takes of a partition was sent by itself."""
         topic = f"growth-{uuid.uuid4().hex[:8]}"
         admin = AdminClient({"bootstrap.servers": self.kafka})
         admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result()
         producer = Producer(
-            {"bootstrap.servers": self.kafka, "linger.ms": 20, "queue.buffering.max.kbytes": 200_000}
+            {"bootstrap.servers": self.kafka, "linger.ms": 100, "queue.buffering.max.kbytes": 200_000}
         )
         padding = "x" * (size - 13)
         for number, word in enumerate(np.random.default_rng(7).integers(0, keys, records).tolist()):
@@ -87,6 +92,8 @@ class Site:
                     producer.poll(0.05)
                 else:
                     break
+            if live and (number + 1) % BATCH == 0:
+                producer.flush()
         producer.flush()
         return topic
 
@@ -99,14 +106,20 @@ class Site:
         spout: Callable[..., Any] = txstream.OpaqueSpout,
         tasks: int = 2,
         last: int = BATCHES,
+        most: int | None = None,
+        known: int = 0,
         at_advance: Callable[[int], None] | None = None,
     ) -> Figures:
-        """What batches of `batch` records cost, up to txid `last`; without Spark, in this process."""
+        """What batches of `batch` records, `most` of a partition, cost up to txid `last`; without Spark, in
+        this process. The table has `known` words from the first batch on."""
         name = f"growth_{uuid.uuid4().hex[:10]}"
         builder = txstream.TransactionalTopologyBuilder(
             name,
             "lines",
-            spout(txstream.KafkaSource(topic, kafka_columns=["value"]), max_batch_records=batch),
+            spout(
+                txstream.KafkaSource(topic, kafka_columns=["value"], max_records_per_partition=most),
+                max_batch_records=batch,
+            ),
             tasks,
             max_spout_pending=2,
         )
@@ -124,6 +137,9 @@ class Site:
         def listener(point: Point, txid: Txid, open_batches: dict[Txid, str]) -> None:  # noqa: ARG001 - its form
             if point is not Point.AFTER_ADVANCE:
                 return
+            if txid == 1 and known:
+                with connect(self.database) as connection:
+                    connection.execute(FILL.format(table=name, last=known - 1))
             if txid in (1, last):
                 asked[txid] = services.round_trips
             if at_advance is not None:
@@ -170,6 +186,7 @@ def in_turns(cases: dict[str, Callable[[], Figures]], turns: int) -> dict[str, F
 
 
 def partitions(site: Site, spark: SparkSession, turns: int) -> dict[str, Figures]:
+    """A backlog, and what comes in live: then each batch has a few new records of every partition."""
     topics = {some: site.topic(some, BATCH * BATCHES) for some in PARTITIONS}
     cases: dict[str, Callable[[], Figures]] = {
         f"{some:,}": partial(site.run, spark, topics[some], BATCH) for some in PARTITIONS
@@ -177,15 +194,18 @@ def partitions(site: Site, spark: SparkSession, turns: int) -> dict[str, Figures
     cases[f"{PARTITIONS[-1]:,}, transactional"] = partial(
         site.run, spark, topics[PARTITIONS[-1]], BATCH, spout=txstream.TransactionalSpout
     )
+    for some in (PARTITIONS[0], PARTITIONS[-1]):
+        topic = site.topic(some, BATCH * BATCHES, live=True)
+        cases[f"{some:,}, live"] = partial(site.run, spark, topic, BATCH, most=BATCH // some)
     return in_turns(cases, turns)
 
 
 def keys(site: Site, spark: SparkSession, counts: list[int], turns: int) -> dict[str, Figures]:
-    """Batches of 100,000 records; the table is filled by the runs themselves, up to that many keys."""
+    """Batches of 100,000 records, for a table that has all keys."""
     cases: dict[str, Callable[[], Figures]] = {}
     for some in counts:
         topic = site.topic(4, 100_000 * 10, keys=some)
-        cases[f"{some:,}"] = partial(site.run, spark, topic, 100_000, last=10)
+        cases[f"{some:,}"] = partial(site.run, spark, topic, 100_000, last=10, known=some)
     return in_turns(cases, turns)
 
 
@@ -262,7 +282,7 @@ def main() -> int:
     kinds = ("partitions", "keys", "payload", "tasks", "memory")
     parser.add_argument("--only", action="append", choices=kinds, help="may be repeated")
     parser.add_argument("--keys", action="append", type=int, help="by default 10,000 and 1,000,000")
-    parser.add_argument("--batches", type=int, default=100_000, help="of the memory run (default 100,000)")
+    parser.add_argument("--batches", type=int, default=6_000, help="of the memory run (default 6,000)")
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--out", type=Path, default=HERE / "results")
     options = parser.parse_args()

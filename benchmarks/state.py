@@ -3,6 +3,9 @@
     python benchmarks/state.py                          # an own PostgreSQL with fsync, and SQLite
     python benchmarks/state.py --postgres URL --json
     python benchmarks/state.py --only sqlite --profile
+    python benchmarks/state.py --only postgresql --workload known --there 10000 --ways
+
+With --ways every way is shown, and with an own PostgreSQL also in rows for each second of its processes' CPU.
 
 A table of word and bigint. A commit is timed as the engine calls it, from an Arrow table in any order:
 checks, sorting, parameters, fence, the question about an earlier attempt, upsert, ledger, COMMIT. The bare
@@ -33,6 +36,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 import pyarrow as pa
 import sqlalchemy as sa
@@ -48,7 +52,7 @@ from txstream.transaction import TransactionAttempt, Txid, attempt_id
 
 TARGET = 0.7
 SEMANTICS = (Semantics.OPAQUE, Semantics.TRANSACTIONAL)
-NEW_KEYS = {"updates": 0.05, "inserts": 0.95}  # the share of keys that no batch before had
+NEW_KEYS = {"known": 0.0, "updates": 0.05, "inserts": 0.95}  # the share of keys that no batch before had
 WARM_UP_ROUNDS = 2
 
 
@@ -56,7 +60,8 @@ WARM_UP_ROUNDS = 2
 class Figure:
     """One line of the table. Rows/s are medians over the rounds; `share` is commit over bare, `digest_share`
     the time of the digest of the same deltas over that of the commit. It is no part of the commit: the
-    engine makes it when it has merged the deltas, while the batch before them commits."""
+    engine makes it when it has merged the deltas, while the batch before them commits. `server` has rows for
+    each second of the CPU of an own PostgreSQL's processes."""
 
     database: str
     semantics: str
@@ -66,6 +71,7 @@ class Figure:
     bare_way: str
     share: float
     ways: dict[str, float]
+    server: dict[str, float]
     digest_share: float
 
 
@@ -75,6 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--postgres", help="SQLAlchemy URL of an empty database; by default an own server")
     parser.add_argument("--only", choices=("postgresql", "sqlite"))
+    parser.add_argument("--workload", choices=tuple(NEW_KEYS), help="by default all")
+    parser.add_argument("--ways", action="store_true")
     parser.add_argument("--keys", type=int, default=10_000, help="keys a batch (default 10,000)")
     parser.add_argument("--there", type=int, default=100_000, help="keys that are there (default 100,000)")
     parser.add_argument("--rounds", type=int, default=25)
@@ -91,11 +99,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             else:
                 url = options.postgres or own_server(stack, folder)
             for semantics in SEMANTICS:
-                for workload in NEW_KEYS:
+                for workload in NEW_KEYS if options.workload is None else (options.workload,):
                     figure = measure(url, database, semantics, workload, options)
                     figures.append(figure)
                     if not options.json:
                         show(figure, first=len(figures) == 1)
+                        if options.ways:
+                            show_ways(figure)
     if options.json:
         print(json.dumps([asdict(figure) for figure in figures], indent=2))
     return 0 if all(figure.share >= TARGET for figure in figures) else 1
@@ -113,6 +123,12 @@ def show(figure: Figure, *, first: bool) -> None:
         f"{figure.share:5.0%}  {figure.digest_share:6.2%}  {figure.bare_way}",
         flush=True,
     )
+
+
+def show_ways(figure: Figure) -> None:
+    for way, rate in {"commit": figure.commit_rows_per_second, **figure.ways}.items():
+        of_server = f"{figure.server[way]:>11,.0f} for each second of its CPU" if figure.server else ""
+        print(f"    {way:<26}{rate:>9,.0f}/s{of_server}", flush=True)
 
 
 def measure(
@@ -146,6 +162,8 @@ def measure(
 
         turns = {"commit": commit, **{way.name: writer(way) for way in ways}}
         seconds: dict[str, list[float]] = {turn: [] for turn in turns}
+        spent: dict[str, list[float]] = {turn: [] for turn in turns}
+        server = server_of(connection) if database == "postgresql" and not options.postgres else None
         digests: list[float] = []
         for txid, deltas in enumerate(batches.take(1 + WARM_UP_ROUNDS + options.rounds), start=1):
             deltas, took = merged_and_digested(deltas)
@@ -153,9 +171,11 @@ def measure(
             # Who comes first finds the processor's caches cold and the log's pages new: everybody in turn.
             names = list(turns)
             for turn in names[txid % len(names) :] + names[: txid % len(names)]:
+                before = cpu_seconds(server)
                 took = turns[turn](deltas, txid)
                 if txid > 1 + WARM_UP_ROUNDS:
                     seconds[turn].append(took)
+                    spent[turn].append(cpu_seconds(server) - before)
         refuse_differences(connection, [name, *(way.table for way in ways)])
         if options.profile:
             pstats.Stats(profile).sort_stats("cumulative").print_stats(45)
@@ -164,7 +184,25 @@ def measure(
     best = max(rates, key=lambda turn: rates[turn])
     share = commits / rates[best]
     digest_share = statistics.median(digests) / statistics.median(seconds["commit"])
-    return Figure(database, semantics.value, workload, commits, rates[best], best, share, rates, digest_share)
+    of_server = {turn: options.keys / statistics.median(some) for turn, some in spent.items() if any(some)}
+    return Figure(
+        database, semantics.value, workload, commits, rates[best], best, share, rates, of_server, digest_share
+    )
+
+
+def server_of(connection: psycopg.Connection[Any]) -> psutil.Process:
+    """The parent of all processes of the PostgreSQL that this is a connection to."""
+    backend = psutil.Process(connection.info.backend_pid)
+    parent = backend.parent()
+    assert parent is not None
+    return parent
+
+
+def cpu_seconds(server: psutil.Process | None) -> float:
+    """Of the server's processes, to the nanosecond, which psutil does not tell."""
+    processes = server.children() if server is not None else []
+    spent = (Path(f"/proc/{process.pid}/schedstat").read_text().split()[0] for process in processes)
+    return sum(map(int, spent)) / 1e9
 
 
 def merged_and_digested(deltas: pa.Table) -> tuple[pa.Table, float]:
