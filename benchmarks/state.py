@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--postgres", help="SQLAlchemy URL of an empty database; by default an own server")
     parser.add_argument("--only", choices=("postgresql", "sqlite"))
-    parser.add_argument("--workload", choices=tuple(NEW_KEYS), help="by default all")
+    parser.add_argument("--workload", choices=tuple(NEW_KEYS), help="by default updates, then inserts")
     parser.add_argument("--ways", action="store_true")
     parser.add_argument("--keys", type=int, default=10_000, help="keys a batch (default 10,000)")
     parser.add_argument("--there", type=int, default=100_000, help="keys that are there (default 100,000)")
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             else:
                 url = options.postgres or own_server(stack, folder)
             for semantics in SEMANTICS:
-                for workload in NEW_KEYS if options.workload is None else (options.workload,):
+                for workload in ("updates", "inserts") if options.workload is None else (options.workload,):
                     figure = measure(url, database, semantics, workload, options)
                     figures.append(figure)
                     if not options.json:
