@@ -104,7 +104,7 @@ def test_a_worker_that_is_frozen_in_the_middle_of_its_share_costs_an_attempt(
     """It holds the fence and a row. PostgreSQL ends its transaction, Spark in the end the process."""
     places = Places(tmp_path)
     with frozen_source() as source, ThreadPoolExecutor(1) as helper:
-        topology = holding_in_its_share(places, source, OpaqueSpout, message_timeout_seconds=4)
+        topology = holding_in_its_share(places, source, OpaqueSpout, message_timeout_seconds=8)
         with TopologyTest(topology, spark=spark, database=postgres_url) as test:
             test.commit(1)
 
@@ -112,7 +112,7 @@ def test_a_worker_that_is_frozen_in_the_middle_of_its_share_costs_an_attempt(
                 worker = places.found()
                 with frozen(worker):
                     places.gate.touch()
-                    test.clock.advance(5)
+                    test.clock.advance(9)
                     worker.wait(60)
 
             freezing = helper.submit(freeze)
