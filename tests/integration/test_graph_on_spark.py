@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,7 @@ from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
 from txstream.embedded.process import wait_until
 from txstream.engine.batch.plan import ExecutionPlan
+from txstream.engine.spark.jobs import collect
 from txstream.engine.spark.runner import SparkRunner
 from txstream.engine.spark.session import COMMIT_POOL, PROCESSING_POOL
 from txstream.testing import InProcessRunner
@@ -122,12 +123,10 @@ def test_eight_bolts_in_a_chain_are_one_stage_and_one_call_of_python(
     spark: SparkSession, unique: str
 ) -> None:
     context = spark.sparkContext
+    context.setJobGroup(unique, "the chain")
     with runner_of(spark, captured(row_of([Same() for _ in range(7)]), unique), 2) as runner:
-        context.setJobGroup(unique, "the chain")
-        try:
-            result = runner.run(attempt(1), BATCH)
-        finally:
-            context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+        result = runner.run(attempt(1), BATCH)
         found = tracker(context)
         (job,) = found.getJobIdsForGroup(unique)
         info = found.getJobInfo(job)
@@ -295,6 +294,32 @@ def test_each_phase_runs_in_its_pool(spark: SparkSession, tmp_path: Path, unique
         runner.commit(attempt(1), result)
         runner.release(result)
     assert notes(noted) == [["early", PROCESSING_POOL], ["late", COMMIT_POOL]]
+
+
+def test_a_thread_keeps_its_own_pool_and_tags(spark: SparkSession, unique: str) -> None:
+    """The attempt's are its own: the user's next job is in the user's pool again, and no attempt's."""
+    context = spark.sparkContext
+    context.setLocalProperty("spark.scheduler.pool", "mine")
+    context.addJobTag("mine")
+    try:
+        with runner_of(spark, captured(row_of([Same()]), unique)) as runner:
+            runner.run(attempt(1), BATCH)
+            assert context.getLocalProperty("spark.scheduler.pool") == "mine"
+            assert set(context.getJobTags()) == {"mine"}
+            runner.run(attempt(2), BATCH)
+    finally:
+        context.removeJobTag("mine")
+        context.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]  # removes it
+
+
+def test_both_ways_of_collecting_give_the_same(spark: SparkSession) -> None:
+    def some(partition: int, _: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+        yield from ((partition, bytes([number % 256]) * number) for number in range(200 * partition))
+
+    rdd = spark.sparkContext.parallelize(range(3), 3).mapPartitionsWithIndex(some)
+    found = collect(rdd, is_small=True)
+    assert len(found) == 600
+    assert found == collect(rdd)
 
 
 def test_tasks_of_a_commit_go_before_those_of_processing(spark: SparkSession, tmp_path: Path) -> None:

@@ -1,8 +1,17 @@
-"""One Spark job as the runner has it run: its local properties, and what it gives."""
+"""One Spark job as the runner has it run: its local properties, and what it gives.
+
+Each call of a Java method is a question to another process and a turn of the interpreter's lock, so the way
+with the fewest is taken.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
+import struct
+import threading
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from py4j.protocol import Py4JJavaError
@@ -17,33 +26,40 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-
-class Job:
-    """The local properties of a thread's Spark jobs while an attempt uses it."""
-
-    def __init__(self, context: SparkContext, tag: str, pool: str, order: WorkOrder | None = None) -> None:
-        self._context = context
-        self._order = order
-        self._pool = pool
-        self._tag = tag
-
-    def __enter__(self) -> None:
-        if self._order is not None:
-            self._context.setLocalProperty(WORK_PROPERTY, self._order.to_json())
-        self._context.setLocalProperty("spark.scheduler.pool", self._pool)
-        self._context.addJobTag(self._tag)
-
-    def __exit__(self, *_: object) -> None:
-        # The thread may be the user's own, whose next job must not be taken for this attempt's.
-        self._context.removeJobTag(self._tag)
-        self._context.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]  # removes it
-        self._context.setLocalProperty(WORK_PROPERTY, None)  # type: ignore[arg-type]
+_LENGTH = struct.Struct(">i")
 
 
-def collect(rdd: RDD[T]) -> list[T]:
+class JobProperties(threading.local):
+    """The local properties of each thread's Spark jobs while an attempt uses it: a copy, made once, since the
+    thread may be the user's, whose next job must not be taken for this attempt's. It is made with the runner
+    in that thread, and in others when they first have an attempt."""
+
+    def __init__(self, context: SparkContext) -> None:
+        self._context = context._jsc.sc()
+        self._threads = self._context.getLocalProperties()
+        self._attempts = self._threads.clone()
+
+    @contextlib.contextmanager
+    def set(self, tag: str, pool: str, order: WorkOrder | None = None) -> Iterator[None]:
+        """For the time of the block."""
+        context = self._context
+        context.setLocalProperties(self._attempts)
+        try:
+            context.setLocalProperty(WORK_PROPERTY, None if order is None else order.to_json())
+            context.setLocalProperty("spark.scheduler.pool", pool)
+            context.setLocalProperty("spark.job.tags", tag)
+            yield
+        finally:
+            context.setLocalProperties(self._threads)
+
+
+def collect(rdd: RDD[T], *, is_small: bool = False) -> list[T]:
     """As `rdd.collect()`, which has Spark read the byte code of `RDD` and twice that of `SparkContext` anew
-    for every job, to look for what its own closures should not hold: a third of an empty job."""
-    as_scala, serve = _functions(rdd.context._jvm)
+    for every job, to look for what its own closures should not hold: a third of an empty job.
+
+    What is small comes as the answer of a call, without a socket and a Java thread of its own; it takes four
+    thirds of its room on the way, and several times that in Java.
+    """
     try:
         found = rdd._jrdd.collectAsync().get()
     except Py4JJavaError as error:
@@ -53,6 +69,11 @@ def collect(rdd: RDD[T]) -> list[T]:
         if isinstance(told, UnknownException):
             raise
         raise told from None
+    if is_small:
+        pieces = map(found.get, range(found.size()))
+        framed = b"".join(part for piece in pieces for part in (_LENGTH.pack(len(piece)), piece))
+        return list(rdd._jrdd_deserializer.load_stream(io.BytesIO(framed)))  # type: ignore[no-untyped-call]
+    as_scala, serve = _functions(rdd.context._jvm)
     served = serve(as_scala(found.iterator()), f"serve RDD {rdd.id()}")
     with _load_from_socket(served, rdd._jrdd_deserializer) as stream:
         return list(stream)

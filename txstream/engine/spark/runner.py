@@ -28,7 +28,7 @@ from txstream.engine.batch.layout import Layout, Stage, lay_out
 from txstream.engine.batch.messages import ANSWER, DRIVER, PYTHON, Answer, Element, WorkOrder
 from txstream.engine.batch.plan import ExecutionPlan
 from txstream.engine.batch.runner import NOTHING, BatchResult
-from txstream.engine.batch.sizing import work_order
+from txstream.engine.batch.sizing import is_small, work_order
 from txstream.engine.batch.tree import task_tree
 from txstream.engine.batch.worker import run_first_stage, run_later_stage
 from txstream.engine.batch.worker_process import worker_process
@@ -43,7 +43,7 @@ from txstream.engine.commit.shares import (
 from txstream.engine.spark.dataframes import Sessions, check_dataframes, compute
 from txstream.engine.spark.errors import spark_error
 from txstream.engine.spark.executor import current_order, shipped_plan
-from txstream.engine.spark.jobs import Job, collect
+from txstream.engine.spark.jobs import JobProperties, collect
 from txstream.engine.spark.process import SparkProcess
 from txstream.engine.spark.progress import succeeded_tasks
 from txstream.engine.spark.session import COMMIT_POOL, PROCESSING_POOL
@@ -76,9 +76,9 @@ def _blaming(
 class _Pipeline:
     """The RDDs of one attempt, as far as they are built.
 
-    `senders` are those whose messages the RDD holds, with their number of partitions. `settled` says that
-    what it holds is persisted and computed, and its answers are taken. `dataframes` were put behind what is
-    settled.
+    `senders` are those whose messages the RDD holds, with their number of partitions. `is_small` says that
+    answers should be, by the batch's records. `settled` says that what it holds is persisted and computed,
+    and its answers are taken. `dataframes` were put behind what is settled.
     """
 
     attempt: TransactionAttempt
@@ -86,6 +86,7 @@ class _Pipeline:
     layout: Layout
     rdd: RDD[Any]
     senders: Mapping[str, int]
+    is_small: bool = False
     answers: list[Answer] = field(default_factory=list)
     dataframes: list[str] = field(default_factory=list)
     # The positions of stages by the Spark stage that runs them; None with a DataFrame, where Spark decides.
@@ -130,6 +131,7 @@ class SparkRunner:
         # The attempt whose shares are being written, until it is cancelled.
         self._writing: set[TransactionAttempt] = set()
         self._closed = False
+        self._properties = JobProperties(context)
         self._shipped: Broadcast[bytes] = context.broadcast(pickled(plan))
         if sessions is None and any(bolt.is_dataframe for bolt in plan.bolts):
             sessions = Sessions(context, session)
@@ -148,7 +150,8 @@ class SparkRunner:
         layout = lay_out(self.plan, order.width, order.slots)
         width = layout.stages[0].width
         first = self._first_stage(layout)
-        return self._process_all(_Pipeline(attempt, order, layout, first, {PYTHON: width}))
+        small = is_small(metas)
+        return self._process_all(_Pipeline(attempt, order, layout, first, {PYTHON: width}, small))
 
     @_blaming
     def feed(self, order: WorkOrder, messages: Sequence[bytes]) -> BatchResult:
@@ -166,7 +169,7 @@ class SparkRunner:
         attempt, order, layout = pipeline.attempt, pipeline.order, pipeline.layout
         self._begin(pipeline)
         try:
-            with Job(self._context, _tag(self.plan.run_id, attempt), PROCESSING_POOL, order):
+            with self._properties.set(_tag(self.plan.run_id, attempt), PROCESSING_POOL, order):
                 for stage in layout.process[1:]:
                     self._extend(pipeline, stage)
                 self._finish(pipeline, settle=bool(layout.commit))
@@ -200,7 +203,7 @@ class SparkRunner:
         started = time.perf_counter()
         pipeline.answers = []
         order = replace(pipeline.order, committed=committed)
-        with Job(self._context, _tag(self.plan.run_id, attempt), COMMIT_POOL, order):
+        with self._properties.set(_tag(self.plan.run_id, attempt), COMMIT_POOL, order):
             for stage in pipeline.layout.commit:
                 self._extend(pipeline, stage)
             self._finish(pipeline, settle=False)
@@ -222,11 +225,11 @@ class SparkRunner:
         messages, positions = cut_all(writes, self.plan.slots(self.slots))
         shares = self._context.parallelize(messages, len(messages))
         write = functools.partial(_write_shares, self._shipped, self.plan.run_id)
-        with Job(self._context, _tag(self.plan.run_id, attempt), COMMIT_POOL):
+        with self._properties.set(_tag(self.plan.run_id, attempt), COMMIT_POOL):
             if attempt not in self._writing:
                 raise BatchFailedError(f"{attempt} was cancelled")
             try:
-                answers = collect(shares.mapPartitions(write))
+                answers = collect(shares.mapPartitions(write), is_small=True)
             except TxstreamError:
                 raise  # from itself, it would be its own cause
             except Exception as error:
@@ -368,7 +371,7 @@ class SparkRunner:
         if pipeline.cancelled:
             raise BatchFailedError(f"{pipeline.attempt} was cancelled")
         try:
-            found = collect(rdd)
+            found = collect(rdd, is_small=pipeline.is_small)
         except TxstreamError:
             raise  # from itself, it would be its own cause
         except Exception as error:
