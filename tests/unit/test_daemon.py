@@ -126,3 +126,23 @@ def test_a_busy_worker_dies_as_it_always_did(tmp_path: Path) -> None:
 
 def test_what_hangs_while_it_is_closed_ends_all_the_same(tmp_path: Path) -> None:
     assert hung_up(tmp_path, "hangs", "idle") == ([], -signal.SIGALRM)
+
+
+# The daemon as Spark runs it, up to where it would fork workers.
+DAEMON = """
+import runpy, sys
+import pyspark.daemon
+pyspark.daemon.manager = lambda: print("forks", "txstream.engine.batch.worker" in sys.modules)
+{before}
+runpy.run_module("txstream.engine.spark.daemon", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "told"), [("", "forks True"), ("sys.modules['pyarrow'] = None", "forks False")]
+)
+def test_what_every_task_needs_is_imported_before_workers_are_forked(before: str, told: str) -> None:
+    """Where something is missing, a task is to tell, not the daemon, whose end Spark cannot explain."""
+    program = DAEMON.format(before=before)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == told

@@ -1,4 +1,5 @@
-"""Spark's Python daemon, without a full garbage collection after every task, and with an end for bolts.
+"""Spark's Python daemon: imports once what all its workers need, collects no garbage after every task, and
+gives bolts an end.
 
 PySpark's daemon makes each worker run `gc.collect()` when a task ends: 10 to 40 ms, more than a small
 batch costs otherwise. This one collects once per worker and freezes what is alive then. Later garbage is
@@ -8,11 +9,12 @@ A worker process that ends in good order closes what bolts have opened in it: wh
 (it was idle for a minute, a task failed, the executor ends), and when the daemon ends before it.
 
 Imported by name on executors (`spark.python.daemon.module`), before shipped files are on the path; it
-imports nothing that starts threads, since it forks.
+imports nothing that starts threads, since it forks. (Arrow's allocator starts one, and sees to forks.)
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -95,8 +97,20 @@ def close_worker_process() -> None:
     signal.alarm(0)
 
 
+def get_ready() -> None:
+    """Import what every task needs, so that workers have it when they are forked: half a second of CPU each,
+    and memory that they share. What cannot be imported here, a worker's first task tells."""
+    with contextlib.suppress(ImportError):
+        import pyarrow.acero  # noqa: F401 - groups rows, and brings pandas, where it is, as any array does
+
+        import txstream.engine.spark.runner  # noqa: F401
+    gc.collect()
+    gc.freeze()
+
+
 # The daemon calls these by the names that it imported; there are no settings for them.
 vars(pyspark.daemon).update(gc=CollectOnce(), signal=HangUpGently(), worker=worker)
 
 if __name__ == "__main__":
+    get_ready()
     pyspark.daemon.manager()
