@@ -27,6 +27,7 @@ from txstream.engine.driver.waiting import Waiting
 from txstream.engine.driver.workers import Workers
 from txstream.engine.fault_points import PointListener, nobody_listens
 from txstream.engine.report import RunReport
+from txstream.engine.start.identity import check_identity
 from txstream.engine.start.takeover import Takeover, take_up
 from txstream.metas import MetaCodec
 from txstream.state import FenceLockedError
@@ -53,14 +54,14 @@ class Services(AbstractContextManager["Services"], Protocol):
         """Addresses and deadlines for the source, on the driver and on executors."""
 
     def lead(self, codec: MetaCodec[Any], plan: ExecutionPlan) -> ProgressStore:
-        """Be elected, and write to this from now on. A standby that is warm opens the source and starts what
-        will run `plan` meanwhile."""
+        """Be elected, and write to this from now on. What will run `plan` begins to start then; a standby
+        that is warm has started it, and opened the source, meanwhile."""
 
     def open_source(self, context: SpoutContext) -> PartitionCoordinator[Any]:
         """The source, asked from the driver."""
 
     def start_engine(self) -> RunnerFactory:
-        """Start what runs batches."""
+        """Wait for what runs batches."""
 
     def locked(self, error: FenceLockedError) -> None:
         """A frozen driver holds a fence: wait before a further try, or raise."""
@@ -152,8 +153,9 @@ class Driver:
         """Everything before the first batch, in the order that makes it safe; None when it was stopped.
 
         A bolt that cannot be shipped is told before anything. Then the election, so that a standby waits
-        without writing anything; then the source and Spark, so that a run whose topic or cluster is not there
-        leaves nothing behind; then identity, tables, epoch, fences and recovery (`take_up`).
+        without writing anything; Spark starts beside what follows it. Then the source and Spark, so that a
+        run whose topic or cluster is not there leaves nothing behind; then identity, tables, epoch, fences
+        and recovery (`take_up`). An id that stands for something else is told without waiting for Spark.
         """
         topology, services = self.topology, self._services
         codec: MetaCodec[Any] = MetaCodec(topology.spout.source.meta_type)
@@ -164,6 +166,7 @@ class Driver:
         store = services.lead(codec, plan)
         if self.is_told_to_stop:
             return None
+        check_identity(topology, store)
         spout = services.open_source(context)
         if self.is_told_to_stop:
             return None

@@ -5,6 +5,7 @@ Invariant: what was opened is closed at the end, in the opposite order, however 
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import logging
 import threading
@@ -75,6 +76,11 @@ class RunServices:
         self._targets: Sequence[StateTarget] = ()
         self._source: PartitionCoordinator[Any] | None = None
         self._engine: SparkEngine | None = None
+        self._engine_state = "starting Spark"
+        self._is_engine_awaited = False
+        # Spark starts beside the rest.
+        self._beside = concurrent.futures.ThreadPoolExecutor(1, "txstream-spark")
+        self._starting: concurrent.futures.Future[None] | None = None
         self._create_runner = runner_factory or self._make_engine(spark).create_runner
 
     def connect(self) -> Sequence[StateTarget]:
@@ -107,6 +113,7 @@ class RunServices:
         zookeeper, topology_id = self._zookeeper, self._topology.id
         if self._engine is not None:
             self._stack.push(self._engine)
+            self._stack.callback(self._give_up_engine)
         is_warm = self._wait_for_leadership and self._settings.standby == WARM
         readiness = Readiness(self._steps(plan) if is_warm else {}, self.workers.pause, self._tell_ready)
         self._stack.callback(readiness.end)
@@ -117,6 +124,9 @@ class RunServices:
         )
         self._stack.callback(self._leadership.release)
         readiness.end()
+        if self._engine is not None and not self.workers.is_interrupted:
+            self._starting = self._beside.submit(self._on_engine, self._engine.start)
+            self._beside.submit(self._warm_up, self._engine, plan)
         # A resumed process may get here long after it was elected; from here on the epoch decides.
         self._store = ZooKeeperProgress(
             zookeeper, topology_id, codec, waiting=self._warn, should_stop=self._is_interrupted
@@ -149,9 +159,25 @@ class RunServices:
         return self._source
 
     def start_engine(self) -> RunnerFactory:
-        if self._engine is not None:
-            self._on_engine(self._engine.start)
+        if self._starting is not None:
+            self.state = self._engine_state
+            self._is_engine_awaited = True
+            self._starting.result()
         return self._create_runner
+
+    def _warm_up(self, engine: SparkEngine, plan: ExecutionPlan) -> None:
+        """What goes wrong here goes wrong in the first batch, too, which tells it."""
+        try:
+            engine.warm_up(plan)
+        except Exception as error:  # noqa: BLE001 - see above
+            log.debug("the workers were not warmed: %s", error)
+
+    def _give_up_engine(self) -> None:
+        """End a start that is under way. A process that was started for it ends."""
+        self.workers.interrupt()
+        self._beside.shutdown(wait=False, cancel_futures=True)
+        if self._starting is not None:
+            concurrent.futures.wait([self._starting])
 
     def keep(self, runner: BatchRunner) -> BatchRunner:
         self._stack.callback(runner.close)
@@ -245,7 +271,9 @@ class RunServices:
             conf = {**worker_settings(topology.workers, slots, self._settings.master), **conf}
 
         def tell_state(state: str) -> None:
-            self.state = state
+            self._engine_state = state
+            if self._is_engine_awaited:
+                self.state = state
 
         self._engine = SparkEngine(
             *(self._settings, f"txstream {topology.id}", conf, spark),

@@ -62,6 +62,13 @@ class Claim:
         return replace(self.identity, tables=self.tables)
 
 
+def check_identity(topology: Topology, store: ProgressStore) -> None:
+    """Raises IdentityMismatchError when the id stands for another topology already. Writes nothing."""
+    stored = store.read_identity()
+    if stored is not None:
+        _refuse_other(topology.id, stored, identity_of(topology))
+
+
 def claim_identity(
     topology: Topology,
     store: ProgressStore,
