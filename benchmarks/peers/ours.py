@@ -1,8 +1,10 @@
 """txstream in the same workload. `--variant columnar` (default) takes the word by Arrow, `tuples` by a Python
-bolt of one line that is called for each tuple."""
+bolt of one line that is called for each tuple. With `--runs 1` the run starts a Spark of its own, as
+`txstream run` does, and its steps are told."""
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from pathlib import Path
@@ -11,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import txstream
-from peers.workload import PARTITIONS, connect, is_exact, options, report, runs_of
+from peers.workload import PARTITIONS, connect, cpu_seconds, is_exact, options, report, runs_of
 from txstream import (
     BatchBolt,
     CountBolt,
@@ -69,6 +71,15 @@ def first_commit(url: str, name: str) -> float:
     return float(row[0])
 
 
+def states(running: txstream.RunningTopology, imported: float) -> dict[str, float]:
+    """When each step of a start began, in seconds since the epoch. Ends when the first batch is committed."""
+    began = {"import of what runs": imported}
+    while running.is_running and not running.progress.committed_txid:
+        began.setdefault(re.split(r" at | \(|://", running.state)[0], time.time())
+        time.sleep(0.002)
+    return began
+
+
 def main() -> None:
     arguments = options(__doc__).parse_args()
     settings = txstream.Settings(
@@ -76,17 +87,28 @@ def main() -> None:
         kafka=arguments.kafka,
         database=arguments.database,
         data_dir=Path(arguments.data_dir),
+        master="local[2]",
     )
-    session = create_session(master="local[2]", log_file=Path(arguments.data_dir) / "spark.log")
+    is_start = arguments.mode == "catchup" and arguments.runs == 1
+    imported = time.time()
+    session = None
+    if not is_start:
+        session = create_session(master="local[2]", log_file=Path(arguments.data_dir) / "spark.log")
     is_live = arguments.mode == "live"
     for run, cold in runs_of(1 if is_live else arguments.runs):
         name = f"ours_{uuid.uuid4().hex[:10]}"
         made = topology(name, arguments.topic, arguments.batch, arguments.variant)
         begin = time.perf_counter()
-        with txstream.start(made, session, settings, until=None if is_live else "caught-up") as running:
+        with txstream.start(
+            made, session, settings, until=None if is_live or is_start else "caught-up"
+        ) as running:
             if is_live:
                 report(ready=True, table=name)
                 time.sleep(arguments.seconds)
+                running.stop()
+            began = {"import": arguments.started, **(states(running, imported) if is_start else {})}
+            used = cpu_seconds()
+            if is_start:
                 running.stop()
             done = running.wait()
         seconds = time.perf_counter() - begin
@@ -100,10 +122,14 @@ def main() -> None:
             batches=done.batches,
             seconds=round(seconds, 3),
             first_commit_seconds=round(first_commit(arguments.database, name) - arguments.started, 2),
+            cpu_seconds=used,
             exact=exact,
             table=name,
+            began={step: round(at - arguments.started, 3) for step, at in began.items()},
+            first_batch=running.timings[0].before_commit() if running.timings else {},
         )
-    session.stop()
+    if session is not None:
+        session.stop()
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import Any
 
 import platformdirs
 
-from peers.workload import fresh_tables, is_exact, options, report, runs_of, upsert
+from peers.workload import cpu_seconds, fresh_tables, is_exact, options, report, runs_of, upsert
 from txstream.embedded.jars import kafka_classpath, maven_repository
 
 # Spark's Kafka connector; the rest, Kafka's client, is with the embedded broker's jars.
@@ -132,6 +132,7 @@ def main() -> None:
                 batches=counting.batches,
                 seconds=round(seconds, 3),
                 first_commit_seconds=round(counting.first_commit - arguments.started, 2),
+                cpu_seconds=cpu_seconds(),
                 exact=is_exact(arguments.database, arguments.records),
             )
     spark.stop()

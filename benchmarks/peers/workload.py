@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import psutil
 import psycopg
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
@@ -49,6 +50,13 @@ def options(description: str | None) -> argparse.ArgumentParser:
 
 def report(**values: Any) -> None:
     print(json.dumps(values), flush=True)
+
+
+def cpu_seconds() -> float:
+    """Of this process and all that it has started and that still runs."""
+    mine = psutil.Process()
+    times = [process.cpu_times() for process in (mine, *mine.children(recursive=True))]
+    return round(sum(time.user + time.system for time in times), 2)
 
 
 def connect(url: str) -> psycopg.Connection[Any]:
