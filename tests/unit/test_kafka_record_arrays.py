@@ -274,6 +274,17 @@ def test_the_usual_records_are_decoded_together(
     assert len(rows[5]) == sum(start <= record[0] < end for record in records)
 
 
+@pytest.mark.parametrize("deltas", [(0, 1, 9), (0, 9, 1)])
+def test_a_record_behind_the_end_of_a_batch_that_is_wanted_whole(deltas: tuple[int, ...]) -> None:
+    """Alone, and where the next partition's offsets fall back, as they may."""
+    wrong = batch(5, [(delta, 0, None, b"v", []) for delta in deltas], last_delta=2)
+    check(wrong, 5, 8)
+    parts = [Fetched(wrong, 5, 8), Fetched(batch(0, [(0, 0, None, b"w", [])]), 0, 1)]
+    decode_records(parts)
+    assert isinstance(parts[0].error, CorruptBatchError)
+    assert [len(block) for block in parts[1].blocks] == [1]
+
+
 def test_headers_that_are_alike_are_read_once() -> None:
     data = batch(0, [(i, 0, None, b"v", [("trace", b"same")]) for i in range(50)])
     columns = RecordColumns()
