@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.bolts import Split
-from support.inmemory import MemoryLog, Range
+from support.inmemory import MemoryLog, MemorySource, Range
 from support.loops import DEADLINE_SECONDS, Run, World, failing_once, stop_when, wait, words
 
 from txstream.api.bolts import OutputCollector
@@ -98,10 +98,15 @@ def test_a_plan_that_reached_the_end_and_then_shrank_in_its_replay_is_not_caught
     assert run.world.table.totals() == words(log)
 
 
-@pytest.mark.parametrize(("gather_seconds", "gathered"), [(60.0, True), (0.001, False)])
+@pytest.mark.parametrize(
+    ("gather_seconds", "most", "gathered"),
+    [(60.0, None, True), (60.0, 5, True), (60.0, 4, False), (0.001, None, False)],
+)
 def test_a_small_batch_gathers_until_the_job_before_has_ended_or_its_time_is_over(
-    log: MemoryLog, gather_seconds: float, gathered: bool
+    log: MemoryLog, gather_seconds: float, most: int | None, gathered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Unless the source cut the batch before off, which took 4 records of a partition: there may be more."""
+    monkeypatch.setattr(MemorySource, "max_records_per_partition", most)
     run = Run(World(log), until=2, max_batch_records=100, gather_seconds=gather_seconds)
     asked_again = threading.Event()
     jobs_beside: list[int] = []
