@@ -116,7 +116,7 @@ def cluster(executors: list[int], master: str = "spark://h:1", **conf: str) -> A
     scala = SimpleNamespace(statusTracker=lambda: tracker)
     return SimpleNamespace(
         master=master,
-        getConf=lambda: SimpleNamespace(get=lambda name, default=None: settings.get(name, default)),
+        _conf=SimpleNamespace(get=lambda name, default=None: settings.get(name, default)),
         _jsc=SimpleNamespace(sc=lambda: scala),
     )
 

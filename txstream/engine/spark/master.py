@@ -82,7 +82,7 @@ def await_executor(
     After `patience_seconds`, `tell` is called once with the reason. A master that lacks cores or memory gives
     no executor until it has them, and every batch would time out meanwhile.
     """
-    conf = context.getConf()
+    conf = context._conf
     if Master(str(context.master)).is_in_process or conf.get("spark.dynamicAllocation.enabled") == "true":
         return
     waited = 0.0
