@@ -78,7 +78,7 @@ class RunServices:
         self._engine: SparkEngine | None = None
         self._engine_state = "starting Spark"
         self._is_engine_awaited = False
-        # Spark starts beside the rest.
+        # Spark starts beside the rest. An empty job to warm its workers would only hold up the first batch.
         self._beside = concurrent.futures.ThreadPoolExecutor(1, "txstream-spark")
         self._starting: concurrent.futures.Future[None] | None = None
         self._create_runner = runner_factory or self._make_engine(spark).create_runner
@@ -126,7 +126,6 @@ class RunServices:
         readiness.end()
         if self._engine is not None and not self.workers.is_interrupted:
             self._starting = self._beside.submit(self._on_engine, self._engine.start)
-            self._beside.submit(self._warm_up, self._engine, plan)
         # A resumed process may get here long after it was elected; from here on the epoch decides.
         self._store = ZooKeeperProgress(
             zookeeper, topology_id, codec, waiting=self._warn, should_stop=self._is_interrupted
@@ -164,13 +163,6 @@ class RunServices:
             self._is_engine_awaited = True
             self._starting.result()
         return self._create_runner
-
-    def _warm_up(self, engine: SparkEngine, plan: ExecutionPlan) -> None:
-        """What goes wrong here goes wrong in the first batch, too, which tells it."""
-        try:
-            engine.warm_up(plan)
-        except Exception as error:  # noqa: BLE001 - see above
-            log.debug("the workers were not warmed: %s", error)
 
     def _give_up_engine(self) -> None:
         """End a start that is under way. A process that was started for it ends."""

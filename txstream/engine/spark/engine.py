@@ -38,7 +38,7 @@ _WARM_SECONDS = 60.0
 
 class SparkEngine:
     """`pause` waits so many seconds, and answers True when the run is to end: a start ends then, too. Not for
-    several threads at once, except `check` and `warm_up`."""
+    several threads at once, except `check`."""
 
     def __init__(
         self,
@@ -127,23 +127,18 @@ class SparkEngine:
                 told = f"Spark has run no job within {_WARM_SECONDS:g} s, and is started anew"
                 stack.enter_context(self._process.killed_after(_WARM_SECONDS, told))
             stack.enter_context(self._process.blamed())
-            if self._sessions is None and any(bolt.is_dataframe for bolt in plan.bolts):
-                check_dataframes(plan)
-                self._sessions = Sessions(context, self._session)
-            self.warm_up(plan)
-
-    def warm_up(self, plan: ExecutionPlan) -> None:
-        """An empty job for which Python workers import what a batch needs, where Spark is up."""
-        context = self._context
-        if context is None:
-            return
-        if self._warm is None:
-            # A plan that is run has states as well, which a leader alone knows.
-            self._warm = uuid.uuid4().hex, context.broadcast(pickled(plan))
-        run_id, shipped = self._warm
-        tasks = min(context.defaultParallelism, max(plan.slots({}).values(), default=1))
-        get_ready = functools.partial(_get_ready, shipped, run_id)
-        context.parallelize(range(tasks), tasks).mapPartitions(get_ready).count()
+            if self._warm is None:
+                run_id = (
+                    uuid.uuid4().hex
+                )  # the plan that is run has states, which are known to a leader alone
+                self._warm = run_id, context.broadcast(pickled(plan))
+                if any(bolt.is_dataframe for bolt in plan.bolts):
+                    check_dataframes(plan)
+                    self._sessions = Sessions(context, self._session)
+            run_id, shipped = self._warm
+            tasks = min(context.defaultParallelism, max(plan.slots({}).values(), default=1))
+            get_ready = functools.partial(_get_ready, shipped, run_id)
+            context.parallelize(range(tasks), tasks).mapPartitions(get_ready).count()
 
     def _end_if_failed(self, kind: object, *raised: Any) -> bool:
         if kind is not None:
