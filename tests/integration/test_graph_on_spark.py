@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +44,6 @@ from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
 from txstream.embedded.process import wait_until
 from txstream.engine.batch.plan import ExecutionPlan
-from txstream.engine.spark.jobs import collect
 from txstream.engine.spark.runner import SparkRunner
 from txstream.engine.spark.session import COMMIT_POOL, PROCESSING_POOL
 from txstream.testing import InProcessRunner
@@ -310,16 +309,6 @@ def test_a_thread_keeps_its_own_pool_and_tags(spark: SparkSession, unique: str) 
     finally:
         context.removeJobTag("mine")
         context.setLocalProperty("spark.scheduler.pool", None)  # type: ignore[arg-type]  # removes it
-
-
-def test_both_ways_of_collecting_give_the_same(spark: SparkSession) -> None:
-    def some(partition: int, _: Iterable[int]) -> Iterator[tuple[int, bytes]]:
-        yield from ((partition, bytes([number % 256]) * number) for number in range(200 * partition))
-
-    rdd = spark.sparkContext.parallelize(range(3), 3).mapPartitionsWithIndex(some)
-    found = collect(rdd, is_small=True)
-    assert len(found) == 600
-    assert found == collect(rdd)
 
 
 def test_tasks_of_a_commit_go_before_those_of_processing(spark: SparkSession, tmp_path: Path) -> None:

@@ -40,12 +40,6 @@ def planned_records(metas: BatchMetas[Any]) -> int | None:
     return None if None in known else sum(filter(None, known))
 
 
-def is_small(metas: BatchMetas[Any]) -> bool:
-    """Is a batch worth one or two Spark tasks?"""
-    records = planned_records(metas)
-    return records is not None and records <= _TWO_TASK_RECORDS
-
-
 def work_order(
     attempt: TransactionAttempt,
     metas: BatchMetas[Any],

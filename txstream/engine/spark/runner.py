@@ -28,7 +28,7 @@ from txstream.engine.batch.layout import Layout, Stage, lay_out
 from txstream.engine.batch.messages import ANSWER, DRIVER, PYTHON, Answer, Element, WorkOrder
 from txstream.engine.batch.plan import ExecutionPlan
 from txstream.engine.batch.runner import NOTHING, BatchResult
-from txstream.engine.batch.sizing import is_small, work_order
+from txstream.engine.batch.sizing import work_order
 from txstream.engine.batch.tree import task_tree
 from txstream.engine.batch.worker import run_first_stage, run_later_stage
 from txstream.engine.batch.worker_process import worker_process
@@ -76,9 +76,9 @@ def _blaming(
 class _Pipeline:
     """The RDDs of one attempt, as far as they are built.
 
-    `senders` are those whose messages the RDD holds, with their number of partitions. `is_small` says that
-    answers should be, by the batch's records. `settled` says that what it holds is persisted and computed,
-    and its answers are taken. `dataframes` were put behind what is settled.
+    `senders` are those whose messages the RDD holds, with their number of partitions. `settled` says that
+    what it holds is persisted and computed, and its answers are taken. `dataframes` were put behind what is
+    settled.
     """
 
     attempt: TransactionAttempt
@@ -86,7 +86,6 @@ class _Pipeline:
     layout: Layout
     rdd: RDD[Any]
     senders: Mapping[str, int]
-    is_small: bool = False
     answers: list[Answer] = field(default_factory=list)
     dataframes: list[str] = field(default_factory=list)
     # The positions of stages by the Spark stage that runs them; None with a DataFrame, where Spark decides.
@@ -150,8 +149,7 @@ class SparkRunner:
         layout = lay_out(self.plan, order.width, order.slots)
         width = layout.stages[0].width
         first = self._first_stage(layout)
-        small = is_small(metas)
-        return self._process_all(_Pipeline(attempt, order, layout, first, {PYTHON: width}, small))
+        return self._process_all(_Pipeline(attempt, order, layout, first, {PYTHON: width}))
 
     @_blaming
     def feed(self, order: WorkOrder, messages: Sequence[bytes]) -> BatchResult:
@@ -229,7 +227,7 @@ class SparkRunner:
             if attempt not in self._writing:
                 raise BatchFailedError(f"{attempt} was cancelled")
             try:
-                answers = collect(shares.mapPartitions(write), is_small=True)
+                answers = collect(shares.mapPartitions(write))
             except TxstreamError:
                 raise  # from itself, it would be its own cause
             except Exception as error:
@@ -371,7 +369,7 @@ class SparkRunner:
         if pipeline.cancelled:
             raise BatchFailedError(f"{pipeline.attempt} was cancelled")
         try:
-            found = collect(rdd, is_small=pipeline.is_small)
+            found = collect(rdd)
         except TxstreamError:
             raise  # from itself, it would be its own cause
         except Exception as error:
