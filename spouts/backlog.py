@@ -22,9 +22,10 @@ def share_limit(backlogs: Mapping[str, int], limit: int, progress: int = 0) -> d
     what is read, such as the sum of all positions) decides whose turn it is.
     """
     waiting = {name: backlog for name, backlog in sorted(backlogs.items()) if backlog > 0}
+    if sum(waiting.values()) > limit:
+        waiting = _in_turn(waiting, limit, progress)
     if sum(waiting.values()) <= limit:
         return waiting
-    waiting = _in_turn(waiting, limit, progress)
     equal = max(1, limit // (2 * len(waiting)))
     given = {name: min(backlog, equal) for name, backlog in waiting.items()}
     rest = limit - sum(given.values())

@@ -53,7 +53,17 @@ def test_every_turn_comes_beside_a_large_backlog() -> None:
     assert {name for name, backlog in backlogs.items() if backlog} == {"large"}
 
 
-@given(BACKLOGS, st.integers(1, 5000), st.integers(0, 1 << 60))
+def test_those_in_their_turn_may_fill_the_limit_with_all_they_have() -> None:
+    assert share_limit({"a": 1, "b": 1, "c": 1}, 1) == {"a": 1}
+    assert share_limit({f"p{number:02}": 2 for number in range(40)}, 20) == {
+        f"p{number:02}": 2 for number in range(10)
+    }
+
+
+SMALL_BACKLOGS = st.dictionaries(st.text("abcdefgh", min_size=1, max_size=3), st.integers(0, 4), max_size=40)
+
+
+@given(BACKLOGS | SMALL_BACKLOGS, st.integers(1, 50) | st.integers(1, 5000), st.integers(0, 1 << 60))
 def test_nothing_is_given_twice_or_left_over(backlogs: dict[str, int], limit: int, progress: int) -> None:
     shares = share_limit(backlogs, limit, progress)
     assert all(0 < taken <= backlogs[name] for name, taken in shares.items())
