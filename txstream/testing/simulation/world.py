@@ -122,6 +122,7 @@ class World:
         self.changes = 0  # transactions that servers in memory have applied
         self._depth = self._awake = 0
         self.has_faults = False
+        self.is_on_sqlite = False
         self.pending = self.chances.between(1, 3)
         self.width = self.chances.between(1, 3)
         self.servers: list[Any] = []
