@@ -108,6 +108,7 @@ def test_java_compiles_thoroughly_where_a_bolt_is_its_work(
     builder = TransactionalTopologyBuilder("t", "lines", source)
     builder.set_bolt("bolt", bolt).shuffle_grouping("lines")
     services = RunServices(builder._build(stacklevel=2), Settings(master="local[1]", spark_conf=conf))
+    assert services._engine is not None
     with pytest.raises(ServiceUnavailableError, match="not started here"):
-        services.start_engine()
+        services._engine.start()
     assert [conf.get("spark.driver.extraJavaOptions") for conf in launched] == [options]
