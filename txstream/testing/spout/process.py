@@ -68,5 +68,5 @@ def main() -> None:
     finally:
         emitter.close()
     answer.write_bytes(pickle.dumps(rows))
-    # As Spark's workers end: at an interpreter's end, a thread of Arrow's that still reads aborts the process.
+    # As Spark's workers end: at an interpreter's end, a thread of Arrow that still reads would abort it.
     os._exit(0)
