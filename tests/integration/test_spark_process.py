@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from support.kafka_topics import wait_until
 from support.runs import Launcher, RunningCommand, has_ended, java_of
@@ -18,15 +19,29 @@ from support.texts import create_topic, produce
 from txstream.embedded import Services
 
 # The bolt notes that it is there and waits; with `kill` it ends Java instead, the first time it is called.
-# With `exhaust`, Java is asked for more memory than it may have while the bolt waits.
+# With `exhaust`, Java is asked for more memory than it may have while the bolt waits. FREEZE=handed out
+# freezes Java as soon as PySpark has handed it out.
 USER_MODULE = """
+import os
 import pathlib
+import signal
 import threading
 import time
 
 import psutil
-from pyspark import SparkContext
+from pyspark import SparkContext, java_gateway
 from txstream import *
+
+
+if os.environ.get("FREEZE") == "handed out":
+    launch = java_gateway.launch_gateway
+
+    def launch_and_freeze(*args, **kwargs):
+        gateway = launch(*args, **kwargs)
+        os.kill(gateway.proc.pid, signal.SIGSTOP)
+        return gateway
+
+    java_gateway.launch_gateway = launch_and_freeze
 
 
 def exhaust(folder):
@@ -72,12 +87,12 @@ def start(
     (tmp_path / "held.py").write_text(USER_MODULE)
     started: list[RunningCommand] = []
 
-    def start(*more: str) -> RunningCommand:
+    def start(*more: str, **variables: str) -> RunningCommand:
         arguments = ["-p", f"topic={unique}", "-p", f"folder={tmp_path}", "--session-timeout", "2", *more]
         process = subprocess.Popen(
             launcher.command("run", "held:topology", "--id", unique, *arguments),
             cwd=tmp_path,
-            env=launcher.variables(),
+            env=launcher.variables() | variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -155,16 +170,19 @@ def test_a_signal_to_the_process_group_ends_the_run_between_two_batches(
     wait_until(lambda: has_ended(java), "Java has ended", 60)
 
 
-@pytest.mark.parametrize("connected", [False, True])
+@pytest.mark.parametrize("moment", ["begun", "listens", "handed out"])
 def test_a_run_that_is_stopped_while_java_starts_ends_at_once(
-    start: Callable[..., RunningCommand], connected: bool
+    start: Callable[..., RunningCommand], moment: str
 ) -> None:
     """A Java that is frozen never gets ready, as one on a busy machine does not for long."""
-    command = start()
+    command = start(FREEZE=moment)
     java = java_of(command)
-    if connected:
-        wait_until(java.net_connections, "Java is connected, and makes its context", 120)
-    java.suspend()
+    if moment == "listens":
+        wait_until(java.net_connections, "Java listens", 120)
+    if moment == "handed out":
+        wait_until(lambda: java.status() == psutil.STATUS_STOPPED, "Java is frozen", 120)
+    else:
+        java.suspend()
     command.process.send_signal(signal.SIGTERM)
     outcome = command.wait(60)
     assert outcome.status == 0, outcome.stderr

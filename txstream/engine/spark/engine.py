@@ -105,12 +105,13 @@ class SparkEngine:
         self._context, self._process = context, SparkProcess.of(context._gateway)
         self._opened.enter_context(self._process.blamed())
         share_path(context)
-        for path in settings.py_files:
-            context.addPyFile(str(Path(path).resolve()))
-        self._tell_state(f"waiting for an executor of {context.master}")
-        await_executor(
-            context, patience_seconds=settings.connect_timeout_seconds, wait=self._pause, tell=log.warning
-        )
+        with self._given_up_on_stop():
+            for path in settings.py_files:
+                context.addPyFile(str(Path(path).resolve()))
+            self._tell_state(f"waiting for an executor of {context.master}")
+            await_executor(
+                context, patience_seconds=settings.connect_timeout_seconds, wait=self._pause, tell=log.warning
+            )
         return context
 
     def create_runner(self, plan: ExecutionPlan) -> SparkRunner:
@@ -122,8 +123,8 @@ class SparkEngine:
         with contextlib.ExitStack() as stack:
             stack.push(self._end_if_failed)
             context = self.start()
+            stack.enter_context(self._given_up_on_stop())
             if self._session is None:
-                stack.enter_context(self._process.killed_when(lambda: self._pause(0)))
                 told = f"Spark has run no job within {_WARM_SECONDS:g} s, and is started anew"
                 stack.enter_context(self._process.killed_after(_WARM_SECONDS, told))
             stack.enter_context(self._process.blamed())
@@ -139,6 +140,12 @@ class SparkEngine:
             tasks = min(context.defaultParallelism, max(plan.slots({}).values(), default=1))
             get_ready = functools.partial(_get_ready, shipped, run_id)
             context.parallelize(range(tasks), tasks).mapPartitions(get_ready).count()
+
+    def _given_up_on_stop(self) -> contextlib.AbstractContextManager[None]:
+        """The Java process of this run is killed when the run is stopped in this block: it may be frozen."""
+        if self._session is not None:
+            return contextlib.nullcontext()
+        return self._process.killed_when(lambda: self._pause(0))
 
     def _end_if_failed(self, kind: object, *raised: Any) -> bool:
         if kind is not None:

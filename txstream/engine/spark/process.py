@@ -167,15 +167,15 @@ def launch(
             gateway = java_gateway.launch_gateway(conf=conf, popen_kwargs=popen_kwargs)  # type: ignore[no-untyped-call]
         except PySparkRuntimeError as error:
             raise SparkLostError(_told_while_starting(log_file, start)) from error
-    with SparkContext._lock:
-        SparkContext._gateway = gateway
-        SparkContext._jvm = gateway.jvm
-    if gateway.proc is None:
-        return
-    gateway.txstream_log = log_file
-    signals = gateway.jvm.sun.misc
-    for name in ("TERM", "HUP"):
-        signals.Signal.handle(signals.Signal(name), signals.SignalHandler.SIG_IGN)
+        with SparkContext._lock:
+            SparkContext._gateway = gateway
+            SparkContext._jvm = gateway.jvm
+        if gateway.proc is None:
+            return
+        gateway.txstream_log = log_file
+        signals = gateway.jvm.sun.misc
+        for name in ("TERM", "HUP"):
+            signals.Signal.handle(signals.Signal(name), signals.SignalHandler.SIG_IGN)
 
 
 @contextlib.contextmanager
