@@ -114,7 +114,7 @@ def main() -> None:
         seconds = time.perf_counter() - begin
         exact = None
         if not is_live:
-            exact = is_exact(arguments.database, arguments.records, table=name, count="n")
+            exact = is_exact(arguments.database, arguments.records, arguments.keys, table=name, count="n")
         report(
             run=run,
             cold=cold,

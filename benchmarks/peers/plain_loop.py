@@ -79,7 +79,7 @@ def main() -> None:
             batches=batches,
             seconds=round(seconds, 3),
             first_commit_seconds=round(first_commit - arguments.started, 2),
-            exact=None if is_live else is_exact(arguments.database, arguments.records),
+            exact=None if is_live else is_exact(arguments.database, arguments.records, arguments.keys),
         )
 
 

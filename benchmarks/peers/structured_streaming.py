@@ -133,7 +133,7 @@ def main() -> None:
                 seconds=round(seconds, 3),
                 first_commit_seconds=round(counting.first_commit - arguments.started, 2),
                 cpu_seconds=cpu_seconds(),
-                exact=is_exact(arguments.database, arguments.records),
+                exact=is_exact(arguments.database, arguments.records, arguments.keys),
             )
     spark.stop()
 

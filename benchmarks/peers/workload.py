@@ -1,8 +1,9 @@
 """The one workload of all contenders: how often each first word occurs, in PostgreSQL, exactly once.
 
 A topic of 4 partitions with records of about 60 bytes, "word-17 xxx...", the words by Zipf's law over
-10,000. A contender is a script with the options of `options`; it prints one JSON object a line:
-`{"ready": true}` when it waits for live records, and one for each run.
+10,000, or one as often as the other where there are more. A contender is a script with the options of
+`options`; it prints one JSON object a line: `{"ready": true}` when it waits for live records, and one for
+each run.
 
 Latency is from the moment in which a marker was produced to the commit of its row, as PostgreSQL has noted it
 (`track_commit_timestamp`).
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import psutil
 import psycopg
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from sqlalchemy import make_url
@@ -39,6 +40,7 @@ def options(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--database", required=True, help="an SQLAlchemy URL")
     parser.add_argument("--topic", required=True)
     parser.add_argument("--records", type=int, default=0, help="records in the topic")
+    parser.add_argument("--keys", type=int, default=KEYS, help="how many words there are")
     parser.add_argument("--batch", type=int, default=100_000)
     parser.add_argument("--runs", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=30.0, help="of a live run")
@@ -96,19 +98,25 @@ def upsert(connection: psycopg.Connection[Any], keys: Sequence[str], counts: Seq
     connection.execute(UPSERT, values, prepare=True)
 
 
-def _words(records: int) -> np.ndarray[Any, Any]:
-    weights = 1 / np.arange(1, KEYS + 1)
-    return np.random.default_rng(7).choice(KEYS, records, p=weights / weights.sum())
+def _words(records: int, keys: int = KEYS) -> np.ndarray[Any, Any]:
+    random = np.random.default_rng(7)
+    if keys > KEYS:
+        return random.integers(0, keys, records)
+    weights = 1 / np.arange(1, keys + 1)
+    return random.choice(keys, records, p=weights / weights.sum())
 
 
-def make_topic(kafka: str, topic: str, records: int) -> None:
+def make_topic(
+    kafka: str, topic: str, records: int, *, keys: int = KEYS, config: Mapping[str, str] | None = None
+) -> None:
     """A topic with `records` records, in turn over its partitions."""
     admin = AdminClient({"bootstrap.servers": kafka})
-    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result()
+    made = NewTopic(topic, PARTITIONS, 1, config=dict(config or {}))
+    admin.create_topics([made])[topic].result()
     producer = Producer(
         {"bootstrap.servers": kafka, "linger.ms": 20, "queue.buffering.max.messages": 500_000}
     )
-    for number, word in enumerate(_words(records).tolist()):
+    for number, word in enumerate(_words(records, keys).tolist()):
         _produce(producer, topic, f"word-{word}", number)
     producer.flush()
 
@@ -140,16 +148,16 @@ def _produce(producer: Producer, topic: str, word: str, number: int) -> None:
             return
 
 
-def truth(records: int) -> dict[str, int]:
-    counted = np.bincount(_words(records), minlength=KEYS)
+def truth(records: int, keys: int = KEYS) -> dict[str, int]:
+    counted = np.bincount(_words(records, keys), minlength=keys)
     return {f"word-{word}": int(count) for word, count in enumerate(counted) if count}
 
 
-def is_exact(url: str, records: int, *, table: str = "counts", count: str = "count") -> bool:
+def is_exact(url: str, records: int, keys: int, *, table: str = "counts", count: str = "count") -> bool:
     """Does the table have every word exactly as often as the topic?"""
     with connect(url) as connection:
         rows = connection.execute(f"SELECT key, {count} FROM {table}").fetchall()
-    return dict(rows) == truth(records)
+    return dict(rows) == truth(records, keys)
 
 
 def counted(url: str, *, table: str = "counts", count: str = "count") -> int:
@@ -161,16 +169,42 @@ def counted(url: str, *, table: str = "counts", count: str = "count") -> int:
 
 
 def latencies(url: str, skip_seconds: float, *, table: str = "counts") -> Mapping[str, Any]:
-    """Milliseconds from produce to commit of the markers, without the first and the last two seconds."""
+    """Milliseconds from produce to commit of the markers."""
     with connect(url) as connection:
         rows = connection.execute(
             f"SELECT key, extract(epoch FROM pg_xact_commit_timestamp(xmin)) FROM {table} "
             "WHERE key LIKE 'm-%'"
         ).fetchall()
+    return _percentiles([(word, float(at)) for word, at in rows], skip_seconds)
+
+
+def appended(kafka: str, topic: str, skip_seconds: float) -> tuple[int, Mapping[str, Any]]:
+    """How many words the topic has, and the milliseconds from produce to append of the markers. The topic
+    must note when it appended."""
+    consumer = Consumer({"bootstrap.servers": kafka, "group.id": "appended", "enable.partition.eof": True})
+    consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
+    count, ended, rows = 0, 0, []
+    while ended < PARTITIONS:
+        for message in consumer.consume(10_000, 1.0):
+            if (error := message.error()) is not None:
+                if error.code() != KafkaError._PARTITION_EOF:
+                    raise SystemExit(f"{topic} cannot be read: {error}")
+                ended += 1
+                continue
+            count += 1
+            word = (message.value() or b"").decode()
+            if word.startswith("m-"):
+                rows.append((word, message.timestamp()[1] / 1e3))
+    consumer.close()
+    return count, _percentiles(rows, skip_seconds)
+
+
+def _percentiles(rows: Sequence[tuple[str, float]], skip_seconds: float) -> Mapping[str, Any]:
+    """Of markers and the seconds in which they arrived, without the first ones and the last two seconds."""
     produced = np.array([int(name.split("-")[2]) / 1e6 for name, _ in rows])
-    committed = np.array([float(at) for _, at in rows])
+    arrived = np.array([at for _, at in rows])
     used = (produced >= produced.min() + skip_seconds) & (produced <= produced.max() - 2)
-    taken = 1000 * (committed - produced)[used]
+    taken = 1000 * (arrived - produced)[used]
     return {
         "markers": int(used.sum()),
         **{f"p{p}": round(float(np.percentile(taken, p)), 1) for p in (50, 90, 99)},

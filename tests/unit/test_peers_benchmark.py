@@ -61,3 +61,6 @@ def test_the_truth_is_that_of_the_records(bench: Any) -> None:
     workload = importlib.import_module("peers.workload")
     assert sum(workload.truth(5_000).values()) == 5_000
     assert workload.truth(5_000) == workload.truth(5_000)
+    wide = workload.truth(5_000, 1_000_000)
+    assert sum(wide.values()) == 5_000
+    assert len(wide) > 4_900
