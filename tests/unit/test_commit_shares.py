@@ -40,8 +40,8 @@ from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.api.state import SqlState
 from txstream.bolts.sql import SqlStateBolt
 from txstream.engine.commit import databases as targets
-from txstream.engine.commit.open_databases import StorePlace
 from txstream.engine.commit.shares import Message, rows_written
+from txstream.engine.commit.worker_databases import StorePlace
 from txstream.engine.fault_points import Point
 from txstream.semantics import Semantics
 from txstream.spouts.memory import MemorySpout

@@ -1,4 +1,5 @@
-"""`start` and `run`: from a built topology to a running one. What it does then is in `driver`."""
+"""`start` and `run`: from a built topology to a running one. The order of a start is `Driver.start`, in
+`driver/driver.py`."""
 
 from __future__ import annotations
 

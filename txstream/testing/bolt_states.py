@@ -16,7 +16,7 @@ from txstream.api.reducers import Put
 from txstream.api.state import SqlState
 from txstream.engine.batch.cells import Cells, UnfitCellError
 from txstream.engine.commit.bindings import StateBinding
-from txstream.engine.commit.open_databases import OpenStores, StorePlace
+from txstream.engine.commit.worker_databases import OpenStores, StorePlace
 from txstream.semantics import Semantics
 from txstream.transaction import TransactionAttempt, Txid
 

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 from txstream.api.bolts import Bolt, WorkerContext
 from txstream.api.spouts import PartitionEmitter
 from txstream.engine.batch.plan import BoltSpec, ExecutionPlan
-from txstream.engine.commit.open_databases import OpenStores
 from txstream.engine.commit.state_cache import StateCache
+from txstream.engine.commit.worker_databases import OpenStores
 from txstream.metas import MetaCodec
 
 if TYPE_CHECKING:

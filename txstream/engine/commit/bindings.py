@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from txstream.api.reducers import Reducer
 from txstream.api.state import SqlState
 from txstream.api.topology import Component, StateUse, Topology
-from txstream.engine.commit.open_databases import StorePlace
+from txstream.engine.commit.worker_databases import StorePlace
 from txstream.semantics import Semantics
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from txstream.api.bolts import StateCommitter
 from txstream.api.errors import TopologyError
 from txstream.api.reducers import Put
 from txstream.api.topology import StateUse, Topology
-from txstream.engine.commit.open_databases import StorePlace
 from txstream.engine.commit.shares import TableDeltas
+from txstream.engine.commit.worker_databases import StorePlace
 from txstream.state import StateBackend, TableSpec, TopologyStates, place_of
 
 DEFAULT_CONNECT_TIMEOUT_SECONDS = 10.0

@@ -19,8 +19,8 @@ from txstream.engine.batch.plan import BoltSpec
 from txstream.engine.batch.worker_process import WorkerProcess
 from txstream.engine.commit.bindings import StateBinding
 from txstream.engine.commit.map_state import Load, Ownership, TaskMapState
-from txstream.engine.commit.open_databases import StorePlace
 from txstream.engine.commit.state_cache import StateCache
+from txstream.engine.commit.worker_databases import StorePlace
 from txstream.transaction import TransactionAttempt
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from txstream.engine.batch.plan import ExecutionPlan
 from txstream.engine.batch.runner import BatchResult
 from txstream.engine.batch.worker import run_later_stage
 from txstream.engine.batch.worker_process import WorkerProcess
-from txstream.engine.commit.open_databases import StorePlace
 from txstream.engine.commit.shares import StateWrite, cut
+from txstream.engine.commit.worker_databases import StorePlace
 from txstream.metas import BatchMetas
 from txstream.state import StateBackend
 from txstream.testing.inprocess import InProcessRunner
