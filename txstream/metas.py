@@ -36,6 +36,8 @@ class BatchMetas(Generic[Meta]):
     partitions: Mapping[str, Meta] = field(default_factory=lambda: _EMPTY)
     carried: Mapping[str, Meta] = field(default_factory=lambda: _EMPTY)
     unavailable: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    # What `MetaCodec.encode` made of it: the plan's check, the ledger and ZooKeeper all need it.
+    _encoded: list[Encoded] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
     def from_plan(cls, last: Mapping[str, Meta], plan: Mapping[str, Meta | Unavailable]) -> BatchMetas[Meta]:
@@ -85,15 +87,16 @@ class MetaCodec(Generic[Meta]):
         kind: Any = meta_type
         self._fields: Mapping[str, frozenset[type]] = _fields_of(kind)
 
-    def encode(self, metas: BatchMetas[Meta]) -> dict[str, Any]:
-        """JSON values; empty parts are left out."""
-        document: dict[str, Any] = {
-            "partitions": {p: self.encode_meta(m) for p, m in metas.partitions.items()}
-        }
+    def encode(self, metas: BatchMetas[Meta]) -> Encoded:
+        """JSON values, made once; empty parts are left out."""
+        if metas._encoded:
+            return metas._encoded[0]
+        document = Encoded(partitions={p: self.encode_meta(m) for p, m in metas.partitions.items()})
         if metas.carried:
             document["carried"] = {p: self.encode_meta(m) for p, m in metas.carried.items()}
         if metas.unavailable:
             document["unavailable"] = dict(metas.unavailable)
+        metas._encoded.append(document)
         return document
 
     def encode_meta(self, meta: Meta) -> dict[str, Any]:
@@ -173,9 +176,17 @@ def _json_types(hint: Any) -> frozenset[type]:
     return frozenset((hint,)) if hint in (bool, int, str, list, dict, type(None)) else frozenset()
 
 
+class Encoded(dict[str, Any]):
+    """A document that nobody changes any more: its JSON is made once."""
+
+    @functools.cached_property
+    def json(self) -> str:
+        return _JSON.encode(self)
+
+
 def to_json(document: Any) -> str:
     """One spelling for everything stored, so that equal documents are equal strings."""
-    return _JSON.encode(document)
+    return document.json if isinstance(document, Encoded) else _JSON.encode(document)
 
 
 # `json.dumps` makes one for each call.

@@ -14,6 +14,8 @@ from support.inmemory import Range
 from txstream.api.errors import CorruptStateError, TopologyError
 from txstream.api.spouts import Unavailable
 from txstream.metas import BatchMetas, MetaCodec, is_empty, to_json
+from txstream.transaction import AttemptId
+from txstream.zookeeper.documents import StoredBatch
 
 Offset = NewType("Offset", int)
 
@@ -74,6 +76,22 @@ def test_metas_survive_json(last: dict[str, Range], plan: dict[str, Range | Unav
 def test_empty_parts_are_left_out() -> None:
     codec: MetaCodec[Range] = MetaCodec(Range)
     assert codec.encode(BatchMetas({"a": Range(0, 2)})) == {"partitions": {"a": {"start": 0, "end": 2}}}
+
+
+def test_a_batch_is_encoded_once_for_its_check_the_ledger_and_zookeeper() -> None:
+    encoded = []
+
+    class Watched(MetaCodec[Range]):
+        def encode_meta(self, meta: Range) -> dict[str, Any]:
+            encoded.append(meta)
+            return super().encode_meta(meta)
+
+    codec, metas = Watched(Range), BatchMetas({"a": Range(0, 2)}, {"b": Range(3, 3)})
+    stored = StoredBatch(metas, None).encode(codec)
+    assert StoredBatch.decode(stored, "here", codec) == StoredBatch(metas, None)
+    assert json.loads(stored)["metas"] == json.loads(to_json(codec.encode(metas)))
+    assert StoredBatch(metas, AttemptId(7)).encode(codec) == stored.replace(b"null", b"7")
+    assert len(encoded) == 2
 
 
 def test_a_missing_field_takes_its_default() -> None:

@@ -245,7 +245,7 @@ class TopologyStates:
             attempt=commit.attempt.attempt,
             semantics=self.life.semantics,
             status=status,
-            metas=dict(commit.metas),
+            metas=commit.metas,
             tuples=commit.tuples,
             keys=keys,
             planned_at=commit.planned_at,

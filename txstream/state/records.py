@@ -76,7 +76,7 @@ class Commit:
     """
 
     attempt: TransactionAttempt
-    metas: Mapping[str, Any]
+    metas: dict[str, Any]
     deltas: Mapping[str, pa.Table]
     tuples: int
     planned_at: datetime

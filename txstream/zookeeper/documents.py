@@ -78,7 +78,8 @@ class StoredBatch:
 
     def encode(self, codec: MetaCodec[Any]) -> bytes:
         """Raises MetaTooLargeError past what one request to ZooKeeper can carry."""
-        data = pack(to_json({"attempt": self.attempt, "metas": codec.encode(self.metas)}).encode())
+        metas = to_json(codec.encode(self.metas))
+        data = pack(f'{{"attempt":{to_json(self.attempt)},"metas":{metas}}}'.encode())
         require_fits(data, len(self.metas.positions()))
         return data
 

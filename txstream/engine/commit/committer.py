@@ -125,7 +125,7 @@ class Committer:
     def begin(
         self,
         attempt: TransactionAttempt,
-        metas: Mapping[str, Any],
+        metas: dict[str, Any],
         batch: ProcessedBatch,
         reached: Callable[[str], None],
     ) -> frozenset[int]:
@@ -139,7 +139,7 @@ class Committer:
     def commit(
         self,
         attempt: TransactionAttempt,
-        metas: Mapping[str, Any],
+        metas: dict[str, Any],
         batch: ProcessedBatch,
         deltas: Prepared,
         reached: Callable[[str], None],
@@ -202,7 +202,7 @@ class Committer:
         self,
         at: int,
         attempt: TransactionAttempt,
-        metas: Mapping[str, Any],
+        metas: dict[str, Any],
         batch: ProcessedBatch,
         reached: Callable[[str], None],
     ) -> None:
@@ -286,7 +286,7 @@ class Committer:
     def _whole(
         self,
         attempt: TransactionAttempt,
-        metas: Mapping[str, Any],
+        metas: dict[str, Any],
         batch: ProcessedBatch,
         path: str,
         tables: Sequence[TableDeltas],
