@@ -20,7 +20,7 @@ from postgres import PostgresServer
 from redis_server import RedisServer
 from support.bare_python import make_bare_python
 from support.processes import process_of, turn_of
-from support.runs import SPARK_STARTS_SOONER, Launcher
+from support.runs import SPARK_STARTS_SOONER, Launcher, keep_sparks_classes
 from support.skips import pytest_terminal_summary as pytest_terminal_summary
 from support.spark_standalone import SparkStandalone
 from support.states import Rig
@@ -60,6 +60,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first, so that no process is left alone with them."""
     items.sort(key=lambda item: turn_of(item.nodeid))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Spark's classes are kept before anything starts Java."""
+    without_java = ("tests/unit/", "tests/simulation/")
+    if not (
+        session.config.option.collectonly
+        or all(item.nodeid.startswith(without_java) for item in session.items)
+    ):
+        keep_sparks_classes()
 
 
 @pytest.fixture

@@ -19,12 +19,14 @@ import pytest
 from kafka import KafkaAdminClient
 from kazoo.client import KazooClient
 from support.guide import DOCS, GUIDES, ShownCommand, commands_of, files_of, python_of
+from support.nursery import nursery
 from support.runs import SPARK_STARTS_SOONER
 from support.texts import make_lines
 
 from txstream.embedded import running
 
-SPARKLESS = Path(__file__).parents[1] / "support" / "sparkless.py"
+SUPPORT = Path(__file__).parents[1] / "support"
+NURSERY, SPARKLESS = SUPPORT / "nursery.py", SUPPORT / "sparkless.py"
 
 # What checks this project itself, wants a cluster or a driver that runs, or belongs to systemd.
 NOT_RUN = re.compile(r"^(make|systemctl|journalctl|txstream (pause|resume|stop)) |--master spark://")
@@ -59,7 +61,8 @@ class Desk:
         programs = folder / "bin"
         programs.mkdir()
         # A run without Spark starts 5 s sooner; README's run, and what `python` runs, are on Spark.
-        for name, call in {"txstream": f"-P {SPARKLESS}", "python": ""}.items():
+        typed = f"-P {NURSERY} {nursery().address} -P {SPARKLESS}"
+        for name, call in {"txstream": typed, "python": ""}.items():
             (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {call} "$@"\n')
             (programs / name).chmod(0o755)
         ours = {name: value for name, value in os.environ.items() if not name.startswith("TXSTREAM_")}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support.runs import SPARK_STARTS_SOONER, keep_sparks_classes
+from support.runs import SPARK_STARTS_SOONER
 
 from txstream.engine.spark.executor import WORK_PROPERTY
 from txstream.engine.spark.session import create_session
@@ -26,7 +26,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
     Its worker processes find the modules of `tests/`: bolts that are defined there are pickled by name.
     """
-    keep_sparks_classes()
     with pytest.MonkeyPatch.context() as patch:
         above = os.environ.get("PYTHONPATH")
         patch.setenv("PYTHONPATH", os.pathsep.join([str(_TESTS), *([above] if above else [])]))

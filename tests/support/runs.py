@@ -1,7 +1,8 @@
 """Runs as a user starts them: `txstream ...` in a process of its own.
 
-A run on Spark takes 6 s before its first batch, one without it (`Launcher.without_spark`) takes 1 s. Whatever
-is about the driver's own protocol, its external writes and its election, needs no Spark.
+A run on Spark takes 6 s before its first batch, one without it (`Launcher.without_spark`) less than 1 s: the
+nursery forks it, as all other commands. Whatever is about the driver's own protocol, its external writes and
+its election, needs no Spark.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from typing import Any
 import psutil
 
 from support.kafka_topics import wait_until
+from support.nursery import Forked, nursery
 from txstream.embedded import Services
+from txstream.embedded.files import locked
 
 WORD_COUNT = "txstream.examples.word_count:topology"
 
@@ -49,12 +52,15 @@ def keep_sparks_classes() -> None:
     """Make the file, once for an environment, of the classes that a small run loads."""
     if SPARK_CLASSES.exists() or not os.access(SPARK_CLASSES.parent, os.W_OK):
         return
-    unfinished = SPARK_CLASSES.with_suffix(f".{os.getpid()}")
-    options = f'{_QUICK} -Xlog:disable "-XX:ArchiveClassesAtExit={unfinished}"'
-    environment = {**os.environ, "JDK_JAVA_OPTIONS": options}
-    subprocess.run([sys.executable, "-c", _SOME_SPARK], env=environment, capture_output=True, check=False)
-    if unfinished.exists():
-        unfinished.rename(SPARK_CLASSES)
+    unfinished, lock = SPARK_CLASSES.with_suffix(".unfinished"), SPARK_CLASSES.with_suffix(".lock")
+    with locked(lock, waiting_for="keeping Spark's classes", timeout_seconds=240):
+        if SPARK_CLASSES.exists():
+            return
+        options = f'{_QUICK} -Xlog:disable "-XX:ArchiveClassesAtExit={unfinished}"'
+        environment = {**os.environ, "JDK_JAVA_OPTIONS": options}
+        subprocess.run([sys.executable, "-c", _SOME_SPARK], env=environment, capture_output=True, check=False)
+        if unfinished.exists():
+            unfinished.rename(SPARK_CLASSES)
 
 
 SUBMIT = "org.apache.spark.deploy.SparkSubmit"
@@ -107,16 +113,19 @@ class Launcher:
 
     def start(self, *arguments: str, **variables: str) -> RunningCommand:
         """Start a command in the background."""
-        process = subprocess.Popen(
-            self.command(*arguments),
-            cwd=self.directory,
-            env=self.variables(**variables),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        return RunningCommand(process)
+        command, environment = self.command(*arguments), self.variables(**variables)
+        if self.on_spark and "run" in arguments:
+            process = subprocess.Popen(
+                command,
+                cwd=self.directory,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            return RunningCommand(process)
+        return RunningCommand(nursery().start(command[1:], self.directory, environment))
 
     def run(self, *arguments: str, timeout_seconds: float = 120, **variables: str) -> Outcome:
         """Run a command to its end."""
@@ -148,7 +157,7 @@ class Launcher:
 class RunningCommand:
     """A command in the background; its output is read all the time, so that it never blocks on a pipe."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str] | Forked) -> None:
         self.process = process
         self._output: dict[str, list[str]] = {"stdout": [], "stderr": []}
         self._changed = threading.Condition()
@@ -182,7 +191,7 @@ class RunningCommand:
 
     def wait(self, timeout_seconds: float = 120) -> Outcome:
         try:
-            self.process.wait(timeout_seconds)
+            status = self.process.wait(timeout_seconds)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -191,9 +200,7 @@ class RunningCommand:
             ) from None
         for reader in self._readers:
             reader.join(10)
-        return Outcome(
-            self.process.returncode, "".join(self._output["stdout"]), "".join(self._output["stderr"])
-        )
+        return Outcome(status, "".join(self._output["stdout"]), "".join(self._output["stderr"]))
 
     def kill(self) -> None:
         if self.process.poll() is None:

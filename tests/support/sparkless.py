@@ -1,4 +1,4 @@
-"""`txstream` as `python -m txstream` is, but `run` processes its batches on the driver's own threads.
+"""`txstream` as `python -m txstream` is, but `run` and `demo outage` process batches on the driver's threads.
 
 Everything else is a run's own: the command line, its signals, its faults, its sessions and its exit status.
 Run as a script, in a process that tests freeze and kill.
@@ -27,7 +27,7 @@ def _no_spark(**options: object) -> NoReturn:
 
 if __name__ == "__main__":
     sys.meta_path.insert(0, NoPandas())
-    if "run" in sys.argv:  # the other commands need none of this, and start sooner
+    if {"run", "outage"} & set(sys.argv):  # the other commands need none of this, and start sooner
         from txstream.engine import run
         from txstream.engine.spark import session
         from txstream.testing import InProcessRunner
