@@ -36,7 +36,7 @@ compare: $(VENV)/.installed-core
 	$(BIN)/txstream compare $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 3 -m 'not soak and not mutant' $(ARGS)
+	$(BIN)/python -m pytest -n 3 -m 'not soak and not ci' $(ARGS)
 
 check: lint types test
 
@@ -52,7 +52,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 soak: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -m 'soak or mutant' --timeout 7200 $(ARGS)
+	$(BIN)/python -m pytest -m 'soak or ci' --timeout 7200 $(ARGS)
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python benchmarks/beside_peers.py $(ARGS)

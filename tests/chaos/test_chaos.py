@@ -1,4 +1,4 @@
-"""Three rounds of chaos; `make chaos ROUNDS=100` plays more. TXSTREAM_CHAOS_SEED plays the same again."""
+"""A round of chaos, in CI three; `make chaos ROUNDS=100` plays more. TXSTREAM_CHAOS_SEED plays them again."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ def test_a_seed_and_a_number_say_what_a_round_strikes() -> None:
 
 
 @pytest.mark.timeout(1200)
-def test_totals_are_exact_after_each_round(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [1, pytest.param(3, marks=pytest.mark.ci)])
+def test_totals_are_exact_after_each_round(tmp_path: Path, rounds: int) -> None:
     print(f"TXSTREAM_CHAOS_SEED={SEED}")
-    report = play(tmp_path, SEED, range(3))
+    first = SEED % 2  # rounds of the two semantics take turns
+    report = play(tmp_path, SEED, range(first, first + rounds))
     assert report["exact"], report["problem"]
-    assert report["rounds"] == 3
-    assert sum(report["killed"].values()) + sum(report["frozen"].values()) >= 6
+    assert report["rounds"] == rounds
+    assert sum(report["killed"].values()) + sum(report["frozen"].values()) >= 2 * rounds

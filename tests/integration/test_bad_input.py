@@ -48,18 +48,12 @@ def test_unreachable_services_and_a_missing_topic(
     }
     create_topic(services.kafka, f"{unique}-there")
     topics = {"master": f"{unique}-there"}
-    told = dict(
-        zip(
-            asked,
-            launcher.run_together(
-                launcher.word_count_arguments(
-                    f"{unique}-{name}", topics.get(name, unique), unique, *more, *PATIENCE
-                )
-                for name, more in asked.items()
-            ),
-            strict=True,
-        )
+    *others, master = (
+        launcher.word_count_arguments(f"{unique}-{name}", topics.get(name, unique), unique, *more, *PATIENCE)
+        for name, more in asked.items()
     )
+    ended = [*launcher.without_spark.run_together(others), launcher.run(*master)]
+    told = dict(zip(asked, ended, strict=True))
     assert_told(told["zookeeper"], 1, "ZooKeeper", address, "--zookeeper")
     assert not Path(launcher.database.removeprefix("sqlite:///")).exists()
     assert_told(told["kafka"], 1, "Kafka", address, "--kafka")
@@ -166,7 +160,8 @@ def topology(topic: str, wrong: str):
 """
 
 
-def test_a_bolt_that_raises_is_told_with_its_tuple(
+@pytest.mark.ci
+def test_a_bolt_that_raises_on_spark_is_told_with_its_tuple(
     launcher: Launcher, services: Services, tmp_path: Path, unique: str
 ) -> None:
     create_topic(services.kafka, unique)
@@ -181,9 +176,14 @@ def test_a_bolt_that_raises_is_told_with_its_tuple(
 
 @pytest.mark.parametrize(
     ("wrong", "words"),
-    [("key", ["word", "null"]), ("type", ["length", "'n'", "bigint"]), ("arity", ["length", "2 field"])],
+    [
+        ("raise", ["length", "ValueError", "cannot count", "txid 1", "value="]),
+        ("key", ["word", "null"]),
+        ("type", ["length", "'n'", "bigint"]),
+        ("arity", ["length", "2 field"]),
+    ],
 )
-def test_null_in_a_key_and_wrong_types_are_told(
+def test_what_a_bolt_does_wrong_is_told(
     services: Services, sqlite_url: str, tmp_path: Path, unique: str, wrong: str, words: Sequence[str]
 ) -> None:
     create_topic(services.kafka, unique)

@@ -207,7 +207,7 @@ def test_frozen_driver_is_succeeded_and_fenced_on_spark(succession: Succession) 
     assert succession.first.status == 3, succession.first.stderr
 
 
-@pytest.mark.parametrize("semantics", ["transactional", "opaque"])
+@pytest.mark.parametrize("semantics", [pytest.param("transactional", marks=pytest.mark.ci), "opaque"])
 def test_driver_frozen_inside_its_sql_transaction(succession: Succession, semantics: str) -> None:
     """PostgreSQL ends a transaction that idles; SQLite has no such thing, its lock ends with the process."""
     succession.assert_taken_over()

@@ -145,7 +145,7 @@ def rounds(
         return lambda: play(launcher, name, how, number)
 
     works = {
-        "test_two_leaders_killed": work(signal.SIGKILL, 2, on_spark=True),
+        "test_two_leaders_killed": work(signal.SIGKILL, 2, on_spark=False),
         "test_two_leaders_frozen_and_woken": work(signal.SIGSTOP, 2, on_spark=False),
         "test_twenty_leaders_killed": work(signal.SIGKILL, 20, on_spark=True),
         "test_twenty_leaders_frozen_and_woken": work(signal.SIGSTOP, 20, on_spark=True),

@@ -148,6 +148,7 @@ def test_a_driver_that_is_killed_between_the_commit_and_the_acknowledgement(
     orders.check()
 
 
+@pytest.mark.ci
 def test_on_spark(launcher: Launcher, orders: Orders) -> None:
     orders.launcher = replace(orders.launcher, on_spark=True)
     orders.add(0, 300)

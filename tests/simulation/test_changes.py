@@ -84,13 +84,13 @@ def hole_of(hunt: ChangeHunt) -> tuple[int, Exception] | None:
     return None
 
 
-@pytest.mark.mutant
+@pytest.mark.ci
 @pytest.mark.parametrize("hunt", CHANGE_HUNTS, ids=str)
 def test_a_missing_guard_is_found(hunt: ChangeHunt) -> None:
     assert hole_of(hunt) is not None, f"{hunt.mutant.__doc__}: not found in {MOST_SEEDS} histories"
 
 
-@pytest.mark.mutant
+@pytest.mark.ci
 @pytest.mark.parametrize("hunt", [hunt for hunt in CHANGE_HUNTS if hunt.more], ids=str)
 def test_with_the_guard_the_same_histories_are_exact(hunt: ChangeHunt) -> None:
     """The faults that a hunt makes more likely are not what breaks the results."""

@@ -7,7 +7,7 @@ import pytest
 from simulation.histories import simulate
 from simulation.mutants import HUNTS, Hunt
 
-pytestmark = pytest.mark.mutant
+pytestmark = pytest.mark.ci
 
 MOST_SEEDS = 1500
 

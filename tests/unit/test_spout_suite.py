@@ -27,7 +27,7 @@ from txstream.testing.spout import (
 )
 from txstream.transaction import TransactionAttempt
 
-pytestmark = pytest.mark.mutant
+pytestmark = pytest.mark.ci
 
 CHECKS = {check.name: check for check in spout_checks()}
 # A process for each source would cost more than all the rest.

@@ -17,7 +17,7 @@ from txstream.state.store.memory import forget
 from txstream.testing import StateConformanceError, check_state_backend, state_checks
 from txstream.testing.state.trial import Terms
 
-pytestmark = pytest.mark.mutant
+pytestmark = pytest.mark.ci
 
 CHECKS = {check.name: check for check in state_checks()}
 PAIRS = [(promise, store) for promise, stores in WRONG.items() for store in stores]
