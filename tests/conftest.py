@@ -261,6 +261,14 @@ def own_kafka(_brokers: EmbeddedKafka) -> EmbeddedKafka:
 
 
 @pytest.fixture(scope="session")
+def steady_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
+    """A Kafka with the brokers 1 and 2, whole when a test ends. A broker that is frozen leads on for 20 s."""
+    folder = tmp_path_factory.mktemp("steady")
+    with EmbeddedKafka(folder, brokers=2, overrides={"broker.session.timeout.ms": "20000"}) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
 def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An interpreter with what executors need (pyarrow, kafka-python, a CRC) and without txstream."""
     return make_bare_python(tmp_path_factory.mktemp("bare"))

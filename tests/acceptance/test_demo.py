@@ -17,12 +17,11 @@ import sqlalchemy as sa
 from support.runs import RunningCommand
 
 WORDS = 6_000
+ON_SPARK = ("-m", "txstream")
 WITHOUT_SPARK = ("-P", str(Path(__file__).parents[1] / "support" / "sparkless.py"))
 
 
-def start_demo(
-    directory: Path, *arguments: str, program: Sequence[str] = ("-m", "txstream")
-) -> RunningCommand:
+def start_demo(directory: Path, *arguments: str, program: Sequence[str] = ON_SPARK) -> RunningCommand:
     """The demo in a directory and a session of its own, as a terminal has it, without our settings."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("TXSTREAM_")}
     process = subprocess.Popen(
@@ -38,11 +37,18 @@ def start_demo(
     return RunningCommand(process)
 
 
-@pytest.mark.parametrize("how", ["--injected", pytest.param(None, id="two-brokers")])
-def test_an_outage_is_exact_under_both_semantics(tmp_path: Path, how: str | None) -> None:
-    """With two brokers on Spark; a partition is hidden before the records get there."""
-    options = {"program": WITHOUT_SPARK} if how else {}
-    ended = start_demo(tmp_path, "outage", *([how] if how else []), **options).wait(400)
+@pytest.mark.parametrize(
+    ("how", "program"),
+    [
+        pytest.param("--injected", WITHOUT_SPARK, id="injected"),
+        pytest.param(None, WITHOUT_SPARK, id="two-brokers"),
+        pytest.param(None, ON_SPARK, id="two-brokers-on-spark", marks=pytest.mark.ci),
+    ],
+)
+def test_an_outage_is_exact_under_both_semantics(
+    tmp_path: Path, how: str | None, program: Sequence[str]
+) -> None:
+    ended = start_demo(tmp_path, "outage", *([how] if how else []), program=program).wait(400)
     assert ended.status == 0, ended.stderr
     lines = ended.stdout.splitlines()
     assert [line for line in lines if line.startswith("exact:")] == ["exact: yes"] * 2

@@ -46,7 +46,7 @@ def topology(topic: str, folder: str):
 """
 
 
-@pytest.mark.parametrize("on_spark", [True, pytest.param(False, marks=pytest.mark.ci)])
+@pytest.mark.parametrize("on_spark", [False, pytest.param(True, marks=pytest.mark.ci)])
 def test_an_open_batch_tells_which_task_is_missing(
     launcher: Launcher, services: Services, tmp_path: Path, unique: str, on_spark: bool
 ) -> None:

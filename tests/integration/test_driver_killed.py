@@ -168,6 +168,7 @@ def test_killed_at_random_moments(killed: Killed, semantics: str) -> None:
     killed.assert_exact(20_000)
 
 
+@pytest.mark.ci
 def test_killed_on_spark_at_a_named_point(killed: Killed) -> None:
     """The driver leaves Spark's processes behind for a while; its successor starts its own."""
     killed.assert_exact(LINES)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -17,7 +16,6 @@ from txstream.spouts.kafka import KafkaSource
 from txstream.testing.spout import Row, Rows, SpoutHarness, spout_checks
 
 CHECKS = {check.name: check for check in spout_checks()}
-STEADY = {"broker.session.timeout.ms": "20000"}  # a frozen broker stays the leader for that long
 OUTAGES = [
     "plans-around-an-outage",
     "an-outage-keeps-the-place",
@@ -134,13 +132,6 @@ def topics(services: Services) -> Iterator[Topics]:
         yield opened
 
 
-@pytest.fixture(scope="module")
-def two_brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
-    folder: Path = tmp_path_factory.mktemp("two-brokers")
-    with EmbeddedKafka(folder, brokers=2, overrides=STEADY) as running:
-        yield running
-
-
 @pytest.mark.parametrize("name", [name for name in CHECKS if name not in OUTAGES])
 def test_a_topic_keeps_every_promise(name: str, topics: Topics, unique: str) -> None:
     assert CHECKS[name].run(lambda: TopicHarness(topics, unique)) is None
@@ -154,6 +145,8 @@ def test_a_topic_with_transactions_keeps_the_promises_that_count(
 
 
 @pytest.mark.parametrize("name", OUTAGES)
-def test_a_frozen_broker_is_an_outage_as_promised(name: str, two_brokers: EmbeddedKafka, unique: str) -> None:
-    with Topics(two_brokers.address) as opened:
-        assert CHECKS[name].run(lambda: FreezingHarness(two_brokers, opened, unique)) is None
+def test_a_frozen_broker_is_an_outage_as_promised(
+    name: str, steady_kafka: EmbeddedKafka, unique: str
+) -> None:
+    with Topics(steady_kafka.address) as opened:
+        assert CHECKS[name].run(lambda: FreezingHarness(steady_kafka, opened, unique)) is None

@@ -20,14 +20,11 @@ from txstream.spouts.kafka import KafkaRange, KafkaSource
 ATTEMPT = attempt()
 MANY = 1_000_000
 DEADLINE_SECONDS = 2.0  # of a plan; what is not readable by then is left out
-STEADY = {"broker.session.timeout.ms": "9000"}  # a frozen broker stays the leader for that long
 
 
-@pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
-    folder: Path = tmp_path_factory.mktemp("two-brokers")
-    with EmbeddedKafka(folder, brokers=2, overrides=STEADY) as running:
-        yield running
+@pytest.fixture
+def kafka(steady_kafka: EmbeddedKafka) -> EmbeddedKafka:
+    return steady_kafka
 
 
 @pytest.fixture

@@ -201,6 +201,7 @@ def test_frozen_driver_is_succeeded_and_fenced(succession: Succession, point: st
     assert succession.first.status == 3, succession.first.stderr
 
 
+@pytest.mark.ci
 def test_frozen_driver_is_succeeded_and_fenced_on_spark(succession: Succession) -> None:
     """Its Spark is not frozen with it, and ends with it."""
     succession.assert_taken_over()

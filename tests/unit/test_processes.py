@@ -12,7 +12,7 @@ from support.processes import MYSQL, POSTGRES, SERVICES, SPARK, process_of, turn
 TESTS = Path(__file__).resolve().parents[1]
 FAMILY = re.compile(r"(own_)?(mariadb|mysql)(_server)?|contract_server")
 OWN = {"postgres", "postgres_url", "own_postgres"}
-OTHERS = {"services", "launcher", "own_zookeeper", "own_kafka"}
+OTHERS = {"services", "launcher", "own_zookeeper", "own_kafka", "steady_kafka"}
 ON_SPARK = {"services", "launcher", "spark", "cluster"}
 
 
