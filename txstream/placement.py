@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from txstream.transaction import AttemptId, Txid
 
 
-@dataclass(frozen=True, slots=True)
-class TaskPlace:
+class TaskPlace(NamedTuple):
     """One task of one attempt. `task` and `slot` count from 0 within the component, `worker` names the
     executor process, `host` its machine; `seconds` is the time in the task, `tuples` what it was given."""
 

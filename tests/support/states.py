@@ -90,7 +90,7 @@ class Rig:
         *,
         under: TransactionAttempt | None = None,
         reached: Callable[[str], None] = nobody,
-        metas: Mapping[str, Any] | None = None,
+        metas: dict[str, Any] | None = None,
         error: str | None = None,
     ) -> TransactionAttempt:
         under = self.next(txid) if under is None else under
@@ -102,7 +102,7 @@ class Rig:
         under: TransactionAttempt,
         deltas: Mapping[Any, Any] | pa.Table | None = None,
         *,
-        metas: Mapping[str, Any] | None = None,
+        metas: dict[str, Any] | None = None,
         error: str | None = None,
     ) -> Commit:
         """The commit of an attempt with these deltas."""

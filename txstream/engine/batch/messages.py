@@ -16,7 +16,7 @@ import json
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -55,7 +55,7 @@ class WorkOrder:
                 "width": self.width,
                 "assignments": self.assignments,
                 "slots": dict(self.slots),
-                "committed": None if self.committed is None else list(astuple(self.committed)),
+                "committed": self.committed and [self.committed.txid, self.committed.attempt],
             },
             separators=(",", ":"),
         )
@@ -229,7 +229,7 @@ class Answer:
             "stats": [self.records, self.read_seconds, self.process_seconds],
             "deltas": list(self.deltas),
             "emitted": list(self.emitted),
-            "places": [astuple(place) for place in self.places],
+            "places": self.places,
             "sent": [[*edge, count] for edge, count in self.sent.items()],
             "received": [[*edge, count] for edge, count in self.received.items()],
             "written": [[*state, digest.to_document()] for state, digest in self.written.items()],
