@@ -33,9 +33,13 @@ class Payload(NamedTuple):
 Payloads = Payload | Sequence[bytes | None]
 
 
+def _within(payloads: Payloads, rows: slice) -> Payloads:
+    return payloads.within(rows) if isinstance(payloads, Payload) else payloads[rows]
+
+
 @dataclass(frozen=True, slots=True)
-class Block:
-    """Rows in the order of their offsets; `headers` has the rows that have some."""
+class Records:
+    """What was decoded together; `headers` has the rows that have some."""
 
     offsets: Integers
     timestamps: Integers
@@ -44,8 +48,23 @@ class Block:
     values: Payloads
     headers: dict[int, Headers]
 
-    def __len__(self) -> int:
-        return len(self.offsets)
+    @property
+    def block(self) -> Block:
+        """All of them."""
+        return Block(self, 0, len(self.offsets))
+
+
+class Block(NamedTuple):
+    """The rows of one partition among `records`, in the order of their offsets. Where many partitions have a
+    few rows each, arrays for every one of them would cost more than the rows."""
+
+    records: Records
+    first: int
+    stop: int
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.first, self.stop)
 
 
 @dataclass(slots=True)
@@ -55,8 +74,20 @@ class RecordColumns:
     blocks: list[Block] = field(default_factory=list)
     size_bytes: int = 0
 
+    @classmethod
+    def joined(cls, parts: Iterable[RecordColumns]) -> RecordColumns:
+        """The rows of all parts, one behind the other; neighbours in the same records become one block."""
+        blocks: list[Block] = []
+        for part in parts:
+            for block in part.blocks:
+                if blocks and block.records is blocks[-1].records and block.first == blocks[-1].stop:
+                    blocks[-1] = Block(block.records, blocks[-1].first, block.stop)
+                else:
+                    blocks.append(block)
+        return cls(blocks)
+
     def __len__(self) -> int:
-        return sum(map(len, self.blocks))
+        return sum([stop - first for _, first, stop in self.blocks])
 
     def add(self, blocks: Iterable[Block], size_bytes: int) -> None:
         self.blocks += blocks
@@ -64,32 +95,35 @@ class RecordColumns:
 
     @property
     def offsets(self) -> Integers:
-        return _joined([block.offsets for block in self.blocks])
+        return _joined([block.records.offsets[block.rows] for block in self.blocks])
 
     @property
     def timestamps(self) -> Integers:
-        return _joined([block.timestamps for block in self.blocks])
+        return _joined([block.records.timestamps[block.rows] for block in self.blocks])
 
     @property
     def timestamp_types(self) -> npt.NDArray[np.int32]:
         """Kafka's: 0 is the producer's time, 1 the broker's."""
-        return np.concatenate([np.empty(0, np.int32), *(block.log_append for block in self.blocks)])
+        parts = [block.records.log_append[block.rows] for block in self.blocks]
+        return np.concatenate([np.empty(0, np.int32), *parts])
 
     @property
     def keys(self) -> pa.Array:
-        return _binary([block.keys for block in self.blocks])
+        return _binary([_within(block.records.keys, block.rows) for block in self.blocks])
 
     @property
     def values(self) -> pa.Array:
-        return _binary([block.values for block in self.blocks])
+        return _binary([_within(block.records.values, block.rows) for block in self.blocks])
 
     @property
     def headers(self) -> dict[int, Headers]:
         found: dict[int, Headers] = {}
-        first = 0
-        for block in self.blocks:
-            found.update((first + row, headers) for row, headers in block.headers.items())
-            first += len(block)
+        behind = 0
+        for records, first, stop in self.blocks:
+            if records.headers:
+                with_some = filter(records.headers.__contains__, range(first, stop))
+                found.update((behind + row - first, records.headers[row]) for row in with_some)
+            behind += stop - first
         return found
 
 

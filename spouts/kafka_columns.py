@@ -37,34 +37,27 @@ def record_batch(
     return pa.RecordBatch.from_arrays(arrays, schema=source.output)
 
 
-def record_batches(
+def joined_batch(
     source: KafkaSource, reader: JsonReader | None, parts: Sequence[tuple[Partition, RecordColumns]]
-) -> list[pa.RecordBatch]:
-    """The records of several partitions, a batch for each; made together, as arrays cost by the piece. Raises
-    DecodeError."""
+) -> pa.RecordBatch:
+    """The records of several partitions, one behind the other; made together, as arrays cost by the piece.
+    Raises DecodeError."""
     if len(parts) > 1:
         with suppress(DecodeError):  # which of them it is, is found below
             return _made_together(source, reader, parts)
-    return [record_batch(source, reader, *part) for part in parts]
+    return pa.concat_batches([record_batch(source, reader, *part) for part in parts])
 
 
 def _made_together(
     source: KafkaSource, reader: JsonReader | None, parts: Sequence[tuple[Partition, RecordColumns]]
-) -> list[pa.RecordBatch]:
-    partition = parts[0][0]
-    joined = RecordColumns([block for _, columns in parts for block in columns.blocks])
-    made = record_batch(source, reader, partition, joined)
+) -> pa.RecordBatch:
+    made = record_batch(source, reader, parts[0][0], RecordColumns.joined(columns for _, columns in parts))
     for name in {"topic", "partition"}.intersection(source.kafka_columns):
         place = made.schema.get_field_index(name)
         field = made.schema.field(place)
         column = pa.concat_arrays([kafka_column(name, field.type, *part, replace=False) for part in parts])
         made = made.set_column(place, field, column)
-    batches = []
-    first = 0
-    for _, columns in parts:
-        batches.append(made.slice(first, len(columns)))
-        first += len(columns)
-    return batches
+    return made
 
 
 def json_columns(reader: JsonReader, partition: Partition, columns: RecordColumns) -> list[pa.Array]:

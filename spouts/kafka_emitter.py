@@ -18,7 +18,7 @@ from txstream.api.errors import PartitionUnavailableError, ServiceUnavailableErr
 from txstream.api.spouts import PartitionEmitter, SpoutContext
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 from txstream.spouts.kafka_client import KafkaClient
-from txstream.spouts.kafka_columns import json_reader, record_batches
+from txstream.spouts.kafka_columns import joined_batch, json_reader
 from txstream.spouts.kafka_fetch import CHUNK_OFFSETS, RangeFetcher
 from txstream.spouts.kafka_range_read import RangeRead
 from txstream.transaction import TransactionAttempt
@@ -47,14 +47,24 @@ class KafkaPartitionEmitter(PartitionEmitter[KafkaRange]):
         self, attempt: TransactionAttempt, metas: Mapping[str, KafkaRange]
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
         """The rows of several ranges, read together; chunks of different partitions are interleaved."""
+        for counts, batch in self.emit_joined(attempt, metas):
+            first = 0
+            for partition, rows in counts.items():
+                yield partition, batch.slice(first, rows)
+                first += rows
+
+    def emit_joined(
+        self, attempt: TransactionAttempt, metas: Mapping[str, KafkaRange]
+    ) -> Iterator[tuple[Mapping[str, int], pa.RecordBatch]]:
+        """See `emit_many`."""
         reads = [RangeRead(name, wanted) for name, wanted in metas.items() if not wanted.is_empty]
         if not reads:
             return
         for progressed in self._open().run(reads):
             for some in _chunks(progressed):
+                counts = {read.name: len(read.columns) for read in some}
                 parts = [(read.partition, read.take()) for read in some]
-                made = record_batches(self._source, self._json, parts)
-                yield from zip([read.name for read in some], made, strict=True)
+                yield counts, joined_batch(self._source, self._json, parts)
 
     def close(self) -> None:
         if self._client is not None:

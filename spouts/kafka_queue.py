@@ -36,7 +36,7 @@ from txstream.api.spouts import SpoutContext
 from txstream.api.tracked import MessageId, Spout, SpoutCollector
 from txstream.spouts.kafka import KafkaSource
 from txstream.spouts.kafka_arguments import ALL_OTHERS
-from txstream.spouts.kafka_blocks import Block, RecordColumns
+from txstream.spouts.kafka_blocks import RecordColumns, Records
 from txstream.spouts.kafka_columns import json_reader, record_batch
 from txstream.spouts.kafka_protocol import Partition, reason_of
 
@@ -362,7 +362,7 @@ class _Listener(AsyncConsumerRebalanceListener):  # type: ignore[misc]  # it has
 
 
 def _columns(records: list[Any]) -> RecordColumns:
-    block = Block(
+    found = Records(
         offsets=np.array([record.offset for record in records], np.int64),
         timestamps=np.array([record.timestamp for record in records], np.int64),
         log_append=np.array([record.timestamp_type == 1 for record in records], np.bool_),
@@ -374,4 +374,4 @@ def _columns(records: list[Any]) -> RecordColumns:
             if record.headers
         },
     )
-    return RecordColumns([block])
+    return RecordColumns([found.block])

@@ -13,7 +13,6 @@ Invariants:
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from kafka.record.util import decode_varint
 
-from txstream.spouts.kafka_blocks import Block, Headers, Integers, Payload
+from txstream.spouts.kafka_blocks import Block, Headers, Integers, Payload, Records
 from txstream.spouts.kafka_record_loop import read_headers
 
 _RUN_WORTH_TRYING = 16
@@ -78,9 +77,7 @@ def decode(pieces: Sequence[Piece]) -> list[Block] | None:
 def _decode(data: bytes, pieces: Sequence[Piece]) -> list[Block]:
     octets = np.frombuffer(data, np.uint8)
     batches = [batch for piece in pieces for batch in piece.batches]
-    begins = _record_starts(data, octets, pieces)
-    counts = [len(found) for found in begins]
-    at = np.concatenate(begins)
+    at, counts = _record_starts(data, octets, pieces)
     length, at = _varints(octets, at)
     stops = at + length
     time_deltas, at = _varints(octets, at + 1)  # behind the attributes, of which none are defined
@@ -90,12 +87,12 @@ def _decode(data: bytes, pieces: Sequence[Piece]) -> list[Block]:
     (key_starts, key_lengths), at = _payload(octets, at)
     (value_starts, value_lengths), at = _payload(octets, at)
     headers = _headers(data, octets, at, stops)
-    with_headers = list(headers)
     offsets = np.repeat(np.array([batch.base for batch in batches], np.int64), counts) + offset_deltas
     timestamps = _timestamps(batches, counts, time_deltas)
     log_append = np.repeat(np.array([batch.append_time is not None for batch in batches]), counts)
     keys = Payload(data, key_starts, key_lengths)
     values = Payload(data, value_starts, value_lengths)
+    records = Records(offsets, timestamps, log_append, keys, values, headers)
     blocks = []
     first = first_batch = 0
     falling = set((np.flatnonzero(offsets[1:] < offsets[:-1]) + 1).tolist())  # but where a piece begins
@@ -103,20 +100,11 @@ def _decode(data: bytes, pieces: Sequence[Piece]) -> list[Block]:
         following_batch = first_batch + len(piece.batches)
         following = first + sum(counts[first_batch:following_batch])
         falling.discard(first)
-        rows = slice(first, following)
+        block = Block(records, first, following)
         if not _is_all_wanted(piece) or (following > first and offsets[following - 1] >= piece.end):
-            rows = _rows_within(piece, counts[following_batch - 1], offsets[rows], first)
-        some = with_headers[bisect_left(with_headers, rows.start) : bisect_left(with_headers, rows.stop)]
-        blocks.append(
-            Block(
-                offsets[rows],
-                timestamps[rows],
-                log_append[rows],
-                keys.within(rows),
-                values.within(rows),
-                {row - rows.start: headers[row] for row in some},
-            )
-        )
+            rows = _rows_within(piece, counts[following_batch - 1], offsets[block.rows], first)
+            block = Block(records, rows.start, rows.stop)
+        blocks.append(block)
         first, first_batch = following, following_batch
     if falling:
         raise _UnfitError
@@ -126,9 +114,11 @@ def _decode(data: bytes, pieces: Sequence[Piece]) -> list[Block]:
 # --- where records begin ---------------------------------------------------------------------------------
 
 
-def _record_starts(data: bytes, octets: Octets, pieces: Sequence[Piece]) -> list[Integers]:
-    """Where each batch's records begin, as far as they may be wanted."""
-    found = []
+def _record_starts(data: bytes, octets: Octets, pieces: Sequence[Piece]) -> tuple[Integers, list[int]]:
+    """Where the records begin, as far as they may be wanted, and how many there are of each batch."""
+    found: list[Integers] = []
+    few: list[int] = []  # of batches too small for arrays of their own
+    counts = []
     first = 0
     for batches, start, end in pieces:
         for batch in batches:
@@ -137,14 +127,25 @@ def _record_starts(data: bytes, octets: Octets, pieces: Sequence[Piece]) -> list
             if batch.is_dense:  # what lies outside the range is counted off, but for one that shows its end
                 skipped = max(0, start - batch.base)
                 wanted = min(batch.records, end - batch.base + 1)
-            begins, at = _batch_starts(data, octets, first + batch.records_at, stop, wanted)
+            begins: Sequence[int] | Integers
+            if wanted < _RUN_WORTH_TRYING:
+                begins, at = _begins_one_by_one(data, first + batch.records_at, wanted)
+            else:
+                begins, at = _batch_starts(data, octets, first + batch.records_at, stop, wanted)
             if at > stop or (at < stop and wanted == batch.records):
                 raise _UnfitError
-            if skipped and (octets.take(begins[:skipped]) & 1).any():  # a negative length
-                raise _UnfitError
-            found.append(begins[skipped:])
+            if skipped:
+                if (octets.take(begins[:skipped]) & 1).any():  # a negative length
+                    raise _UnfitError
+                begins = begins[skipped:]
+            counts.append(len(begins))
+            if isinstance(begins, list):
+                few += begins
+            else:
+                found += [np.array(few, np.int64), begins]
+                few = []
             first = stop
-    return found
+    return np.concatenate([*found, np.array(few, np.int64)]), counts
 
 
 def _batch_starts(data: bytes, octets: Octets, at: int, stop: int, count: int) -> tuple[Integers, int]:
@@ -159,9 +160,14 @@ def _batch_starts(data: bytes, octets: Octets, at: int, stop: int, count: int) -
         left -= alike
         if alike < _RUN_WORTH_TRYING:
             break
+    begins, at = _begins_one_by_one(data, at, left)
+    return np.concatenate([*runs, np.array(begins, np.int64)]), at
+
+
+def _begins_one_by_one(data: bytes, at: int, count: int) -> tuple[list[int], int]:
     begins: list[int] = []
     add = begins.append
-    for _ in range(left):
+    for _ in range(count):
         add(at)
         number = data[at]
         if number < 128:
@@ -171,7 +177,7 @@ def _batch_starts(data: bytes, octets: Octets, at: int, stop: int, count: int) -
         else:
             length, at = decode_varint(data, at)
             at += max(length, 0)
-    return np.concatenate([*runs, np.array(begins, np.int64)]), at
+    return begins, at
 
 
 def _run_of_one_size(data: bytes, octets: Octets, at: int, stop: int, most: int) -> tuple[int, int]:

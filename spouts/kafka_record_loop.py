@@ -8,7 +8,7 @@ from bisect import bisect_left
 import numpy as np
 from kafka.record.util import decode_varint
 
-from txstream.spouts.kafka_blocks import Block, Headers
+from txstream.spouts.kafka_blocks import Block, Headers, Records
 
 
 class RecordLists:
@@ -35,14 +35,14 @@ class RecordLists:
         """`append_time` is the broker's time, where it counts instead of the producers'."""
         rows = len(self.offsets)
         times = self.timestamps if append_time is None else [append_time] * rows
-        return Block(
+        return Records(
             np.array(self.offsets, np.int64),
             np.array(times, np.int64),
             np.full(rows, append_time is not None),
             self.keys,
             self.values,
             self.headers,
-        )
+        ).block
 
 
 def skip_records(data: bytes, at: int, count: int) -> int:

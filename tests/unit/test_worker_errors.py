@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import pickle
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from txstream.api.errors import (
     TupleError,
 )
 from txstream.api.reducers import Count, custom
-from txstream.api.spouts import OpaqueSpout
+from txstream.api.spouts import OpaqueSpout, PartitionEmitter, SpoutContext
 from txstream.api.tuples import Tuple
 from txstream.bolts.aggregate import CountBolt, ReduceBolt
 from txstream.bolts.sql import SqlStateBolt
@@ -389,6 +390,27 @@ def test_more_rows_than_a_meta_has_records_are_told_before_a_bolt_gets_them(reco
         runner.run(attempt(1), BatchMetas({"a": Counted(0, 5, records)}))
     assert not [call for call in calls.calls() if call.component == "words" and call.tuples]
     assert runner.run(attempt(2), BatchMetas({"a": Counted(0, 5, 7)})).records == 5
+
+
+class MiscountingSource(MemorySource):
+    def emitter(self, context: SpoutContext) -> PartitionEmitter[Range]:
+        reads = super().emitter(context)
+
+        def miscounted(*asked: Any) -> Iterator[tuple[Mapping[str, int], pa.RecordBatch]]:
+            for _, batch in reads.emit_many(*asked):
+                yield {"a": batch.num_rows - 1}, batch
+
+        reads.emit_joined = miscounted  # type: ignore[method-assign]
+        return reads
+
+
+def test_rows_that_are_no_partitions_are_refused() -> None:
+    log = MemoryLog({"a": ["x", "y"]})
+    builder = TransactionalTopologyBuilder("t", "lines", OpaqueSpout(MiscountingSource(log)))
+    builder.set_bolt("words", Split()).shuffle_grouping("lines")
+    builder.set_bolt("store", SqlStateBolt(words_state(), n=Count())).fields_grouping("words", "word")
+    with pytest.raises(BoltError, match="a batch of 2 rows came with counts of 1 rows over 1 partitions"):
+        InProcessRunner(compiled(builder.build())).run(attempt(1), BatchMetas(log.everything()))
 
 
 def test_an_unknown_field_is_told_with_the_fields_that_there_are() -> None:

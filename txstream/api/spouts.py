@@ -130,6 +130,15 @@ class PartitionEmitter(ABC, Generic[Meta]):
             for batch in self.emit(attempt, partition, meta):
                 yield partition, batch
 
+    def emit_joined(
+        self, attempt: TransactionAttempt, metas: Mapping[str, Meta]
+    ) -> Iterator[tuple[Mapping[str, int], pa.RecordBatch]]:
+        """The rows of `emit_many`, those of several partitions in one batch, one behind the other, and how
+        many each partition has there. This is what the engine calls; override it where a thousand partitions
+        with a few rows each should not cost a batch for each."""
+        for partition, batch in self.emit_many(attempt, metas):
+            yield {partition: batch.num_rows}, batch
+
     def close(self) -> None:
         """Called when the worker process drops the emitter."""
 

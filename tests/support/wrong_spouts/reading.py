@@ -240,6 +240,17 @@ class Generous(LineEmitter):
         yield "surplus", self.batch(["from elsewhere"])
 
 
+@breaks("emit-many-equals-emit")
+class Misjoining(LineEmitter):
+    """Says that all rows are of the first partition."""
+
+    def emit_joined(
+        self, attempt: TransactionAttempt, metas: Mapping[str, LineRange]
+    ) -> Iterator[tuple[Mapping[str, int], pa.RecordBatch]]:
+        for _, batch in super().emit_many(attempt, metas):
+            yield {next(iter(metas)): batch.num_rows}, batch
+
+
 class MiscountedRange(LineRange):
     @property
     def records(self) -> int:

@@ -119,10 +119,11 @@ def _read(
         partition: codec.decode_meta(meta, f"partition {partition!r} of {attempt}")
         for partition, meta in assigned.items()
     }
+    planned = {partition: getattr(meta, "records", None) for partition, meta in metas.items()}
     rows: Counter[str] = Counter()
     waited = 0.0
     joined = _JoinedChunks(lambda some: run.outbox.push(plan.spout_id, DEFAULT_STREAM, spark_task, some))
-    batches = iter(emitter.emit_many(order.attempt, metas))
+    batches = iter(emitter.emit_joined(order.attempt, metas))
     while True:
         started = time.perf_counter()
         item = next(batches, None)
@@ -130,13 +131,19 @@ def _read(
         if item is None:
             joined.push()
             return rows.total(), waited
-        partition, batch = item
-        rows[partition] += batch.num_rows
-        planned = getattr(metas.get(partition), "records", None)
-        if planned is not None and rows[partition] > planned:
+        counts, batch = item
+        rows.update(counts)
+        for partition in counts:
+            most = planned.get(partition)
+            if most is not None and rows[partition] > most:
+                raise BoltError(
+                    f"partition {partition!r} gave {rows[partition]} rows, but its meta says records={most}: "
+                    f"{metas[partition]!r:.200}; a source must not emit more than it has planned"
+                )
+        if sum(counts.values()) != batch.num_rows:
             raise BoltError(
-                f"partition {partition!r} gave {rows[partition]} rows, but its meta says records={planned}: "
-                f"{metas[partition]!r:.200}; a source must not emit more than it has planned"
+                f"a batch of {batch.num_rows} rows came with counts of {sum(counts.values())} rows over "
+                f"{len(counts)} partitions; a source must say of each row whose it is"
             )
         joined.add(batch)
 

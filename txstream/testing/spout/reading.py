@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from collections.abc import Generator, Mapping
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -237,7 +238,7 @@ def _give_up(emitter: PartitionEmitter[Any], partition: str, batch: Batch) -> No
 @CHECKS.promise(
     "emit-many-equals-emit",
     "`emit_many` gives each partition the rows that `emit` gives it, in the same order, and no other "
-    "partition.",
+    "partition. So does `emit_joined`.",
     "partitions may take turns, but the rows of one keep their order and come under its name",
 )
 def emit_many_equals_emit(trial: SpoutTrial) -> None:
@@ -248,18 +249,28 @@ def emit_many_equals_emit(trial: SpoutTrial) -> None:
         *({name: meta} for name, meta in metas.items()),
     ]
     for asked in orders:
-        found = trial.ask(f"{sorted(asked)} are read together", _together, trial.emitter(), asked)
-        surplus = sorted(set(found) - set(asked))
-        if surplus:
-            trial.fail(f"rows of {sorted(asked)} alone", f"rows of {surplus[0]!r}")
-        expected = {name: alone[name] for name in asked}
-        trial.require_same(expected, found, f"read together as {list(asked)}", asked)
+        for read in (_together, _joined):
+            found = trial.ask(f"{sorted(asked)} are read together", read, trial.emitter(), asked)
+            surplus = sorted(set(found) - set(asked))
+            if surplus:
+                trial.fail(f"rows of {sorted(asked)} alone", f"rows of {surplus[0]!r}")
+            expected = {name: alone[name] for name in asked}
+            trial.require_same(expected, found, f"read together as {list(asked)}", asked)
 
 
 def _together(emitter: Any, metas: Mapping[str, Any]) -> Reading:
     rows: Reading = {}
     for partition, batch in emitter.emit_many(attempt(), metas):
         rows.setdefault(partition, []).extend(batch.to_pylist())
+    return rows
+
+
+def _joined(emitter: Any, metas: Mapping[str, Any]) -> Reading:
+    rows: Reading = {}
+    for counts, batch in emitter.emit_joined(attempt(), metas):
+        left = iter(batch.to_pylist())
+        for partition, count in counts.items():
+            rows.setdefault(partition, []).extend(islice(left, count))
     return rows
 
 
