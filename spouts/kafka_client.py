@@ -209,7 +209,8 @@ class KafkaClient:
         """For each partition one offset per query, or its error; and the brokers that did not answer, whose
         partitions are left out. One round: all questions are in flight at once."""
         answers = self.ask(self._questions_for(leaders, specs), timeout_seconds)
-        found: dict[Partition, tuple[int, ...] | PartitionError] = {}
+        # By plain pairs, which equal partitions: making one for each answer costs more than reading it.
+        told: dict[tuple[str, int], tuple[int, ...] | PartitionError] = {}
         unanswered: dict[int, Exception] = {}
         for node, answer in answers.items():
             if isinstance(answer, Exception):
@@ -217,13 +218,15 @@ class KafkaClient:
                 continue
             for response in answer:
                 for topic in response.topics:
+                    name = topic.name
                     for data in topic.partitions:
-                        partition = Partition(topic.name, data.partition_index)
-                        before = found.get(partition, ())
+                        key = name, data.partition_index
+                        before = told.get(key, ())
                         if isinstance(before, PartitionError):
                             continue
-                        error = partition_error(data.error_code)
-                        found[partition] = error if error is not None else (*before, data.offset)
+                        error = partition_error(data.error_code) if data.error_code else None
+                        told[key] = error if error is not None else (*before, data.offset)
+        found = {partition: told[partition] for partition in leaders if partition in told}
         return found, unanswered
 
     def _questions_for(

@@ -24,7 +24,7 @@ from support.bolts import (
     word_count,
     words_state,
 )
-from support.inmemory import MemoryLog, MemorySource, Range, attempt
+from support.inmemory import MemoryEmitter, MemoryLog, MemorySource, Range, attempt
 
 from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, OutputCollector, OutputFieldsDeclarer
 from txstream.api.builder import TransactionalTopologyBuilder
@@ -37,7 +37,7 @@ from txstream.api.errors import (
     TupleError,
 )
 from txstream.api.reducers import Count, custom
-from txstream.api.spouts import OpaqueSpout, PartitionEmitter, SpoutContext
+from txstream.api.spouts import OpaqueSpout, SpoutContext
 from txstream.api.tuples import Tuple
 from txstream.bolts.aggregate import CountBolt, ReduceBolt
 from txstream.bolts.sql import SqlStateBolt
@@ -47,6 +47,7 @@ from txstream.engine.run import start
 from txstream.metas import BatchMetas
 from txstream.testing import InProcessRunner, TopologyTest, run_bolt
 from txstream.testing.calls import CallList
+from txstream.transaction import TransactionAttempt
 
 # --- errors ----------------------------------------------------------------------------------------
 
@@ -392,16 +393,17 @@ def test_more_rows_than_a_meta_has_records_are_told_before_a_bolt_gets_them(reco
     assert runner.run(attempt(2), BatchMetas({"a": Counted(0, 5, 7)})).records == 5
 
 
+class MiscountingEmitter(MemoryEmitter):
+    def emit_joined(
+        self, attempt: TransactionAttempt, metas: Mapping[str, Range]
+    ) -> Iterator[tuple[Mapping[str, int], pa.RecordBatch]]:
+        for partition, batch in self.emit_many(attempt, metas):
+            yield {partition: batch.num_rows - 1}, batch
+
+
 class MiscountingSource(MemorySource):
-    def emitter(self, context: SpoutContext) -> PartitionEmitter[Range]:
-        reads = super().emitter(context)
-
-        def miscounted(*asked: Any) -> Iterator[tuple[Mapping[str, int], pa.RecordBatch]]:
-            for _, batch in reads.emit_many(*asked):
-                yield {"a": batch.num_rows - 1}, batch
-
-        reads.emit_joined = miscounted  # type: ignore[method-assign]
-        return reads
+    def emitter(self, context: SpoutContext) -> MemoryEmitter:
+        return MiscountingEmitter(super().emitter(context).log, self)
 
 
 def test_rows_that_are_no_partitions_are_refused() -> None:
