@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import hypothesis
+import psutil
 import pytest
 from mysql_servers import MariaDBServer, MissingServerError, MySQLFamilyServer, MySQLServer
 from postgres import PostgresServer
@@ -32,6 +34,17 @@ FamilyServer = TypeVar("FamilyServer", bound=MySQLFamilyServer | RedisServer)
 
 for _name, _value in SPARK_STARTS_SOONER.items():
     os.environ.setdefault(_name, _value)
+
+# Databases and servers wait for the disk at every commit, longer than tests compute; none of them is about a
+# machine that loses its power. Where memory is plenty, and programs may run there, they are in memory.
+MEMORY, PLENTY = Path("/dev/shm"), 8 << 30
+if (
+    "TMPDIR" not in os.environ
+    and os.access(MEMORY, os.W_OK)
+    and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC
+    and min(psutil.disk_usage(str(MEMORY)).free, psutil.virtual_memory().available) > PLENTY
+):
+    os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
 
 # A shell starts what runs in the background with SIGINT ignored, and commands under test would inherit it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
