@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import txstream
-from peers.workload import PARTITIONS, connect, cpu_seconds, is_exact, options, report, runs_of
+from peers.workload import PARTITIONS, batch_rate, connect, cpu_seconds, is_exact, options, report, runs_of
 from txstream import (
     BatchBolt,
     CountBolt,
@@ -61,14 +61,14 @@ def topology(name: str, topic: str, batch: int, variant: str) -> txstream.Topolo
     return builder.build()
 
 
-def first_commit(url: str, name: str) -> float:
-    """When the first batch was committed, seconds since the epoch."""
+def commits(url: str, name: str) -> list[float]:
+    """When each batch was committed, seconds since the epoch."""
     with connect(url) as connection:
-        row = connection.execute(
-            "SELECT extract(epoch FROM min(committed_at)) FROM txstream_batch WHERE topology = %s", (name,)
-        ).fetchone()
-    assert row is not None
-    return float(row[0])
+        rows = connection.execute(
+            "SELECT extract(epoch FROM committed_at) FROM txstream_batch WHERE topology = %s ORDER BY 1",
+            (name,),
+        ).fetchall()
+    return [float(at) for (at,) in rows]
 
 
 def states(running: txstream.RunningTopology, imported: float) -> dict[str, float]:
@@ -115,13 +115,15 @@ def main() -> None:
         exact = None
         if not is_live:
             exact = is_exact(arguments.database, arguments.records, arguments.keys, table=name, count="n")
+        committed = commits(arguments.database, name)
         report(
             run=run,
             cold=cold,
             records=done.records,
             batches=done.batches,
             seconds=round(seconds, 3),
-            first_commit_seconds=round(first_commit(arguments.database, name) - arguments.started, 2),
+            first_commit_seconds=round(committed[0] - arguments.started, 2),
+            batches_per_second=batch_rate(committed),
             cpu_seconds=used,
             exact=exact,
             table=name,

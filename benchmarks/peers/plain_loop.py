@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from confluent_kafka import Consumer, TopicPartition
 
-from peers.workload import PARTITIONS, fresh_tables, is_exact, options, report, runs_of, upsert
+from peers.workload import PARTITIONS, batch_rate, fresh_tables, is_exact, options, report, runs_of, upsert
 
 Polled = tuple[Counter[str], dict[int, int], int]
 
@@ -49,8 +49,8 @@ def main() -> None:
     for run, cold in runs_of(1 if is_live else arguments.runs):
         connection = fresh_tables(arguments.database)
         started = time.perf_counter()
-        records = batches = 0
-        first_commit = 0.0
+        records = 0
+        commits: list[float] = []
         if is_live:
             report(ready=True)
         for counts, positions, count in polls(
@@ -66,8 +66,8 @@ def main() -> None:
                         prepare=True,
                     )
                 connection.commit()
-                records, batches = records + count, batches + 1
-                first_commit = first_commit or time.time()
+                records += count
+                commits.append(time.time())
             if time.perf_counter() - started > arguments.seconds if is_live else records >= arguments.records:
                 break
         seconds = time.perf_counter() - started
@@ -76,9 +76,10 @@ def main() -> None:
             run=run,
             cold=cold,
             records=records,
-            batches=batches,
+            batches=len(commits),
             seconds=round(seconds, 3),
-            first_commit_seconds=round(first_commit - arguments.started, 2),
+            first_commit_seconds=round(commits[0] - arguments.started, 2),
+            batches_per_second=batch_rate(commits),
             exact=None if is_live else is_exact(arguments.database, arguments.records, arguments.keys),
         )
 

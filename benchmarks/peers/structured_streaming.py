@@ -16,7 +16,7 @@ from typing import Any
 
 import platformdirs
 
-from peers.workload import cpu_seconds, fresh_tables, is_exact, options, report, runs_of, upsert
+from peers.workload import batch_rate, cpu_seconds, fresh_tables, is_exact, options, report, runs_of, upsert
 from txstream.embedded.jars import kafka_classpath, maven_repository
 
 # Spark's Kafka connector; the rest, Kafka's client, is with the embedded broker's jars.
@@ -69,7 +69,7 @@ class Counting:
     def __init__(self, database: str) -> None:
         self.connection = fresh_tables(database)
         self.batches = self.records = 0
-        self.first_commit = 0.0
+        self.commits: list[float] = []
 
     def __call__(self, frame: Any, batch: int) -> None:
         table = frame.groupBy("key").count().toArrow()
@@ -81,7 +81,7 @@ class Counting:
             upsert(self.connection, table.column("key").to_pylist(), counts)
         self.connection.commit()
         self.batches, self.records = self.batches + 1, self.records + sum(counts)
-        self.first_commit = self.first_commit or time.time()
+        self.commits.append(time.time())
 
 
 def main() -> None:
@@ -131,7 +131,8 @@ def main() -> None:
                 records=counting.records,
                 batches=counting.batches,
                 seconds=round(seconds, 3),
-                first_commit_seconds=round(counting.first_commit - arguments.started, 2),
+                first_commit_seconds=round(counting.commits[0] - arguments.started, 2),
+                batches_per_second=batch_rate(counting.commits),
                 cpu_seconds=cpu_seconds(),
                 exact=is_exact(arguments.database, arguments.records, arguments.keys),
             )

@@ -212,6 +212,11 @@ def _percentiles(rows: Sequence[tuple[str, float]], skip_seconds: float) -> Mapp
     }
 
 
+def batch_rate(commits: Sequence[float]) -> float | None:
+    """Batches a second from the first commit to the last, None of a single batch. Seconds, in their order."""
+    return round((len(commits) - 1) / (commits[-1] - commits[0]), 2) if len(commits) > 1 else None
+
+
 def runs_of(count: int) -> Iterator[tuple[int, bool]]:
     """Each run's number, and whether it is the process's first: cold."""
     return ((run, run == 0) for run in range(count))
