@@ -1,4 +1,5 @@
-"""How a worker process ends: what bolts have opened in it is closed, unless it is killed."""
+"""What a worker process has from the start, and how it ends: what bolts have opened in it is closed, unless
+it is killed."""
 
 from __future__ import annotations
 
@@ -10,7 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyspark
 import pytest
+
+from txstream.engine.spark import daemon
 
 # A worker process of Spark's daemon, without Spark. `Opened` stands for what a bolt has opened; each word of
 # the arguments is what happens next.
@@ -126,6 +130,25 @@ def test_a_busy_worker_dies_as_it_always_did(tmp_path: Path) -> None:
 
 def test_what_hangs_while_it_is_closed_ends_all_the_same(tmp_path: Path) -> None:
     assert hung_up(tmp_path, "hangs", "idle") == ([], -signal.SIGALRM)
+
+
+def test_the_installed_pyspark_comes_before_the_zip_that_it_brings_along() -> None:
+    """Python would compile the zip's modules anew in every process."""
+    installed = Path(pyspark.__file__).parent
+    zips = sorted(map(str, (installed / "python" / "lib").glob("*.zip")))
+    program = "import txstream.engine.spark.daemon, pyspark.worker; print(pyspark.worker.__file__)"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(zips)}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+    assert Path(done.stdout.strip()) == installed / "worker.py"
+
+
+def test_the_zip_of_a_spark_of_its_own_keeps_its_place(tmp_path: Path) -> None:
+    """On a cluster the installed PySpark may be of another version than the driver's."""
+    zips = [f"{tmp_path}/spark/python/lib/pyspark.zip", f"{tmp_path}/other/pyspark/python/lib/pyspark.zip"]
+    path = ["", *zips, str(Path(pyspark.__file__).parents[1])]
+    assert daemon.installed_first(path) == path
 
 
 # The daemon as Spark runs it, up to where it would fork workers.

@@ -1,6 +1,9 @@
 """Spark's Python daemon: imports once what all its workers need, collects no garbage after every task, and
 gives bolts an end.
 
+Spark puts its own zip of PySpark before everything on the path. Python compiles what it imports from a zip
+anew in every process: half a second, where the same PySpark lies installed and compiled beside it.
+
 PySpark's daemon makes each worker run `gc.collect()` when a task ends: 10 to 40 ms, more than a small
 batch costs otherwise. This one collects once per worker and freezes what is alive then. Later garbage is
 left to Python's own generations.
@@ -20,9 +23,24 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-import pyspark.daemon
+
+def installed_first(path: Sequence[str]) -> list[str]:
+    """A path of imports on which the zips that an installed PySpark brings along come last."""
+
+    def is_brought_along(entry: str) -> bool:
+        folder, inside, _ = entry.partition("/pyspark/python/lib/")
+        return bool(inside) and folder in path and Path(folder, "pyspark", "__init__.py").exists()
+
+    return sorted(path, key=is_brought_along)
+
+
+sys.path[:] = installed_first(sys.path)
+
+import pyspark.daemon  # noqa: E402 - not from the zip
 
 # A resource that hangs in its close must not keep a forgotten process alive forever.
 CLOSE_SECONDS = 10
@@ -102,6 +120,7 @@ def get_ready() -> None:
     and memory that they share. What cannot be imported here, a worker's first task tells."""
     with contextlib.suppress(ImportError):
         import pyarrow.acero  # noqa: F401 - groups rows, and brings pandas, where it is, as any array does
+        import pyspark.worker  # noqa: F401
 
         import txstream.engine.spark.runner  # noqa: F401
     gc.collect()
