@@ -20,6 +20,7 @@ from support.on_spark import (
     NotesPool,
     Opens,
     Same,
+    Slow,
     Words,
     captured,
     deltas,
@@ -97,6 +98,14 @@ def test_a_graph_gives_what_it_gives_without_spark(
     executed = notes(tmp_path / "executed")
     assert len(executed) == 231
     assert sum(n for (name, _, _), n in task_counts(result).items() if name == "split") == 231
+
+
+def test_a_slow_bolt_gets_more_spark_tasks_from_its_second_batch_on(spark: SparkSession, unique: str) -> None:
+    """40 records are worth one task, 400 ms are not."""
+    batch = ranges(a=20, b=20)
+    with runner_of(spark, captured(row_of([Slow()]), unique)) as runner:
+        widths = [runner.run(attempt(txid), batch).width for txid in (1, 2)]
+    assert widths == [1, 2]
 
 
 def test_batches_in_flight_do_not_mix(spark: SparkSession, unique: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -253,6 +254,14 @@ class Same(BasicBolt):
 
     def execute(self, tup: Tuple, collector: OutputCollector) -> None:
         collector.emit(tup.values)
+
+
+class Slow(Same):
+    """Takes its time for each tuple."""
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        time.sleep(0.01)
+        super().execute(tup, collector)
 
 
 class FailsOn(Same):

@@ -20,7 +20,7 @@ from txstream.bolts.aggregate import CountBolt, ReduceBolt
 from txstream.bolts.sql import SqlStateBolt
 from txstream.engine.batch.layout import lay_out, max_width
 from txstream.engine.batch.plan import Edge, ExecutionPlan, compile_topology
-from txstream.engine.batch.sizing import batch_width, work_order
+from txstream.engine.batch.sizing import RecordCost, batch_width, work_order
 from txstream.metas import BatchMetas, MetaCodec
 
 LOG = MemoryLog({})
@@ -177,6 +177,30 @@ def test_a_batch_gets_as_many_spark_tasks_as_it_is_worth(
     records: int | None, partitions: int, width: int
 ) -> None:
     assert batch_width(records, partitions, max_width=8) == width
+
+
+@pytest.mark.parametrize(
+    ("records", "record_seconds", "width"),
+    [(10_000, 3e-6, 1), (100_000, 1.2e-6, 3), (10, 0.01, 2), (1_000, 0.01, 8), (500_000, 0.0, 1)],
+)
+def test_what_records_have_taken_says_what_a_batch_is_worth(
+    records: int, record_seconds: float, width: int
+) -> None:
+    assert batch_width(records, 4, 8, record_seconds) == width
+
+
+def test_large_and_late_batches_say_what_a_record_takes() -> None:
+    cost = RecordCost()
+    assert cost.seconds is None
+    for _ in range(50):
+        cost.add(10, 0.01)
+        cost.add(0, 0.5)  # a batch without records takes its time all the same
+    assert cost.seconds == pytest.approx(0.001)
+    cost.add(10_000, 0.02)
+    assert cost.seconds == pytest.approx(5e-6, rel=0.5)
+    for _ in range(100):
+        cost.add(10, 1.0)
+    assert cost.seconds == pytest.approx(0.1, rel=0.01)
 
 
 @given(

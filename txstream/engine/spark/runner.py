@@ -28,7 +28,7 @@ from txstream.engine.batch.layout import Layout, Stage, lay_out
 from txstream.engine.batch.messages import ANSWER, DRIVER, PYTHON, Answer, Element, WorkOrder
 from txstream.engine.batch.plan import ExecutionPlan
 from txstream.engine.batch.runner import NOTHING, BatchResult
-from txstream.engine.batch.sizing import work_order
+from txstream.engine.batch.sizing import RecordCost, work_order
 from txstream.engine.batch.tree import task_tree
 from txstream.engine.batch.worker import run_first_stage, run_later_stage
 from txstream.engine.batch.worker_process import worker_process
@@ -104,7 +104,8 @@ class SparkRunner:
     """A `BatchRunner` on Spark.
 
     `session` is the user's, for DataFrame bolts; without one they get sessions of the runner's own. `width`
-    is the number of Spark tasks that every batch gets, as far as slots go; None leaves it to its size.
+    is the number of Spark tasks that every batch gets, as far as slots go; None leaves it to its size and to
+    what the batches before it took.
     `sessions` are those for its DataFrame bolts, if they are made.
     """
 
@@ -123,6 +124,7 @@ class SparkRunner:
         self._context = context
         self._process = SparkProcess.of(context._gateway)
         self._width = width
+        self._cost = RecordCost()
         self._lock = threading.Lock()
         self._indexes: dict[int, RDD[int]] = {}
         self._simple: dict[int, RDD[Any]] = {}
@@ -145,11 +147,23 @@ class SparkRunner:
     @_blaming
     def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
         """Process one attempt. Raises the TxstreamError that a Spark task reported, or BoltError."""
-        order = work_order(attempt, metas, self.plan, self._codec, self.slots, width=self._width)
+        order = work_order(
+            attempt,
+            metas,
+            self.plan,
+            self._codec,
+            self.slots,
+            width=self._width,
+            # Of DataFrame bolts nobody knows what they take.
+            record_seconds=None if self._sessions else self._cost.seconds,
+        )
         layout = lay_out(self.plan, order.width, order.slots)
         width = layout.stages[0].width
         first = self._first_stage(layout)
-        return self._process_all(_Pipeline(attempt, order, layout, first, {PYTHON: width}))
+        result = self._process_all(_Pipeline(attempt, order, layout, first, {PYTHON: width}))
+        if not layout.commit:
+            self._cost.add(result.records, result.read_seconds + result.process_seconds)
+        return result
 
     @_blaming
     def feed(self, order: WorkOrder, messages: Sequence[bytes]) -> BatchResult:
@@ -205,7 +219,7 @@ class SparkRunner:
             for stage in pipeline.layout.commit:
                 self._extend(pipeline, stage)
             self._finish(pipeline, settle=False)
-        return collect_result(
+        result = collect_result(
             self.plan,
             attempt,
             pipeline.answers,
@@ -213,6 +227,9 @@ class SparkRunner:
             pipeline.order.width,
             crossing=processed.crossing,
         )
+        seconds = processed.read_seconds + processed.process_seconds + result.process_seconds
+        self._cost.add(processed.records, seconds)
+        return result
 
     @_blaming
     def write(self, attempt: TransactionAttempt, writes: Sequence[StateWrite]) -> Sequence[int]:
