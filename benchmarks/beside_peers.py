@@ -122,7 +122,7 @@ def catch_up(
     with sitting.contender(script, "catchup", topic, **settings) as reports:
         done = list(reports)
     warm = [run for run in done if not run["cold"]]
-    rates = [run["batches_per_second"] for run in warm if run["batches"] > 1]
+    rates = [run["batches_per_second"] for run in warm if run["batches_per_second"]]
     result = {
         "contender": script,
         "variant": variant,

@@ -213,8 +213,8 @@ def _percentiles(rows: Sequence[tuple[str, float]], skip_seconds: float) -> Mapp
 
 
 def batch_rate(commits: Sequence[float]) -> float | None:
-    """Batches a second from the first commit to the last, None of a single batch. Seconds, in their order."""
-    return round((len(commits) - 1) / (commits[-1] - commits[0]), 2) if len(commits) > 1 else None
+    """Batches a second from the first commit to the last. Seconds, in their order; None of less than ten."""
+    return round((len(commits) - 1) / (commits[-1] - commits[0]), 2) if len(commits) >= 10 else None
 
 
 def runs_of(count: int) -> Iterator[tuple[int, bool]]:
