@@ -115,10 +115,9 @@ def test_a_session_lost_during_an_advance_does_not_stop_it(
         store.load()
         with session(server.address) as direct:
             standby = ZooKeeperProgress(direct, unique, CODEC)
-            proxy.lose_next_multi("answer")
+            proxy.lose_next_multi("answer", stay_cut=True)
             advance = pool.submit(store.advance, Txid(1), attempt_id(1, 1), METAS)
             assert wait_until(lambda: standby.load().current == 2, 60)
-            proxy.cut()
             assert wait_until(lambda: bool(told), 60)
             assert not advance.done()
             lead = Leadership(direct, unique)

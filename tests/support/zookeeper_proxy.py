@@ -11,7 +11,8 @@ MULTI = 14
 
 class Proxy:
     """A TCP proxy before one server. `lose_next_multi` cuts the connection before ("request") or after
-    ("answer") the server got the next multi; `cut` refuses every connection until `restore`."""
+    ("answer") the server got the next multi, and with `stay_cut` takes none after it; `cut` refuses every
+    connection. Both until `restore`."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")
@@ -21,12 +22,13 @@ class Proxy:
         self._connections: list[socket.socket] = []
         self._is_cut = False
         self._lose: str | None = None
+        self._stays_cut = False
         self.lost = 0
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def lose_next_multi(self, what: str) -> None:
-        self._lose = what
+    def lose_next_multi(self, what: str, *, stay_cut: bool = False) -> None:
+        self._lose, self._stays_cut = what, stay_cut
 
     def cut(self) -> None:
         with self._lock:
@@ -68,6 +70,7 @@ class Proxy:
                 if not first and int.from_bytes(frame[8:12]) == MULTI and self._lose is not None:
                     what, self._lose = self._lose, None
                     self.lost += 1
+                    self._is_cut = self._stays_cut
                     if what == "request":
                         break
                     answer_lost.set()
