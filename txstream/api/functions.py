@@ -15,6 +15,8 @@ from txstream.api.errors import TopologyError, TupleError
 from txstream.api.schema import parse_schema
 from txstream.api.tuples import DEFAULT_STREAM, Tuple
 
+_VALUES = frozenset((str, int, float))  # what one field is mostly: nothing further to be looked at
+
 Output: TypeAlias = str | pa.Schema | Mapping[str, str | pa.Schema]
 
 
@@ -56,6 +58,9 @@ class FunctionBolt(BasicBolt):
         else:
             returned = self.function(tup)
         bare = self._bare
+        if bare and type(returned) in _VALUES:
+            collector.emit((returned,))
+            return
         for values in self._rows(returned):
             collector.emit((values,) if bare and not isinstance(values, tuple) else values)
 
