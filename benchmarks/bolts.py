@@ -21,7 +21,7 @@ import txstream
 from txstream.api.bolts import Bolt
 from txstream.api.spouts import SpoutContext
 from txstream.api.tuples import Chunk, Tuple
-from txstream.engine.batch.plan import compile_topology
+from txstream.engine.batch.execution_plan import compile_topology
 from txstream.engine.batch.stage import Stopwatch, TaskRuntime
 from txstream.engine.batch.worker_process import WorkerProcess
 from txstream.transaction import TransactionAttempt, Txid, attempt_id
@@ -63,6 +63,11 @@ def yields(tup: Tuple) -> Any:
     yield tup["word"].upper()
 
 
+@txstream.bolt(output="word string")
+def returns(tup: Tuple) -> str:
+    return tup["word"].upper()  # type: ignore[no-any-return]
+
+
 class InColumns(txstream.BasicBolt):
     output = "word string, n bigint"
 
@@ -77,6 +82,7 @@ BOLTS: dict[str, Bolt] = {
     '  emit((tup["word"],))': EmitsSame(),
     '  emit((tup["word"].upper(),))': OneLine(),
     '  emit((tup["word"].upper(), tup["n"]))': TwoColumns(),
+    "@bolt: return": returns,
     "@bolt: yield": yields,
     "execute_batch: utf8_upper": InColumns(),
 }

@@ -35,11 +35,11 @@ from txstream.api.state import SqlState
 from txstream.api.topology import CommitChoice, Topology
 from txstream.bolts.sql import SqlStateBolt
 from txstream.digests import digest_of
-from txstream.engine.batch.plan import compile_topology
-from txstream.engine.batch.runner import NOTHING
+from txstream.engine.batch.execution_plan import compile_topology
+from txstream.engine.batch.runner_contract import NOTHING
 from txstream.engine.commit.committer import Committer, ProcessedBatch, StateDeltas, state_targets
-from txstream.engine.spark.runner import SparkRunner
 from txstream.engine.spark.session import create_context
+from txstream.engine.spark.spark_runner import SparkRunner
 from txstream.spouts.memory import MemorySpout
 from txstream.state import open_database
 from txstream.transaction import TransactionAttempt, Txid, attempt_id

@@ -33,11 +33,11 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.record.util import calc_crc32c
 
 from txstream.api.spouts import SpoutContext
-from txstream.spouts import kafka_records
+from txstream.spouts import kafka_record_batches
 from txstream.spouts.kafka import KafkaRange, KafkaSource
-from txstream.spouts.kafka_blocks import RecordColumns
 from txstream.spouts.kafka_columns import kafka_column
 from txstream.spouts.kafka_protocol import Partition
+from txstream.spouts.kafka_record_blocks import RecordColumns
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 JSON: dict[str, Any] = {
@@ -93,7 +93,7 @@ def decode(records: int, value_bytes: int) -> None:
         for codec in (None, "lz4", "zstd"):
             log = batches(values(records, value_bytes), codec)
             for how in ("numpy", "one by one"):
-                none = patch.object(kafka_records, "decode", return_value=None)
+                none = patch.object(kafka_record_batches, "decode", return_value=None)
                 with contextlib.nullcontext() if how == "numpy" else none:
                     report(f"{what}, {codec or 'plain'}, {how}", records, decoding(log, records), passes=3)
 
@@ -102,8 +102,8 @@ def decoding(log: bytes, records: int) -> Callable[[], None]:
     source, partition = KafkaSource("lines"), Partition("lines", 0)
 
     def read() -> None:
-        part = kafka_records.Fetched(log, 0, records)
-        kafka_records.decode_records([part])
+        part = kafka_record_batches.Fetched(log, 0, records)
+        kafka_record_batches.decode_records([part])
         columns = RecordColumns(part.blocks)
         for field in source.output:
             kafka_column(field.name, field.type, partition, columns, replace=False)

@@ -26,9 +26,9 @@ import psutil
 
 from txstream import BasicBolt, Spout, TopologyBuilder
 from txstream.api.spouts import SpoutContext
-from txstream.engine.batch.plan import compile_topology
-from txstream.engine.spark.runner import SparkRunner
+from txstream.engine.batch.execution_plan import compile_topology
 from txstream.engine.spark.session import create_session
+from txstream.engine.spark.spark_runner import SparkRunner
 from txstream.engine.tracked.loop import Cut, TrackedLoop
 from txstream.testing import InProcessRunner
 from txstream.transaction import Epoch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from alembic import context
 from sqlalchemy import Connection
 
-from txstream.state.sql.framework import VERSION_TABLE, metadata
+from txstream.state.sql.framework_tables import VERSION_TABLE, metadata
 
 connection = context.config.attributes.get("connection")
 if not isinstance(connection, Connection):

@@ -1,7 +1,8 @@
 """What the scripts do, so that a database in which each step is committed by itself can be taken up again.
 
 MySQL and MariaDB are such: a crash between two steps leaves the first. Then, and only then, a step that has
-been done is left out (`txstream.state.sql.revisions` knows). Elsewhere a script is done wholly or not at all.
+been done is left out (`txstream.state.sql.framework_revisions` knows). Elsewhere a script is done wholly or
+not at all.
 """
 
 from __future__ import annotations

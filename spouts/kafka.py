@@ -31,7 +31,7 @@ from txstream.spouts.kafka_arguments import (
     value_schema,
 )
 from txstream.spouts.kafka_options import check_client_options
-from txstream.spouts.kafka_selection import TopicSelection
+from txstream.spouts.kafka_topic_selection import TopicSelection
 from txstream.spouts.ranges import RecordSpan
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from txstream.api.errors import SchemaError, TopologyError
 from txstream.spouts.json_values import json_schema
-from txstream.spouts.kafka_selection import TopicSelection
+from txstream.spouts.kafka_topic_selection import TopicSelection
 
 Start = Literal["earliest", "latest"] | datetime
 StartingOffset = int | Start

@@ -12,8 +12,8 @@ import pyarrow as pa
 from txstream.api.errors import DecodeError
 from txstream.spouts.json_values import BadValueError, JsonReader
 from txstream.spouts.kafka import KafkaSource
-from txstream.spouts.kafka_blocks import Headers, RecordColumns
 from txstream.spouts.kafka_protocol import Partition
+from txstream.spouts.kafka_record_blocks import Headers, RecordColumns
 
 _MILLISECONDS = pa.timestamp("ms", tz="UTC")
 _SHOWN_BYTES = 200

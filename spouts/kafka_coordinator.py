@@ -8,7 +8,8 @@ Invariants:
   plans do not wait for it again.
 - A topic with a place that is gone is lost data, however the topics were chosen. Which topics of a pattern
   have a place is learned from `last` alone.
-- The only thing remembered between plans is where partitions begin that have no place: see `kafka_starts`.
+- The only thing remembered between plans is where partitions begin that have no place: see
+  `kafka_starting_places`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from txstream.api.spouts import PartitionCoordinator, SpoutContext, Unavailable
 from txstream.spouts.backlog import share_limit
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 from txstream.spouts.kafka_client import KafkaClient
-from txstream.spouts.kafka_logs import LogReader, PartitionLog
+from txstream.spouts.kafka_cluster_watch import ClusterView, ClusterWatch
+from txstream.spouts.kafka_log_ends import LogReader, PartitionLog
 from txstream.spouts.kafka_protocol import (
     LATEST_STABLE,
     LATEST_WRITTEN,
@@ -39,8 +41,7 @@ from txstream.spouts.kafka_protocol import (
     TopicInfo,
     reason_of,
 )
-from txstream.spouts.kafka_starts import StartingPlaces
-from txstream.spouts.kafka_watch import ClusterView, ClusterWatch
+from txstream.spouts.kafka_starting_places import StartingPlaces
 
 PLANNING_SECONDS = 2.0
 _MISSING_TOPIC_SECONDS = 3.0

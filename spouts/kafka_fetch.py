@@ -47,7 +47,7 @@ from txstream.spouts.kafka_protocol import (
     reason_of,
 )
 from txstream.spouts.kafka_range_read import Fetch, RangeRead
-from txstream.spouts.kafka_records import (
+from txstream.spouts.kafka_record_batches import (
     CorruptBatchError,
     Fetched,
     OldFormatError,

@@ -36,9 +36,9 @@ from txstream.api.spouts import SpoutContext
 from txstream.api.tracked import MessageId, Spout, SpoutCollector
 from txstream.spouts.kafka import KafkaSource
 from txstream.spouts.kafka_arguments import ALL_OTHERS
-from txstream.spouts.kafka_blocks import RecordColumns, Records
 from txstream.spouts.kafka_columns import json_reader, record_batch
 from txstream.spouts.kafka_protocol import Partition, reason_of
+from txstream.spouts.kafka_record_blocks import RecordColumns, Records
 
 log = logging.getLogger(__name__)
 

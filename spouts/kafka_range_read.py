@@ -6,8 +6,8 @@ import time
 from typing import Any, NamedTuple
 
 from txstream.spouts.kafka import KafkaRange
-from txstream.spouts.kafka_blocks import RecordColumns
 from txstream.spouts.kafka_protocol import Partition
+from txstream.spouts.kafka_record_blocks import RecordColumns
 
 
 class RangeRead:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from txstream.api.errors import DataLostError, TupleError, UsageError
 from txstream.api.rows import UnfitValueError, to_record_batch
 from txstream.api.schema import format_schema, format_type
-from txstream.spouts.markers import Marker
+from txstream.spouts.failure_markers import Marker
 from txstream.spouts.memory_spool import Frame, SpoolWriter
 
 

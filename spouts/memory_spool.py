@@ -25,7 +25,7 @@ from typing import Any
 import pyarrow as pa
 
 from txstream.api.errors import DataLostError, PartitionUnavailableError, ServiceUnavailableError, UsageError
-from txstream.spouts.markers import Crash, Fail, Marker
+from txstream.spouts.failure_markers import Crash, Fail, Marker
 
 _MARKERS: dict[str, type[Marker]] = {"fail": Fail, "crash": Crash}
 

@@ -23,7 +23,7 @@ from enum import StrEnum
 from typing import Generic, TypeVar
 
 from txstream.api.errors import CoordinatorError
-from txstream.metas import BatchMetas
+from txstream.batch_metas import BatchMetas
 from txstream.semantics import Semantics
 from txstream.transaction import FIRST_TXID, AttemptId, TransactionAttempt, Txid
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from txstream.words import shown
+from txstream.wording import shown
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology

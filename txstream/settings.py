@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from txstream.api.errors import UsageError
-from txstream.retention import Keep
+from txstream.ledger_retention import Keep
 
 DATA_DIR = ".txstream"
 SETTINGS_FILE = "txstream.toml"

@@ -23,8 +23,8 @@ from support.storm import states
 from txstream.api.errors import BatchFailedError, BatchTimeoutError, BoltError
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.embedded.process import wait_until
-from txstream.engine.spark import runner as spark_runner
-from txstream.engine.spark.runner import SparkRunner
+from txstream.engine.spark import spark_runner
+from txstream.engine.spark.spark_runner import SparkRunner
 from txstream.testing import AttemptState, TopologyTest
 
 if TYPE_CHECKING:

@@ -46,8 +46,8 @@ from txstream.api.spouts import OpaqueSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
-from txstream.engine.batch.runner import BatchResult
-from txstream.engine.spark.runner import SparkRunner
+from txstream.engine.batch.runner_contract import BatchResult
+from txstream.engine.spark.spark_runner import SparkRunner
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

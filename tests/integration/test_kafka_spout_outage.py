@@ -13,8 +13,8 @@ from support.kafka_topics import Topics, attempt, ranges, wait_until
 
 from txstream.api.errors import PartitionUnavailableError
 from txstream.api.spouts import SpoutContext, Unavailable
+from txstream.batch_metas import BatchMetas
 from txstream.embedded import EmbeddedKafka
-from txstream.metas import BatchMetas
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 
 ATTEMPT = attempt()

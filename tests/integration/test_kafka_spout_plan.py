@@ -12,8 +12,8 @@ from support.kafka_topics import Topics, attempt, ranges, wait_until
 
 from txstream.api.errors import DataLostError, ServiceUnavailableError, UsageError
 from txstream.api.spouts import SpoutContext, Unavailable
+from txstream.batch_metas import BatchMetas
 from txstream.embedded import Services
-from txstream.metas import BatchMetas
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 from txstream.spouts.kafka_coordinator import KafkaPartitionCoordinator
 

@@ -22,9 +22,9 @@ from support.kafka_topics import Topics, ranges, wait_until
 
 from txstream.api.errors import DataLostError, ServiceUnavailableError
 from txstream.api.spouts import SpoutContext, Unavailable
+from txstream.batch_metas import BatchMetas
 from txstream.embedded import EmbeddedKafka, Services
 from txstream.embedded.ports import HOST, free_port
-from txstream.metas import BatchMetas
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 from txstream.spouts.kafka_coordinator import KafkaPartitionCoordinator
 

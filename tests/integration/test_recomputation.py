@@ -39,9 +39,9 @@ from txstream.api.spouts import OpaqueSpout
 from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
 from txstream.embedded.process import wait_until
+from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.messages import Element
-from txstream.engine.batch.plan import ExecutionPlan
-from txstream.engine.spark.runner import SparkRunner
+from txstream.engine.spark.spark_runner import SparkRunner
 from txstream.testing import InProcessRunner
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from redis_server import RedisServer
 from support.source_runs import SourceRun, Store, counting
 
 from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, TransactionalSpout
-from txstream.engine.spark.runner import SparkRunner
 from txstream.engine.spark.session import create_context
+from txstream.engine.spark.spark_runner import SparkRunner
 from txstream.examples import batch_spout
+from txstream.spouts.failure_markers import Crash, Fail
 from txstream.spouts.files import FileSpout
-from txstream.spouts.markers import Crash, Fail
 from txstream.spouts.memory import MemorySpout
 from txstream.spouts.rate import RateSpout
 from txstream.spouts.redis_streams import RedisStreamSpout

@@ -16,7 +16,7 @@ from support.texts import fill_topic, make_lines
 import txstream
 from txstream.embedded import Services
 from txstream.embedded.process import wait_until
-from txstream.engine.driver import operator_requests
+from txstream.engine.loop import operator_requests
 from txstream.engine.spark.session import RECIPE
 from txstream.examples import global_count, word_count
 from txstream.testing import InProcessRunner

@@ -31,8 +31,8 @@ from txstream.api.errors import (
     MetaTooLargeError,
     TopologyError,
 )
+from txstream.batch_metas import BatchMetas
 from txstream.embedded.zookeeper import EmbeddedZooKeeper
-from txstream.metas import BatchMetas
 from txstream.semantics import Semantics
 from txstream.transaction import Epoch, Txid, attempt_id
 from txstream.zookeeper import (

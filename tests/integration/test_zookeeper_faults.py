@@ -20,9 +20,9 @@ import pytest
 from support.zookeeper_proxy import Proxy
 
 from txstream.api.errors import FencedError, LeaderExistsError, ServiceUnavailableError
+from txstream.batch_metas import BatchMetas, MetaCodec
 from txstream.embedded.process import wait_until
 from txstream.embedded.zookeeper import EmbeddedZooKeeper
-from txstream.metas import BatchMetas, MetaCodec
 from txstream.semantics import Semantics
 from txstream.transaction import Epoch, Txid, attempt_id
 from txstream.zookeeper import Identity, Leadership, WaitStoppedError, ZooKeeper, ZooKeeperProgress

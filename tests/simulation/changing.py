@@ -14,14 +14,14 @@ from txstream.api.errors import (
     StaleAttemptError,
     StateTableError,
 )
-from txstream.engine.batch.failures import CrashError
-from txstream.engine.driver.loop import EventLoop
-from txstream.engine.driver.retention import LedgerPruner
+from txstream.batch_metas import MetaCodec
+from txstream.engine.batch.executor_failures import CrashError
+from txstream.engine.loop.event_loop import EventLoop
+from txstream.engine.loop.ledger_pruning import LedgerPruner
 from txstream.engine.start.takeover import Takeover
 from txstream.inspect.databases import databases_of
 from txstream.inspect.recover_from_ledgers import recover_in
-from txstream.metas import MetaCodec
-from txstream.retention import Keep
+from txstream.ledger_retention import Keep
 from txstream.state import StateBackend
 from txstream.testing.simulation.driver import Actor, Driver, Progress, UnexplainedError
 from txstream.testing.simulation.program import Program

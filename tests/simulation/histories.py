@@ -122,11 +122,11 @@ def simulate(seed: int, semantics: Semantics, *arguments: Any, **options: Any) -
 
 def tell_of(world: AnyWorld, whose: str) -> AnyWorld:
     """Run a world's history."""
-    try:
-        with world.mutations.in_force():
+    with world.mutations.in_force():  # a name that is not there is the mutant's fault, not the history's
+        try:
             world.run()
-    except Exception as error:
-        raise AssertionError(
-            f"{world.tell()}\n{whose}, {len(world.servers)} database(s): {type(error).__name__}: {error}"
-        ) from error
+        except Exception as error:
+            raise AssertionError(
+                f"{world.tell()}\n{whose}, {len(world.servers)} database(s): {type(error).__name__}: {error}"
+            ) from error
     return world

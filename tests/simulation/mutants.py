@@ -20,15 +20,15 @@ from txstream.api.errors import (
     ProgressMismatchError,
     TxidRegressionError,
 )
+from txstream.batch_metas import BatchMetas, MetaCodec
 from txstream.coordinator import Command, Coordinator, EmitCommit, Phase
 from txstream.engine.commit.committer import Committer
 from txstream.engine.start import recovery
 from txstream.engine.start.recovery import AdvanceFirst, Resume, decide
-from txstream.metas import BatchMetas, MetaCodec
 from txstream.semantics import Semantics
 from txstream.spouts.memory import MemoryRange
 from txstream.state import AnswerLostError, BatchRecord, Commit
-from txstream.state.protocol import StateTransaction, TopologyStates, Writes
+from txstream.state.commit_protocol import StateTransaction, TopologyStates, Writes
 from txstream.state.records import COMMITTED, COMMITTING
 from txstream.state.store import layout
 from txstream.state.store.backend import StoreBackend
@@ -42,7 +42,7 @@ from txstream.zookeeper.tree import Check, Operation
 _BEGIN = "engine.commit.committer.Committer._begin"
 _COORDINATOR = "engine.start.takeover.Coordinator"
 _RECOVER = "engine.start.takeover.recover"
-_STATES = "state.protocol.TopologyStates"
+_STATES = "state.commit_protocol.TopologyStates"
 _STORE = "state.store.backend.StoreBackend"
 
 

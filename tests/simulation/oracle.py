@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from simulation.releases import DEFAULT, ROWS
-from txstream.metas import BatchMetas, MetaCodec
+from txstream.batch_metas import BatchMetas, MetaCodec
 from txstream.state.declarations import Owner, declared_spec
 from txstream.state.store import layout
 from txstream.state.store.layout import Overlay
 from txstream.testing.simulation.world import Tree, WrongResultError
 from txstream.transaction import FIRST_TXID, AttemptId, Txid
 from txstream.zookeeper import Identity
-from txstream.zookeeper.documents import StoredBatch, StoredCurrent
 from txstream.zookeeper.paths import Paths
+from txstream.zookeeper.znode_values import StoredBatch, StoredCurrent
 
 
 def hold(metas: BatchMetas[Any]) -> Mapping[str, tuple[int, int]]:

@@ -17,12 +17,12 @@ from txstream.api.spouts import OpaqueSpout, SourceSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
+from txstream.batch_metas import BatchMetas
 from txstream.bolts.aggregate import CountBolt
 from txstream.bolts.sql import SqlStateBolt
-from txstream.engine.batch.plan import ExecutionPlan, compile_topology
-from txstream.engine.batch.runner import BatchResult
+from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
+from txstream.engine.batch.runner_contract import BatchResult
 from txstream.folding import new_fold
-from txstream.metas import BatchMetas
 from txstream.testing import InProcessRunner
 
 

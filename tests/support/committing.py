@@ -19,11 +19,11 @@ from txstream.api.spouts import OpaqueSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
+from txstream.batch_metas import BatchMetas
 from txstream.bolts.sql import SqlStateBolt
-from txstream.engine.batch.plan import ExecutionPlan
-from txstream.engine.batch.runner import BatchResult
+from txstream.engine.batch.execution_plan import ExecutionPlan
+from txstream.engine.batch.runner_contract import BatchResult
 from txstream.examples.storm_counts import CountByWord
-from txstream.metas import BatchMetas
 from txstream.spouts.memory import MemorySpout
 from txstream.testing import InProcessRunner, TopologyTest
 from txstream.transaction import TransactionAttempt

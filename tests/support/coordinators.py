@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import pytest
 
 from support.inmemory import Range
+from txstream.batch_metas import BatchMetas
 from txstream.coordinator import (
     Advance,
     Command,
@@ -17,7 +18,6 @@ from txstream.coordinator import (
     Persist,
     Plan,
 )
-from txstream.metas import BatchMetas
 from txstream.semantics import Semantics
 from txstream.transaction import AttemptSequence, Epoch, TransactionAttempt, Txid
 

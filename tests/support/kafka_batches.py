@@ -11,8 +11,8 @@ import pyarrow as pa
 from kafka.record.default_records import DefaultRecordBatchBuilder
 from kafka.record.util import calc_crc32c
 
-from txstream.spouts.kafka_blocks import RecordColumns
-from txstream.spouts.kafka_records import Fetched, decode_records
+from txstream.spouts.kafka_record_batches import Fetched, decode_records
+from txstream.spouts.kafka_record_blocks import RecordColumns
 
 Headers = list[tuple[str, bytes | None]]
 Record = tuple[int, int, bytes | None, bytes | None, Headers]

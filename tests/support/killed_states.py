@@ -29,12 +29,12 @@ from txstream.api.spouts import OpaqueSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
-from txstream.engine.batch.plan import compile_topology
+from txstream.batch_metas import BatchMetas
+from txstream.engine.batch.execution_plan import compile_topology
 from txstream.engine.commit.bindings import map_bindings
-from txstream.engine.commit.databases import state_targets
-from txstream.engine.spark.runner import SparkRunner
+from txstream.engine.commit.state_targets import state_targets
 from txstream.engine.spark.session import create_context
-from txstream.metas import BatchMetas
+from txstream.engine.spark.spark_runner import SparkRunner
 from txstream.state import Commit, open_database
 from txstream.transaction import TransactionAttempt
 

@@ -16,12 +16,12 @@ from support.bolts import word_count
 from support.inmemory import MemoryLog
 from txstream.api.spouts import OpaqueSpout, SourceSpout
 from txstream.api.topology import Topology
-from txstream.engine.batch.plan import ExecutionPlan
-from txstream.engine.batch.runner import BatchResult, BatchRunner
-from txstream.engine.driver.driver import Driver, RunnerFactory
-from txstream.engine.driver.workers import Clock, Event, ThreadWorkers
+from txstream.batch_metas import BatchMetas
+from txstream.engine.batch.execution_plan import ExecutionPlan
+from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
 from txstream.engine.fault_points import Point, PointListener, nobody_listens
-from txstream.metas import BatchMetas
+from txstream.engine.loop.workers import Clock, Event, ThreadWorkers
+from txstream.engine.start.driver import Driver, RunnerFactory
 from txstream.state import Commit, StateBackend, TopologyStates
 from txstream.state.store.memory import MemoryBackend
 from txstream.testing import InProcessRunner

@@ -32,10 +32,10 @@ from txstream.api.spouts import (
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
+from txstream.batch_metas import BatchMetas
 from txstream.bolts.sql import SqlStateBolt
-from txstream.engine.batch.plan import ExecutionPlan, compile_topology
-from txstream.engine.batch.runner import BatchResult
-from txstream.metas import BatchMetas
+from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
+from txstream.engine.batch.runner_contract import BatchResult
 from txstream.transaction import TransactionAttempt
 
 if TYPE_CHECKING:

@@ -52,10 +52,10 @@ from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
 from txstream.digests import digest_of
 from txstream.embedded.process import wait_until
-from txstream.engine.batch.runner import NOTHING, BatchResult
+from txstream.engine.batch.runner_contract import NOTHING, BatchResult
 from txstream.engine.commit.committer import Committer, ProcessedBatch, StateDeltas, state_targets
-from txstream.engine.spark.runner import SparkRunner
 from txstream.engine.spark.session import create_context
+from txstream.engine.spark.spark_runner import SparkRunner
 from txstream.state import open_database
 
 BATCH = ranges(a=170, b=60, c=1)

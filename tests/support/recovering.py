@@ -18,11 +18,11 @@ from txstream.api.reducers import Sum
 from txstream.api.spouts import SourceSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
+from txstream.batch_metas import MetaCodec
 from txstream.bolts.sql import SqlStateBolt
-from txstream.inspect.checking import fsck_in
+from txstream.inspect.fsck_run import fsck_in
 from txstream.inspect.records import FsckReport, Recovery
 from txstream.inspect.recover_from_ledgers import recover_in
-from txstream.metas import MetaCodec
 from txstream.settings import Settings
 from txstream.spouts.memory import MemorySpout
 from txstream.state import StateDatabase, TopologyLife

@@ -15,7 +15,7 @@ import txstream
 from support.states import Rig, word_table
 from txstream import inspect
 from txstream.state import StateDatabase
-from txstream.state.sql.scratch import refuse_scratch, write_scratch
+from txstream.state.sql.scratch_tables import refuse_scratch, write_scratch
 from txstream.transaction import Txid
 
 

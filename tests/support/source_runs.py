@@ -17,7 +17,7 @@ from txstream.api.spouts import SourceSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
-from txstream.engine.driver.driver import RunnerFactory
+from txstream.engine.start.driver import RunnerFactory
 from txstream.testing import InProcessRunner
 from txstream.transaction import Txid
 

@@ -14,7 +14,7 @@ from txstream.api.reducers import Reducer, Sum
 from txstream.api.state import SqlState
 from txstream.semantics import Semantics
 from txstream.state import BatchRecord, Commit, FenceRow, TableSpec, TopologyStates
-from txstream.state.protocol import nobody
+from txstream.state.commit_protocol import nobody
 from txstream.transaction import AttemptId, TransactionAttempt, Txid, attempt_id
 
 PLANNED = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)

@@ -20,8 +20,8 @@ from txstream import (
     TopologyBuilder,
     Tuple,
 )
+from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.messages import Element, Message
-from txstream.engine.batch.plan import ExecutionPlan
 from txstream.testing import InProcessRunner
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from txstream.metas import BatchMetas, MetaCodec
+from txstream.batch_metas import BatchMetas, MetaCodec
 from txstream.semantics import Semantics
 from txstream.transaction import AttemptId, Epoch, Txid
 from txstream.zookeeper import (

@@ -16,7 +16,7 @@ from txstream.api.bolts import OutputFieldsDeclarer
 from txstream.api.errors import DataLostError, TopologyError, TupleError
 from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, TransactionalSpout
 from txstream.api.tracked import MessageId
-from txstream.metas import BatchMetas
+from txstream.batch_metas import BatchMetas
 from txstream.spouts.tracked_source import as_source
 from txstream.transaction import TransactionAttempt, Txid
 

@@ -24,7 +24,7 @@ from txstream.api.errors import (
 )
 from txstream.api.schema import parse_schema
 from txstream.api.spouts import OpaqueSpout, PartitionCoordinator, SpoutContext, TransactionalSpout
-from txstream.metas import BatchMetas, MetaCodec
+from txstream.batch_metas import BatchMetas, MetaCodec
 from txstream.transaction import TransactionAttempt, Txid
 
 

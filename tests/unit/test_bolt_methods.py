@@ -18,9 +18,9 @@ from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, DataFrameBolt, Output
 from txstream.api.errors import BatchFailedError, BoltError, TopologyError, UsageError
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.tuples import Chunk, Tuple
+from txstream.batch_metas import BatchMetas
 from txstream.bolts.aggregate import CountBolt
-from txstream.engine.driver.retries import Verdict, judge
-from txstream.metas import BatchMetas
+from txstream.engine.loop.retry_policy import Verdict, judge
 from txstream.spouts.memory import MemorySpout
 from txstream.testing import InProcessRunner, TopologyTest, run_bolt
 

@@ -19,8 +19,8 @@ from support.topologies import Filter, branching, declared, eight_bolts, eight_c
 from txstream.api.reducers import Count
 from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
+from txstream.cli.batch_stages import plan_batch, plan_document, plan_text
 from txstream.cli.main import main
-from txstream.cli.stages import plan_batch, plan_document, plan_text
 from txstream.examples.word_count import topology as word_count
 
 WORD_COUNT = "txstream.examples.word_count:topology"

@@ -14,18 +14,18 @@ from pathlib import Path
 import pytest
 
 from txstream.api.errors import UsageError
+from txstream.batch_metas import BatchMetas
 from txstream.cli.context import Cli
 from txstream.cli.databases import existing_database, is_dead, open_zookeeper
 from txstream.cli.inspection import batch_document, plain_value, shown_attempt, shown_ranges
 from txstream.cli.state import _print_diff, _print_rows
-from txstream.inspect.plain import PlainCodec, positions
+from txstream.inspect.plain_metas import PlainCodec, positions
 from txstream.inspect.records import RowChange, StateRow, TableDiff
-from txstream.metas import BatchMetas
 from txstream.semantics import Semantics
 from txstream.settings import Settings
 from txstream.state import BatchRecord
 from txstream.transaction import Txid, attempt_id
-from txstream.words import shown
+from txstream.wording import shown
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 METAS = {

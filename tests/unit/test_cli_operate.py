@@ -14,7 +14,7 @@ from support.memory_zookeeper import MemoryZooKeeper
 
 from txstream.cli import operate
 from txstream.cli.main import main
-from txstream.engine.driver.steering import Steering
+from txstream.engine.loop.operator_changes import Steering
 from txstream.transaction import Txid
 from txstream.zookeeper import ROOT, MemoryProgress, Paths
 

@@ -10,16 +10,16 @@ import pytest
 from txstream import SpoutContext, UsageError
 from txstream.api.errors import BatchFailedError, PartitionUnavailableError
 from txstream.api.spouts import Unavailable
+from txstream.batch_metas import BatchMetas
 from txstream.compare.report import Tables, difference, figures, in_a_sentence, moved_records, stalls
 from txstream.compare.run import Outcome, Rows
 from txstream.compare.schedule import SCHEDULES, Fault, Injector, load_schedule
 from txstream.compare.timeline import Fate, Made, Timeline
 from txstream.compare.variant import clipped, fixed_end, is_reached, under_own_names, with_batches_of
 from txstream.coordinator import EmitBatch
-from txstream.engine.batch.failures import CrashError
+from txstream.engine.batch.executor_failures import CrashError
 from txstream.engine.fault_points import Point
 from txstream.examples import accounts, word_count
-from txstream.metas import BatchMetas
 from txstream.spouts.memory import MemoryRange, MemorySpout
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 

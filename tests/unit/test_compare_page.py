@@ -18,7 +18,7 @@ from txstream.compare.report import figures
 from txstream.compare.run import Outcome
 from txstream.compare.schedule import SCHEDULES, Fault, Injector
 from txstream.compare.timeline import Fate, Made, Timeline
-from txstream.engine.batch.failures import CrashError
+from txstream.engine.batch.executor_failures import CrashError
 from txstream.engine.fault_points import Point
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 

@@ -18,10 +18,10 @@ from txstream.api.reducers import Count
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
+from txstream.batch_metas import BatchMetas
 from txstream.bolts.sql import SqlStateBolt
 from txstream.engine.batch import worker_process as process
 from txstream.engine.batch.worker_process import WorkerProcess, close_worker_process, worker_process
-from txstream.metas import BatchMetas
 from txstream.testing.inprocess import InProcessRunner
 
 LINES = {"a": ["x", "y", "z"], "b": ["x"]}

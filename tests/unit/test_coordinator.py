@@ -20,6 +20,7 @@ from support.coordinators import (
 from support.inmemory import Range
 
 from txstream.api.errors import CoordinatorError
+from txstream.batch_metas import BatchMetas
 from txstream.coordinator import (
     Advance,
     Cancel,
@@ -28,7 +29,6 @@ from txstream.coordinator import (
     Phase,
     Plan,
 )
-from txstream.metas import BatchMetas
 from txstream.semantics import Semantics
 from txstream.transaction import Txid
 

@@ -25,6 +25,7 @@ from support.coordinators import (
 from support.inmemory import Range
 
 from txstream.api.errors import CoordinatorError
+from txstream.batch_metas import BatchMetas
 from txstream.coordinator import (
     Advance,
     Cancel,
@@ -35,7 +36,6 @@ from txstream.coordinator import (
     Plan,
     RotatingTransactionalState,
 )
-from txstream.metas import BatchMetas
 from txstream.semantics import Semantics
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 

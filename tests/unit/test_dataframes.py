@@ -16,8 +16,8 @@ from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.errors import TopologyError, TupleError
 from txstream.api.spouts import OpaqueSpout
 from txstream.bolts.sql import SqlStateBolt
+from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.messages import ANSWER, Answer, Message, WorkOrder
-from txstream.engine.batch.plan import ExecutionPlan
 from txstream.engine.spark.dataframes import check_dataframes, route_blocks
 
 

@@ -13,7 +13,7 @@ from support.states import Rig
 
 from txstream.cli.main import main
 from txstream.state import open_sql_database
-from txstream.state.sql import framework
+from txstream.state.sql import framework_tables as framework
 
 
 def database_of(directory: Path, name: str, revision: str) -> tuple[str, Rig]:

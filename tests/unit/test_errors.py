@@ -75,7 +75,7 @@ def test_exceptions_that_users_may_see_have_the_root() -> None:
     """Or `except TxstreamError` would miss them. A few never reach a user as they are."""
     inside = {
         "txstream.api.rows.UnfitValueError",
-        "txstream.engine.batch.cells.UnfitCellError",  # told with its state, by `map_state` and by `run_bolt`
+        "txstream.engine.batch.state_cells.UnfitCellError",  # told with its state, also by `run_bolt`
         "txstream.engine.batch.stage.TaskFailedError",
         "txstream.zookeeper.tree.LostAnswerError",
         "txstream.zookeeper.tree.RefusedError",

@@ -15,8 +15,8 @@ from txstream.api.errors import (
     TxstreamError,
     UsageError,
 )
-from txstream.engine.batch.failures import Failure, describe
-from txstream.engine.driver.retries import Verdict, judge
+from txstream.engine.batch.executor_failures import Failure, describe
+from txstream.engine.loop.retry_policy import Verdict, judge
 
 ALL_ERRORS = [
     error

@@ -26,7 +26,7 @@ from txstream.api.errors import (
 )
 from txstream.api.schema import format_schema
 from txstream.api.spouts import Unavailable
-from txstream.metas import MetaCodec
+from txstream.batch_metas import MetaCodec
 from txstream.spouts import files_lines
 from txstream.spouts.files import FileRange, FileSpout
 from txstream.spouts.files_coordinator import FileCoordinator

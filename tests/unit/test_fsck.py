@@ -19,11 +19,11 @@ from txstream.api.spouts import (
     TransactionalSpout,
     Unavailable,
 )
-from txstream.inspect.checking import fsck_in
-from txstream.inspect.checks import _is_same
-from txstream.inspect.plain import PlainCodec
+from txstream.batch_metas import MetaCodec
+from txstream.inspect.fsck_progress import _is_same
+from txstream.inspect.fsck_run import fsck_in
+from txstream.inspect.plain_metas import PlainCodec
 from txstream.inspect.records import Finding, FsckReport, MissingDatabase, Severity
-from txstream.metas import MetaCodec
 from txstream.semantics import Semantics
 from txstream.settings import Settings
 from txstream.state import BatchRecord
@@ -471,7 +471,7 @@ def test_a_source_of_the_users_needs_the_code(make_site: Any) -> None:
 
 
 def test_settings_without_kafka_leave_it_unchecked() -> None:
-    from txstream.inspect.source_checks import source_of
+    from txstream.inspect.fsck_source import source_of
     from txstream.zookeeper import Identity
 
     kafka = Identity.new(Semantics.OPAQUE, "txstream.spouts.kafka.KafkaSource", {"topics": ["lines"]}, ())

@@ -13,12 +13,12 @@ from support.recovering import Site
 from txstream.api.errors import CorruptStateError, ProgressMismatchError, StateTableError
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.cli.main import main
-from txstream.inspect.checking import fsck_in
 from txstream.inspect.databases import open_databases
+from txstream.inspect.fsck_run import fsck_in
 from txstream.inspect.records import Finding, FsckReport, Severity
 from txstream.settings import Settings
 from txstream.state import StateDatabase
-from txstream.state.sql.failures import Failure, Kind, to_error
+from txstream.state.sql.errors import Failure, Kind, to_error
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from txstream.api.reducers import Count
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
+from txstream.batch_metas import BatchMetas
 from txstream.bolts.sql import SqlStateBolt
-from txstream.metas import BatchMetas
 from txstream.testing.inprocess import InProcessRunner
 
 LOG = MemoryLog({"a": ["the cat", "the dog"], "b": [""]})

@@ -15,16 +15,16 @@ from txstream.api.bolts import BasicBolt, BatchBolt, OutputCollector, OutputFiel
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.declarer import BoltDeclarer
 from txstream.api.errors import ShortBatchError, TopologyError, TupleError, TxstreamError
-from txstream.api.groupings import task_of, tasks_of_partial_key
 from txstream.api.reducers import Count, Sum
 from txstream.api.spouts import OpaqueSpout
+from txstream.api.stable_hash import task_of, tasks_of_partial_key
 from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
+from txstream.batch_metas import BatchMetas
 from txstream.bolts.sql import SqlStateBolt
+from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
 from txstream.engine.batch.messages import Element, pack, unpack
-from txstream.engine.batch.plan import ExecutionPlan, compile_topology
-from txstream.engine.batch.runner import BatchResult
-from txstream.metas import BatchMetas
+from txstream.engine.batch.runner_contract import BatchResult
 from txstream.testing.inprocess import InProcessRunner
 
 WORDS = {"p0": [f"w{i % 13}" for i in range(60)], "p1": ["hot"] * 30 + ["cold"], "p2": ["w1", "w2"]}

@@ -17,11 +17,11 @@ from support.states import Rig, word_table
 
 from txstream import inspect
 from txstream.api.errors import UsageError
-from txstream.cli import failing, status
+from txstream.batch_metas import BatchMetas
+from txstream.cli import failures_shown as failing, status
 from txstream.cli.main import main
-from txstream.failing import FailingBatch, Wait
+from txstream.failing_batch import FailingBatch, Wait
 from txstream.inspect import ledgers
-from txstream.metas import BatchMetas
 from txstream.settings import Settings
 from txstream.state import StateDatabase
 from txstream.transaction import Txid, attempt_id

@@ -32,11 +32,11 @@ from support.kafka_batches import (
 
 from txstream.api.errors import DecodeError
 from txstream.spouts.kafka import KafkaRange
-from txstream.spouts.kafka_blocks import RecordColumns
 from txstream.spouts.kafka_fetch import RangeFetcher
 from txstream.spouts.kafka_protocol import Leader, TopicInfo
 from txstream.spouts.kafka_range_read import RangeRead
-from txstream.spouts.kafka_records import CorruptBatchError
+from txstream.spouts.kafka_record_batches import CorruptBatchError
+from txstream.spouts.kafka_record_blocks import RecordColumns
 
 
 def rows(columns: RecordColumns) -> list[tuple[int, bytes | None]]:

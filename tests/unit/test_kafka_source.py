@@ -17,7 +17,7 @@ from kafka.net.sasl import SASL_MECHANISMS
 from txstream.api.errors import CorruptStateError, TopologyError, UsageError
 from txstream.api.schema import parse_schema
 from txstream.api.spouts import OpaqueSpout, SpoutContext
-from txstream.metas import BatchMetas, MetaCodec
+from txstream.batch_metas import BatchMetas, MetaCodec
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 from txstream.spouts.kafka_arguments import StartingOffset, epoch_milliseconds
 from txstream.spouts.kafka_options import DNS_LOOKUPS, MECHANISMS, OWNED, PASSED_THROUGH

@@ -9,10 +9,10 @@ from typing import Any
 from txstream.api.spouts import Unavailable
 from txstream.spouts.kafka import KafkaRange
 from txstream.spouts.kafka_arguments import StartingOffset
-from txstream.spouts.kafka_logs import PartitionLog
+from txstream.spouts.kafka_cluster_watch import ClusterView
+from txstream.spouts.kafka_log_ends import PartitionLog
 from txstream.spouts.kafka_protocol import OffsetQuery
-from txstream.spouts.kafka_starts import StartingPlaces
-from txstream.spouts.kafka_watch import ClusterView
+from txstream.spouts.kafka_starting_places import StartingPlaces
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 NOON_MS = 1_795_262_400_000

@@ -16,8 +16,8 @@ from txstream.api.spouts import OpaqueSpout
 from txstream.api.topology import Phase
 from txstream.api.tuples import Tuple
 from txstream.bolts.sql import SqlStateBolt
+from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.layout import Layout, lay_out, max_width
-from txstream.engine.batch.plan import ExecutionPlan
 
 LOG = MemoryLog({})
 

@@ -19,7 +19,7 @@ from txstream.api.topology import StateUse, Topology
 from txstream.api.tuples import Tuple
 from txstream.bolts.aggregate import CountBolt
 from txstream.bolts.sql import SqlStateBolt
-from txstream.cli.stages import plan_batch, plan_document, plan_text
+from txstream.cli.batch_stages import plan_batch, plan_document, plan_text
 from txstream.semantics import Semantics
 
 ACCOUNTS = SqlState("accounts", key="account string", value="balance bigint")

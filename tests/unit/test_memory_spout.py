@@ -30,9 +30,9 @@ from txstream.api.errors import (
     UsageError,
 )
 from txstream.api.spouts import OpaqueSpout, Unavailable
-from txstream.metas import MetaCodec
+from txstream.batch_metas import MetaCodec
 from txstream.spouts import memory
-from txstream.spouts.markers import Crash, CrashError, Fail
+from txstream.spouts.failure_markers import Crash, CrashError, Fail
 from txstream.spouts.memory import MemoryEmitter, MemoryRange, MemorySpout
 
 LINES = ["one", "two", None, "four", "five"]

@@ -13,9 +13,9 @@ from support.inmemory import Range
 
 from txstream.api.errors import CorruptStateError, TopologyError
 from txstream.api.spouts import Unavailable
-from txstream.metas import BatchMetas, MetaCodec, is_empty, to_json
+from txstream.batch_metas import BatchMetas, MetaCodec, is_empty, to_json
 from txstream.transaction import AttemptId
-from txstream.zookeeper.documents import StoredBatch
+from txstream.zookeeper.znode_values import StoredBatch
 
 Offset = NewType("Offset", int)
 

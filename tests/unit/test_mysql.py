@@ -16,10 +16,10 @@ from txstream.api.errors import ServiceUnavailableError, StateTableError, StateV
 from txstream.api.reducers import Put
 from txstream.semantics import Semantics
 from txstream.state import open_sql_database, place_of
-from txstream.state.sql.failures import Kind
+from txstream.state.sql.errors import Kind
 from txstream.state.sql.mysql import MySQLDialect
 from txstream.state.sql.mysql_connect import is_mariadb, refuse_old_server
-from txstream.state.sql.mysql_failures import classify
+from txstream.state.sql.mysql_errors import classify
 from txstream.state.sql.mysql_types import TextKey, key_lengths, refuse_too_long, shown
 from txstream.state.sql.tables import build_table
 from txstream.state.sql.writer import TableWriter

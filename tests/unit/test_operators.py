@@ -12,13 +12,13 @@ from support.bolts import CountByHand
 from support.inmemory import MemoryLog
 from support.loops import DEADLINE_SECONDS, TOPOLOGY, Run, World, wait, words
 
-import txstream.engine.driver.operator_requests
+import txstream.engine.loop.operator_requests
 from txstream.api.errors import CorruptStateError, FencedError, ServiceUnavailableError
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.embedded.process import wait_until
-from txstream.engine.batch.runner import BatchResult
-from txstream.engine.driver.operator_requests import ASSIGNMENT_SECONDS
-from txstream.engine.driver.waiting import RunAbortedError
+from txstream.engine.batch.runner_contract import BatchResult
+from txstream.engine.loop.operator_requests import ASSIGNMENT_SECONDS
+from txstream.engine.loop.outages import RunAbortedError
 from txstream.placement import Assignment
 from txstream.transaction import Epoch, TransactionAttempt
 from txstream.zookeeper import (
@@ -564,7 +564,7 @@ def test_places_that_cannot_be_stored_do_not_disturb_batches(
 def test_a_store_that_hangs_at_the_end_does_not_keep_a_run(
     log: MemoryLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(txstream.engine.driver.operator_requests, "_END_SECONDS", 0.05)
+    monkeypatch.setattr(txstream.engine.loop.operator_requests, "_END_SECONDS", 0.05)
     run = Run(World(log))
     run.workers.pauses = {ASSIGNMENT_SECONDS: 1_000}
     stored: list[str] = []

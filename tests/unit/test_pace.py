@@ -12,8 +12,8 @@ from support.loops import Run, World
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.errors import TopologyError
 from txstream.api.spouts import OpaqueSpout
-from txstream.engine.driver.pace import FLOOR_RECORDS, Pace
-from txstream.engine.driver.workers import MonotonicClock
+from txstream.engine.loop.pace import FLOOR_RECORDS, Pace
+from txstream.engine.loop.workers import MonotonicClock
 from txstream.spouts.memory import MemorySpout
 from txstream.testing.clock import ManualClock
 from txstream.transaction import Txid

@@ -16,12 +16,12 @@ from txstream.api.reducers import Count, Last, Max, Min, Reducer, Sum, custom
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
+from txstream.batch_metas import BatchMetas, MetaCodec
 from txstream.bolts.aggregate import CountBolt, ReduceBolt
 from txstream.bolts.sql import SqlStateBolt
+from txstream.engine.batch.execution_plan import Edge, ExecutionPlan, compile_topology
 from txstream.engine.batch.layout import lay_out, max_width
-from txstream.engine.batch.plan import Edge, ExecutionPlan, compile_topology
 from txstream.engine.batch.sizing import RecordCost, batch_width, work_order
-from txstream.metas import BatchMetas, MetaCodec
 
 LOG = MemoryLog({})
 

@@ -128,7 +128,7 @@ def test_count_is_read_from_success_and_from_failure() -> None:
 
 
 def test_fewer_files_checked_than_tracked_is_an_error_that_names_them() -> None:
-    tracked = [PurePosixPath("txstream/spouts/kafka.py"), PurePosixPath("txstream/metas.py")]
+    tracked = [PurePosixPath("txstream/spouts/kafka.py"), PurePosixPath("txstream/batch_metas.py")]
     check_types.compare(2, tracked, tracked)
     with pytest.raises(CheckError, match=r"checked 1 files, git tracks 2 .* lacks txstream/spouts/kafka\.py"):
         check_types.compare(1, tracked, tracked[1:])

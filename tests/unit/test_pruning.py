@@ -14,11 +14,11 @@ from support.tables import is_sql, store_at
 
 from txstream.api.errors import ServiceUnavailableError, UsageError
 from txstream.cli.main import main
-from txstream.engine.driver import retention as pruning
-from txstream.engine.driver.retention import LedgerPruner
-from txstream.retention import Keep
+from txstream.engine.loop import ledger_pruning as pruning
+from txstream.engine.loop.ledger_pruning import LedgerPruner
+from txstream.ledger_retention import Keep
 from txstream.settings import Settings
-from txstream.state.sql import framework
+from txstream.state.sql import framework_tables as framework
 from txstream.state.store import layout
 
 DEADLINE_SECONDS = 20.0

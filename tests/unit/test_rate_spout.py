@@ -10,7 +10,7 @@ import pytest
 from support.inmemory import CONTEXT, attempt
 
 from txstream.api.errors import DataLostError, TopologyError
-from txstream.metas import MetaCodec
+from txstream.batch_metas import MetaCodec
 from txstream.spouts import rate
 from txstream.spouts.rate import RateRange, RateSpout
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from txstream.api.errors import ServiceUnavailableError
-from txstream.engine.driver import readiness
-from txstream.engine.driver.readiness import Readiness
-from txstream.engine.driver.waiting import RunAbortedError
+from txstream.engine.loop.outages import RunAbortedError
+from txstream.engine.start import warm_standby as readiness
+from txstream.engine.start.warm_standby import Readiness
 
 DEADLINE_SECONDS = 60.0
 

@@ -12,6 +12,7 @@ import pytest
 from support.inmemory import Range
 
 from txstream.api.errors import CorruptStateError, FencedError, ProgressMismatchError
+from txstream.batch_metas import BatchMetas, MetaCodec
 from txstream.engine.start.recovery import (
     AdoptPlan,
     AdvanceFirst,
@@ -21,7 +22,6 @@ from txstream.engine.start.recovery import (
     recover,
     take_over,
 )
-from txstream.metas import BatchMetas, MetaCodec
 from txstream.semantics import Semantics
 from txstream.state import BatchRecord, FenceLockedError, FenceRow
 from txstream.transaction import AttemptId, Epoch, Txid, attempt_id

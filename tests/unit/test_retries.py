@@ -15,15 +15,15 @@ from txstream.api.errors import (
     TupleError,
     TxstreamError,
 )
-from txstream.engine.batch.failures import describe
-from txstream.engine.driver.retries import (
+from txstream.batch_metas import BatchMetas
+from txstream.engine.batch.executor_failures import describe
+from txstream.engine.loop.retry_policy import (
     AttemptTime,
     TxidFailures,
     count_reason,
     reason_of,
     reason_without_data,
 )
-from txstream.metas import BatchMetas
 
 
 def from_a_bolt(error: Exception, task: int = 0, sequence: int = 1) -> TxstreamError:

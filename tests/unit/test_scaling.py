@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from txstream.api.errors import UsageError
-from txstream.engine.driver.slots import check_scale, fitting_scale
+from txstream.engine.loop.slots import check_scale, fitting_scale
 
 COMPONENTS = {"lines": (2, 2), "split": (1, 4), "count": (2, 3)}
 

@@ -18,9 +18,9 @@ from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.api.tuples import Tuple
 from txstream.bolts.sql import SqlStateBolt
-from txstream.engine.driver.services import RunServices
 from txstream.engine.spark import session
 from txstream.engine.spark.session import JAVA_OPTIONS, QUICK_JAVA, worker_settings
+from txstream.engine.start.run_services import RunServices
 from txstream.settings import Settings
 
 

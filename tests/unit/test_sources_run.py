@@ -15,8 +15,8 @@ from support.source_runs import SourceRun, Store, counting
 from txstream.api.errors import DataLostError
 from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, TransactionalSpout
 from txstream.examples import batch_spout
+from txstream.spouts.failure_markers import Crash, CrashError, Fail
 from txstream.spouts.files import FileSpout
-from txstream.spouts.markers import Crash, CrashError, Fail
 from txstream.spouts.memory import MemorySpout
 from txstream.spouts.rate import RateSpout
 

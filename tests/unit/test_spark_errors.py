@@ -12,7 +12,7 @@ from txstream.api.errors import (
     TxstreamError,
     UsageError,
 )
-from txstream.engine.batch.failures import describe
+from txstream.engine.batch.executor_failures import describe
 from txstream.engine.spark.errors import spark_error
 
 USERS = """

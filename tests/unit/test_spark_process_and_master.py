@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 import pytest
 
 from txstream.api.errors import BoltError, ServiceUnavailableError, SparkLostError
+from txstream.engine.spark.java_process import SparkProcess
 from txstream.engine.spark.master import Master, await_executor
-from txstream.engine.spark.process import SparkProcess
 
 
 @pytest.fixture

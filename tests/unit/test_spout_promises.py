@@ -23,8 +23,8 @@ from txstream.api.batch_spouts import BATCH_PARTITION, BatchSpout
 from txstream.api.bolts import OutputCollector
 from txstream.api.errors import BatchFailedError, DataLostError, PartitionUnavailableError
 from txstream.api.spouts import SpoutContext
+from txstream.spouts.failure_markers import Fail
 from txstream.spouts.files import FileSpout
-from txstream.spouts.markers import Fail
 from txstream.spouts.memory import MemoryRange, MemorySpout
 from txstream.spouts.rate import RateSpout
 from txstream.testing.spout import Row, Rows, SpoutCheck, SpoutHarness, spout_checks

@@ -14,8 +14,8 @@ from support.loops import Run, World, wait
 
 from txstream.api.errors import IdentityMismatchError, SchemaError, ServiceUnavailableError
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
-from txstream.engine.driver import services as module
-from txstream.engine.driver.services import RunServices
+from txstream.engine.start import run_services as module
+from txstream.engine.start.run_services import RunServices
 from txstream.settings import Settings
 from txstream.testing.services import MemoryServices
 

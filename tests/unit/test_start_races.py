@@ -25,11 +25,11 @@ from txstream.api.reducers import Count, Sum
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
+from txstream.batch_metas import BatchMetas, MetaCodec
 from txstream.bolts.sql import SqlStateBolt
 from txstream.coordinator import Plan
-from txstream.engine.commit.databases import state_targets
+from txstream.engine.commit.state_targets import state_targets
 from txstream.engine.start.takeover import Takeover, take_up
-from txstream.metas import BatchMetas, MetaCodec
 from txstream.semantics import Semantics
 from txstream.state import Commit, StateBackend, TableSpec, TopologyStates, fence_rules, open_database
 from txstream.state.store.memory import forget

@@ -15,8 +15,8 @@ import txstream
 from txstream.api.errors import ServiceUnavailableError, TopologyError, UsageError
 from txstream.api.reducers import Sum
 from txstream.bolts.sql import SqlStateBolt
-from txstream.engine.commit.databases import state_targets
-from txstream.engine.driver import services
+from txstream.engine.commit.state_targets import state_targets
+from txstream.engine.start import run_services as services
 from txstream.settings import Settings
 from txstream.spouts.memory import MemorySpout
 from txstream.state import MemoryBackend, StateDatabase, open_database, open_sql_database, place_of, registry

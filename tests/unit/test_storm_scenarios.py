@@ -27,7 +27,7 @@ from support.storm import (
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.api.topology import Phase, Topology
-from txstream.engine.batch.recording import CallKind
+from txstream.engine.batch.recorded_calls import CallKind
 from txstream.engine.fault_points import WRITE_POINTS, Point
 from txstream.examples.storm_counts import CountAllInCommit, CountByWord, topology
 from txstream.spouts.memory import MemorySpout

@@ -19,9 +19,9 @@ from txstream.api.spouts import OpaqueSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Phase
 from txstream.api.tuples import Chunk, Tuple
+from txstream.batch_metas import BatchMetas
 from txstream.bolts.sql import SqlStateBolt
-from txstream.engine.batch.recording import Call, CallKind, recorded
-from txstream.metas import BatchMetas
+from txstream.engine.batch.recorded_calls import Call, CallKind, recorded
 from txstream.testing.calls import CallFile, CallList
 from txstream.testing.inprocess import InProcessRunner
 

@@ -19,7 +19,7 @@ from txstream import (
 )
 from txstream.api.errors import BoltError, UsageError
 from txstream.api.spouts import SpoutContext
-from txstream.engine.batch.plan import ExecutionPlan, compile_topology
+from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
 from txstream.engine.tracked.loop import TrackedLoop
 from txstream.testing import InProcessRunner, ManualClock, TrackedTest
 from txstream.transaction import Epoch

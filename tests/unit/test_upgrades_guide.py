@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from support.guide import DOCS, load
 
-from txstream.engine.driver import retention as pruning
-from txstream.retention import Keep
+from txstream.engine.loop import ledger_pruning as pruning
+from txstream.ledger_retention import Keep
 
 GUIDE = DOCS / "upgrades.md"
 

@@ -31,16 +31,16 @@ from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.errors import (
     ShortBatchError,
 )
-from txstream.api.groupings import task_of
 from txstream.api.reducers import Count
 from txstream.api.spouts import OpaqueSpout
+from txstream.api.stable_hash import task_of
 from txstream.api.topology import Topology
 from txstream.api.tuples import Chunk, Tuple
+from txstream.batch_metas import BatchMetas
 from txstream.bolts.aggregate import CountBolt
 from txstream.bolts.sql import SqlStateBolt
 from txstream.engine.batch.messages import Element, pack, unpack
 from txstream.engine.batch.worker import _JoinedChunks
-from txstream.metas import BatchMetas
 from txstream.testing import InProcessRunner
 
 # --- the same results ------------------------------------------------------------------------------

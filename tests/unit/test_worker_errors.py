@@ -39,12 +39,12 @@ from txstream.api.errors import (
 from txstream.api.reducers import Count, custom
 from txstream.api.spouts import OpaqueSpout, SpoutContext
 from txstream.api.tuples import Tuple
+from txstream.batch_metas import BatchMetas
 from txstream.bolts.aggregate import CountBolt, ReduceBolt
 from txstream.bolts.sql import SqlStateBolt
-from txstream.engine.batch.recording import recorded
-from txstream.engine.driver.driver import Driver
+from txstream.engine.batch.recorded_calls import recorded
 from txstream.engine.run import start
-from txstream.metas import BatchMetas
+from txstream.engine.start.driver import Driver
 from txstream.testing import InProcessRunner, TopologyTest, run_bolt
 from txstream.testing.calls import CallList
 from txstream.transaction import TransactionAttempt

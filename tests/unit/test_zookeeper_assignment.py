@@ -16,7 +16,7 @@ from support.requests import LOST_BEFORE_OR_AFTER, NOON, assignment
 from support.zookeeper_backends import Backend, Fault, InMemory, commit, leader_of
 
 from txstream.api.errors import CorruptStateError, FencedError
-from txstream.failing import FailingBatch, Wait
+from txstream.failing_batch import FailingBatch, Wait
 from txstream.transaction import Txid, attempt_id
 from txstream.zookeeper import LostAnswerError
 

@@ -12,16 +12,16 @@ from hypothesis import given, strategies as st
 
 from txstream.api.errors import CorruptStateError, MetaTooLargeError, TopologyError
 from txstream.api.names import MAX_TOPOLOGY_ID_CHARACTERS, validate_topology_id
-from txstream.metas import BatchMetas, MetaCodec
+from txstream.batch_metas import BatchMetas, MetaCodec
 from txstream.semantics import Semantics
 from txstream.transaction import AttemptId, Epoch, Txid, attempt_id
 from txstream.zookeeper import Identity
-from txstream.zookeeper.documents import (
+from txstream.zookeeper.znode_size import COMPRESSED_PAST_BYTES, MAX_REQUEST_BYTES
+from txstream.zookeeper.znode_values import (
     StoredBatch,
     StoredCurrent,
     StoredEpoch,
 )
-from txstream.zookeeper.request_size import COMPRESSED_PAST_BYTES, MAX_REQUEST_BYTES
 
 PATH = "/txstream/topologies/t/some/path"
 

@@ -25,8 +25,8 @@ from txstream.api.errors import LeaderExistsError, ServiceUnavailableError, Usag
 from txstream.zookeeper import Leadership, LostAnswerError, MemoryTree, WaitStoppedError, ZooKeeper
 from txstream.zookeeper.candidates import in_order
 from txstream.zookeeper.kazoo_tree import raise_refusal
+from txstream.zookeeper.patience import Patience
 from txstream.zookeeper.tree import Check, Create, Delete, Node, Operation, Refusal, RefusedError, SetData
-from txstream.zookeeper.waiting import Patience
 
 OPERATIONS: list[Operation] = [Check("/epoch", 3), Create("/new", b"x"), Delete("/old", 0)]
 

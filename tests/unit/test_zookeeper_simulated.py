@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from txstream.api.errors import FencedError
-from txstream.metas import BatchMetas, MetaCodec
+from txstream.batch_metas import BatchMetas, MetaCodec
 from txstream.semantics import Semantics
 from txstream.transaction import AttemptId, Epoch, Txid, attempt_id, epoch_of
 from txstream.zookeeper import Identity, LostAnswerError, MemoryProgress, MemoryTree

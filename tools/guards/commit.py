@@ -186,7 +186,7 @@ COMMIT = (
     Guard(
         "5.3",
         "one thread commits, also beside an attempt that was given up",
-        "txstream/engine/driver/workers.py",
+        "txstream/engine/loop/workers.py",
         "jobs if lane is Lane.JOB else 1,",
         "jobs,",
         "tests/unit/test_loop.py::test_one_thread_commits_whatever_was_given_up",
@@ -194,7 +194,7 @@ COMMIT = (
     Guard(
         "5.3",
         "an outage at COMMIT is a lost answer",
-        "txstream/state/sql/failures.py",
+        "txstream/state/sql/errors.py",
         "case Kind.UNREACHABLE if at_commit:",
         "case Kind.UNREACHABLE if False:",
         "tests/unit/test_state_sqlite.py::TestFile::test_an_outage_at_commit_leaves_its_outcome_open",

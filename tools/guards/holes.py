@@ -120,7 +120,7 @@ HOLES = (
     Guard(
         "hole 8",
         "a partition that a batch leaves out keeps its place",
-        "txstream/metas.py",
+        "txstream/batch_metas.py",
         "        carried = dict(last)\n",
         "        carried: dict[str, Meta] = {}\n",
         "tests/unit/test_metas.py::test_a_plan_keeps_the_place_of_every_partition",

@@ -75,9 +75,9 @@ START = (
     Guard(
         "5.2",
         "a run that was succeeded ends, also when it has nothing to write",
-        "txstream/engine/driver/services.py",
-        "                loop.abort(error)\n                return\n",
-        "                return\n",
+        "txstream/engine/loop/leadership_watch.py",
+        "            loop.abort(error)\n            return\n",
+        "            return\n",
         "tests/unit/test_loop_ends.py::test_a_run_that_was_succeeded_ends_though_it_has_nothing_to_write",
     ),
     Guard(

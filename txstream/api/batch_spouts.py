@@ -33,7 +33,7 @@ from txstream.api.rows import UnfitValueError, to_record_batch
 from txstream.api.schema import format_schema, format_type, parse_schema
 from txstream.api.spouts import PartitionCoordinator, PartitionedSpout, PartitionEmitter, SpoutContext
 from txstream.api.tuples import DEFAULT_STREAM
-from txstream.metas import MetaCodec
+from txstream.batch_metas import MetaCodec
 from txstream.transaction import FIRST_TXID, TransactionAttempt, Txid
 
 log = logging.getLogger(__name__)

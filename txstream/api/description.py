@@ -17,7 +17,7 @@ from txstream.api.spouts import SourceSpout
 from txstream.api.tracked import Spout
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.semantics import Semantics
-from txstream.words import counted
+from txstream.wording import counted
 
 if TYPE_CHECKING:
     from txstream.api.topology import Component, StateUse, Topology

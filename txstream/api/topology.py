@@ -24,7 +24,7 @@ from txstream.api.state import SqlState
 from txstream.api.tracked import Spout
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.semantics import Semantics
-from txstream.words import counted
+from txstream.wording import counted
 
 _REPR_COMPONENTS = 6
 

@@ -15,7 +15,7 @@ from txstream.api.errors import TopologyError
 from txstream.api.spouts import SourceSpout
 from txstream.api.topology import Component, Topology
 from txstream.api.tracked import RichBolt, Spout
-from txstream.words import counted
+from txstream.wording import counted
 
 DEFAULT_MAX_SPOUT_PENDING = 10_000
 

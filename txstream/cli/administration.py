@@ -18,7 +18,7 @@ from txstream.cli.context import Cli, ask
 from txstream.cli.databases import UnknownTopologyError, open_zookeeper, warn_of_missing
 from txstream.cli.options import Id, command
 from txstream.inspect.databases import databases_of, is_missing_file, open_databases, place_for_people
-from txstream.words import counted
+from txstream.wording import counted
 
 if TYPE_CHECKING:
     from txstream.inspect.databases import Databases

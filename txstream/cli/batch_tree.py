@@ -10,7 +10,7 @@ from txstream.cli.context import Cli
 from txstream.cli.inspection import shown_attempt
 from txstream.cli.operate import NotRunningError, ask, opened
 from txstream.state.records import COMMITTED
-from txstream.words import counted
+from txstream.wording import counted
 
 
 def _show_committed(cli: Cli, topology_id: str, txid: int) -> bool:

@@ -18,11 +18,11 @@ import typer
 
 from txstream.api.errors import UsageError
 from txstream.cli.context import Cli
+from txstream.cli.demo_services import ended_by_signals, services_for
 from txstream.cli.demo_text import WORDS_PER_LINE, count_words, make_text
 from txstream.cli.factory import load_topology, shipped_module, user_code_prints_to_stderr
 from txstream.cli.options import FactoryArguments, command
-from txstream.cli.stage import ended_by_signals, services_for
-from txstream.words import counted
+from txstream.wording import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -20,10 +20,10 @@ import typer
 
 from txstream.api.errors import TxstreamError, UsageError
 from txstream.cli.context import Cli
+from txstream.cli.demo_services import ended_by_signals, services_for
 from txstream.cli.demo_text import count_words, make_text
 from txstream.cli.options import command
-from txstream.cli.stage import ended_by_signals, services_for
-from txstream.words import counted
+from txstream.wording import counted
 
 if TYPE_CHECKING:
     from txstream.cli.demo_driver import DriverEnd

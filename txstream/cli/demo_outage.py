@@ -25,8 +25,8 @@ from txstream.cli.demo import (
     read_state,
     tell_exact,
 )
-from txstream.cli.stage import services_for
-from txstream.words import counted, in_order
+from txstream.cli.demo_services import services_for
+from txstream.wording import counted, in_order
 
 if TYPE_CHECKING:
     from txstream.embedded import EmbeddedKafka

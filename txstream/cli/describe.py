@@ -50,7 +50,7 @@ def describe(
     document = topology.to_document()
     text = topology.describe()
     if stages:
-        from txstream.cli.stages import plan_batch, plan_document, plan_text
+        from txstream.cli.batch_stages import plan_batch, plan_document, plan_text
 
         plan = plan_batch(topology, width)
         document["plan"] = plan_document(plan)

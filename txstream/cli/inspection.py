@@ -13,9 +13,9 @@ from txstream.cli.context import Cli
 from txstream.cli.databases import warn_of_missing
 from txstream.cli.options import Id, command
 from txstream.cli.tables import escaped
-from txstream.inspect.documents import plain_partitions, plain_value
+from txstream.inspect.json_documents import plain_partitions, plain_value
 from txstream.transaction import epoch_of, sequence_of
-from txstream.words import counted, in_order, shown
+from txstream.wording import counted, in_order, shown
 
 if TYPE_CHECKING:
     from txstream.inspect.records import (
@@ -72,7 +72,7 @@ def print_topologies(cli: Cli, listed: Sequence[TopologySummary]) -> None:
 def topology_document(summary: TopologySummary) -> dict[str, Any]:
     """One object per topology: id, uuid, semantics, last committed txid (0: none), leader, tables, note,
     databases, missing, kind."""
-    from txstream.inspect.documents import document
+    from txstream.inspect.json_documents import document
 
     found: dict[str, Any] = document(summary)
     return found
@@ -106,8 +106,8 @@ def batches(
 ) -> None:
     """List a topology's batches, oldest first. `show ID TXID` has all of one."""
     from txstream import inspect
-    from txstream.cli.failing import say_reasons
-    from txstream.inspect.documents import batch_document
+    from txstream.cli.failures_shown import say_reasons
+    from txstream.inspect.json_documents import batch_document
 
     moment = None if since is None else moment_of(since)
     missing: list[MissingDatabase] = []
@@ -157,7 +157,7 @@ def _shown_status(batch: Batch) -> str:
 def moment_of(text: str) -> datetime:
     """A time as a person types it: an age such as 36h, or ISO 8601, without an offset in the local zone.
     Raises UsageError."""
-    from txstream.retention import seconds_of
+    from txstream.ledger_retention import seconds_of
 
     seconds = seconds_of(text)
     try:
@@ -172,7 +172,7 @@ def moment_of(text: str) -> datetime:
 
 def batch_document(record: BatchRecord) -> dict[str, Any]:
     """A ledger row for scripts. `partitions` has what the batch read, with start and end alone."""
-    from txstream.inspect.documents import entry_document
+    from txstream.inspect.json_documents import entry_document
     from txstream.inspect.ledgers import entry
 
     return entry_document(record.txid, entry("", record))
@@ -226,8 +226,8 @@ def show(
         show_tree(cli, topology_id, txid)
         return
     from txstream import inspect
-    from txstream.cli.failing import show_failing
-    from txstream.inspect.documents import details_document
+    from txstream.cli.failures_shown import show_failing
+    from txstream.inspect.json_documents import details_document
 
     missing: list[MissingDatabase] = []
     try:

@@ -14,7 +14,7 @@ from txstream.cli.context import Cli
 from txstream.cli.databases import UnknownTopologyError, open_zookeeper
 from txstream.cli.inspection import shown_time
 from txstream.cli.options import Id, command
-from txstream.words import counted
+from txstream.wording import counted
 
 if TYPE_CHECKING:
     from txstream.zookeeper import ZooKeeper

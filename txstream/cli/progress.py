@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from txstream.cli.context import Cli, print_error
-from txstream.words import counted
+from txstream.wording import counted
 
 if TYPE_CHECKING:
     from txstream.engine.report import RunProgress

@@ -33,7 +33,7 @@ def fsck(cli: Cli, topology_id: Id, target: Target = None, parameter: Parameters
     code = load_code(topology_id, target, parameter)
     report = inspect.fsck(topology_id, cli.resolve(), topology=code)
     if cli.as_json:
-        from txstream.inspect.documents import document
+        from txstream.inspect.json_documents import document
 
         cli.print_json({**document(report), "is_clean": report.is_clean})
         return 0 if report.is_clean else 1
@@ -84,7 +84,7 @@ def recover(
         confirm=confirm,
     )
     if cli.as_json:
-        from txstream.inspect.documents import document
+        from txstream.inspect.json_documents import document
 
         cli.print_json(document(found))
         return

@@ -19,9 +19,9 @@ from txstream.cli.factory import shipped_module, user_code_prints_to_stderr
 from txstream.cli.options import Id, command
 from txstream.cli.state import Table
 from txstream.cli.tables import escaped, quoted
-from txstream.inspect.documents import document, plain_value
+from txstream.inspect.json_documents import document, plain_value
 from txstream.settings import Settings
-from txstream.words import counted
+from txstream.wording import counted
 
 if TYPE_CHECKING:
     import pyarrow as pa

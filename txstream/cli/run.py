@@ -28,9 +28,9 @@ from txstream.cli.parameters import split_pairs
 from txstream.cli.progress import Show, shown_progress
 from txstream.engine.report import shown_reasons
 from txstream.engine.spark.log import prune_logs, spark_log
+from txstream.ledger_retention import Keep
 from txstream.packaging import holds_framework
-from txstream.retention import Keep
-from txstream.words import counted
+from txstream.wording import counted
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology

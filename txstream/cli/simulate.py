@@ -129,7 +129,7 @@ def _row(file: Path, number: int, line: str) -> Any:
 
 
 def _partitioned(rows: Iterable[Any], field: str) -> dict[str, list[Any]]:
-    from txstream.api.groupings import task_of
+    from txstream.api.stable_hash import task_of
     from txstream.testing.simulation.source import PARTITIONS
 
     found: dict[str, list[Any]] = {}

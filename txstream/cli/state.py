@@ -12,8 +12,8 @@ from txstream.cli.context import Cli
 from txstream.cli.databases import warn_of_missing
 from txstream.cli.options import Id, command
 from txstream.cli.tables import quoted
-from txstream.inspect.documents import document, flat_row, plain_value
-from txstream.words import counted
+from txstream.inspect.json_documents import document, flat_row, plain_value
+from txstream.wording import counted
 
 if TYPE_CHECKING:
     from txstream.inspect.records import MissingDatabase, RowChange, StateRow, TableDiff

@@ -16,7 +16,7 @@ from txstream.cli.databases import (
     open_zookeeper,
     warn_of_missing,
 )
-from txstream.cli.failing import failing_document, failing_text
+from txstream.cli.failures_shown import failing_document, failing_text
 from txstream.cli.inspection import (
     batch_document,
     print_topologies,
@@ -28,9 +28,9 @@ from txstream.cli.inspection import (
 from txstream.cli.options import check_id
 from txstream.cli.tables import escaped
 from txstream.cli.tasks import show_tasks
-from txstream.cli.trees import print_tree_counts, tree_lines
+from txstream.cli.tuple_trees import print_tree_counts, tree_lines
 from txstream.transaction import Txid
-from txstream.words import counted
+from txstream.wording import counted
 
 if TYPE_CHECKING:
     from txstream.inspect.records import TopologyStatus, TopologySummary
@@ -136,7 +136,7 @@ def _check_database(settings: Settings) -> tuple[str, str | None]:
 
 def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
     from txstream.inspect.databases import open_databases
-    from txstream.inspect.documents import document as document_of
+    from txstream.inspect.json_documents import document as document_of
     from txstream.inspect.overview import look, status_of
 
     with (
@@ -236,8 +236,8 @@ def _lag(settings: Settings, snapshot: Snapshot) -> int | None:
     """Records between the last committed batch and Kafka's end; None where that cannot be told quickly (no
     Kafka, another source, a cluster that wants credentials that only the topology's code has)."""
     from txstream.api.spouts import SpoutContext
-    from txstream.inspect.source_checks import source_of
-    from txstream.metas import MetaCodec
+    from txstream.batch_metas import MetaCodec
+    from txstream.inspect.fsck_source import source_of
 
     source, progress = source_of(snapshot.identity, None, settings), snapshot.progress
     if source is None or progress is None:

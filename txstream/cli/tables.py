@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from txstream.words import shown
+from txstream.wording import shown
 
 _LEAST_TEXT = 20  # text is not cut to less than this, so that a time is always whole
 _BETWEEN = "   "

@@ -9,7 +9,7 @@ from txstream.cli.context import Cli
 from txstream.cli.databases import UnknownTopologyError, open_zookeeper
 from txstream.cli.inspection import shown_attempt, shown_time
 from txstream.transaction import epoch_of
-from txstream.words import counted
+from txstream.wording import counted
 
 if TYPE_CHECKING:
     from txstream.placement import Assignment

@@ -17,7 +17,7 @@ from mako.template import Template
 from txstream.compare.report import ROWS
 from txstream.compare.run import Outcome
 from txstream.compare.timeline import Fate, Made, Range
-from txstream.words import in_order, shown
+from txstream.wording import in_order, shown
 
 COLOURS = 7
 """As many as the template has; neighbours differ."""

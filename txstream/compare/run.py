@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from txstream.api.spouts import PartitionCoordinator, SpoutContext, Unavailable
 from txstream.api.topology import Topology
+from txstream.batch_metas import BatchMetas
 from txstream.compare.schedule import Fault, Injector
 from txstream.compare.timeline import Timeline
 from txstream.compare.variant import Positions, clipped, fixed_end, is_reached
-from txstream.engine.batch.failures import CrashError
-from txstream.engine.batch.runner import BatchResult, BatchRunner
-from txstream.engine.driver.driver import Driver
-from txstream.engine.driver.retries import WARM_UP_SECONDS
-from txstream.engine.driver.services import RunServices, source_context
-from txstream.metas import BatchMetas
+from txstream.engine.batch.executor_failures import CrashError
+from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
+from txstream.engine.loop.retry_policy import WARM_UP_SECONDS
+from txstream.engine.start.driver import Driver
+from txstream.engine.start.run_services import RunServices, source_context
 from txstream.settings import Settings
 from txstream.state import StateBackend, open_database
 from txstream.testing import InProcessRunner

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from txstream.api.errors import BatchFailedError, PartitionUnavailableError, UsageError
-from txstream.engine.batch.failures import CrashError
+from txstream.engine.batch.executor_failures import CrashError
 from txstream.engine.fault_points import Point
 from txstream.transaction import TransactionAttempt, Txid
-from txstream.words import in_order
+from txstream.wording import in_order
 
 Kind = Literal["batch", "partition", "crash"]
 

@@ -9,8 +9,8 @@ from enum import StrEnum
 from typing import Any
 
 from txstream.coordinator import EmitBatch
-from txstream.engine.batch.failures import CrashError
-from txstream.engine.driver.batches import Watcher
+from txstream.engine.batch.executor_failures import CrashError
+from txstream.engine.loop.open_batches import Watcher
 from txstream.transaction import TransactionAttempt
 
 Range = tuple[int, int]

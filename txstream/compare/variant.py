@@ -12,8 +12,8 @@ from txstream.api.errors import PartitionUnavailableError
 from txstream.api.spouts import PartitionCoordinator, Unavailable
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
+from txstream.batch_metas import BatchMetas
 from txstream.engine.batch.sizing import planned_records
-from txstream.metas import BatchMetas
 from txstream.spouts.ranges import RecordSpan
 
 Positions = Mapping[str, Any]

@@ -32,7 +32,7 @@ from txstream.api.spouts import SourceSpout
 from txstream.api.topology import Phase
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.drawing.layers import Link, Placement, Point, Size, Step, place
-from txstream.words import counted
+from txstream.wording import counted
 
 if TYPE_CHECKING:
     from txstream.api.groupings import Grouping

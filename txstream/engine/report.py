@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from txstream.notebook import html_table
 from txstream.placement import Assignment
 from txstream.transaction import TransactionAttempt, Txid
-from txstream.words import counted
+from txstream.wording import counted
 
 if TYPE_CHECKING:
-    from txstream.engine.batch.runner import BatchResult
+    from txstream.engine.batch.runner_contract import BatchResult
 
 _KEPT_TIMINGS = 10_000
 

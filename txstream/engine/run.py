@@ -1,5 +1,5 @@
 """`start` and `run`: from a built topology to a running one. The order of a start is `Driver.start`, in
-`driver/driver.py`."""
+`start/driver.py`."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING, Any, Self
 from txstream.api.errors import BoltError, CorruptStateError, UsageError
 from txstream.api.topology import Topology
 from txstream.api.tracked_builder import TrackedTopology
-from txstream.engine.batch.failures import CrashError
-from txstream.engine.driver.driver import Driver, RunnerFactory
-from txstream.engine.driver.loop import EventLoop
-from txstream.engine.driver.planning import GATHER_SECONDS
-from txstream.engine.driver.retries import WARM_UP_SECONDS
-from txstream.engine.driver.services import RunServices
-from txstream.engine.driver.waiting import RunAbortedError
+from txstream.engine.batch.executor_failures import CrashError
 from txstream.engine.fault_points import PointListener, nobody_listens
+from txstream.engine.loop.event_loop import EventLoop
+from txstream.engine.loop.outages import RunAbortedError
+from txstream.engine.loop.planning import GATHER_SECONDS
+from txstream.engine.loop.retry_policy import WARM_UP_SECONDS
 from txstream.engine.report import RunProgress, RunReport, shown_reasons
 from txstream.engine.spark.log import writable_spark_log
+from txstream.engine.start.driver import Driver, RunnerFactory
+from txstream.engine.start.run_services import RunServices
 from txstream.engine.tracked.driver import TrackedDriver
 from txstream.notebook import html_table
 from txstream.settings import Settings
-from txstream.words import counted
+from txstream.wording import counted
 from txstream.zookeeper import WaitStoppedError
 from txstream.zookeeper.paths import with_remedy
 

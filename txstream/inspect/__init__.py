@@ -11,8 +11,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from txstream.inspect.checking import fsck as fsck
     from txstream.inspect.databases import UnknownTopologyError as UnknownTopologyError
+    from txstream.inspect.fsck_run import fsck as fsck
     from txstream.inspect.ledgers import (
         UnknownTxidError as UnknownTxidError,
         batch as batch,
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     )
 
 _HOMES = {
-    "txstream.inspect.checking": ("fsck",),
+    "txstream.inspect.fsck_run": ("fsck",),
     "txstream.inspect.ledgers": ("UnknownTxidError", "batch", "batches"),
     "txstream.inspect.overview": ("status", "topologies"),
     "txstream.inspect.recover_from_ledgers": ("recover",),

@@ -167,7 +167,7 @@ def databases_of(fence: FenceRow) -> list[str]:
 
 
 def _missing(url: str, error: TxstreamError) -> MissingDatabase:
-    from txstream.state.sql.failures import REMEDY
+    from txstream.state.sql.errors import REMEDY
 
     shown = for_people(url)
     remedy = "start or repair it"

@@ -18,7 +18,7 @@ from txstream.inspect.records import (
 )
 from txstream.settings import Settings
 from txstream.transaction import AttemptId, Txid
-from txstream.words import in_order
+from txstream.wording import in_order
 
 if TYPE_CHECKING:
     from txstream.state import BatchRecord, StateBackend

@@ -65,7 +65,7 @@ def look(zookeeper: ZooKeeper, topology_id: str, databases: Sequence[StateBacken
 
 def status_of(settings: Settings, snapshot: Snapshot, standbys: tuple[Candidate, ...] = ()) -> TopologyStatus:
     """How far the topology of a snapshot is. Raises UnknownTopologyError."""
-    from txstream.inspect.plain import positions
+    from txstream.inspect.plain_metas import positions
 
     identity, progress, paused = snapshot.identity, snapshot.progress, snapshot.in_force.paused
     if identity is None or progress is None:

@@ -17,9 +17,9 @@ import pyarrow.compute as pc
 from txstream.api.errors import DataLostError, UsageError
 from txstream.api.reducers import Reducer
 from txstream.digests import digest_of
-from txstream.engine.batch.runner import BatchResult
+from txstream.engine.batch.runner_contract import BatchResult
 from txstream.engine.commit.committer import merged_deltas
-from txstream.inspect.dry import DryBatch, DryRuns, ReplayedTable, dry_runs
+from txstream.inspect.dry_runs import DryBatch, DryRuns, ReplayedTable, dry_runs
 from txstream.inspect.keys import check_key, parse_key
 from txstream.inspect.ledgers import UnknownTxidError
 from txstream.inspect.replaying import alike, combined
@@ -27,7 +27,7 @@ from txstream.inspect.tables import place_of_table
 from txstream.settings import Settings
 from txstream.spouts.ranges import RecordSpan
 from txstream.transaction import Txid
-from txstream.words import in_order
+from txstream.wording import in_order
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology

@@ -11,7 +11,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from txstream.failing import FailingBatch, Wait
+from txstream.failing_batch import FailingBatch, Wait
 from txstream.semantics import Semantics
 from txstream.transaction import AttemptId, Epoch, Txid
 

@@ -20,6 +20,7 @@ from txstream.api.errors import (
     ServiceUnavailableError,
     UsageError,
 )
+from txstream.batch_metas import MetaCodec
 from txstream.engine.start.identity import identity_of
 from txstream.engine.start.recovery import decide, take_over
 from txstream.inspect.databases import (
@@ -31,11 +32,10 @@ from txstream.inspect.databases import (
     refuse_missing,
     with_states_of,
 )
-from txstream.inspect.derived import Rebuilt, rebuilt_from
-from txstream.inspect.plain import codec_of
+from txstream.inspect.plain_metas import codec_of
+from txstream.inspect.progress_by_ledgers import Rebuilt, rebuilt_from
 from txstream.inspect.records import Recovery
 from txstream.inspect.snapshot import DatabasePart, Depth, OpenStore, Snapshot, take
-from txstream.metas import MetaCodec
 from txstream.semantics import Semantics
 from txstream.settings import Settings
 from txstream.state import StateBackend, place_of

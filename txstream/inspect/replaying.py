@@ -17,14 +17,14 @@ import pyarrow as pa
 from txstream.api.errors import UsageError
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.digests import digest_of
-from txstream.inspect.dry import DryBatch, DryRuns, ReplayedTable, dry_runs
+from txstream.inspect.dry_runs import DryBatch, DryRuns, ReplayedTable, dry_runs
 from txstream.settings import Settings
 from txstream.transaction import AttemptId, Txid
 
 if TYPE_CHECKING:
     from txstream.api.reducers import Reducer
     from txstream.api.topology import Topology
-    from txstream.engine.batch.runner import BatchResult
+    from txstream.engine.batch.runner_contract import BatchResult
     from txstream.state.reading import StateReading
 
 _LOOK_UPS = 10_000
@@ -290,7 +290,7 @@ class _Wanted:
 def _scratch(tables: Sequence[ReplayedTable], into: str, table: str | None) -> ReplayedTable:
     """Whose deltas go into the new table. Raises UsageError before anything is run."""
     from txstream.state import StateDatabase
-    from txstream.state.sql.scratch import refuse_scratch
+    from txstream.state.sql.scratch_tables import refuse_scratch
 
     found = [one for one in tables if table in (None, one.name)]
     if len(found) != 1:
@@ -305,7 +305,7 @@ def _scratch(tables: Sequence[ReplayedTable], into: str, table: str | None) -> R
 
 def _write_scratch(table: ReplayedTable, into: str, parts: Sequence[tuple[int, pa.Table]]) -> None:
     from txstream.state import StateDatabase
-    from txstream.state.sql.scratch import write_scratch
+    from txstream.state.sql.scratch_tables import write_scratch
 
     if isinstance(table.database, StateDatabase):
         write_scratch(table.database, into, table.bolt.state, parts)

@@ -22,8 +22,8 @@ from txstream.api.errors import (
     TxstreamError,
     UsageError,
 )
-from txstream.inspect.plain import PlainCodec
-from txstream.metas import MetaCodec
+from txstream.batch_metas import MetaCodec
+from txstream.inspect.plain_metas import PlainCodec
 from txstream.state import BatchRecord, FenceRow, StateBackend
 from txstream.state.reading import StateReading, StoredTable
 from txstream.state.records import AccessDeniedError
@@ -31,7 +31,7 @@ from txstream.transaction import Epoch
 from txstream.zookeeper import Identity, InForce, Requests
 
 if TYPE_CHECKING:
-    from txstream.failing import FailingBatch, Wait
+    from txstream.failing_batch import FailingBatch, Wait
     from txstream.zookeeper import Progress, ProgressStore
 
 _READS = 5

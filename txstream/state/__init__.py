@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from txstream.state.backend import StateBackend
-from txstream.state.protocol import StateTransaction, TopologyStates
+from txstream.state.commit_protocol import StateTransaction, TopologyStates
 from txstream.state.records import (
     AnswerLostError,
     BatchRecord,

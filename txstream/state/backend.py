@@ -1,7 +1,7 @@
 """`StateBackend`: what the engine needs from a store of states: a SQL database, or one of your own.
 
 A store brings transactions (`begin`), tables and reading. How a batch is committed with them is in
-`protocol`, for every store alike; `of` gives it, bound to one life of a topology.
+`commit_protocol`, for every store alike; `of` gives it, bound to one life of a topology.
 
 Invariant: what fails leaves nothing behind, but for an AnswerLostError, whose outcome
 `TopologyStates.outcome` tells.
@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from txstream.api.errors import StateTableError, UsageError
 from txstream.semantics import Semantics
-from txstream.state.protocol import StateTransaction, TopologyStates
+from txstream.state.commit_protocol import StateTransaction, TopologyStates
 from txstream.state.reading import StateReading
 from txstream.state.records import BatchRecord, FenceRow, TableSpec, TopologyLife
 from txstream.transaction import AttemptId, Txid

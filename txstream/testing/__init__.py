@@ -13,12 +13,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from txstream.engine.batch.recording import (
+    from txstream.engine.batch.recorded_calls import (
         Call as Call,
         CallKind as CallKind,
     )
     from txstream.engine.fault_points import Point as Point
-    from txstream.spouts.markers import (
+    from txstream.spouts.failure_markers import (
         Crash as Crash,
         CrashError as CrashError,
         Fail as Fail,
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 # The command line imports `txstream.testing.faults` and must not load an engine with it.
 _HOMES = {
     "txstream.engine.fault_points": ("Point",),
-    "txstream.engine.batch.recording": ("Call", "CallKind"),
+    "txstream.engine.batch.recorded_calls": ("Call", "CallKind"),
     "txstream.testing.attempts": ("Attempt", "AttemptState"),
     "txstream.testing.bolts": ("BoltRun", "run_bolt"),
     "txstream.testing.clock": ("ManualClock",),
@@ -80,7 +80,7 @@ _HOMES = {
     "txstream.testing.control": ("NotReachedError",),
     "txstream.testing.simulation.report": ("SimulationError", "SimulationReport"),
     "txstream.testing.simulation.runs": ("simulate",),
-    "txstream.spouts.markers": ("Crash", "CrashError", "Fail", "Marker"),
+    "txstream.spouts.failure_markers": ("Crash", "CrashError", "Fail", "Marker"),
     "txstream.testing.inprocess": ("InProcessRunner",),
     "txstream.testing.state": (
         "StateCheck",

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from txstream.api.errors import UsageError
 from txstream.api.tuples import DEFAULT_STREAM
-from txstream.engine.batch.runner import BatchResult
-from txstream.metas import BatchMetas
+from txstream.batch_metas import BatchMetas
+from txstream.engine.batch.runner_contract import BatchResult
 from txstream.placement import TaskPlace
 from txstream.transaction import TransactionAttempt, Txid
 

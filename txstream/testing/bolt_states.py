@@ -14,7 +14,7 @@ from txstream.api.bolts import BatchBolt, Bolt
 from txstream.api.errors import StateValueError, TopologyError, UsageError
 from txstream.api.reducers import Put
 from txstream.api.state import SqlState
-from txstream.engine.batch.cells import Cells, UnfitCellError
+from txstream.engine.batch.state_cells import Cells, UnfitCellError
 from txstream.engine.commit.bindings import StateBinding
 from txstream.engine.commit.worker_databases import OpenStores, StorePlace
 from txstream.semantics import Semantics

@@ -33,11 +33,11 @@ from txstream.api.spouts import (
 )
 from txstream.api.topology import Component, Topology
 from txstream.api.tuples import DEFAULT_STREAM, Chunk
-from txstream.engine.batch.plan import BoltSpec, ExecutionPlan, compile_topology
+from txstream.batch_metas import BatchMetas
+from txstream.engine.batch.execution_plan import BoltSpec, ExecutionPlan, compile_topology
 from txstream.engine.batch.stage import Stopwatch, TaskFailedError, TaskRuntime
 from txstream.engine.batch.worker_process import WorkerProcess
 from txstream.folding import new_fold
-from txstream.metas import BatchMetas
 from txstream.spouts.memory import MemoryRange
 from txstream.testing.attempts import Row, rows_of
 from txstream.testing.bolt_states import BoltStates
@@ -303,7 +303,7 @@ def _run_on_spark(
     settings: Mapping[str, Any],
     spark: SparkSession,
 ) -> BoltRun:
-    from txstream.engine.spark.runner import SparkRunner
+    from txstream.engine.spark.spark_runner import SparkRunner
 
     components = []
     for source in dict.fromkeys(given.source for given in inputs):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from txstream.api.topology import Phase
-from txstream.engine.batch.recording import Call, CallKind
+from txstream.engine.batch.recorded_calls import Call, CallKind
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 

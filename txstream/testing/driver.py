@@ -17,15 +17,15 @@ import pyarrow as pa
 from txstream.api.errors import UsageError
 from txstream.api.topology import Topology
 from txstream.coordinator import Coordinator, EmitBatch
-from txstream.engine.batch.plan import ExecutionPlan
-from txstream.engine.batch.recording import CallSink, recorded
-from txstream.engine.batch.runner import BatchResult, BatchRunner
+from txstream.engine.batch.execution_plan import ExecutionPlan
+from txstream.engine.batch.recorded_calls import CallSink, recorded
+from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
 from txstream.engine.commit.committer import StateTarget, merged_deltas, state_committers
-from txstream.engine.driver.batches import Watcher
-from txstream.engine.driver.driver import Driver
 from txstream.engine.fault_points import Point, PointListener, nobody_listens
+from txstream.engine.loop.open_batches import Watcher
+from txstream.engine.start.driver import Driver
 from txstream.settings import Settings
-from txstream.spouts.markers import CrashError
+from txstream.spouts.failure_markers import CrashError
 from txstream.state import StateBackend
 from txstream.testing.attempts import Attempt, AttemptState, History
 from txstream.testing.clock import ManualClock
@@ -204,7 +204,7 @@ class SteppedDriver:
         if world.spark is None:
             self._runner: BatchRunner = InProcessRunner(plan, width=world.width)
         else:
-            from txstream.engine.spark.runner import SparkRunner
+            from txstream.engine.spark.spark_runner import SparkRunner
 
             self._runner = SparkRunner(world.spark.sparkContext, plan, world.spark)
         return self._runner

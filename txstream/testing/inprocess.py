@@ -24,13 +24,14 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from txstream.api.errors import BatchFailedError, TopologyError
-from txstream.engine.batch.answers import collect_result, open_answers
+from txstream.batch_metas import BatchMetas
+from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.layout import Layout, Stage, lay_out
 from txstream.engine.batch.messages import ANSWER, DRIVER, PYTHON, Element, WorkOrder
-from txstream.engine.batch.plan import ExecutionPlan
-from txstream.engine.batch.runner import NOTHING, BatchResult
+from txstream.engine.batch.runner_contract import NOTHING, BatchResult
 from txstream.engine.batch.sizing import work_order
-from txstream.engine.batch.tree import task_tree
+from txstream.engine.batch.task_answers import collect_result, open_answers
+from txstream.engine.batch.task_tree import task_tree
 from txstream.engine.batch.worker import run_first_stage, run_later_stage
 from txstream.engine.batch.worker_process import WorkerProcess
 from txstream.engine.commit.shares import (
@@ -41,7 +42,6 @@ from txstream.engine.commit.shares import (
     rows_written,
     write_share,
 )
-from txstream.metas import BatchMetas
 from txstream.transaction import TransactionAttempt
 
 T = TypeVar("T")

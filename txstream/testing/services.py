@@ -8,13 +8,13 @@ from typing import Any, Self
 
 from txstream.api.spouts import PartitionCoordinator, SpoutContext
 from txstream.api.topology import Topology
-from txstream.engine.batch.plan import ExecutionPlan
-from txstream.engine.batch.runner import BatchRunner
+from txstream.batch_metas import MetaCodec
+from txstream.engine.batch.execution_plan import ExecutionPlan
+from txstream.engine.batch.runner_contract import BatchRunner
 from txstream.engine.commit.committer import StateTarget, state_targets
-from txstream.engine.driver.driver import RunnerFactory
-from txstream.engine.driver.services import source_context
-from txstream.engine.driver.workers import Workers
-from txstream.metas import MetaCodec
+from txstream.engine.loop.workers import Workers
+from txstream.engine.start.driver import RunnerFactory
+from txstream.engine.start.run_services import source_context
 from txstream.settings import Settings
 from txstream.state import FenceLockedError, StateBackend, open_database
 from txstream.zookeeper import (

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from txstream.api.errors import BatchFailedError
-from txstream.engine.driver.workers import Clock, Event, Lane, ThreadWorkers
-from txstream.spouts.markers import CrashError
+from txstream.engine.loop.workers import Clock, Event, Lane, ThreadWorkers
+from txstream.spouts.failure_markers import CrashError
 from txstream.transaction import TransactionAttempt
 
 T = TypeVar("T")

@@ -19,11 +19,11 @@ from txstream.api.topology import Topology
 from txstream.api.tracked_builder import TopologyBuilder, TrackedTopology
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.coordinator import Phase
-from txstream.engine.batch.recording import Call
+from txstream.engine.batch.recorded_calls import Call
 from txstream.engine.fault_points import Point, nobody_listens
 from txstream.semantics import Semantics
 from txstream.settings import Settings
-from txstream.spouts.markers import CrashError
+from txstream.spouts.failure_markers import CrashError
 from txstream.testing.attempts import Attempt, History, Row
 from txstream.testing.calls import CallFile, CallList, CallLog
 from txstream.testing.clock import ManualClock

@@ -16,8 +16,8 @@ from txstream.api.spouts import SpoutContext
 from txstream.api.tracked import MessageId
 from txstream.api.tracked_builder import TopologyBuilder, TrackedTopology
 from txstream.api.tuples import DEFAULT_STREAM
-from txstream.engine.batch.plan import ExecutionPlan, compile_topology
-from txstream.engine.batch.runner import Emitted, FedRunner
+from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
+from txstream.engine.batch.runner_contract import Emitted, FedRunner
 from txstream.engine.tracked.loop import TrackedLoop
 from txstream.settings import Settings
 from txstream.testing.clock import ManualClock
@@ -178,6 +178,6 @@ class TrackedTest(TopologyTest):
 
 
 def _on_spark(spark: SparkSession, plan: ExecutionPlan) -> FedRunner:
-    from txstream.engine.spark.runner import SparkRunner
+    from txstream.engine.spark.spark_runner import SparkRunner
 
     return SparkRunner(spark.sparkContext, plan)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from txstream.zookeeper.client import ZooKeeper, ZooKeeperProgress
-from txstream.zookeeper.documents import StoredBatch
-from txstream.zookeeper.failing import read_failing, read_waiting
+from txstream.zookeeper.failing_note import read_failing, read_waiting
 from txstream.zookeeper.identity import FORMAT, Identity
 from txstream.zookeeper.leadership import Leadership
 from txstream.zookeeper.memory import MemoryProgress, MemoryTree
 from txstream.zookeeper.paths import ROOT, Paths
-from txstream.zookeeper.placement import read_assignment
+from txstream.zookeeper.patience import WaitStoppedError
+from txstream.zookeeper.placement_note import read_assignment
+from txstream.zookeeper.progress_contract import Progress, ProgressStore
 from txstream.zookeeper.request_queue import OperatorRequests
 from txstream.zookeeper.requests import Answer, InForce, Kind, Request, Requests
-from txstream.zookeeper.store import Progress, ProgressStore
 from txstream.zookeeper.tree import LostAnswerError
-from txstream.zookeeper.waiting import WaitStoppedError
+from txstream.zookeeper.znode_values import StoredBatch
 
 __all__ = [
     "FORMAT",

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from txstream.metas import to_json
-from txstream.zookeeper.fenced import describe_this_process
+from txstream.batch_metas import to_json
+from txstream.zookeeper.fenced_tree import describe_this_process
 from txstream.zookeeper.tree import Tree
 
 _CANDIDATE = re.compile(r"^(?P<token>[0-9a-f]{32})-(?P<sequence>-?\d{10,})$")

@@ -27,16 +27,16 @@ from kazoo.hosts import collect_hosts
 from kazoo.protocol.states import KazooState
 
 from txstream.api.errors import LeaderExistsError, ServiceUnavailableError, UsageError
-from txstream.metas import MetaCodec
+from txstream.batch_metas import MetaCodec
 from txstream.zookeeper.candidates import Candidate, candidates, present_leader
-from txstream.zookeeper.fenced import Hook
+from txstream.zookeeper.fenced_tree import Hook
 from txstream.zookeeper.identity import Identity
 from txstream.zookeeper.kazoo_tree import REFUSALS, KazooTree, Send, back_off
 from txstream.zookeeper.paths import ROOT, Paths
+from txstream.zookeeper.patience import Patience
 from txstream.zookeeper.progress import TreeProgress
 from txstream.zookeeper.request_queue import OperatorRequests
 from txstream.zookeeper.tree import LostAnswerError
-from txstream.zookeeper.waiting import Patience
 
 # Without any handler Python prints a library's warnings to standard error; with this one they go where the
 # application's own logging configuration sends them, and nowhere when it has none.

@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from txstream.api.errors import CorruptStateError
-from txstream.metas import to_json
+from txstream.batch_metas import to_json
 from txstream.semantics import Semantics
-from txstream.zookeeper.documents import parse_object, take, take_strings
+from txstream.zookeeper.znode_values import parse_object, take, take_strings
 
 FORMAT = 1
 

@@ -26,6 +26,7 @@ from kazoo.exceptions import (
 from kazoo.protocol.states import EventType, KazooState
 
 from txstream.api.errors import ServiceUnavailableError
+from txstream.zookeeper.patience import Patience
 from txstream.zookeeper.tree import (
     Check,
     Create,
@@ -36,7 +37,6 @@ from txstream.zookeeper.tree import (
     RefusedError,
     SetData,
 )
-from txstream.zookeeper.waiting import Patience
 
 log = logging.getLogger(__name__)
 

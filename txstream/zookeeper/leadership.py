@@ -27,8 +27,8 @@ from txstream.zookeeper.candidates import candidate_at, candidate_data, in_order
 from txstream.zookeeper.client import ZooKeeper
 from txstream.zookeeper.kazoo_tree import KazooTree, back_off
 from txstream.zookeeper.paths import Paths
+from txstream.zookeeper.patience import Patience, WaitStoppedError
 from txstream.zookeeper.tree import LostAnswerError
-from txstream.zookeeper.waiting import Patience, WaitStoppedError
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,10 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from txstream.metas import MetaCodec
-from txstream.zookeeper.fenced import Hook
+from txstream.batch_metas import MetaCodec
+from txstream.zookeeper.fenced_tree import Hook
 from txstream.zookeeper.paths import ROOT, Paths
+from txstream.zookeeper.patience import WaitStoppedError
 from txstream.zookeeper.progress import TreeProgress
 from txstream.zookeeper.tree import (
     Check,
@@ -27,7 +28,6 @@ from txstream.zookeeper.tree import (
     RefusedError,
     SetData,
 )
-from txstream.zookeeper.waiting import WaitStoppedError
 
 log = logging.getLogger(__name__)
 

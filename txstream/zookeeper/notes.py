@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 
-from txstream.zookeeper.fenced import FencedTree
+from txstream.zookeeper.fenced_tree import FencedTree
 from txstream.zookeeper.tree import Create, Delete, LostAnswerError, Operation, SetData
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 Invariants.
 - `current`, and the metas from current - 1 on without a gap, change together or not at all, under the epoch
-  that this driver has claimed (`fenced`).
+  that this driver has claimed (`fenced_tree`).
 - Every operation carries the version that its znode had when it was last read or written here. A write whose
   answer is lost can therefore be repeated, and can arrive late, without being applied twice.
 - After a lost or refused write nothing is assumed: epoch, current and metas are read back.
@@ -15,21 +15,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from txstream.api.errors import CoordinatorError, CorruptStateError, ServiceUnavailableError
-from txstream.failing import FailingBatch, Wait
-from txstream.metas import BatchMetas, MetaCodec, to_json
+from txstream.batch_metas import BatchMetas, MetaCodec, to_json
+from txstream.failing_batch import FailingBatch, Wait
 from txstream.placement import Assignment
 from txstream.transaction import FIRST_TXID, AttemptId, Epoch, Txid
-from txstream.zookeeper.documents import MAX_ATTEMPT, StoredBatch, StoredCurrent, parse_object
-from txstream.zookeeper.failing import encode_failing, encode_waiting, read_failing, read_waiting
-from txstream.zookeeper.fenced import MAX_RACES, FencedTree, Hook
+from txstream.zookeeper.failing_note import encode_failing, encode_waiting, read_failing, read_waiting
+from txstream.zookeeper.fenced_tree import MAX_RACES, FencedTree, Hook
 from txstream.zookeeper.identity import Identity
 from txstream.zookeeper.notes import NoteWriter
-from txstream.zookeeper.overwrite import rebuild
 from txstream.zookeeper.paths import Paths
-from txstream.zookeeper.placement import encode_assignment, read_assignment
+from txstream.zookeeper.placement_note import encode_assignment, read_assignment
+from txstream.zookeeper.progress_contract import Progress
+from txstream.zookeeper.rebuilt_progress import rebuild
 from txstream.zookeeper.request_queue import LeaderRequests
 from txstream.zookeeper.requests import Request, Requests
-from txstream.zookeeper.store import Progress
 from txstream.zookeeper.tree import (
     Check,
     Create,
@@ -41,6 +40,7 @@ from txstream.zookeeper.tree import (
     SetData,
     Tree,
 )
+from txstream.zookeeper.znode_values import MAX_ATTEMPT, StoredBatch, StoredCurrent, parse_object
 
 
 class TreeProgress:

@@ -17,9 +17,9 @@ from enum import StrEnum
 from typing import Any
 
 from txstream.api.errors import CorruptStateError
-from txstream.metas import to_json
+from txstream.batch_metas import to_json
 from txstream.transaction import Txid
-from txstream.zookeeper.documents import parse_object, take, take_optional, take_time
+from txstream.zookeeper.znode_values import parse_object, take, take_optional, take_time
 
 # An operator waits for seconds; so many answers do not come meanwhile.
 _KEPT_ANSWERS = 40

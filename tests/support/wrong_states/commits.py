@@ -20,7 +20,7 @@ from txstream.state import (
     TopologyStates,
     Transaction,
 )
-from txstream.state.protocol import Writes, nobody
+from txstream.state.commit_protocol import Writes, nobody
 from txstream.state.records import COMMITTED, COMMITTING
 from txstream.state.store import layout
 from txstream.state.store.merging import Key, RowRules, RowValues, Values

@@ -11,7 +11,7 @@ from typing import Any
 from support.wrong_states.registry import breaks
 from txstream.semantics import Semantics
 from txstream.state import Commit, FenceRow, MemoryBackend, TopologyLife, TopologyStates, Transaction
-from txstream.state.protocol import Writes
+from txstream.state.commit_protocol import Writes
 from txstream.state.store import layout
 from txstream.transaction import AttemptId, TransactionAttempt
 

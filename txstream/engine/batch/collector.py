@@ -19,9 +19,9 @@ from txstream.api.rows import UnfitValueError, to_column
 from txstream.api.schema import format_schema, format_type
 from txstream.api.tuples import DEFAULT_STREAM, Chunk
 from txstream.engine.batch.edge_counts import EdgeCount, EdgeName
+from txstream.engine.batch.execution_plan import BoltSpec, Edge, ExecutionPlan, Input
 from txstream.engine.batch.layout import Layout, Stage
 from txstream.engine.batch.messages import Parcel
-from txstream.engine.batch.plan import BoltSpec, Edge, ExecutionPlan, Input
 from txstream.engine.batch.routing import Router, open_local_router, open_router
 
 _FLUSH_ROWS = 50_000

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from txstream.api.topology import Phase
-from txstream.engine.batch.plan import BoltSpec, Edge, ExecutionPlan
+from txstream.engine.batch.execution_plan import BoltSpec, Edge, ExecutionPlan
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ import pyarrow as pa
 from txstream.api.errors import ShortBatchError
 from txstream.digests import TableDigest
 from txstream.engine.batch.edge_counts import EdgeCount, counts_of
-from txstream.engine.batch.failures import Failure
+from txstream.engine.batch.executor_failures import Failure
 from txstream.placement import TaskPlace
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 

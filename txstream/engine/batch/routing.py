@@ -19,7 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from txstream.api.errors import ShortBatchError, TupleError
-from txstream.api.groupings import Grouping, GroupingKind, task_of, tasks_of_partial_key
+from txstream.api.groupings import Grouping, GroupingKind
+from txstream.api.stable_hash import task_of, tasks_of_partial_key
 
 Part = tuple[int, pa.RecordBatch]
 Parts = Iterator[Part]

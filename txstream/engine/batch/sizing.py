@@ -11,10 +11,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from txstream.batch_metas import BatchMetas, MetaCodec
+from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.layout import lay_out, max_width
 from txstream.engine.batch.messages import WorkOrder
-from txstream.engine.batch.plan import ExecutionPlan
-from txstream.metas import BatchMetas, MetaCodec
 from txstream.transaction import TransactionAttempt
 
 ONE_TASK_RECORDS = 4_000

@@ -25,10 +25,10 @@ from txstream.api.tuples import Chunk, Tuple
 from txstream.digests import TableDigest, added_up
 from txstream.engine.batch.collector import Collector, Outbox, Send
 from txstream.engine.batch.edge_counts import EdgeCount, EdgeName
-from txstream.engine.batch.failures import CrashError, Failure, describe
+from txstream.engine.batch.execution_plan import BoltSpec, ExecutionPlan
+from txstream.engine.batch.executor_failures import CrashError, Failure, describe
 from txstream.engine.batch.layout import Layout, Stage
 from txstream.engine.batch.messages import Parcel, Tracked, WorkOrder
-from txstream.engine.batch.plan import BoltSpec, ExecutionPlan
 from txstream.engine.batch.worker_process import WorkerProcess
 from txstream.engine.commit.state_tasks import TaskStates
 from txstream.placement import TaskPlace

@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from txstream.api.errors import BoltError, ShortBatchError
 from txstream.api.tuples import DEFAULT_STREAM
-from txstream.engine.batch.failures import CrashError, describe
+from txstream.engine.batch.execution_plan import ExecutionPlan
+from txstream.engine.batch.executor_failures import CrashError, describe
 from txstream.engine.batch.layout import Layout, Stage, lay_out
 from txstream.engine.batch.messages import (
     ANSWER,
@@ -30,7 +31,6 @@ from txstream.engine.batch.messages import (
     address_messages,
     open_messages,
 )
-from txstream.engine.batch.plan import ExecutionPlan
 from txstream.engine.batch.stage import StageRun, TaskFailedError
 from txstream.engine.batch.worker_process import WorkerProcess
 from txstream.placement import TaskPlace

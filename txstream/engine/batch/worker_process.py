@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 from txstream.api.bolts import Bolt, WorkerContext
 from txstream.api.spouts import PartitionEmitter
-from txstream.engine.batch.plan import BoltSpec, ExecutionPlan
+from txstream.batch_metas import MetaCodec
+from txstream.engine.batch.execution_plan import BoltSpec, ExecutionPlan
 from txstream.engine.commit.state_cache import StateCache
 from txstream.engine.commit.worker_databases import OpenStores
-from txstream.metas import MetaCodec
 
 if TYPE_CHECKING:
     from txstream.engine.batch.collector import Collector, Send
     from txstream.engine.batch.layout import Stage
     from txstream.engine.batch.messages import WorkOrder
-    from txstream.engine.commit.map_state import TaskMapState
+    from txstream.engine.commit.task_map_state import TaskMapState
     from txstream.engine.tracked.tasks import TaskTracking, TrackedTask
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from txstream.engine.commit.worker_databases import StorePlace
 from txstream.semantics import Semantics
 
 if TYPE_CHECKING:
-    from txstream.engine.commit.databases import StateTarget
+    from txstream.engine.commit.state_targets import StateTarget
     from txstream.state import TableSpec
 
 

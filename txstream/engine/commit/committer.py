@@ -27,9 +27,9 @@ from txstream.api.bolts import StateCommitter
 from txstream.api.errors import BatchFailedError, FencedError, ServiceUnavailableError, TopologyError
 from txstream.api.topology import Topology
 from txstream.digests import TableDigest, digest_of
-from txstream.engine.batch.runner import BatchResult
-from txstream.engine.commit.databases import StateTarget, state_targets
+from txstream.engine.batch.runner_contract import BatchResult
 from txstream.engine.commit.shares import StateWrite, TableDeltas
+from txstream.engine.commit.state_targets import StateTarget, state_targets
 from txstream.engine.fault_points import Point
 from txstream.folding import new_fold
 from txstream.state import AnswerLostError, Commit, TopologyStates

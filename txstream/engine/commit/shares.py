@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pyspark import cloudpickle
 
 from txstream.api.errors import ServiceUnavailableError
-from txstream.engine.batch.failures import Failure, describe
+from txstream.engine.batch.executor_failures import Failure, describe
 from txstream.engine.batch.messages import pack, unpack
 from txstream.engine.batch.worker_process import WorkerProcess
 from txstream.engine.commit.worker_databases import StorePlace

@@ -15,11 +15,11 @@ import pyarrow as pa
 
 from txstream.api.errors import ServiceUnavailableError
 from txstream.digests import TableDigest, digest_of
-from txstream.engine.batch.plan import BoltSpec
+from txstream.engine.batch.execution_plan import BoltSpec
 from txstream.engine.batch.worker_process import WorkerProcess
 from txstream.engine.commit.bindings import StateBinding
-from txstream.engine.commit.map_state import Load, Ownership, TaskMapState
 from txstream.engine.commit.state_cache import StateCache
+from txstream.engine.commit.task_map_state import Load, Ownership, TaskMapState
 from txstream.engine.commit.worker_databases import StorePlace
 from txstream.transaction import TransactionAttempt
 

@@ -1,2 +1,2 @@
-"""Spark: started, watched and ended by `engine`, `session` and `process`; its jobs run by `runner` on the
-driver, by `executor` and `daemon` where tasks run."""
+"""Spark: started, watched and ended by `engine`, `session` and `java_process`; its jobs run by
+`spark_runner` on the driver, by `executor` and `daemon` where tasks run."""

@@ -122,7 +122,7 @@ def get_ready() -> None:
         import pyarrow.acero  # noqa: F401 - groups rows, and brings pandas, where it is, as any array does
         import pyspark.worker  # noqa: F401
 
-        import txstream.engine.spark.runner  # noqa: F401
+        import txstream.engine.spark.spark_runner  # noqa: F401
     gc.collect()
     gc.freeze()
 

@@ -26,7 +26,8 @@ from txstream.api.errors import TopologyError, TupleError
 from txstream.api.schema import format_schema, format_type
 from txstream.api.tuples import DEFAULT_STREAM, Chunk
 from txstream.engine.batch.collector import Outbox
-from txstream.engine.batch.failures import describe
+from txstream.engine.batch.execution_plan import BoltSpec, ExecutionPlan, Input
+from txstream.engine.batch.executor_failures import describe
 from txstream.engine.batch.layout import Stage, lay_out
 from txstream.engine.batch.messages import (
     ANSWER,
@@ -37,7 +38,6 @@ from txstream.engine.batch.messages import (
     address_failure,
     address_messages,
 )
-from txstream.engine.batch.plan import BoltSpec, ExecutionPlan, Input
 from txstream.engine.batch.stage import TaskFailedError
 from txstream.engine.batch.worker_process import WorkerProcess, worker_process
 from txstream.engine.spark.executor import current_order, shipped_plan

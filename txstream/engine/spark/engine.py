@@ -18,12 +18,12 @@ import pyarrow.acero  # noqa: F401 - otherwise the first batch does, when it gro
 from pyspark import cloudpickle
 
 from txstream.api.errors import SparkLostError
-from txstream.engine.batch.plan import ExecutionPlan
+from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.spark.dataframes import Sessions, check_dataframes
+from txstream.engine.spark.java_process import SparkProcess
 from txstream.engine.spark.master import await_executor
-from txstream.engine.spark.process import SparkProcess
-from txstream.engine.spark.runner import SparkRunner, pickled
 from txstream.engine.spark.session import own_context, share_path, warn_of_missing_settings
+from txstream.engine.spark.spark_runner import SparkRunner, pickled
 from txstream.settings import Settings
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
 """What Spark raises when a job dies, as the error of a bolt.
 
-A bolt's own failure comes back as an answer (see `failures`). What is left dies inside Spark: functions of
-the user's that a DataFrame calls, expressions that the JVM evaluates, and worker processes that end.
+A bolt's own failure comes back as an answer (see `executor_failures`). What is left dies inside Spark:
+functions of the user's that a DataFrame calls, expressions that the JVM evaluates, and worker processes
+that end.
 """
 
 from __future__ import annotations

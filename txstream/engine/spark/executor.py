@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from pyspark import cloudpickle
 
+from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.messages import WorkOrder
-from txstream.engine.batch.plan import ExecutionPlan
 
 if TYPE_CHECKING:
     from pyspark import Broadcast

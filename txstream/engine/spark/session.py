@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from txstream.api.errors import ServiceUnavailableError, TxstreamError, UsageError
+from txstream.engine.spark.java_process import SparkProcess, launch
 from txstream.engine.spark.master import Master
-from txstream.engine.spark.process import SparkProcess, launch
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

@@ -1,2 +1,2 @@
-"""From an election to the first batch. The order of a start is `Driver.start`, in `driver/driver.py`; its
-last steps, which need the epoch, are here: `takeover` goes through them."""
+"""From an election to the first batch. The order of a start is `Driver.start`, in `driver`; its last
+steps, which need the epoch, are gone through by `takeover`."""

@@ -18,9 +18,9 @@ from typing import Any
 
 from txstream.api.errors import CorruptStateError, IdentityMismatchError, ProgressMismatchError, TxstreamError
 from txstream.api.topology import Topology
+from txstream.batch_metas import to_json
 from txstream.engine.commit.committer import StateTarget
 from txstream.engine.start.recovery import patiently
-from txstream.metas import to_json
 from txstream.state import FenceLockedError, StateBackend, TopologyStates
 from txstream.transaction import FIRST_TXID, AttemptId
 from txstream.zookeeper import Identity, ProgressStore

@@ -18,9 +18,9 @@ from typing import Any
 
 from txstream.api.errors import CorruptStateError
 from txstream.api.topology import Topology
+from txstream.batch_metas import MetaCodec
 from txstream.engine.start.identity import Claim, keep_identity
 from txstream.engine.start.recovery import Resume, patiently
-from txstream.metas import MetaCodec
 from txstream.semantics import Semantics
 from txstream.state import BatchRecord, FenceLockedError, TopologyStates
 from txstream.state.records import COMMITTED

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from txstream.api.errors import ProgressMismatchError
-from txstream.metas import BatchMetas, MetaCodec
+from txstream.batch_metas import BatchMetas, MetaCodec
 from txstream.semantics import Semantics
 from txstream.state import BatchRecord, FenceLockedError, FenceRow
 from txstream.transaction import AttemptId, Epoch, Txid, attempt_id, epoch_of

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from txstream.api.topology import Topology
+from txstream.batch_metas import MetaCodec
 from txstream.coordinator import Coordinator
 from txstream.engine.commit.committer import StateTarget
-from txstream.engine.driver.steering import Steering
+from txstream.engine.loop.operator_changes import Steering
 from txstream.engine.start.identity import claim_identity, confirm
 from txstream.engine.start.joining import newcomers_of, settle_changes
 from txstream.engine.start.recovery import Resume, recover, take_over
-from txstream.metas import MetaCodec
 from txstream.state import FenceLockedError
 from txstream.transaction import AttemptSequence, Epoch, Txid
 from txstream.zookeeper import Identity, ProgressStore, Requests

@@ -26,7 +26,7 @@ from txstream.engine.batch.collector import HIDDEN, Collector, visible
 if TYPE_CHECKING:
     from txstream.acker.ids import Roots, Values
     from txstream.engine.batch.collector import Send
-    from txstream.engine.batch.plan import BoltSpec
+    from txstream.engine.batch.execution_plan import BoltSpec
 
 ROOTS = f"{HIDDEN}roots"
 IDS = f"{HIDDEN}id"

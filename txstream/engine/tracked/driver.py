@@ -20,16 +20,16 @@ from typing import Any
 
 from txstream.api.errors import IdentityMismatchError, ServiceUnavailableError, TopologyError
 from txstream.api.tracked_builder import TrackedTopology
-from txstream.engine.batch.plan import compile_topology
-from txstream.engine.batch.runner import BatchResult, FedRunner
-from txstream.engine.driver.retries import BACKOFF_FIRST_SECONDS, BACKOFF_LONGEST_SECONDS
-from txstream.engine.driver.services import RunServices
-from txstream.engine.driver.waiting import RunAbortedError
-from txstream.engine.driver.workers import Lane
+from txstream.batch_metas import MetaCodec
+from txstream.engine.batch.execution_plan import compile_topology
+from txstream.engine.batch.runner_contract import BatchResult, FedRunner
+from txstream.engine.loop.outages import RunAbortedError
+from txstream.engine.loop.retry_policy import BACKOFF_FIRST_SECONDS, BACKOFF_LONGEST_SECONDS
+from txstream.engine.loop.workers import Lane
 from txstream.engine.report import RunProgress, TreeCounts
+from txstream.engine.start.run_services import RunServices
 from txstream.engine.tracked.loop import Cut, TrackedLoop
 from txstream.engine.tracked.report import Meter, TrackedReport, report_of
-from txstream.metas import MetaCodec
 from txstream.semantics import Semantics
 from txstream.transaction import Epoch
 from txstream.zookeeper import Identity, Kind, ProgressStore, Request, Requests

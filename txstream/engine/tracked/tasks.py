@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from txstream.acker.ids import Roots
     from txstream.api.tracked import Anchors
     from txstream.engine.batch.collector import Send
-    from txstream.engine.batch.plan import BoltSpec
+    from txstream.engine.batch.execution_plan import BoltSpec
 
 _DONE = {ACKED: "acked", FAILED: "failed"}
 _LONGEST_REASON = 200

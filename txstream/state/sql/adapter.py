@@ -14,11 +14,11 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from txstream.api.errors import ServiceUnavailableError, StateValueError, TxstreamError
-from txstream.state.protocol import StateTransaction
+from txstream.state.commit_protocol import StateTransaction
 from txstream.state.records import BatchRecord, BatchStatus, TableSpec, TopologyLife
 from txstream.state.sql import fence, ledger
 from txstream.state.sql.dialect import Touch
-from txstream.state.sql.failures import Kind
+from txstream.state.sql.errors import Kind
 from txstream.state.sql.ledger import LedgerWriter
 from txstream.state.sql.sessions import Sessions
 from txstream.state.sql.writer import TableWriter

@@ -17,11 +17,11 @@ from sqlalchemy.exc import DBAPIError
 from txstream.api.errors import CorruptStateError, StateTableError, StateValueError
 from txstream.state.backend import StateBackend
 from txstream.state.records import BatchRecord, FenceRow, TableSpec, TopologyLife
-from txstream.state.sql import fence, ledger, revisions, tables as state_tables
+from txstream.state.sql import fence, framework_revisions as revisions, ledger, tables as state_tables
 from txstream.state.sql.adapter import PreparedStatements, SqlTransaction
-from txstream.state.sql.framework import batch as batch_table, fence as fence_table
-from txstream.state.sql.reading import SqlStateReading
+from txstream.state.sql.framework_tables import batch as batch_table, fence as fence_table
 from txstream.state.sql.sessions import Sessions
+from txstream.state.sql.sql_reading import SqlStateReading
 from txstream.state.sql.urls import dialect_of
 from txstream.transaction import AttemptId, Txid
 

@@ -40,8 +40,8 @@ from sqlalchemy.exc import DBAPIError
 from txstream.api.errors import StateTableError
 from txstream.api.reducers import Reducer
 from txstream.api.schema import format_type
-from txstream.state.sql.failures import Failure
-from txstream.state.sql.framework import fence
+from txstream.state.sql.errors import Failure
+from txstream.state.sql.framework_tables import fence
 
 Touch = Callable[[], None]
 """Tells a transaction's deadline that the database is still answering."""

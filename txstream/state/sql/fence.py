@@ -14,10 +14,10 @@ from typing import Any
 from sqlalchemy import Connection, Row, bindparam, select, update
 
 from txstream.api.errors import CorruptStateError
-from txstream.metas import to_json
+from txstream.batch_metas import to_json
 from txstream.state import fence_rules as rules
 from txstream.state.records import FenceRow, TopologyLife
-from txstream.state.sql.framework import fence
+from txstream.state.sql.framework_tables import fence
 from txstream.state.sql.sessions import Sessions
 from txstream.transaction import AttemptId
 

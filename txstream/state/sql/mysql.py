@@ -8,7 +8,8 @@ limit for transactions alone, so there every idle session ends then, and the nex
 again.
 
 Definitions are not transactional: CREATE TABLE commits what was done before it. The code that creates tables
-(`tables`, `growth`, `revisions`) is therefore written so that the next start can continue it.
+(`tables`, `added_columns`, `framework_revisions`) is therefore written so that the next start can continue
+it.
 
 Rowcounts are of the rows found, not of those changed: SQLAlchemy asks PyMySQL for CLIENT.FOUND_ROWS.
 """
@@ -46,11 +47,11 @@ from txstream.api.reducers import Reducer
 from txstream.state.records import FenceLockedError
 from txstream.state.sql import mysql_types
 from txstream.state.sql.dialect import COLUMN_TYPES, Upsert
-from txstream.state.sql.failures import Failure, driver_error
+from txstream.state.sql.errors import Failure, driver_error
 from txstream.state.sql.mysql_connect import connect, is_mariadb, place
-from txstream.state.sql.mysql_failures import classify
+from txstream.state.sql.mysql_errors import classify
+from txstream.state.sql.mysql_statements import JoinedUpsert
 from txstream.state.sql.mysql_types import BinaryKey, TextKey, TextValue, collation
-from txstream.state.sql.mysql_upsert import JoinedUpsert
 from txstream.state.sql.server_timeouts import ServerDialect, driver_of
 
 PACKET_BYTES = "txstream_packet_bytes"

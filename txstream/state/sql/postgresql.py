@@ -36,7 +36,7 @@ from sqlalchemy.exc import DBAPIError
 
 from txstream.api.reducers import Reducer
 from txstream.state.sql.dialect import COLUMN_TYPES, INTEGER_RANGES, Lookup, Upsert
-from txstream.state.sql.failures import Failure, Kind, driver_error, one_line
+from txstream.state.sql.errors import Failure, Kind, driver_error, one_line
 from txstream.state.sql.postgresql_statements import BYTE_ORDER, UnnestLookup, UnnestUpsert, plain_type
 from txstream.state.sql.server_timeouts import ServerDialect, driver_of
 

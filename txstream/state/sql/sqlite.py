@@ -38,8 +38,8 @@ from txstream.api.errors import ServiceUnavailableError
 from txstream.api.reducers import Reducer
 from txstream.state.sql import sqlite_values
 from txstream.state.sql.dialect import Lookup, StateDialect, Upsert
-from txstream.state.sql.failures import REMEDY, Failure, Kind, driver_error, one_line
-from txstream.state.sql.framework import fence
+from txstream.state.sql.errors import REMEDY, Failure, Kind, driver_error, one_line
+from txstream.state.sql.framework_tables import fence
 from txstream.state.sql.sqlite_statements import RowsLookup, RowsUpsert
 
 READ_ONLY = "txstream_read_only"

@@ -38,15 +38,15 @@ from txstream.api.errors import (
     StateTableError,
 )
 from txstream.api.state import PREV_PREFIX, TXID_COLUMN, SqlState
-from txstream.metas import to_json
+from txstream.batch_metas import to_json
 from txstream.semantics import Semantics
 from txstream.state import declarations
 from txstream.state.changes import added_values, committed_in_part, refused_changes
 from txstream.state.declarations import Owner
 from txstream.state.records import TableSpec, TopologyLife
+from txstream.state.sql.added_columns import grow_table
 from txstream.state.sql.dialect import StateDialect
-from txstream.state.sql.framework import owned_table
-from txstream.state.sql.growth import grow_table
+from txstream.state.sql.framework_tables import owned_table
 from txstream.transaction import Txid
 
 _CREATING = "creating"  # in the declaration of a table that may not be there yet

@@ -26,17 +26,17 @@ from txstream.api.errors import (
     StateTableError,
 )
 from txstream.api.reducers import Reducer
-from txstream.metas import to_json
+from txstream.batch_metas import to_json
 from txstream.state import declarations, fence_rules
 from txstream.state.backend import StateBackend
+from txstream.state.commit_protocol import StateTransaction
 from txstream.state.declarations import Owner
-from txstream.state.protocol import StateTransaction
 from txstream.state.reading import StateReading
 from txstream.state.records import BatchRecord, BatchStatus, FenceRow, TableSpec, TopologyLife
 from txstream.state.store import layout, upkeep
 from txstream.state.store.layout import Transaction
 from txstream.state.store.merging import RowRules, can_keep, keys_of, rows_of, to_table
-from txstream.state.store.reading import StoreReading
+from txstream.state.store.store_reading import StoreReading
 from txstream.state.values import check_key_values, prepare
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 

@@ -17,7 +17,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
-from txstream.metas import to_json
+from txstream.batch_metas import to_json
 from txstream.semantics import Semantics
 from txstream.state.declarations import Owner
 from txstream.state.records import BatchRecord, FenceRow

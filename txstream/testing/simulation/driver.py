@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 from txstream.api.errors import FencedError, ServiceUnavailableError, TxstreamError
 from txstream.api.spouts import SpoutContext
+from txstream.batch_metas import MetaCodec
 from txstream.coordinator import EmitBatch
-from txstream.engine.batch.failures import CrashError
-from txstream.engine.batch.plan import ExecutionPlan
-from txstream.engine.batch.runner import BatchRunner
+from txstream.engine.batch.execution_plan import ExecutionPlan
+from txstream.engine.batch.executor_failures import CrashError
+from txstream.engine.batch.runner_contract import BatchRunner
 from txstream.engine.commit.committer import StateTarget
-from txstream.engine.driver import driver as product
-from txstream.engine.driver.batches import Watcher
-from txstream.engine.driver.driver import Services
-from txstream.engine.driver.loop import EventLoop
-from txstream.engine.driver.workers import Workers
 from txstream.engine.fault_points import Point
+from txstream.engine.loop.event_loop import EventLoop
+from txstream.engine.loop.open_batches import Watcher
+from txstream.engine.loop.workers import Workers
+from txstream.engine.start import driver as product
+from txstream.engine.start.driver import Services
 from txstream.engine.start.takeover import Takeover
-from txstream.metas import MetaCodec
 from txstream.state import FenceLockedError
 from txstream.testing.simulation.program import Program
 from txstream.testing.simulation.source import LogCoordinator

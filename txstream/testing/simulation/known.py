@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from txstream.api.errors import TxstreamError
-from txstream.engine.batch.runner import BatchResult
+from txstream.engine.batch.runner_contract import BatchResult
 from txstream.engine.commit.committer import Committer, StateDeltas
 
 T = TypeVar("T")

@@ -13,10 +13,10 @@ from txstream.api.errors import UsageError
 from txstream.api.spouts import SpoutContext
 from txstream.api.state import SqlState
 from txstream.api.topology import CommitChoice, Topology
+from txstream.batch_metas import MetaCodec
 from txstream.compare.variant import with_states
-from txstream.engine.batch.plan import ExecutionPlan, compile_topology
-from txstream.engine.commit.databases import StateTarget, state_targets
-from txstream.metas import MetaCodec
+from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
+from txstream.engine.commit.state_targets import StateTarget, state_targets
 from txstream.spouts.memory import MemoryRange
 from txstream.state.store.layout import Spaces
 from txstream.testing.simulation.known import Memo, Results, committer_with

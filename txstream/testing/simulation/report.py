@@ -9,7 +9,7 @@ from typing import Any
 from txstream.api.errors import TxstreamError
 from txstream.testing.simulation.schedules import Schedule
 from txstream.testing.simulation.world import World
-from txstream.words import counted
+from txstream.wording import counted
 
 _LEAST = 3
 

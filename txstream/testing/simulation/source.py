@@ -19,7 +19,7 @@ from txstream.api.spouts import (
     SpoutContext,
     Unavailable,
 )
-from txstream.metas import BatchMetas
+from txstream.batch_metas import BatchMetas
 from txstream.spouts.memory import MemoryRange, MemorySpout
 from txstream.transaction import TransactionAttempt
 

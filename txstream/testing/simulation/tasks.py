@@ -20,15 +20,15 @@ from txstream.api.errors import (
     StaleAttemptError,
 )
 from txstream.api.topology import Phase
+from txstream.batch_metas import BatchMetas
+from txstream.engine.batch.execution_plan import ExecutionPlan
 from txstream.engine.batch.layout import Layout, Stage
 from txstream.engine.batch.messages import ANSWER, PYTHON, Element, WorkOrder
-from txstream.engine.batch.plan import ExecutionPlan
-from txstream.engine.batch.runner import BatchResult
+from txstream.engine.batch.runner_contract import BatchResult
 from txstream.engine.batch.worker import run_later_stage
 from txstream.engine.batch.worker_process import WorkerProcess
 from txstream.engine.commit.shares import StateWrite, cut
 from txstream.engine.commit.worker_databases import StorePlace
-from txstream.metas import BatchMetas
 from txstream.state import StateBackend
 from txstream.testing.inprocess import InProcessRunner
 from txstream.testing.simulation.known import NotDeterministicError

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from txstream.engine.driver.loop import EventLoop
-from txstream.engine.driver.workers import Event, Lane, Timer
+from txstream.engine.loop.event_loop import EventLoop
+from txstream.engine.loop.workers import Event, Lane, Timer
 from txstream.transaction import TransactionAttempt
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 
 from txstream.api.errors import DataLostError, PartitionUnavailableError
 from txstream.api.spouts import PartitionCoordinator, PartitionEmitter, Unavailable
-from txstream.metas import BatchMetas, is_empty
+from txstream.batch_metas import BatchMetas, is_empty
 from txstream.testing.promises import NotApplicableError, Promises, tell
 from txstream.testing.spout.harness import Row
 from txstream.testing.spout.rows import same, show

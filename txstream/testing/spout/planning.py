@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from txstream.api.spouts import PartitionedSpout
-from txstream.metas import BatchMetas, MetaCodec, to_json
+from txstream.batch_metas import BatchMetas, MetaCodec, to_json
 from txstream.testing.promises import NotApplicableError, Promises
 from txstream.testing.spout.trial import MANY, Batch, Metas, SpoutCheck, SpoutTrial, joined, places_after
 from txstream.transaction import Txid

@@ -8,7 +8,7 @@ from typing import Any
 
 from txstream.api.errors import TopologyError
 from txstream.api.spouts import PartitionCoordinator, PartitionedSpout, PartitionEmitter
-from txstream.metas import BatchMetas, to_json
+from txstream.batch_metas import BatchMetas, to_json
 from txstream.testing.promises import NotApplicableError, Promises
 from txstream.testing.spout.process import pickled
 from txstream.testing.spout.trial import SpoutCheck, SpoutTrial, attempt

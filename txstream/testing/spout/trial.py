@@ -27,7 +27,7 @@ from txstream.api.spouts import (
     PartitionEmitter,
     Unavailable,
 )
-from txstream.metas import BatchMetas
+from txstream.batch_metas import BatchMetas
 from txstream.testing.call_thread import CallThread
 from txstream.testing.promises import (
     Check,

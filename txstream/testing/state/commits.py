@@ -11,7 +11,7 @@ from typing import Any
 from txstream.api.errors import ProgressMismatchError, StateValueError, TxidRegressionError
 from txstream.api.reducers import Sum, custom
 from txstream.semantics import Semantics
-from txstream.state.protocol import INSIDE_BEGIN, INSIDE_COMMIT
+from txstream.state.commit_protocol import INSIDE_BEGIN, INSIDE_COMMIT
 from txstream.testing.promises import Promises
 from txstream.testing.state.life import Life, table
 from txstream.testing.state.trial import FENCED, StateCheck, StateTrial, each

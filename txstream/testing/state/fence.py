@@ -9,7 +9,7 @@ from typing import Any
 
 from txstream.api.errors import CorruptStateError, StaleAttemptError
 from txstream.state import FenceLockedError
-from txstream.state.protocol import INSIDE_BEGIN, INSIDE_COMMIT
+from txstream.state.commit_protocol import INSIDE_BEGIN, INSIDE_COMMIT
 from txstream.testing.promises import Promises, tell
 from txstream.testing.state.life import Life
 from txstream.testing.state.trial import FENCED, StateCheck, StateTrial, each

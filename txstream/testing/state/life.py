@@ -16,7 +16,7 @@ from txstream.api.reducers import Reducer, Sum
 from txstream.api.state import SqlState
 from txstream.semantics import Semantics
 from txstream.state import BatchRecord, Commit, FenceRow, StateBackend, TableSpec, TopologyStates
-from txstream.state.protocol import nobody
+from txstream.state.commit_protocol import nobody
 from txstream.transaction import AttemptId, TransactionAttempt, Txid, attempt_id
 
 if TYPE_CHECKING:

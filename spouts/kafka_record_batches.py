@@ -1,0 +1,237 @@
+"""Kafka's record batches, from the bytes of a fetch response into Arrow columns.
+
+Invariants:
+
+- Only records with offsets in `[start, end)` that a consumer of the isolation level may see reach the
+  columns: no control records, and under read_committed none of an aborted transaction.
+- The position that `decode_records` comes to is behind every batch it has read, also where compaction, a
+  marker or an aborted transaction left nothing to show; it never passes a batch that it has not read.
+- Every batch's checksum is compared before anything in it is believed.
+- What is damaged in one partition changes nothing in the others.
+
+Batches, those of several partitions too, are decoded together where they can be, and otherwise record by
+record; a partition's error is always that of its first batch that has one. The format is that of Kafka's
+documentation, "Record Batch" (magic 2); older ones are refused.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kafka.record.util import calc_crc32c
+
+from txstream.spouts.kafka_compression import unpack
+from txstream.spouts.kafka_decode_loop import RecordLists, read_records, skip_records
+from txstream.spouts.kafka_decode_numpy import Piece, RecordBatch, decode
+from txstream.spouts.kafka_record_blocks import Block
+
+_HEADER = struct.Struct(">qiibIhiqqqhii")
+_PREFIX = struct.Struct(">qi")
+_LAST_DELTA = struct.Struct(">i")
+_LAST_DELTA_AT = 23
+_OFFSETS_UP_TO = _LAST_DELTA_AT + _LAST_DELTA.size
+_MAGIC_AT = 16
+_CRC_COVERS_FROM = 21
+_OLD_CRC = slice(12, 16)  # formats 0 and 1: it covers the rest from the magic on
+_CODEC_MASK, _LOG_APPEND_TIME, _TRANSACTIONAL, _CONTROL = 0x07, 0x08, 0x10, 0x20
+_TOGETHER_BYTES = 1 << 20  # more at once leaves the processor's cache
+
+
+class AbortedTransaction(Protocol):
+    producer_id: int
+    first_offset: int
+
+
+class CorruptBatchError(Exception):
+    """A batch is damaged: `offset` is its first one. Another fetch may bring it whole."""
+
+    def __init__(self, offset: int, reason: str) -> None:
+        super().__init__(reason)
+        self.offset = offset
+        self.reason = reason
+
+
+class OldFormatError(Exception):
+    """The records at `offset` are in message format 0 or 1, from before Kafka 0.11."""
+
+    def __init__(self, offset: int, magic: int) -> None:
+        super().__init__(offset, magic)
+        self.offset = offset
+        self.magic = magic
+
+
+@dataclass(slots=True, eq=False)
+class Fetched:
+    """What a fetch brought of a partition's log, of which the records of `[start, end)` are wanted; and what
+    `decode_records` makes of it.
+
+    `position` is where reading goes on; `size` is how many bytes it took up to there, in batches of
+    `covered` offsets, and `unpacked` how many their records take. `largest` is the size of the largest batch,
+    also of one that was cut off. With an `error` the rest does not count.
+    """
+
+    data: bytes | memoryview
+    start: int
+    end: int
+    aborted: Iterable[AbortedTransaction] | None = None
+    blocks: list[Block] = field(default_factory=list)
+    position: int = field(init=False)
+    size: int = 0
+    covered: int = 0
+    unpacked: int = 0
+    largest: int = 0
+    error: CorruptBatchError | OldFormatError | None = None
+
+    def __post_init__(self) -> None:
+        self.position = self.start
+
+
+def decode_records(parts: Iterable[Fetched], *, read_committed: bool = True) -> None:
+    """Decode what was fetched of several partitions.
+
+    A batch that is not there in full (Kafka cuts its answers at a number of bytes) is left for the next
+    fetch.
+    """
+    together: list[tuple[Fetched, list[RecordBatch]]] = []
+    size = 0
+    for part in parts:
+        batches: list[RecordBatch] = []
+        together.append((part, batches))
+        try:
+            for batch in _batches(part, read_committed):
+                batches.append(batch)
+                part.unpacked += len(batch.body)
+                size += len(batch.body)
+                if size >= _TOGETHER_BYTES:
+                    _decode(together)
+                    batches = []
+                    together, size = [(part, batches)], 0
+                    if part.error is not None:
+                        break
+        except (CorruptBatchError, OldFormatError) as error:
+            part.error = error  # that of a batch before this one, which is yet to be decoded, takes its place
+    _decode(together)
+
+
+def position_behind(data: bytes | memoryview, start: int, end: int) -> int:
+    """Where `decode_records` will say that reading goes on, unless a batch is damaged."""
+    position, at, size = start, 0, len(data)
+    while at + _OFFSETS_UP_TO <= size and position < end:
+        base, length = _PREFIX.unpack_from(data, at)
+        (last_delta,) = _LAST_DELTA.unpack_from(data, at + _LAST_DELTA_AT)
+        at += _PREFIX.size + length
+        if at > size or length < 0:
+            break
+        position = max(position, base + last_delta + 1)
+    return position
+
+
+def _batches(part: Fetched, read_committed: bool) -> Iterator[RecordBatch]:
+    """What may be seen of the batches; `position` and `size` are behind the ones that were read."""
+    view, start, end = memoryview(part.data), part.start, part.end
+    size = len(view)
+    waiting = sorted(part.aborted or (), key=lambda transaction: transaction.first_offset, reverse=True)
+    aborting: set[int] = set()
+    while part.size + _PREFIX.size < size and part.position < end:
+        base, length = _PREFIX.unpack_from(view, part.size)
+        stop = part.size + _PREFIX.size + length
+        part.largest = max(part.largest, _PREFIX.size + length)
+        if stop > size:
+            break
+        batch = view[part.size : stop]
+        part.size = stop
+        if len(batch) <= _MAGIC_AT:
+            raise CorruptBatchError(base, f"it has only {len(batch)} bytes")
+        magic = batch[_MAGIC_AT]
+        if magic < 2 and int.from_bytes(batch[_OLD_CRC]) == zlib.crc32(batch[_MAGIC_AT:]):
+            raise OldFormatError(base, magic)
+        if magic != 2 or len(batch) < _HEADER.size:
+            raise CorruptBatchError(base, f"its format {magic} with {len(batch)} bytes is unknown")
+        (_, _, _, _, crc, attributes, last_delta, first_time, last_time, producer, _, _, count) = (
+            _HEADER.unpack_from(batch)
+        )
+        if calc_crc32c(batch[_CRC_COVERS_FROM:]) != crc:
+            raise CorruptBatchError(base, "its checksum does not match")
+        following = base + last_delta + 1
+        part.covered += last_delta + 1
+        if following <= start:
+            continue
+        part.position = max(part.position, following)
+        if read_committed and producer >= 0:
+            while waiting and waiting[-1].first_offset < following:
+                aborting.add(waiting.pop().producer_id)
+        if attributes & _CONTROL:
+            if read_committed and _is_abort_marker(batch, base):
+                aborting.discard(producer)
+            continue
+        if base >= end or (attributes & _TRANSACTIONAL and producer in aborting):
+            continue
+        codec = attributes & _CODEC_MASK
+        yield RecordBatch(
+            base=base,
+            following=following,
+            records=count,
+            first_time=first_time,
+            append_time=last_time if attributes & _LOG_APPEND_TIME else None,
+            body=_unpacked(batch, codec, base) if codec else batch,
+            records_at=0 if codec else _HEADER.size,
+        )
+
+
+def _unpacked(batch: memoryview, codec: int, base: int) -> bytes:
+    try:
+        return unpack(bytes(batch[_HEADER.size :]), codec)
+    except ValueError as error:
+        raise CorruptBatchError(base, str(error)) from error
+
+
+def _decode(together: Iterable[tuple[Fetched, Sequence[RecordBatch]]]) -> None:
+    """The error of a part is that of its first batch whose records cannot be read."""
+    parts = [(part, batches) for part, batches in together if batches]
+    if not parts:
+        return
+    blocks = decode([Piece(batches, part.start, part.end) for part, batches in parts])
+    if blocks is not None:
+        for (part, _), block in zip(parts, blocks, strict=True):
+            part.blocks.append(block)
+    elif len(parts) > 1:
+        for alone in parts:
+            _decode([alone])
+    else:
+        ((part, batches),) = parts
+        try:
+            part.blocks += [_decode_one_by_one(batch, part.start, part.end) for batch in batches]
+        except CorruptBatchError as error:
+            part.error = error
+
+
+def _decode_one_by_one(batch: RecordBatch, start: int, end: int) -> Block:
+    body, at, count, base = bytes(batch.body), batch.records_at, batch.records, batch.base
+    found = RecordLists()
+    try:
+        if start > base and batch.is_dense:  # what lies before the range is counted off
+            at = skip_records(body, at, start - base)
+            count -= start - base
+        done = read_records(body, at, count, base, batch.first_time, end - base, found)
+        if done != len(body) and batch.following <= end:
+            raise CorruptBatchError(base, f"{len(body) - done} bytes follow its last record")
+        if base < start or batch.following > end:
+            found.cut(start, end)
+        return found.block(batch.append_time)
+    except (IndexError, ValueError, OverflowError) as error:
+        raise CorruptBatchError(base, f"its records cannot be read: {error}") from error
+
+
+def _is_abort_marker(batch: memoryview, base: int) -> bool:
+    """A control batch has one record, whose key is its version and its kind: 0 is an abort."""
+    marker = RecordLists()
+    try:
+        read_records(bytes(batch), _HEADER.size, 1, base, 0, 1 << 62, marker)
+    except (IndexError, ValueError) as error:
+        raise CorruptBatchError(base, f"its control record cannot be read: {error}") from error
+    key = marker.keys[0]
+    return key is not None and len(key) >= 4 and key[2:4] == b"\x00\x00"

@@ -1,0 +1,82 @@
+"""What the Spark tasks of a phase answer, put together into one result.
+
+Invariant: no result is given out before its edges have delivered what was sent (`edge_counts`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+
+from txstream.digests import added_up
+from txstream.engine.batch.edge_counts import EdgeCount, require_delivered
+from txstream.engine.batch.execution_plan import ExecutionPlan
+from txstream.engine.batch.messages import Answer
+from txstream.engine.batch.runner_contract import BatchResult, Emitted
+from txstream.placement import TaskPlace
+from txstream.transaction import TransactionAttempt
+
+
+def open_answers(attempt: TransactionAttempt, messages: Iterable[bytes]) -> list[Answer]:
+    """The Spark tasks' answers. Raises the error of the first that failed."""
+    answers = [Answer.decode(message) for message in messages]
+    for answer in answers:
+        if answer.failure is not None:
+            raise answer.failure.to_error(attempt)
+    return answers
+
+
+def collect_result(
+    plan: ExecutionPlan,
+    attempt: TransactionAttempt,
+    answers: Iterable[Answer],
+    job_seconds: float,
+    width: int,
+    *,
+    crossing: EdgeCount | None = None,
+    kept: Any = None,
+) -> BatchResult:
+    """Put the answers of a phase together; `crossing` is what was sent into the commit phase, when this is
+    that phase.
+
+    Raises ShortBatchError when an edge did not deliver what was sent.
+    """
+    deltas: dict[str, list[pa.Table]] = {}
+    emitted: list[Emitted] = []
+    places: list[TaskPlace] = []
+    under_way: EdgeCount = Counter(crossing or {})
+    records, read_seconds, process_seconds = 0, 0.0, 0.0
+    answers = list(answers)
+    written = added_up(one for answer in answers for one in answer.written.items())
+    for answer in answers:
+        records += answer.records
+        read_seconds += answer.read_seconds
+        process_seconds += answer.process_seconds
+        places += answer.places
+        emitted += [Emitted(*name, table) for name, table in answer.emitted.items()]
+        for component, table in answer.deltas.items():
+            deltas.setdefault(component, []).append(table)
+        under_way.update(answer.sent)
+        under_way.subtract(answer.received)
+    # A tracked tuple that is lost leaves its own tree open; the others go on.
+    if not plan.fed:
+        later = {bolt.id for bolt in plan.bolts if bolt.in_commit} if crossing is None else set()
+        require_delivered(attempt, under_way, later)
+    return BatchResult(
+        deltas,
+        records,
+        job_seconds,
+        read_seconds,
+        process_seconds,
+        width,
+        sorted(places, key=lambda place: (place.component, place.task)),
+        emitted,
+        +under_way,
+        kept,
+        sum(digest.rows for digest in written.values()),
+        written,
+        [answer.tracked for answer in answers if answer.tracked is not None],
+    )

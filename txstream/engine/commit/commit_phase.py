@@ -1,0 +1,170 @@
+"""The commit phase as the event loop has it carried out: begin, bolts, the states' transactions, deadlines.
+
+Invariants. One thread commits, so commits are carried out in the order in which they were asked for. Of an
+attempt that was given up the driver writes nothing once its successor's commit begins. Bolts, and what
+executors write, have `timeout_seconds`; the runner does not wait for them when they are cancelled. Waiting
+for a database has no end. An attempt that a deadline fails in the very moment in which its last transaction
+commits does no harm: the next one undoes and redoes what it finds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from txstream.batch_metas import MetaCodec
+from txstream.coordinator import EmitCommit
+from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
+from txstream.engine.commit.committer import Committer, ProcessedBatch
+from txstream.engine.commit.shares import StateWrite
+from txstream.engine.fault_points import Point
+from txstream.engine.loop.open_batches import Batches, Watcher
+from txstream.engine.loop.workers import Lane
+from txstream.engine.report import Statistics
+from txstream.transaction import TransactionAttempt
+
+
+class CommitPhase:
+    """The commits of the event loop; its methods are called on the loop's thread. `release` drops what the
+    runner keeps of a processed batch."""
+
+    def __init__(
+        self,
+        batches: Batches,
+        committer: Committer,
+        runner: BatchRunner,
+        codec: MetaCodec[Any],
+        watcher: Watcher,
+        statistics: Statistics,
+        release: Callable[[BatchResult], None],
+    ) -> None:
+        self._batches = batches
+        self._committer = committer
+        self._runner = runner
+        self._codec = codec
+        self._watcher = watcher
+        self._statistics = statistics
+        self._release = release
+        self._past_bolts: set[TransactionAttempt] = set()
+        # Added and removed by the thread that commits.
+        self._writing: set[TransactionAttempt] = set()
+
+    def commit(
+        self, emit: EmitCommit[Any], batch: ProcessedBatch, committed: TransactionAttempt | None
+    ) -> None:
+        """The bolts of the commit phase first, then the states' transactions; where those bolts write states,
+        their databases' commit begins before. `committed` is the attempt that was committed last."""
+        attempt = emit.attempt
+        self._watcher.committing(attempt)
+        batch = replace(batch, timings=self._batches.timing(attempt.txid).before_commit())
+        if not self._committer.begins_before_bolts:
+            self._run_bolts(emit, batch, committed, frozenset())
+            return
+
+        def work() -> frozenset[int]:
+            try:
+                self._batches.reach(Point.BEFORE_COMMIT, attempt.txid)
+                metas = self._codec.encode(emit.metas)
+                return self._committer.begin(attempt, metas, batch, self._reached(attempt))
+            except BaseException:
+                self._release(batch.result)
+                raise
+
+        def done(begun: frozenset[int]) -> None:
+            if self._batches.is_active(attempt):
+                self._run_bolts(emit, batch, committed, begun)
+            else:
+                self._batches.workers.submit(Lane.COMMIT, lambda: self._release(batch.result))
+
+        self._submit(attempt, work, done)
+
+    def _run_bolts(
+        self,
+        emit: EmitCommit[Any],
+        batch: ProcessedBatch,
+        committed: TransactionAttempt | None,
+        begun: frozenset[int],
+    ) -> None:
+        attempt = emit.attempt
+        started = time.perf_counter()
+
+        def work() -> BatchResult:
+            try:
+                if not self._committer.begins_before_bolts:
+                    self._batches.reach(Point.BEFORE_COMMIT, attempt.txid)
+                return self._runner.commit(attempt, batch.result, committed)
+            finally:
+                self._release(batch.result)
+
+        def done(finished: BatchResult) -> None:
+            self._watcher.bolts_committed(attempt, finished)
+            if self._batches.is_active(attempt):
+                seconds = batch.timings["commit_bolts"] = time.perf_counter() - started
+                self._batches.timing(attempt.txid).commit_bolts_seconds = seconds
+                self._past_bolts = {attempt}
+                self._commit_states(emit, batch, finished, begun)
+
+        self._batches.failures.when_overdue(
+            attempt, "through its commit phase", lambda: attempt not in self._past_bolts
+        )
+        self._submit(attempt, work, done)
+
+    def _commit_states(
+        self, emit: EmitCommit[Any], batch: ProcessedBatch, finished: BatchResult, begun: frozenset[int]
+    ) -> None:
+        attempt = emit.attempt
+        started = time.perf_counter()
+        timing = self._batches.timing(attempt.txid)
+
+        def work() -> float:
+            deltas = {**batch.deltas, **self._committer.prepare(finished, in_commit=True)}
+            merged_seconds = time.perf_counter() - started
+            timing.merge_seconds += merged_seconds
+            batch.timings["merge"] = timing.merge_seconds
+            self._committer.commit(
+                attempt,
+                self._codec.encode(emit.metas),
+                batch,
+                deltas,
+                self._reached(attempt),
+                write=self._write_shares,
+                begun=begun,
+                written=finished.written_by,
+            )
+            self._batches.reach(Point.AFTER_COMMIT, attempt.txid)
+            return merged_seconds
+
+        def done(merged_seconds: float) -> None:
+            timing.commit_seconds = time.perf_counter() - started - merged_seconds
+            self._statistics.saw(attempt, batch.result, finished)
+            self._batches.carry_out(self._batches.coordinator.ack(attempt))
+
+        self._submit(attempt, work, done)
+
+    def _reached(self, attempt: TransactionAttempt) -> Callable[[str], None]:
+        return lambda point: self._batches.reach(Point(point), attempt.txid)
+
+    def _write_shares(self, attempt: TransactionAttempt, writes: Sequence[StateWrite]) -> Sequence[int]:
+        """On the thread that commits: tasks write, and a frozen one must not hold everything up for ever."""
+
+        def set_deadline() -> None:
+            self._batches.failures.when_overdue(
+                attempt, "written by executors", lambda: attempt in self._writing
+            )
+
+        self._writing.add(attempt)
+        self._batches.workers.post(set_deadline)
+        try:
+            return self._runner.write(attempt, writes)
+        finally:
+            self._writing.discard(attempt)
+
+    def _submit(
+        self, attempt: TransactionAttempt, work: Callable[[], Any], done: Callable[[Any], None]
+    ) -> None:
+        def failed(error: BaseException) -> None:
+            self._batches.failures.failed(attempt, error, is_writing=attempt in self._past_bolts)
+
+        self._batches.workers.submit(Lane.COMMIT, work, done, failed, attempt=attempt)

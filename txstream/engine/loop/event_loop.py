@@ -1,0 +1,271 @@
+"""The event loop: it owns the coordinator, has its commands carried out, and feeds the answers back.
+
+Invariants. Only the loop's thread touches the coordinator; everything that blocks is done by the workers and
+comes back as an event. Plans, ZooKeeper writes and commits have one lane each, so each kind is done in the
+order in which it was asked for. Once a commit is acked, nothing fails that attempt any more: `Advance`
+is repeated until it is answered, or the run ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from txstream.api.spouts import PartitionCoordinator
+from txstream.api.topology import Topology
+from txstream.batch_metas import BatchMetas, MetaCodec
+from txstream.coordinator import (
+    Advance,
+    Cancel,
+    Command,
+    Coordinator,
+    EmitBatch,
+    EmitCommit,
+    Persist,
+    Plan,
+)
+from txstream.engine.batch.runner_contract import BatchRunner
+from txstream.engine.commit.commit_phase import CommitPhase
+from txstream.engine.commit.committer import Committer
+from txstream.engine.fault_points import Point, PointListener, nobody_listens
+from txstream.engine.loop.failed_attempts import FailedAttempts
+from txstream.engine.loop.open_batches import Watcher
+from txstream.engine.loop.operator_changes import Steering
+from txstream.engine.loop.operator_requests import Operators
+from txstream.engine.loop.outages import RunAbortedError, Waiting
+from txstream.engine.loop.pace import Pace
+from txstream.engine.loop.planning import Planning
+from txstream.engine.loop.processing import Processing
+from txstream.engine.loop.unreadable_partitions import UnreadablePartitions
+from txstream.engine.loop.workers import Event, Lane, Workers
+from txstream.engine.report import BatchTiming, Statistics
+from txstream.transaction import TransactionAttempt, Txid
+from txstream.zookeeper import ProgressStore
+
+log = logging.getLogger(__name__)
+
+
+class EventLoop:
+    """See the module. `run` returns when the run has ended; it raises what ended it, the `failure`.
+
+    `steering` is what operators may change. `targets` (the end of the log) and `until_txid` say when to end;
+    neither means never. The first attempts of a run, and those after a timeout, have `warm_up_seconds` on top
+    of the message timeout. While there is little to read, a batch gathers it for `gather_seconds` at most.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        coordinator: Coordinator[Any],
+        spout: PartitionCoordinator[Any],
+        store: ProgressStore,
+        runner: BatchRunner,
+        committer: Committer,
+        workers: Workers,
+        waiting: Waiting,
+        steering: Steering,
+        *,
+        targets: Mapping[str, Any] | None = None,
+        until_txid: int | None = None,
+        warm_up_seconds: float = 0.0,
+        gather_seconds: float = 0.0,
+        listener: PointListener = nobody_listens,
+        watcher: Watcher | None = None,
+    ) -> None:
+        self.workers = workers
+        self.coordinator = coordinator
+        self.spout = spout
+        self.statistics = Statistics()
+        self.caught_up = False
+        self.failure: BaseException | None = None
+        self._store = store
+        self._waiting = waiting
+        self._targets = targets
+        self._until_txid = until_txid
+        self._listener = listener
+        self._watcher = watcher = watcher or Watcher()
+        self._ends = False
+        self._timings: dict[Txid, BatchTiming] = {}
+        # The attempt before the current txid's, where this loop has seen it commit.
+        self._committed: TransactionAttempt | None = None
+        stored_plans = {txid for txid in coordinator.stored_txids() if txid >= coordinator.current}
+        self._recovered = frozenset(stored_plans)
+        codec: MetaCodec[Any] = MetaCodec(topology.spout.source.meta_type)
+        self._operators = Operators(self, store, runner, waiting, steering)
+        self._unreadable = unreadable = UnreadablePartitions(self, spout, waiting, stored_plans)
+        self.failures = FailedAttempts(
+            self, topology, store, unreadable, self._operators, watcher, self.statistics, warm_up_seconds
+        )
+        pace = Pace(
+            topology.spout.max_batch_records,
+            now=workers.now,
+            max_batch_latency_seconds=topology.max_batch_latency_seconds,
+            max_records_per_second=topology.max_records_per_second,
+        )
+        self._planning = Planning(
+            *(self, spout, store, waiting, unreadable, pace, targets),
+            most_of_partition=topology.spout.source.max_records_per_partition,
+            gather_seconds=gather_seconds,
+        )
+        self._processing = Processing(
+            self, runner, committer, self._planning, unreadable, watcher, self.statistics, codec
+        )
+        release = self._processing.release
+        self._commits = CommitPhase(self, committer, runner, codec, watcher, self.statistics, release)
+
+    # --- for other threads --------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """End on a txid boundary: open nothing more, finish what is open."""
+        self.workers.post(self._drain)
+
+    def abort(self, error: BaseException | None = None) -> None:
+        """End now; what is open is left to the next run."""
+        self.workers.post(lambda: self.fail_run(error or RunAbortedError("the run was aborted")))
+        self.workers.interrupt()
+
+    @property
+    def waiting_for(self) -> str | None:
+        """The outages that are waited for, for people."""
+        return self._waiting.shown
+
+    @property
+    def obstacles(self) -> tuple[list[str], Mapping[str, str]]:
+        """What is waited for, with reasons, and the partitions that the last plan could not read."""
+        return self._waiting.reasons, self._unreadable.left_out
+
+    def open_batches(self) -> dict[Txid, str]:
+        return {txid: str(batch.phase) for txid, batch in list(self.coordinator.active.items())}
+
+    def reach(self, point: Point, txid: Txid) -> None:
+        self._listener(point, txid, self.open_batches())
+
+    # --- the loop -----------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Carry out commands until the run ends. Raises the error that ended it, FencedError among others."""
+        try:
+            self.begin()
+            while not self.is_over:
+                self.handle(self.workers.next())
+        except BaseException as error:
+            self.fail_run(error)
+            raise
+        finally:
+            self._shut_down()
+        if self.failure is not None:
+            raise self.failure
+
+    def begin(self) -> None:
+        """Carry out the first commands."""
+        self._operators.begin()
+        self.carry_out(self.coordinator.sync())
+        self._look_for_the_end()
+
+    def handle(self, event: Event) -> None:
+        """Handle one event."""
+        event()
+        self._look_for_the_end()
+
+    @property
+    def is_over(self) -> bool:
+        """Is nothing left to handle?"""
+        return self.failure is not None or (self._ends and self._operators.has_finished)
+
+    def _look_for_the_end(self) -> None:
+        if not self._ends and self.failure is None and self._has_ended():
+            self._ends = True
+            self._drain()
+            self._operators.finish()
+
+    def _has_ended(self) -> bool:
+        coordinator = self.coordinator
+        if not coordinator.is_idle:
+            return False
+        # Judged by what is committed, never by a plan: a plan's replay may hold less.
+        last = coordinator.committed_metas().positions()
+        self.caught_up = self._targets is not None and self.spout.reached(last, self._targets)
+        ended = self._until_txid is not None and coordinator.current > self._until_txid
+        return self.caught_up or coordinator.is_draining or ended
+
+    def _shut_down(self) -> None:
+        self.workers.interrupt()
+        self._operators.shut_down()
+        for batch in self.coordinator.active.values():
+            self._processing.cancel(batch.attempt)
+        self.workers.shut_down()
+
+    def fail_run(self, error: BaseException) -> None:
+        self.failure = self.failure or error
+
+    def _drain(self) -> None:
+        self.coordinator.drain()
+        self.carry_out(self.coordinator.sync())
+
+    def carry_out(self, commands: list[Command[Any]]) -> None:
+        for command in commands:
+            match command:
+                case Plan():
+                    self._planning.plan(command)
+                case Persist():
+                    self._persist(command)
+                case EmitBatch():
+                    self._watcher.emitting(command)
+                    self._processing.emit(command)
+                case EmitCommit(attempt):
+                    self._commits.commit(command, self._processing.take(attempt), self._committed)
+                case Advance():
+                    self._advance(command)
+                case Cancel(attempt):
+                    self._watcher.dropped(attempt)
+                    self.failures.drop(attempt)
+                    self._processing.drop(attempt)
+
+    def is_active(self, attempt: TransactionAttempt) -> bool:
+        batch = self.coordinator.active.get(attempt.txid)
+        return batch is not None and batch.attempt == attempt
+
+    def timing(self, txid: Txid) -> BatchTiming:
+        return self._timings.setdefault(txid, BatchTiming(txid))
+
+    # --- persist and advance ------------------------------------------------------------------------
+
+    def _persist(self, persist: Persist[Any]) -> None:
+        started = time.perf_counter()
+
+        def work() -> BatchMetas[Any]:
+            self.reach(Point.BEFORE_PERSIST, persist.txid)
+            stored = self._store.persist(persist.txid, persist.metas)
+            self.reach(Point.AFTER_PERSIST, persist.txid)
+            return stored
+
+        def done(metas: BatchMetas[Any]) -> None:
+            self.timing(persist.txid).persist_seconds = time.perf_counter() - started
+            self.carry_out(self.coordinator.persisted(persist.txid, metas))
+
+        self.workers.submit(Lane.WRITE, work, done, self.fail_run)
+
+    def _advance(self, advance: Advance[Any]) -> None:
+        started, txid = time.perf_counter(), advance.txid
+        self._watcher.committed(TransactionAttempt(txid, advance.attempt))
+
+        def work() -> None:
+            self.reach(Point.BEFORE_ADVANCE, txid)
+            self._store.advance(txid, advance.attempt, advance.metas if advance.store else None)
+            self.reach(Point.AFTER_ADVANCE, txid)
+
+        def done(_: None) -> None:
+            self._committed = TransactionAttempt(txid, advance.attempt)
+            timing = self._timings.pop(txid, BatchTiming(txid))
+            timing.advance_seconds = time.perf_counter() - started
+            self.statistics.add(timing, is_recovered=txid in self._recovered)
+            self.failures.committed(txid)
+            self._processing.committed(txid)
+            self.carry_out(self.coordinator.advanced(txid))
+            self._planning.forget(txid)
+            self._operators.advanced(self.statistics.assignment)
+            self.failures.end_if_doomed()
+
+        self.workers.submit(Lane.WRITE, work, done, self.fail_run)

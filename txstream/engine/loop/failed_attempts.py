@@ -1,0 +1,146 @@
+"""Attempts that fail or take too long: replayed, or the end of the run.
+
+Invariants. A failure of an attempt that was superseded counts for nothing. An error that ends the run does so
+only once the batches before it are committed; otherwise every run would end before them again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from txstream.api.errors import PartitionUnavailableError, StaleAttemptError
+from txstream.api.topology import Topology
+from txstream.engine.batch.sizing import planned_records
+from txstream.engine.loop.open_batches import Batches, Watcher
+from txstream.engine.loop.operator_requests import Operators
+from txstream.engine.loop.retry_policy import (
+    AttemptTime,
+    TxidFailures,
+    Verdict,
+    count_reason,
+    judge,
+    reason_of,
+)
+from txstream.engine.loop.unreadable_partitions import UnreadablePartitions
+from txstream.engine.loop.workers import Lane
+from txstream.engine.report import Statistics
+from txstream.failing_batch import FailingBatch
+from txstream.semantics import Semantics
+from txstream.transaction import TransactionAttempt, Txid
+from txstream.zookeeper import ProgressStore
+
+log = logging.getLogger(__name__)
+
+
+class FailedAttempts:
+    """The failures of the event loop; its methods are called on the loop's thread."""
+
+    def __init__(
+        self,
+        batches: Batches,
+        topology: Topology,
+        store: ProgressStore,
+        unreadable: UnreadablePartitions,
+        operators: Operators,
+        watcher: Watcher,
+        statistics: Statistics,
+        warm_up_seconds: float,
+    ) -> None:
+        self.time = AttemptTime(topology.message_timeout_seconds, warm_up_seconds)
+        self._batches = batches
+        self._topology = topology
+        self._store = store
+        self._unreadable = unreadable
+        self._operators = operators
+        self._watcher = watcher
+        self._statistics = statistics
+        self._of_txid: dict[Txid, TxidFailures] = {}
+        self._doomed: dict[TransactionAttempt, BaseException] = {}
+
+    def of(self, txid: Txid) -> TxidFailures | None:
+        """Those of a txid in this run, until it is committed."""
+        return self._of_txid.get(txid)
+
+    def when_overdue(self, attempt: TransactionAttempt, done: str, is_due: Callable[[], bool]) -> None:
+        """Fail the attempt if `is_due` still holds when its time is up: it was not `done`."""
+        seconds = self.time.seconds
+
+        def overdue() -> None:
+            if self._batches.is_active(attempt) and attempt not in self._doomed and is_due():
+                self.failed(attempt, self.time.is_over(attempt, done, seconds))
+
+        self._batches.workers.after(seconds, overdue, is_deadline=True)
+
+    def failed(self, attempt: TransactionAttempt, error: BaseException, *, is_writing: bool = False) -> None:
+        """An attempt failed; `is_writing`: in the transactions of its states."""
+        if isinstance(error, StaleAttemptError):
+            self._verify_leader(attempt, error)
+            return
+        if not self._batches.is_active(attempt):
+            log.debug("ignoring the failure of superseded %s: %s", attempt, error)
+            return
+        self._watcher.failed(attempt, error)
+        if judge(error, is_writing=is_writing) is Verdict.FATAL:
+            self._end_with(attempt, error)
+            return
+        self.time.ended(error)
+        coordinator, statistics = self._batches.coordinator, self._statistics
+        failures = self._of_txid.setdefault(attempt.txid, TxidFailures())
+        held = coordinator.metas(attempt.txid)
+        error = failures.with_advice(error, planned_records(held))
+        failures.add(error, attempt, held)
+        statistics.failed_attempts += 1
+        times = count_reason(statistics.failure_reasons, reason_of(error))
+        reasons = dict(failures.reasons)
+        self._operators.failed(FailingBatch(attempt.txid, attempt.attempt, datetime.now(UTC), reasons))
+        if failures.bugs >= self._topology.max_attempts:
+            self._end_with(attempt, error)
+            return
+        # A reason is told at once, and again at its 10th, 100th ... time: an outage must not fill the screen.
+        is_told = str(times).strip("0") == "1"
+        so_often = f" (for the {times:,}th time)" if times > 1 else ""
+        log.log(
+            logging.WARNING if is_told else logging.INFO,
+            "%s failed and will be replayed%s: %s", attempt, so_often, error,
+        )  # fmt: skip
+        transactional = coordinator.semantics is Semantics.TRANSACTIONAL
+        if isinstance(error, PartitionUnavailableError) or transactional:
+            self._unreadable.recheck.update(txid for txid in coordinator.active if txid >= attempt.txid)
+        self._batches.carry_out(coordinator.fail(attempt))
+
+    def drop(self, attempt: TransactionAttempt) -> None:
+        """The attempt is replayed, whatever it ended with."""
+        self._doomed.pop(attempt, None)
+
+    def committed(self, txid: Txid) -> None:
+        """Its failures are in the ledger."""
+        self._of_txid.pop(txid, None)
+
+    def doomed(self, txid: Txid) -> BaseException | None:
+        """The error that will end the run once the txids before this one are committed."""
+        batch = self._batches.coordinator.active.get(txid)
+        return None if batch is None else self._doomed.get(batch.attempt)
+
+    def end_if_doomed(self) -> None:
+        """The txids before the current one are committed: end the run if that was all it waited for."""
+        error = self.doomed(self._batches.coordinator.current)
+        if error is not None:
+            self._batches.fail_run(error)
+
+    def _end_with(self, attempt: TransactionAttempt, error: BaseException) -> None:
+        if attempt.txid == self._batches.coordinator.current:
+            self._batches.fail_run(error)
+        else:
+            self._doomed[attempt] = error  # never acked, it bounds what is opened behind it
+
+    def _verify_leader(self, attempt: TransactionAttempt, error: StaleAttemptError) -> None:
+        """A fence was newer. If the epoch is still ours it was our own newer attempt, which goes on."""
+        batches = self._batches
+
+        def still_mine(_: None) -> None:
+            if batches.is_active(attempt):
+                batches.fail_run(error)
+
+        batches.workers.submit(Lane.WRITE, self._store.verify, still_mine, batches.fail_run)

@@ -1,0 +1,143 @@
+"""What operators can change of a running topology: slots, a pause, an end.
+
+Invariants.
+- A request is judged once, the oldest first. When its answer could not be stored, it gets the same again.
+- One thread at a time judges, the one that owns the coordinator then.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from txstream.api.errors import UsageError
+from txstream.api.topology import Topology
+from txstream.coordinator import Coordinator
+from txstream.engine.loop.slots import Slots
+from txstream.transaction import FIRST_TXID, Txid
+from txstream.zookeeper import InForce, Kind, Request, Requests
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What becomes of a request: `refused` says why not, `told` is for whoever asked."""
+
+    refused: str | None
+    told: Mapping[str, Any]
+
+
+class Steering:
+    """What is in force, and what becomes of further requests.
+
+    `stopped_by` names the operator who has the run end; None while nobody has.
+    """
+
+    def __init__(self, topology: Topology, coordinator: Coordinator[Any]) -> None:
+        self.slots = Slots(topology)
+        self.paused: Request | None = None
+        self.stopped_by: str | None = None
+        self._coordinator = coordinator
+        self._judged: dict[str, Judgement] = {}
+        self._too_old: set[str] = set()
+
+    def restore(self, requests: Requests, before: Requests | None = None) -> None:
+        """Begin with what is in force, as far as this code can have it, and with what waits to be judged.
+
+        `before` is what there was when this driver came. It may have stood by since, and a stop that came
+        meanwhile was meant for it too.
+        """
+        before = before or requests
+        self._too_old = {request.request_id for request in before.waiting}
+        self.slots.restore(requests.in_force.slots)
+        self._pause(requests.in_force.paused)
+        self._restore_stop(requests.in_force, before.in_force)
+        for request in requests.waiting:
+            self.judge(request)
+        self.slots.tell_changed()
+
+    def judge(self, request: Request) -> Judgement:
+        """Put a request into force, or refuse it. The coordinator's next commands follow it."""
+        judgement = self._judged.get(request.request_id)
+        if judgement is None:
+            try:
+                judgement = Judgement(None, self._apply(request))
+            except UsageError as error:
+                log.info("%s, asked by %s, is refused: %s", request.kind, request.asked_by, error)
+                judgement = Judgement(str(error), {})
+            self._judged[request.request_id] = judgement
+        return judgement
+
+    def answered(self, request: Request) -> None:
+        """The judgement is stored, so nobody will ask for it again."""
+        self._judged.pop(request.request_id, None)
+
+    def _apply(self, request: Request) -> Mapping[str, Any]:
+        match request.kind:
+            case Kind.SCALE:
+                return {"before": self.slots.change(request.body)}
+            case Kind.PAUSE:
+                already = self.paused is not None
+                self._pause(self.paused or request)
+                return {"after": self._coordinator.last_open, "already": already, **_since(self.paused)}
+            case Kind.RESUME:
+                was = _since(self.paused)
+                self._pause(None)
+                return was
+            case Kind.STOP:
+                return {"after": self._stop(request)}
+        raise UsageError(
+            f"this driver knows no request {request.kind!r}; run the version of txstream that has asked"
+        )
+
+    def _pause(self, request: Request | None) -> None:
+        self.paused = request
+        if request is None:
+            self._coordinator.resume()
+        else:
+            self._coordinator.pause()
+
+    # --- stop -----------------------------------------------------------------------------------------
+
+    def _stop(self, request: Request) -> Txid:
+        last_open, at = self._coordinator.last_open, request.at
+        if at is None:
+            if request.request_id in self._too_old:
+                raise UsageError("the driver that was to stop has ended; this one was started after it")
+            self._end_after(last_open, request)
+            return last_open
+        if type(at) is not int or at < FIRST_TXID:
+            raise UsageError(f"a run cannot end after txid {at!r:.100}; txids are whole numbers from 1 on")
+        if at < last_open:
+            known = "committed already" if at < self._coordinator.current else "open, and so is what follows"
+            raise UsageError(
+                f"txid {at} is {known}: the first that the run can end after is txid {last_open}"
+            )
+        self._end_after(at, request)
+        return at
+
+    def _restore_stop(self, now: InForce, before: InForce) -> None:
+        """Go by a stop that has not come to its txid yet, and by one that came while this driver stood by."""
+        stop = now.stopped
+        if stop is None:
+            return
+        is_ahead = stop.at is not None and stop.at >= self._coordinator.current
+        stood_by = before.stopped is None or before.stopped.request_id != stop.request_id
+        if is_ahead or stood_by:
+            last_open = self._coordinator.last_open
+            self._end_after(last_open if stop.at is None else max(stop.at, last_open), stop)
+
+    def _end_after(self, txid: Txid, stop: Request) -> None:
+        self._coordinator.drain(txid)
+        self.stopped_by = stop.asked_by
+        log.warning("the run ends when txid %d is committed, as asked by %s", txid, stop.asked_by)
+
+
+def _since(paused: Request | None) -> dict[str, Any]:
+    """Since when it is paused, and by whom."""
+    if paused is None:
+        return {"since": None, "by": None}
+    return {"since": paused.asked_at.isoformat(timespec="seconds"), "by": paused.asked_by}

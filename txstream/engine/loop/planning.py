@@ -1,0 +1,170 @@
+"""Asking the source: what a batch holds, and what may be forgotten.
+
+Invariant: the source is asked from one thread, one question at a time, in the order of the questions.
+
+While all records there are fit into small batches, the next batch gathers them until the job of the batch
+before has ended: side by side, small jobs take each other's time, and every record would wait longer.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from txstream.api.errors import BatchFailedError, ServiceUnavailableError
+from txstream.api.spouts import PartitionCoordinator
+from txstream.batch_metas import BatchMetas
+from txstream.coordinator import Phase, Plan
+from txstream.engine.batch.sizing import ONE_TASK_RECORDS, planned_records
+from txstream.engine.loop.open_batches import Batches
+from txstream.engine.loop.outages import Waiting
+from txstream.engine.loop.pace import Pace
+from txstream.engine.loop.unreadable_partitions import CHECK_SECONDS, UnreadablePartitions
+from txstream.engine.loop.workers import Lane
+from txstream.transaction import Txid
+from txstream.zookeeper import ProgressStore
+
+log = logging.getLogger(__name__)
+
+GATHER_SECONDS = 0.1
+"""Longer than the job of a small batch, and no matter beside a long one."""
+
+_POLL_FIRST_SECONDS = 0.005
+_POLL_LONGEST_SECONDS = 0.15
+_SOURCE = "the source"
+
+
+class Planning:
+    """The source's side of the event loop; its methods are called on the loop's thread. `targets` is the end
+    of the log where the run ends, if it does. `most_of_partition` is what a batch takes of one at most, and
+    `gather_seconds` how long a small batch gathers at most."""
+
+    def __init__(
+        self,
+        batches: Batches,
+        spout: PartitionCoordinator[Any],
+        store: ProgressStore,
+        waiting: Waiting,
+        unreadable: UnreadablePartitions,
+        pace: Pace,
+        targets: Mapping[str, Any] | None,
+        *,
+        most_of_partition: int | None = None,
+        gather_seconds: float = 0.0,
+    ) -> None:
+        self._batches = batches
+        self._spout = spout
+        self._store = store
+        self._waiting = waiting
+        self._unreadable = unreadable
+        self._pace = pace
+        self._targets = targets
+        self._poll_seconds = _POLL_FIRST_SECONDS
+        self._planned_at: dict[Txid, datetime] = {}
+        self._most_of_partition = most_of_partition
+        self._gather_seconds = gather_seconds
+        self._is_small = False
+        self._gathering: Plan[Any] | None = None
+
+    def planned_at(self, txid: Txid) -> datetime:
+        """When it was planned; now for a plan that was stored by another driver."""
+        return self._planned_at.get(txid, datetime.now(UTC))
+
+    def plan(self, plan: Plan[Any]) -> None:
+        """Have the source plan a batch, now or when it has gathered its records."""
+        jobs = (batch.phase is Phase.PROCESSING for batch in self._batches.coordinator.active.values())
+        if plan.replay or not self._is_small or not self._gather_seconds or not any(jobs):
+            self._ask(plan)
+            return
+        self._gathering = plan
+        self._batches.workers.after(self._gather_seconds, lambda: self._end_gathering(plan))
+
+    def job_ended(self) -> None:
+        """A batch was processed: the next has gathered its records."""
+        self._end_gathering(self._gathering)
+
+    def _end_gathering(self, plan: Plan[Any] | None) -> None:
+        if plan is None or plan is not self._gathering:
+            return
+        self._gathering = None
+        if self._batches.coordinator.is_planning(plan.ticket):
+            self._ask(plan)
+
+    def _ask(self, plan: Plan[Any]) -> None:
+        batches, coordinator = self._batches, self._batches.coordinator
+        limit = self._pace.size if plan.replay else self._pace.limit()
+        if not limit:
+            batches.carry_out(coordinator.nothing_to_plan(plan.ticket))
+            batches.workers.after(self._pace.seconds_to_wait(), lambda: batches.carry_out(coordinator.wake()))
+            return
+        started = time.perf_counter()
+
+        def work() -> BatchMetas[Any] | None:
+            if not plan.replay:
+                if self._targets is not None and self._spout.reached(plan.last, self._targets):
+                    return None
+                if not self._spout.is_ready():
+                    return None
+            metas = BatchMetas.from_plan(plan.last, self._spout.plan(plan.last, limit))
+            self._unreadable.leave_out(metas.unavailable)
+            if not (metas.has_work or plan.replay):
+                return None
+            self._store.check_size(metas)
+            return metas
+
+        def done(metas: BatchMetas[Any] | None) -> None:
+            if not coordinator.is_planning(plan.ticket):
+                return
+            self._waiting.end(_SOURCE)
+            if metas is None:
+                self._poll_seconds = min(2 * self._poll_seconds, _POLL_LONGEST_SECONDS)
+                batches.carry_out(coordinator.nothing_to_plan(plan.ticket))
+                batches.workers.after(self._poll_seconds, lambda: batches.carry_out(coordinator.wake()))
+                return
+            self._poll_seconds = _POLL_FIRST_SECONDS
+            self._planned_at[plan.txid] = datetime.now(UTC)
+            records = planned_records(metas)
+            self._is_small = self._is_all_there_is(metas, records, limit)
+            self._pace.planned(plan.txid, limit if records is None else records, replay=plan.replay)
+            batches.timing(plan.txid).plan_seconds = time.perf_counter() - started
+            batches.carry_out(coordinator.planned(plan.ticket, metas))
+
+        def failed(error: BaseException) -> None:
+            if not coordinator.is_planning(plan.ticket):
+                return
+            if isinstance(error, (ServiceUnavailableError, BatchFailedError)):
+                self._waiting.begin(_SOURCE, _SOURCE, error)
+                batches.workers.after(CHECK_SECONDS, lambda: self._plan_again(plan))
+            else:
+                batches.fail_run(error)
+
+        batches.workers.submit(Lane.PLAN, work, done, failed)
+
+    def _is_all_there_is(self, metas: BatchMetas[Any], records: int | None, limit: int) -> bool:
+        """Does a batch hold all that there was, and was that worth one Spark task at most?"""
+        if records is None or records > min(limit - 1, ONE_TASK_RECORDS):
+            return False
+        most = self._most_of_partition
+        return most is None or all(meta.records < most for meta in metas.partitions.values())
+
+    def _plan_again(self, plan: Plan[Any]) -> None:
+        if self._batches.coordinator.is_planning(plan.ticket):
+            self.plan(plan)
+
+    def forget(self, txid: Txid) -> None:
+        """Everything up to `txid` is committed."""
+        batches = self._batches
+        self._planned_at.pop(txid, None)
+        self._pace.advanced(txid)
+        before = Txid(txid + 1)
+
+        def failed(error: BaseException) -> None:
+            if isinstance(error, (ServiceUnavailableError, BatchFailedError)):
+                log.info("the source cannot forget what is before txid %d now: %s", before, error)
+            else:
+                batches.fail_run(error)
+
+        batches.workers.submit(Lane.PLAN, lambda: self._spout.cleanup_before(before), lambda _: None, failed)

@@ -1,0 +1,190 @@
+"""Which failures are replayed, which count as bugs, how long attempts may take, and what is said of them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import Enum
+from itertools import islice
+from typing import Any
+
+from txstream.api.errors import (
+    BatchFailedError,
+    BatchTimeoutError,
+    BoltError,
+    ServiceUnavailableError,
+    TupleError,
+    TxstreamError,
+)
+from txstream.batch_metas import BatchMetas
+from txstream.transaction import TransactionAttempt
+
+BACKOFF_FIRST_SECONDS = 0.05
+BACKOFF_LONGEST_SECONDS = 5.0
+
+WARM_UP_SECONDS = 30.0
+"""What a run's first attempts, and those after a timeout, have on top of the message timeout: Python workers
+start, Java compiles. A worker that needed longer than the timeout to start would be cancelled for ever.
+Measured: 5 to 8 s on two busy cores for a job that then takes 0.25 s. A cluster may have to start executors.
+"""
+
+_KEPT_FAILURES = 10
+# Of all attempts of a batch together: a ledger row of a wide topic must not grow with every failure.
+_KEPT_RANGES = 500
+_LONGEST_MESSAGE = 1_000
+_MOST_REASONS = 20
+_OTHER_REASONS = "other reasons"
+_ATTEMPT = re.compile(r"txid \d+ attempt \d+\.\d+|micro-batch \d+")
+_OF_ONE_ATTEMPT = re.compile(r"^the batch, |, task \d+(?=:)|, while processing .*", re.DOTALL)
+
+
+class Verdict(Enum):
+    """What a failed attempt means for the run."""
+
+    REPLAY = "replay"  # expected, or an outage: without limit
+    BUG = "bug"  # replayed too, but only `max_attempts` times
+    FATAL = "fatal"  # the same data would fail again, or another driver leads
+
+
+def judge(error: BaseException, *, is_writing: bool = False) -> Verdict:
+    """What an attempt's error means. `is_writing`: it came in the transactions of the states, where only
+    outages and dead tasks are replayed: data that cannot be stored now could not be stored the next time."""
+    if isinstance(error, (BatchFailedError, ServiceUnavailableError)):
+        return Verdict.REPLAY
+    if isinstance(error, BoltError):
+        return Verdict.BUG
+    if is_writing or not isinstance(error, Exception):
+        return Verdict.FATAL
+    if isinstance(error, TxstreamError) and not isinstance(error, TupleError):
+        return Verdict.FATAL
+    return Verdict.BUG
+
+
+class AttemptTime:
+    """How long a run's next attempt may take. The first ones, and those after a timeout, which ends Python
+    workers, have `warm_up_seconds` on top of the message timeout."""
+
+    def __init__(self, timeout_seconds: float, warm_up_seconds: float) -> None:
+        self.seconds = timeout_seconds + warm_up_seconds
+        self._timeout_seconds = timeout_seconds
+        self._warm_up_seconds = warm_up_seconds
+
+    def ended(self, error: BaseException | None = None) -> None:
+        """An attempt of this run has ended."""
+        is_warm = not isinstance(error, BatchTimeoutError)
+        self.seconds = self._timeout_seconds + (0 if is_warm else self._warm_up_seconds)
+
+    def is_over(self, attempt: TransactionAttempt, done: str, seconds: float) -> BatchTimeoutError:
+        """That an attempt was not `done` within so many seconds."""
+        warm_up = " and the workers' warm-up" if seconds > self._timeout_seconds else ""
+        return BatchTimeoutError(
+            f"{attempt} was not {done} within {seconds:g} s (message_timeout_seconds{warm_up})"
+        )
+
+
+def reason_of(error: BaseException | str) -> str:
+    """Why an attempt failed, in the same words for every attempt: without number, task and tuple."""
+    text = _ATTEMPT.sub("the batch", str(error) or type(error).__name__)
+    return _OF_ONE_ATTEMPT.sub("", text)
+
+
+def reason_without_data(error: BaseException) -> str:
+    """As `reason_of`, for ZooKeeper, which is no place for data: of user code's errors, whose messages may
+    hold anything, only the kind and the place."""
+    if isinstance(error, TxstreamError) and error.without_data:
+        return error.without_data
+    if isinstance(error, (BatchFailedError, ServiceUnavailableError)):
+        return shortened(reason_of(error))
+    return f"{type(error).__name__}; the run's output has the message"
+
+
+def count_reason(reasons: Counter[str], reason: str) -> int:
+    """How often this reason was there, with this time. Past a number of them, others are counted together."""
+    if reason not in reasons and len(reasons) >= _MOST_REASONS:
+        reason = _OTHER_REASONS
+    reasons[reason] += 1
+    return reasons[reason]
+
+
+def shortened(message: str) -> str:
+    """Cut to what is kept of a message."""
+    return message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}..."
+
+
+@dataclass
+class TxidFailures:
+    """How often a txid has failed in this run. `last` are its latest failures and what those attempts held,
+    `reasons` are for ZooKeeper, `timeouts` counts those in a row."""
+
+    attempts: int = 0
+    bugs: int = 0
+    timeouts: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    last_error: str | None = None
+    last: deque[tuple[Mapping[str, Any], BatchMetas[Any]]] = field(
+        default_factory=lambda: deque(maxlen=_KEPT_FAILURES)
+    )
+
+    def add(
+        self,
+        error: BaseException,
+        attempt: TransactionAttempt | None = None,
+        held: BatchMetas[Any] | None = None,
+    ) -> None:
+        """One more. Without an `attempt` it is counted, but not kept."""
+        self.attempts += 1
+        self.bugs += judge(error) is Verdict.BUG
+        self.timeouts = self.timeouts + 1 if isinstance(error, BatchTimeoutError) else 0
+        self.last_error = str(error)
+        count_reason(self.reasons, reason_without_data(error))
+        if attempt is not None:
+            failed_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+            document = {
+                "attempt": attempt.attempt,
+                "error": shortened(self.last_error),
+                "failed_at": failed_at,
+            }
+            self.last.append((document, held or BatchMetas()))
+
+    def for_ledger(
+        self, committed: BatchMetas[Any], encode: Callable[[Any], Mapping[str, Any]]
+    ) -> tuple[Mapping[str, Any], ...]:
+        """The latest failures as the ledger keeps them: `same` where the attempt held what is committed now,
+        otherwise its `ranges` and what it `left_out`, the newest first as long as there is room; `more` of
+        them there was no room for."""
+        room, kept = _KEPT_RANGES, []
+        for document, held in reversed(self.last):
+            if (held.partitions, held.unavailable.keys()) == (
+                committed.partitions,
+                committed.unavailable.keys(),
+            ):
+                kept.append({**document, "same": True})
+                continue
+            ranges = {name: encode(meta) for name, meta in islice(held.partitions.items(), room)}
+            left_out = list(islice(held.unavailable, room - len(ranges)))
+            room -= len(ranges) + len(left_out)
+            more = len(held.partitions) + len(held.unavailable) - len(ranges) - len(left_out)
+            kept.append({**document, "ranges": ranges, "left_out": left_out, "more": more})
+        return tuple(reversed(kept))
+
+    def with_advice(self, error: BaseException, records: int | None) -> BaseException:
+        """A timeout that follows another one says what to change; what failed otherwise stays as it is."""
+        if not (isinstance(error, BatchTimeoutError) and self.timeouts):
+            return error
+        size = "an unknown number of" if records is None else f"{records:,}"
+        return BatchTimeoutError(
+            f"{error}, nor was the attempt before it; the batch has {size} records: give it more time "
+            f"(`txstream run --message-timeout SECONDS`, message_timeout_seconds of the builder) or plan "
+            f"fewer records for a batch (max_batch_records of the spout)"
+        )
+
+    @property
+    def delay_seconds(self) -> float:
+        """How long the next attempt waits: the same failure seldom goes away at once."""
+        if self.attempts == 0:
+            return 0.0
+        doubled = BACKOFF_FIRST_SECONDS * 2.0 ** min(self.attempts - 1, 30)
+        return min(doubled, BACKOFF_LONGEST_SECONDS)

@@ -1,0 +1,119 @@
+"""The slots of a topology's components: which they have, and which they may have.
+
+Asked for each operator's request, and for stored slots at a start.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from txstream.api.errors import UsageError
+from txstream.api.topology import Topology
+from txstream.wording import counted
+
+log = logging.getLogger(__name__)
+
+
+class Slots:
+    """As declared, and as operators have changed them since.
+
+    They change in one step: `changed` is replaced, never modified, and every attempt reads it once, when it
+    starts. So an attempt in flight ends with the slots that it began with.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self.changed: Mapping[str, int] = {}
+        self._declared = {component.id: component.parallelism for component in topology.components}
+        self._tasks = {component.id: component.tasks for component in topology.components}
+        self._spout = topology.components[0].id
+
+    def restore(self, slots: Mapping[str, int]) -> None:
+        """Begin with the stored slots, as far as this code can have them."""
+        self.changed, ignored = fitting_scale(slots, self._now(), spout=self._spout)
+        for sentence in ignored:
+            log.warning("%s", sentence)
+
+    def change(self, slots: Mapping[str, int]) -> Mapping[str, int]:
+        """Put these into force; the slots that their components had until now. Raises UsageError."""
+        now = self._now()
+        granted = check_scale(slots, now, spout=self._spout)
+        self.changed = {**self.changed, **granted}
+        before = {component: now[component][0] for component in granted}
+        for component, count in sorted(granted.items()):
+            log.info("component %r: %d slots, until now %d", component, count, before[component])
+        return before
+
+    def tell_changed(self) -> None:
+        """Log which components have other slots than their code says."""
+        for component, count in sorted(self.changed.items()):
+            declared = self._declared[component]
+            if count != declared:
+                log.warning(
+                    "component %r has %d slots, as asked by `txstream scale`, not its parallelism of %d",
+                    component, count, declared,
+                )  # fmt: skip
+
+    def _now(self) -> dict[str, tuple[int, int]]:
+        return {
+            component: (self.changed.get(component, slots), self._tasks[component])
+            for component, slots in self._declared.items()
+        }
+
+
+def check_scale(
+    slots: Mapping[str, int], components: Mapping[str, tuple[int, int]], *, spout: str | None = None
+) -> dict[str, int]:
+    """The slots asked for, when each of them can be had. `components` maps a component to its slots and
+    tasks now; `spout` is the one among them whose tasks are its parallelism. Called on the driver, once per
+    request.
+
+    Raises UsageError, a sentence for each that cannot: an unknown component, fewer slots than one, more slots
+    than tasks.
+    """
+    problems = [_problem(component, count, components, spout) for component, count in sorted(slots.items())]
+    found = [problem for problem in problems if problem is not None]
+    if found:
+        raise UsageError("; ".join(found))
+    if not slots:
+        raise UsageError("no component was named; say which, for example count=3")
+    return dict(slots)
+
+
+def fitting_scale(
+    slots: Mapping[str, int], components: Mapping[str, tuple[int, int]], *, spout: str | None = None
+) -> tuple[dict[str, int], list[str]]:
+    """Of the slots in force those that this code can have, and a sentence for each of the others.
+
+    Called on the driver when a leader starts: the code may have changed since the slots were asked for.
+    """
+    fitting: dict[str, int] = {}
+    sentences: list[str] = []
+    for component, count in sorted(slots.items()):
+        problem = _problem(component, count, components, spout)
+        if problem is None:
+            fitting[component] = count
+        else:
+            sentences.append(f"{component}={count} is ignored: {problem}")
+    return fitting, sentences
+
+
+def _problem(
+    component: str, count: int, components: Mapping[str, tuple[int, int]], spout: str | None
+) -> str | None:
+    if component not in components:
+        return f"there is no component {component!r}; there are {', '.join(sorted(components)) or 'none'}"
+    tasks = components[component][1]
+    if type(count) is not int or count < 1:
+        return f"component {component!r} cannot have {count!r} slots; it needs a whole number, 1 or more"
+    if count > tasks and component == spout:
+        return (
+            f"component {component!r} cannot have {count} slots: a spout has no tasks apart from them, so it "
+            f"has at most its parallelism of {tasks}; declare it with parallelism={count} and start it again"
+        )
+    if count > tasks:
+        return (
+            f"component {component!r} cannot have {count} slots, because it has "
+            f"{counted(tasks, 'task')}; declare it with .set_num_tasks({count}) and start it again"
+        )
+    return None

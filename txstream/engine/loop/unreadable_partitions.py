@@ -1,0 +1,81 @@
+"""Partitions that cannot be read: a new batch goes without them, a replay of a stored plan waits for them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from txstream.api.errors import BatchFailedError, ServiceUnavailableError
+from txstream.api.spouts import PartitionCoordinator, Unavailable
+from txstream.coordinator import EmitBatch
+from txstream.engine.loop.open_batches import Batches
+from txstream.engine.loop.outages import Waiting
+from txstream.engine.loop.workers import Lane
+from txstream.transaction import Txid
+from txstream.wording import in_order
+
+log = logging.getLogger(__name__)
+
+CHECK_SECONDS = 0.5
+_NAMED_PARTITIONS = 8
+
+
+class UnreadablePartitions:
+    """`left_out` has what the last plan could not read, with the reasons; `recheck` are stored plans that
+    must not begin before their partitions can be read: they were recovered, or have failed before."""
+
+    def __init__(
+        self, batches: Batches, spout: PartitionCoordinator[Any], waiting: Waiting, recheck: set[Txid]
+    ) -> None:
+        self.left_out: Mapping[str, str] = {}
+        self.recheck = recheck
+        self._batches = batches
+        self._spout = spout
+        self._waiting = waiting
+
+    def leave_out(self, unavailable: Mapping[str, str]) -> None:
+        """A plan goes without these: say so when it begins, and when one is back; not in every batch. Called
+        on the thread that plans."""
+        gone, back = unavailable.keys() - self.left_out.keys(), self.left_out.keys() - unavailable.keys()
+        self.left_out = unavailable
+        if gone:
+            reasons = "; ".join(sorted({unavailable[partition] for partition in gone}))
+            they = "it" if len(gone) == 1 else "they"
+            log.warning("batches go on without %s until %s can be read: %s", _listed(gone), they, reasons)
+        if back:
+            log.warning("batches have %s again", _listed(back))
+
+    def wait_for(self, emit: EmitBatch[Any], start: Callable[[EmitBatch[Any]], None]) -> None:
+        """Start a stored plan when all its partitions can be read; this is not the attempt's time."""
+        batches, key = self._batches, f"txid {emit.attempt.txid}"
+        because = f"{key} must hold the same tuples"
+        if not batches.is_active(emit.attempt):
+            self._waiting.drop(key)
+            return
+
+        def again(what: str, reason: object) -> None:
+            self._waiting.begin(key, what, reason, because)
+            batches.workers.after(CHECK_SECONDS, lambda: self.wait_for(emit, start))
+
+        def done(unreadable: Mapping[str, Unavailable]) -> None:
+            if unreadable:
+                again(_listed(unreadable), "; ".join(sorted({one.reason for one in unreadable.values()})))
+            else:
+                self._waiting.end(key)
+                start(emit)
+
+        def failed(error: BaseException) -> None:
+            if isinstance(error, (ServiceUnavailableError, BatchFailedError)):
+                again(f"the partitions of {key}", error)
+            else:
+                batches.fail_run(error)
+
+        batches.workers.submit(Lane.PLAN, lambda: self._spout.unreadable(emit.metas.partitions), done, failed)
+
+
+def _listed(partitions: Collection[str]) -> str:
+    """ "partitions lines/1, lines/3", cut where there are many."""
+    named = sorted(partitions, key=in_order)
+    more = f" and {len(named) - _NAMED_PARTITIONS:,} more" if len(named) > _NAMED_PARTITIONS else ""
+    return f"partition{'s' if len(named) > 1 else ''} {', '.join(named[:_NAMED_PARTITIONS])}{more}"

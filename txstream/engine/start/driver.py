@@ -1,0 +1,237 @@
+"""One driver of a topology, from its election to its last batch: put together here, and only here.
+
+What it reads from and writes to is given to it as `Services`: real ones in a run (`run_services`), others in
+a test and in the simulation. The order of a start is `Driver.start`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any, Protocol
+
+from txstream.api.errors import PartitionUnavailableError
+from txstream.api.spouts import PartitionCoordinator, SpoutContext
+from txstream.api.topology import Topology
+from txstream.batch_metas import MetaCodec
+from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
+from txstream.engine.batch.runner_contract import BatchRunner
+from txstream.engine.commit.bindings import map_bindings
+from txstream.engine.commit.committer import Committer, StateTarget
+from txstream.engine.fault_points import PointListener, nobody_listens
+from txstream.engine.loop.event_loop import EventLoop
+from txstream.engine.loop.open_batches import Watcher
+from txstream.engine.loop.outages import Waiting
+from txstream.engine.loop.workers import Workers
+from txstream.engine.report import RunReport
+from txstream.engine.start.identity import check_identity
+from txstream.engine.start.takeover import Takeover, take_up
+from txstream.state import FenceLockedError
+from txstream.transaction import Txid
+from txstream.zookeeper import ProgressStore, Requests
+
+RunnerFactory = Callable[[ExecutionPlan], BatchRunner]
+
+
+class Services(AbstractContextManager["Services"], Protocol):
+    """What a driver reads from and writes to; leaving the context closes all of it. The methods are called
+    in this order, each once but `locked`. `state` says what the driver does, for people."""
+
+    workers: Workers
+    state: str
+
+    def connect(self) -> Sequence[StateTarget]:
+        """The topology's databases, open and answering, once the progress store is reached too."""
+
+    def asked_before(self) -> Requests:
+        """What operators have asked so far. What they ask while this driver stands by is asked of it too."""
+
+    def context(self) -> SpoutContext:
+        """Addresses and deadlines for the source, on the driver and on executors."""
+
+    def lead(self, codec: MetaCodec[Any], plan: ExecutionPlan) -> ProgressStore:
+        """Be elected, and write to this from now on. What will run `plan` begins to start then; a standby
+        that is warm has started it, and opened the source, meanwhile."""
+
+    def open_source(self, context: SpoutContext) -> PartitionCoordinator[Any]:
+        """The source, asked from the driver."""
+
+    def start_engine(self) -> RunnerFactory:
+        """Wait for what runs batches."""
+
+    def locked(self, error: FenceLockedError) -> None:
+        """A frozen driver holds a fence: wait before a further try, or raise."""
+
+    def keep(self, runner: BatchRunner) -> BatchRunner:
+        """The runner that was made, to be closed at the end."""
+
+    def beside(self, loop: EventLoop) -> AbstractContextManager[object]:
+        """What goes on beside the batches, from the first to the last."""
+
+
+class Driver:
+    """One driver's turn. `run` is called once; `stop`, `abort` and the rest are for any thread.
+
+    `until_caught_up` ends it when the end of the log, as it is at the start, is committed; `until_txid` after
+    that txid. `loop`, and `goal` (that end of the log), are there once batches may run. `plan` is one
+    that was compiled before, `committer` what commits.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        services: Services,
+        *,
+        until_caught_up: bool = False,
+        until_txid: int | None = None,
+        warm_up_seconds: float = 0.0,
+        gather_seconds: float = 0.0,
+        listener: PointListener = nobody_listens,
+        watcher: Watcher | None = None,
+        capture: bool = False,
+        plan: ExecutionPlan | None = None,
+        committer: type[Committer] = Committer,
+    ) -> None:
+        self.topology = topology
+        self.loop: EventLoop | None = None
+        self.goal: Mapping[str, Any] | None = None
+        self.taken: Takeover | None = None
+        self.waiting = Waiting(services.workers.pause)
+        self._services = services
+        self._until_caught_up = until_caught_up
+        self._until_txid = until_txid
+        self._warm_up_seconds = warm_up_seconds
+        self._gather_seconds = gather_seconds
+        self._listener = listener
+        self._watcher = watcher
+        self._capture = capture
+        self._plan = plan
+        self._committer = committer
+        self._stopped = threading.Event()
+
+    @property
+    def state(self) -> str:
+        """What it is doing, for people."""
+        return self._services.state
+
+    @property
+    def is_told_to_stop(self) -> bool:
+        return self._stopped.is_set()
+
+    def stop(self) -> None:
+        """End between two batches."""
+        self._stopped.set()
+        if self.loop is None:
+            self._services.workers.interrupt()
+        else:
+            self.loop.stop()
+
+    def abort(self) -> None:
+        """End at once, as a crash would; the next run recovers."""
+        self._stopped.set()
+        self._services.workers.interrupt()
+        if self.loop is not None:
+            self.loop.abort()
+
+    def run(self) -> RunReport | None:
+        """The whole turn. Raises what ended it; None when it was stopped before its first batch."""
+        with self._services as services:
+            loop = self.start()
+            if loop is None or self.is_told_to_stop:
+                return None
+            started = time.monotonic()
+            services.state = "running"
+            with services.beside(loop):
+                loop.run()
+            return self._report(loop, time.monotonic() - started)
+
+    def start(self) -> EventLoop | None:
+        """Everything before the first batch, in the order that makes it safe; None when it was stopped.
+
+        A bolt that cannot be shipped is told before anything. Then the election, so that a standby waits
+        without writing anything; Spark starts beside what follows it. Then the source and Spark, so that a
+        run whose topic or cluster is not there leaves nothing behind; then identity, tables, epoch, fences
+        and recovery (`take_up`). An id that stands for something else is told without waiting for Spark.
+        """
+        topology, services = self.topology, self._services
+        codec: MetaCodec[Any] = MetaCodec(topology.spout.source.meta_type)
+        targets = services.connect()
+        asked_before = services.asked_before()
+        context = services.context()
+        plan = self._plan or compile_topology(topology, context, uuid.uuid4().hex, capture=self._capture)
+        store = services.lead(codec, plan)
+        if self.is_told_to_stop:
+            return None
+        check_identity(topology, store)
+        spout = services.open_source(context)
+        if self.is_told_to_stop:
+            return None
+        create_runner = services.start_engine()
+        if self.is_told_to_stop:
+            return None
+        services.state = "recovering"
+        last_txid = None if self._until_txid is None else Txid(self._until_txid)
+        taken = self.taken = take_up(
+            topology,
+            store,
+            targets,
+            codec,
+            locked=services.locked,
+            last_txid=last_txid,
+            asked_before=asked_before,
+        )
+        if self._until_caught_up:
+            self.goal = self.waiting.until("the end of the log", spout.targets, PartitionUnavailableError)
+        bindings = map_bindings(topology, taken.identity.uuid, targets)
+        runner = services.keep(create_runner(replace(plan, bindings=bindings)))
+        progress = taken.resume.progress
+        committer = self._committer(
+            topology,
+            taken.identity.uuid,
+            targets,
+            wait_for=self.waiting.until,
+            committed_by={Txid(progress.current - 1): progress.committed_by},
+        )
+        self.loop = EventLoop(
+            topology,
+            taken.coordinator,
+            spout,
+            store,
+            runner,
+            committer,
+            services.workers,
+            self.waiting,
+            taken.steering,
+            targets=self.goal,
+            until_txid=self._until_txid,
+            warm_up_seconds=self._warm_up_seconds,
+            gather_seconds=self._gather_seconds,
+            listener=self._listener,
+            watcher=self._watcher,
+        )
+        return self.loop
+
+    def _report(self, loop: EventLoop, seconds: float) -> RunReport:
+        topology, taken, statistics = self.topology, self.taken, loop.statistics
+        assert taken is not None
+        return RunReport(
+            topology=topology.id,
+            uuid=taken.identity.uuid,
+            semantics=str(topology.semantics),
+            epoch=taken.epoch,
+            first_txid=statistics.first_txid,
+            last_txid=taken.coordinator.current - 1,
+            batches=statistics.batches,
+            records=statistics.records,
+            failed_attempts=statistics.failed_attempts,
+            replayed_attempts=statistics.replayed_attempts,
+            recovered_batches=statistics.recovered_batches,
+            seconds=round(seconds, 3),
+            caught_up=loop.caught_up,
+            failure_reasons=dict(statistics.failure_reasons),
+            stopped_by=taken.steering.stopped_by,
+        )

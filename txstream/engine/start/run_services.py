@@ -1,0 +1,278 @@
+"""What a run's driver reads from and writes to: ZooKeeper, databases, the source, Spark.
+
+Invariant: what was opened is closed at the end, in the opposite order, however far a start has come.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self
+
+from txstream.api.bolts import DataFrameBolt
+from txstream.api.errors import (
+    TxstreamError,
+    UsageError,
+)
+from txstream.api.spouts import PartitionCoordinator, SpoutContext
+from txstream.api.topology import Topology
+from txstream.api.tracked_builder import TrackedTopology
+from txstream.batch_metas import MetaCodec
+from txstream.engine.batch.execution_plan import ExecutionPlan
+from txstream.engine.batch.runner_contract import BatchRunner
+from txstream.engine.commit.committer import StateTarget, state_targets
+from txstream.engine.loop.leadership_watch import Abortable, watch_leadership
+from txstream.engine.loop.ledger_pruning import LedgerPruner
+from txstream.engine.loop.outages import RunAbortedError
+from txstream.engine.loop.workers import ThreadWorkers, Workers
+from txstream.engine.start.driver import RunnerFactory
+from txstream.engine.start.warm_standby import Readiness
+from txstream.settings import COLD, WARM, Settings
+from txstream.state import FenceLockedError, StateBackend, open_database
+from txstream.zookeeper import Leadership, ProgressStore, Requests, ZooKeeper, ZooKeeperProgress
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from txstream.engine.spark.engine import SparkEngine
+
+log = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 0.5
+
+
+class RunServices:
+    """`Services` of a run. `spark` is a session of the user's; with a `runner_factory` there is no Spark."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        settings: Settings,
+        *,
+        spark: SparkSession | None = None,
+        wait_for_leadership: bool = True,
+        runner_factory: RunnerFactory | None = None,
+    ) -> None:
+        # A cancelled job may hold its thread for seconds, beside its successor.
+        in_flight = 1 if isinstance(topology, TrackedTopology) else topology.max_spout_pending
+        self.workers: Workers = ThreadWorkers(jobs=2 * in_flight + 2)
+        self.state = "starting"
+        self._topology = topology
+        self._settings = settings
+        self._wait_for_leadership = wait_for_leadership
+        self._stack = contextlib.ExitStack()
+        self._targets: Sequence[StateTarget] = ()
+        self._source: PartitionCoordinator[Any] | None = None
+        self._engine: SparkEngine | None = None
+        self._engine_state = "starting Spark"
+        self._is_engine_awaited = False
+        # Spark starts beside the rest. An empty job to warm its workers would only hold up the first batch.
+        self._beside = concurrent.futures.ThreadPoolExecutor(1, "txstream-spark")
+        self._starting: concurrent.futures.Future[None] | None = None
+        self._create_runner = runner_factory or self._make_engine(spark).create_runner
+
+    def connect(self) -> Sequence[StateTarget]:
+        settings = self._settings
+        self._connecting_to(f"ZooKeeper at {settings.require_zookeeper()}")
+        self._zookeeper = ZooKeeper(
+            settings.require_zookeeper(),
+            connect_timeout_seconds=settings.connect_timeout_seconds,
+            session_timeout_seconds=settings.session_timeout_seconds,
+        )
+        self._zookeeper.start()
+        self._stack.callback(self._zookeeper.close)
+        if settings.uses_default_database:
+            settings.make_data_dir()
+        self._targets = state_targets(
+            self._topology,
+            settings.database_url(),
+            self._open_database,
+            connect_timeout_seconds=settings.connect_timeout_seconds,
+        )
+        for target in self._targets:
+            self._connecting_to(f"database {target.database.url_for_people}")
+            target.database.check()
+        return self._targets
+
+    def asked_before(self) -> Requests:
+        return self._zookeeper.requests(self._topology.id).read()
+
+    def lead(self, codec: MetaCodec[Any], plan: ExecutionPlan) -> ProgressStore:
+        zookeeper, topology_id = self._zookeeper, self._topology.id
+        if self._engine is not None:
+            self._stack.push(self._engine)
+            self._stack.callback(self._give_up_engine)
+        is_warm = self._wait_for_leadership and self._settings.standby == WARM
+        readiness = Readiness(self._steps(plan) if is_warm else {}, self.workers.pause, self._tell_ready)
+        self._stack.callback(readiness.end)
+        self._leadership = Leadership(zookeeper, topology_id, WARM if is_warm else COLD)
+        self.state = "waiting for the present leader"
+        self._leadership.acquire(
+            wait=self._wait_for_leadership, should_stop=self._is_interrupted, waiting=self._warn
+        )
+        self._stack.callback(self._leadership.release)
+        readiness.end()
+        if self._engine is not None and not self.workers.is_interrupted:
+            self._starting = self._beside.submit(self._on_engine, self._engine.start)
+        # A resumed process may get here long after it was elected; from here on the epoch decides.
+        self._store = ZooKeeperProgress(
+            zookeeper, topology_id, codec, waiting=self._warn, should_stop=self._is_interrupted
+        )
+        return self._store
+
+    def _steps(self, plan: ExecutionPlan) -> dict[str, Callable[[], object]]:
+        """What a warm standby keeps ready."""
+        steps: dict[str, Callable[[], object]] = {}
+        if not plan.fed:
+            steps["the source"] = partial(self.open_source, plan.context)
+        if self._engine is not None:
+            steps["Spark"] = partial(self._on_engine, partial(self._engine.keep_warm, plan))
+        for target in self._targets:
+            steps[f"database {target.database.url_for_people}"] = target.database.check
+        return steps
+
+    def _tell_ready(self) -> None:
+        self.state = "standing by, ready to take over"
+        self._warn(f"topology {self._topology.id!r}: this standby is warm, ready to take over")
+
+    def context(self) -> SpoutContext:
+        return source_context(self._topology, self._settings)
+
+    def open_source(self, context: SpoutContext) -> PartitionCoordinator[Any]:
+        if self._source is None:
+            self._connecting_to(f"the source of {context.component!r}")
+            self._source = self._topology.spout.source.coordinator(context)
+            self._stack.callback(self._source.close)
+        return self._source
+
+    def start_engine(self) -> RunnerFactory:
+        if self._starting is not None:
+            self.state = self._engine_state
+            self._is_engine_awaited = True
+            self._starting.result()
+        return self._create_runner
+
+    def _give_up_engine(self) -> None:
+        """End a start that is under way. A process that was started for it ends."""
+        self.workers.interrupt()
+        self._beside.shutdown(wait=False, cancel_futures=True)
+        if self._starting is not None:
+            concurrent.futures.wait([self._starting])
+
+    def keep(self, runner: BatchRunner) -> BatchRunner:
+        self._stack.callback(runner.close)
+        return runner
+
+    def locked(self, error: FenceLockedError) -> None:
+        """A frozen driver holds the fence inside its transaction: its end, or the database's, frees it."""
+        self.state = f"waiting for a lock: {error}"
+        self._warn(str(error))
+        if self.workers.pause(_RETRY_SECONDS):
+            raise RunAbortedError("the run was stopped while another driver held the fence") from error
+
+    @contextlib.contextmanager
+    def beside(self, loop: Abortable) -> Iterator[None]:
+        """Old rows of the ledgers go, and the leadership is watched."""
+        timeout_seconds = self._settings.connect_timeout_seconds
+        watch = threading.Thread(target=self.watch, args=(loop,), name="txstream-leader", daemon=True)
+        watch.start()
+        databases = [target.database for target in self._targets]
+        pruner = LedgerPruner(self._topology.id, databases, self._settings.keep)
+        pruner.start()
+        try:
+            yield
+        finally:
+            self.state = "stopping"
+            self.workers.interrupt()
+            pruner.stop(timeout_seconds)
+            watch.join(timeout_seconds)
+
+    def __enter__(self) -> Self:
+        self._stack.__enter__()
+        return self
+
+    def __exit__(self, *raised: Any) -> bool | None:
+        return self._stack.__exit__(*raised)
+
+    def watch(self, loop: Abortable) -> None:
+        """Until the run ends: Spark must be there, and this must be the leader."""
+        check_engine = self._engine.check if self._engine is not None else lambda: None
+        watch_leadership(
+            self._leadership,
+            self._store,
+            self.workers,
+            loop,
+            check_engine=check_engine,
+            waiting=self._warn,
+        )
+
+    def _is_interrupted(self) -> bool:
+        return self.workers.is_interrupted
+
+    def _warn(self, message: str) -> None:
+        log.warning("%s", message)
+
+    def _connecting_to(self, what: str) -> None:
+        self.state = f"connecting to {what} (up to {self._settings.connect_timeout_seconds:g} s)"
+
+    def _open_database(self, url: str) -> StateBackend:
+        database = open_database(
+            url,
+            connect_timeout_seconds=self._settings.connect_timeout_seconds,
+            message_timeout_seconds=self._topology.message_timeout_seconds,
+        )
+        self._stack.callback(database.close)
+        if not database.outlives_process:
+            raise UsageError(
+                f"database {database.url_for_people} forgets everything when the driver ends, while the "
+                f"topology's progress stays in ZooKeeper; it is for tests (txstream.testing): give the "
+                f"run another one, for example sqlite:///state.db"
+            )
+        return database
+
+    def _make_engine(self, spark: SparkSession | None) -> SparkEngine:
+        from txstream.engine.spark.engine import SparkEngine
+        from txstream.engine.spark.session import JAVA_OPTIONS, worker_settings
+
+        topology, conf = self._topology, dict(self._settings.spark_conf)
+        if spark is None:
+            slots = max(component.parallelism for component in topology.components)
+            if any(isinstance(bolt.instance, DataFrameBolt) for bolt in topology.bolts):
+                conf = {"spark.driver.extraJavaOptions": JAVA_OPTIONS, **conf}  # what Java does itself counts
+            conf = {**worker_settings(topology.workers, slots, self._settings.master), **conf}
+
+        def tell_state(state: str) -> None:
+            self._engine_state = state
+            if self._is_engine_awaited:
+                self.state = state
+
+        self._engine = SparkEngine(
+            *(self._settings, f"txstream {topology.id}", conf, spark),
+            pause=self.workers.pause,
+            tell_state=tell_state,
+        )
+        return self._engine
+
+    def _on_engine(self, start: Callable[[], object]) -> None:
+        """Whatever fails in a start that was stopped, fails because of that."""
+        try:
+            start()
+        except TxstreamError as error:
+            if self.workers.is_interrupted:
+                raise RunAbortedError("the run was stopped while Spark started") from error
+            raise
+
+
+def source_context(topology: Topology, settings: Settings) -> SpoutContext:
+    """What a topology's source is told of where it is."""
+    return SpoutContext(
+        topology_id=topology.id,
+        component=topology.components[0].id,
+        addresses=settings.addresses(),
+        fetch_timeout_seconds=settings.fetch_timeout_seconds,
+        connect_timeout_seconds=settings.connect_timeout_seconds,
+    )

@@ -1,0 +1,69 @@
+"""What a driver that stands by warm keeps ready for the moment in which it is elected."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+
+from txstream.engine.loop.outages import RunAbortedError, Waiting
+
+TURN_SECONDS = 20.0  # Spark ends Python workers that have had nothing to do for a minute
+_POLL_SECONDS = 0.1
+_END_SECONDS = 10.0
+
+
+class Readiness:
+    """Takes the steps, one after the other and again every 20 s, on a thread of its own, until `end`.
+
+    A step makes something ready, or sees that it still is. One that fails is logged once and taken again in
+    the next turn: what is away does not end a standby. What is not ready at the election is made ready then,
+    as a cold standby does it, and raises what that raises. `pause` answers True when the run is to end;
+    `tell_ready` is called when all is ready, and again when it is so again.
+    """
+
+    def __init__(
+        self,
+        steps: Mapping[str, Callable[[], object]],
+        pause: Callable[[float], bool],
+        tell_ready: Callable[[], None],
+    ) -> None:
+        self.is_ready = False
+        self._steps = steps
+        self._pause = pause
+        self._tell_ready = tell_ready
+        self._ended = threading.Event()
+        self._waiting = Waiting(pause)
+        self._thread = threading.Thread(target=self._main, name="txstream-ready", daemon=True)
+        if steps:
+            self._thread.start()
+
+    def end(self) -> None:
+        """Take no further step. Blocks while one is being taken; for a moment only when the run is to end."""
+        self._ended.set()
+        while self._thread.is_alive() and not self._pause(0):
+            self._thread.join(_POLL_SECONDS)
+        if self._thread.is_alive():
+            self._thread.join(_END_SECONDS)
+
+    def _main(self) -> None:
+        with contextlib.suppress(RunAbortedError):
+            while not self._ended.is_set():
+                self._take_steps()
+                self._ended.wait(TURN_SECONDS)
+
+    def _take_steps(self) -> None:
+        for what, step in self._steps.items():
+            if self._ended.is_set():
+                return
+            try:
+                step()
+            except RunAbortedError:
+                raise
+            except Exception as error:  # noqa: BLE001 - a leader's start raises it again
+                self._waiting.begin(what, what, error)
+            else:
+                self._waiting.end(what)
+        was_ready, self.is_ready = self.is_ready, not self._waiting.waits
+        if self.is_ready and not was_ready:
+            self._tell_ready()

@@ -1,0 +1,240 @@
+"""Committed batches run again, dry: exactly the ledger's ranges, through the bolts of the processing phase.
+
+Invariants. Nothing of the topology's is written: no fence, no ledger, no table, nothing in ZooKeeper, which
+is not even asked. So it needs no leader, and may run beside one. Bolts of the commit phase are not run: they
+may change what is outside, and read states as they were before the batch, which is not kept anywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from txstream.api.bolts import StateCommitter
+from txstream.api.errors import (
+    DataLostError,
+    PartitionUnavailableError,
+    StateTableError,
+    TxstreamError,
+    UsageError,
+)
+from txstream.api.spouts import PartitionCoordinator, SpoutContext
+from txstream.batch_metas import BatchMetas
+from txstream.digests import TableDigest
+from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
+from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
+from txstream.engine.commit.committer import merged_deltas
+from txstream.inspect.databases import Databases, for_people, topology_databases, with_states_of
+from txstream.inspect.fsck_source import asked
+from txstream.inspect.ledgers import COMMITTED, no_such_txid
+from txstream.inspect.tables import place_of_table
+from txstream.settings import Settings
+from txstream.transaction import TransactionAttempt, Txid
+
+if TYPE_CHECKING:
+    from txstream.api.topology import Topology
+    from txstream.state import BatchRecord, StateBackend
+
+_JOBS_AT_ONCE = 4
+
+
+@dataclass(frozen=True)
+class DryBatch:
+    """A committed batch as the ledgers have it. `metas` is what it read; `digests` are by database and
+    table."""
+
+    attempt: TransactionAttempt
+    metas: BatchMetas[Any]
+    records: int
+    digests: Mapping[tuple[str, str], TableDigest]
+
+
+@dataclass(frozen=True)
+class ReplayedTable:
+    """A state table whose deltas a dry run makes."""
+
+    name: str
+    component: str
+    bolt: StateCommitter
+    database: StateBackend | None
+
+    def deltas(self, result: BatchResult) -> pa.Table:
+        """What a batch adds to it, every key once."""
+        return merged_deltas(self.component, self.bolt, [result])
+
+    def written_in(self, batch: DryBatch) -> TableDigest | None:
+        """What the batch has added to it; None where the ledger does not say."""
+        if self.database is None:
+            return None
+        return batch.digests.get((self.database.url_for_people, self.name))
+
+
+@dataclass(frozen=True)
+class DryRuns:
+    """One topology's code, its databases and its source. `left_out` are the tables that the commit phase
+    fills; `small` is the runner for parts of a batch, which are not worth Spark."""
+
+    topology: Topology
+    settings: Settings
+    databases: Databases
+    plan: ExecutionPlan
+    runner: BatchRunner
+    small: BatchRunner
+    coordinator: PartitionCoordinator[Any]
+    jobs_at_once: int = 1
+
+    def tables(self) -> list[ReplayedTable]:
+        """The state tables whose deltas a dry run makes."""
+        several = len(self.databases.opened) > 1
+        found = []
+        for component, bolt in self._committers(below_committer=False):
+            url = (bolt.state.url or self.settings.database_url()) if several else None
+            wanted = None if url is None else for_people(url)
+            database = None
+            with contextlib.suppress(StateTableError):  # a state in this code that no run has joined yet
+                database = place_of_table(self.topology.id, bolt.state.table, self.databases, wanted)
+            found.append(ReplayedTable(bolt.state.table, component, bolt, database))
+        return found
+
+    @property
+    def left_out(self) -> list[str]:
+        below = [bolt.state.table for _, bolt in self._committers(below_committer=True)]
+        return sorted([*below, *(use.state.table for use in self.topology.map_states)])
+
+    def _committers(self, *, below_committer: bool) -> Iterator[tuple[str, StateCommitter]]:
+        for component in self.topology.bolts:
+            bolt = component.instance
+            if isinstance(bolt, StateCommitter) and component.below_committer is below_committer:
+                yield component.id, bolt
+
+    def batch(self, txid: int) -> DryBatch:
+        """Raises UnknownTxidError for a txid that is not in the ledger, UsageError for one that is not
+        committed, CorruptStateError for ranges that are not of the code's source."""
+        rows: dict[str, BatchRecord] = {}
+        for database in self.databases.opened:
+            row = database.batch(self.topology.id, txid)
+            if row is not None:
+                rows[database.url_for_people] = row
+        if not rows:
+            raise no_such_txid(self.topology.id, txid, self.databases.opened)
+        if any(row.status != COMMITTED for row in rows.values()):
+            raise UsageError(
+                f"txid {txid} is not committed yet, so there is nothing to compare a replay with"
+            )
+        row = next(iter(rows.values()))
+        where = f"ledger of topology {self.topology.id!r}, txid {txid}"
+        return DryBatch(
+            TransactionAttempt(Txid(txid), row.attempt),
+            self.plan.codec().decode(row.metas, where),
+            row.tuples,
+            {
+                (place, table): TableDigest.from_document(document)
+                for place, one in rows.items()
+                for table, document in one.details.get("digests", {}).items()
+            },
+        )
+
+    def require(self, batch: DryBatch) -> None:
+        """Raises DataLostError when a range of the batch is gone, PartitionUnavailableError when one cannot
+        be read now. Asked before it is read: a source that skips what it has lost would not say so."""
+        answers = asked(batch.metas.partitions, self.coordinator.unreadable)
+        txid = batch.attempt.txid
+        for answer in answers.values():
+            if isinstance(answer, DataLostError):
+                raise DataLostError(f"txid {txid} cannot be replayed: {answer}") from answer
+        for partition, answer in answers.items():
+            raise PartitionUnavailableError(
+                f"txid {txid} cannot be replayed now: partition {partition} cannot be read: {answer.reason}"
+            )
+
+    def run(self, batch: DryBatch, partitions: Mapping[str, Any] | None = None) -> BatchResult:
+        """Process a batch, or only these ranges of it. Raises what an attempt fails with."""
+        if partitions is None:
+            return self.runner.run(batch.attempt, batch.metas)
+        return self.small.run(batch.attempt, BatchMetas(partitions))
+
+    def replayed(self, txids: Iterable[int]) -> Iterator[tuple[DryBatch, BatchResult]]:
+        """Each of these batches, run again, in this order; on Spark, several at once. Raises as `batch`,
+        `require` and `run`, once the batches before it were given out."""
+        left = iter(txids)
+        while chunk := list(itertools.islice(left, self.jobs_at_once)):
+            ready: list[DryBatch] = []
+            problem: TxstreamError | None = None
+            for txid in chunk:
+                try:
+                    ready.append(self.batch(txid))
+                    self.require(ready[-1])
+                except TxstreamError as error:
+                    problem = error
+                    del ready[chunk.index(txid) :]
+                    break
+            if len(ready) == 1:
+                yield ready[0], self.run(ready[0])
+            elif ready:
+                with ThreadPoolExecutor(len(ready), "txstream-replay") as pool:
+                    yield from zip(ready, pool.map(self.run, ready), strict=True)
+            if problem is not None:
+                raise problem
+
+
+@contextlib.contextmanager
+def dry_runs(
+    topology: Topology, settings: Settings | None, *, capture: bool = False, on_spark: bool = False
+) -> Iterator[DryRuns]:
+    """Open what dry runs need. Batches run in this process, which is ready at once, unless `on_spark` or a
+    DataFrame bolt wants Spark. With `capture`, results have the tuples of all components.
+
+    Raises UnknownTopologyError, ServiceUnavailableError.
+    """
+    settings = with_states_of((settings or Settings()).resolve(), topology)
+    context = SpoutContext(
+        topology_id=topology.id,
+        component=topology.components[0].id,
+        addresses=settings.addresses(),
+        fetch_timeout_seconds=settings.fetch_timeout_seconds,
+        connect_timeout_seconds=settings.connect_timeout_seconds,
+    )
+    with contextlib.ExitStack() as stack:
+        databases = stack.enter_context(topology_databases(settings, topology.id))
+        plan = compile_topology(topology, context, uuid.uuid4().hex, capture=capture)
+        coordinator = topology.spout.source.coordinator(context)
+        stack.callback(coordinator.close)
+        needs_spark = any(bolt.is_dataframe for bolt in plan.bolts)
+        runner = _on_spark(topology, settings, plan, stack) if on_spark or needs_spark else None
+        if runner is None or not needs_spark:
+            small = _in_this_process(plan)
+            stack.callback(small.close)
+        else:
+            small = runner
+        jobs_at_once = 1 if runner is None else _JOBS_AT_ONCE
+        yield DryRuns(topology, settings, databases, plan, runner or small, small, coordinator, jobs_at_once)
+
+
+def _in_this_process(plan: ExecutionPlan) -> BatchRunner:
+    from txstream.testing.inprocess import InProcessRunner
+
+    return InProcessRunner(plan)
+
+
+def _on_spark(
+    topology: Topology, settings: Settings, plan: ExecutionPlan, stack: contextlib.ExitStack
+) -> BatchRunner:
+    from txstream.engine.spark.engine import SparkEngine
+    from txstream.engine.spark.log import writable_spark_log
+
+    log_file = settings.spark_log or writable_spark_log(settings.log_dir, f"replay-{topology.id}")
+    settings = replace(settings, spark_log=log_file)
+    engine = SparkEngine(
+        settings, f"txstream replay {topology.id}", settings.spark_conf, pause=threading.Event().wait
+    )
+    runner = stack.enter_context(engine).create_runner(plan)
+    stack.callback(runner.close)
+    return runner

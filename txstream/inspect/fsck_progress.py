@@ -1,0 +1,322 @@
+"""What `fsck` says to what it has read: one small pure function per question.
+
+Each takes the snapshot and yields findings; a finding's remedy is a command wherever one exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+from txstream.api.errors import CorruptStateError, ProgressMismatchError, SchemaRevisionError, TxstreamError
+from txstream.batch_metas import MetaCodec
+from txstream.engine.start.recovery import AdoptPlan, AdvanceFirst, decide
+from txstream.inspect import fsck_tables as table_checks
+from txstream.inspect.databases import GRANT_REMEDY, upgrade_remedy
+from txstream.inspect.ledgers import part_of, range_of
+from txstream.inspect.records import Finding, Severity
+from txstream.inspect.snapshot import DatabasePart, Snapshot
+from txstream.semantics import Semantics
+from txstream.state import BatchRecord
+from txstream.state.fence_rules import shown_attempt
+from txstream.state.records import COMMITTED, AccessDeniedError, SchemaDamagedError
+from txstream.transaction import epoch_of
+from txstream.zookeeper.paths import remedy, znode_in
+
+ERROR, WARNING, NOTE = Severity.ERROR, Severity.WARNING, Severity.NOTE
+
+Findings = Iterator[Finding]
+_SHOWN = 5
+
+
+def recover_command(topology: str) -> str:
+    return f"txstream recover {topology} --from-ledger"
+
+
+def check_all(snapshot: Snapshot, codec: MetaCodec[Any], *, is_whole: bool = True) -> list[Finding]:
+    """Everything but the source. Without `is_whole` databases are missing, which is a finding already."""
+    checks: list[Callable[[Snapshot], Findings]] = [
+        _zookeeper,
+        _uuids,
+        _epochs,
+        _fences,
+        _ledgers,
+        table_checks.tables,
+    ]
+    found = [finding for check in checks for finding in check(snapshot)]
+    if is_whole:
+        found += table_checks.unknown_tables(snapshot)
+    found += _ledgers_of_one_batch(snapshot, codec)
+    found += _progress(snapshot, codec)
+    if snapshot.leader is not None:
+        found.append(
+            Finding("running", NOTE, "ZooKeeper", f"it is run by {snapshot.leader}", "nothing to mend")
+        )
+    return found
+
+
+# --- ZooKeeper -------------------------------------------------------------------------------------
+
+
+def _zookeeper(snapshot: Snapshot) -> Findings:
+    command = recover_command(snapshot.topology)
+    for error in (*snapshot.errors, *snapshot.other_errors):
+        path = znode_in(error)
+        mend = remedy(path, snapshot.topology)
+        yield Finding(
+            "zookeeper-unreadable", ERROR, path, str(error), mend, command if command in mend else None
+        )
+    if snapshot.identity is None and not snapshot.errors:
+        yield Finding(
+            "zookeeper-missing", ERROR, "ZooKeeper", "it knows nothing of this topology",
+            f"if this is the right ZooKeeper, rebuild it by `{command}`", command,
+        )  # fmt: skip
+
+
+def _uuids(snapshot: Snapshot) -> Findings:
+    known: dict[str, str] = {}
+    if snapshot.identity is not None:
+        known["ZooKeeper"] = snapshot.identity.uuid
+    known |= {db.url: db.uuid for db in snapshot.databases if db.uuid is not None}
+    if len(set(known.values())) > 1:
+        listed = ", ".join(f"{uuid} in {place}" for place, uuid in known.items())
+        yield Finding(
+            "other-uuid", ERROR, "ZooKeeper and databases",
+            f"the id stands for different topologies: uuid {listed}",
+            f"point at the places of one of them (--zookeeper, --database); one that is not wanted goes by "
+            f"`txstream delete {snapshot.topology} --uuid UUID`, with --drop-state its results, too",
+        )  # fmt: skip
+
+
+def _epochs(snapshot: Snapshot) -> Findings:
+    if snapshot.epoch is None or snapshot.identity is None:
+        return
+    for database in snapshot.databases:
+        epoch = 0 if database.fence is None else epoch_of(database.fence.attempt)
+        if epoch > snapshot.epoch:
+            yield Finding(
+                "epoch-behind", WARNING, database.url,
+                f"its fence is at epoch {epoch}, ZooKeeper at {snapshot.epoch}: ZooKeeper was restored from "
+                f"an older copy",
+                "the next `txstream run` claims an epoch above both",
+            )  # fmt: skip
+
+
+def _progress(snapshot: Snapshot, codec: MetaCodec[Any]) -> Findings:
+    """What a new leader would decide now."""
+    identity, progress = snapshot.identity, snapshot.progress
+    settled = [db for db in snapshot.databases if not db.is_joining]
+    ledgers = {db.url: db.last for db in settled if db.fence is not None and not db.errors}
+    if len(ledgers) != len(settled) or not ledgers:
+        return  # reported already; a decision over some of the ledgers would mean nothing
+    semantics = _semantics(snapshot)
+    if semantics is None or semantics is Semantics.NON_TRANSACTIONAL:
+        return
+    txids = {url: 0 if row is None else int(row.txid) for url, row in ledgers.items()}
+    if max(txids.values()) - min(txids.values()) > 1:
+        listed = ", ".join(f"{url} is at txid {txid}" for url, txid in txids.items())
+        yield Finding(
+            "databases-apart", ERROR, "databases",
+            f"they are more than one batch apart: {listed}",
+            "one of them was restored from an older copy: bring it up to date from its own backups and logs",
+        )  # fmt: skip
+        return
+    if identity is None or progress is None:
+        return
+    if snapshot.moved:
+        yield Finding(
+            "too-fast", NOTE, "ZooKeeper",
+            "it commits faster than ZooKeeper and ledgers can be read together; they were not compared",
+            "look again, or when it is stopped",
+        )  # fmt: skip
+        return
+    command = recover_command(snapshot.topology)
+    try:
+        decision = decide(snapshot.topology, semantics, progress, ledgers, codec)
+    except ProgressMismatchError as error:
+        old = [db.url for db in settled if db.is_behind_its_tables]
+        remedy = (
+            f"if the databases are right, or copies of one moment from which on they may be filled again, "
+            f"`{command}`"
+        )
+        if old:
+            remedy = f"restore ledger and tables of one moment in {', '.join(old)}; then look again"
+        yield Finding(
+            "progress-mismatch", ERROR, "ZooKeeper and ledgers",
+            str(error).partition(" `txstream fsck")[0],  # fsck is running already
+            remedy, None if old else command,
+        )  # fmt: skip
+        return
+    except TxstreamError as error:
+        yield Finding("ledger-unreadable", ERROR, "ledgers", str(error), "restore the row from a backup")
+        return
+    unfinished = ""
+    if isinstance(decision, AdvanceFirst):
+        unfinished = f"txid {decision.txid} is committed in every database, and ZooKeeper does not know yet"
+    elif isinstance(decision, AdoptPlan):
+        unfinished = f"the plan of txid {decision.txid} is in a ledger, and not in ZooKeeper"
+    elif decision.replays:
+        unfinished = f"txid {min(decision.replays)} is committed in part"
+    if unfinished:
+        remedy = (
+            "the driver that runs it is at it" if snapshot.leader else "the next `txstream run` settles it"
+        )
+        yield Finding("unfinished-commit", NOTE, "ledgers", unfinished, remedy)
+
+
+def _semantics(snapshot: Snapshot) -> Semantics | None:
+    if snapshot.identity is not None:
+        return snapshot.identity.semantics
+    return next((db.last.semantics for db in snapshot.databases if db.last is not None), None)
+
+
+# --- fences ----------------------------------------------------------------------------------------
+
+
+def _fences(snapshot: Snapshot) -> Findings:
+    command = recover_command(snapshot.topology)
+    for database in snapshot.databases:
+        fence = database.fence
+        if fence is None:
+            if not database.errors:
+                # The fence is what names the other databases.
+                unseen = table_checks.unseen_tables(snapshot)
+                more = f" --state-database URL (the database of {', '.join(unseen)})" if unseen else ""
+                yield Finding(
+                    "fence-missing", ERROR, database.url,
+                    "txstream_fence has no row of this topology, which has been run on it",
+                    f"if only the row was deleted, `{command}` makes it again{more}; if the database was "
+                    f"restored from an older copy, bring it up to date",
+                    f"{command} --state-database URL" if unseen else command,
+                )  # fmt: skip
+            continue
+        newest = max((row.attempt for row in database.rows), default=0)
+        # Non-transactional commits leave the fence where their leader has raised it to.
+        if newest > fence.attempt and _semantics(snapshot) is not Semantics.NON_TRANSACTIONAL:
+            yield Finding(
+                "fence-behind", ERROR, database.url,
+                f"the fence is at attempt {shown_attempt(fence.attempt)}, but the ledger has a batch by "
+                f"attempt {shown_attempt(newest)}: somebody has set it back",
+                "the next `txstream run` raises it above both, if ZooKeeper's epoch is; stop all drivers "
+                "before",
+            )  # fmt: skip
+        if not fence.identity:
+            yield Finding(
+                "fence-without-identity", NOTE, database.url,
+                "it was last run by a txstream that kept no identity here; `recover` would need the code",
+                "the next `txstream run` writes it",
+            )  # fmt: skip
+        elif snapshot.identity is not None and fence.identity.get("identity") != (
+            snapshot.identity.to_document()
+        ):
+            yield Finding(
+                "fence-identity", WARNING, database.url,
+                "the identity beside its fence is not the one in ZooKeeper",
+                "the next `txstream run` writes it again",
+            )  # fmt: skip
+
+
+# --- ledgers ---------------------------------------------------------------------------------------
+
+
+def _ledgers(snapshot: Snapshot) -> Findings:
+    for database in snapshot.databases:
+        for error in database.errors:
+            yield _unreadable(database, error)
+        strangers = {row.uuid for row in database.rows} - {database.uuid}
+        if strangers:
+            yield Finding(
+                "ledger-uuid", ERROR, database.url,
+                f"its ledger has rows of another life of this topology: uuid {', '.join(sorted(strangers))}",
+                "restore the ledger from a backup",
+            )  # fmt: skip
+        gaps = [(a.txid, b.txid) for a, b in pairwise(database.rows) if b.txid != a.txid + 1]
+        if gaps:
+            listed = ", ".join(f"{a} to {b}" for a, b in gaps[:_SHOWN])
+            yield Finding(
+                "ledger-gap", WARNING, database.url,
+                f"its ledger goes from txid {listed}: the rows between are missing",
+                "somebody has deleted them; runs do not need them",
+            )  # fmt: skip
+        yield from _ranges(snapshot, database)
+
+
+def _unreadable(database: DatabasePart, error: TxstreamError) -> Finding:
+    if isinstance(error, SchemaRevisionError):
+        remedy = upgrade_remedy(database.url)
+        return Finding("database-missing", ERROR, database.url, str(error), remedy)
+    if isinstance(error, AccessDeniedError):
+        return Finding("database-missing", ERROR, database.url, str(error), GRANT_REMEDY)
+    if isinstance(error, SchemaDamagedError):
+        return Finding(
+            "framework-damaged", ERROR, database.url, str(error),
+            "restore the table that is named from a backup of the moment of the state tables",
+        )  # fmt: skip
+    return Finding("ledger-unreadable", ERROR, database.url, str(error), "restore the row from a backup")
+
+
+def _ranges(snapshot: Snapshot, database: DatabasePart) -> Findings:
+    """Does each batch begin where the one before it ended? Where metas are offsets."""
+    if _semantics(snapshot) is Semantics.NON_TRANSACTIONAL:
+        return
+    found = []
+    for before, row in pairwise(row for row in database.rows if row.status == COMMITTED):
+        if row.txid == before.txid + 1:
+            found += list(_breaks(before, row))
+    if found:
+        more = f", and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+        yield Finding(
+            "ledger-ranges", ERROR, database.url,
+            f"batches do not follow each other: {'; '.join(found[:_SHOWN])}{more}",
+            "somebody has changed the ledger, or offsets were read twice or never: compare with a backup",
+        )  # fmt: skip
+
+
+def _breaks(before: BatchRecord, row: BatchRecord) -> Iterator[str]:
+    ends = {
+        name: range_of(name, meta).end
+        for part in ("carried", "partitions")
+        for name, meta in part_of(before.metas, part).items()
+    }
+    for name, meta in part_of(row.metas, "partitions").items():
+        here, end = range_of(name, meta), ends.get(name)
+        start = here.start if here.skipped_from is None else here.skipped_from
+        if start is not None and end is not None and start != end:
+            yield f"txid {before.txid} ends {name} at {end}, txid {row.txid} begins it at {start}"
+
+
+def _ledgers_of_one_batch(snapshot: Snapshot, codec: MetaCodec[Any]) -> Findings:
+    """One batch is one attempt with one set of ranges, in every database. The newest may be under way."""
+    semantics = _semantics(snapshot)
+    databases = [db for db in snapshot.databases if not db.is_joining]
+    if len(databases) < 2 or semantics is Semantics.NON_TRANSACTIONAL:
+        return
+    done = min((int(db.last.txid) if db.last else 0) for db in databases)
+    if snapshot.progress is not None:
+        done = min(done, snapshot.progress.current - 1)
+    first, *others = databases
+    known = {row.txid: row for row in first.rows if row.txid <= done}
+    for other in others:
+        differing = [
+            row.txid for row in other.rows if row.txid in known and not _is_same(row, known[row.txid], codec)
+        ]
+        if differing:
+            yield Finding(
+                "ledgers-differ", ERROR, f"{first.url} and {other.url}",
+                f"they have different attempts or ranges for txid {', '.join(map(str, differing[:_SHOWN]))}",
+                "one of them was changed, or restored beside the other: compare with backups",
+            )  # fmt: skip
+
+
+def _is_same(one: BatchRecord, other: BatchRecord, codec: MetaCodec[Any]) -> bool:
+    if one.attempt != other.attempt:
+        return False
+    if one.metas == other.metas:
+        return True
+    # A row of an older version may lack a new field, which has its default then.
+    where = f"ledger, txid {one.txid}"
+    try:
+        return codec.encode(codec.decode(one.metas, where)) == codec.encode(codec.decode(other.metas, where))
+    except CorruptStateError:
+        return False

@@ -1,0 +1,136 @@
+"""`fsck`: does everything that is stored of a topology fit together, and is its data still there to read?
+
+It only looks, and may look while the topology runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from txstream.api.errors import CorruptStateError
+from txstream.inspect.databases import (
+    UnknownTopologyError,
+    open_databases,
+    open_zookeeper,
+    with_states_of,
+)
+from txstream.inspect.fsck_progress import check_all
+from txstream.inspect.fsck_source import check_source, source_of
+from txstream.inspect.plain_metas import codec_of
+from txstream.inspect.records import Finding, FsckReport, MissingDatabase, Severity
+from txstream.inspect.snapshot import Depth, OpenStore, Snapshot, take
+from txstream.settings import Settings
+from txstream.wording import counted
+
+if TYPE_CHECKING:
+    from txstream.api.topology import Topology
+    from txstream.state import StateBackend
+    from txstream.zookeeper import Identity
+
+_WORST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
+
+
+def fsck(
+    topology_id: str, settings: Settings | None = None, *, topology: Topology | None = None
+) -> FsckReport:
+    """Compare ZooKeeper, the databases and the source of a topology. `topology` is its code: needed only for
+    a source that needs credentials, or that is not Kafka.
+
+    Raises UsageError without an address of ZooKeeper, ServiceUnavailableError when it cannot be reached,
+    UnknownTopologyError. A database that cannot be opened is a finding.
+    """
+    settings = with_states_of((settings or Settings()).resolve(), topology)
+    with (
+        open_zookeeper(settings) as zookeeper,
+        open_databases(settings, topology_id, strict=False) as databases,
+    ):
+        if not databases.opened and topology_id not in zookeeper.topologies():
+            raise UnknownTopologyError(topology_id)
+        return fsck_in(
+            topology_id,
+            partial(zookeeper.progress, topology_id),
+            databases.opened,
+            settings,
+            topology=topology,
+            missing=databases.missing,
+            leader=lambda: zookeeper.leader(topology_id),
+        )
+
+
+def fsck_in(
+    topology_id: str,
+    open_store: OpenStore,
+    databases: Sequence[StateBackend],
+    settings: Settings,
+    *,
+    topology: Topology | None = None,
+    missing: Sequence[MissingDatabase] = (),
+    leader: Callable[[], str | None] = lambda: None,
+) -> FsckReport:
+    """As `fsck`, over what is open."""
+    snapshot = take(
+        topology_id,
+        open_store,
+        databases,
+        leader=leader,
+        codec_for=lambda identity: codec_of(identity, topology),
+        depth=Depth.ALL,
+    )
+    known = snapshot.identity or _kept(snapshot)
+    codec = codec_of(known, topology)
+    if known is not None and known.is_tracked:
+        checked = f"ZooKeeper: tracked tuples, epoch {snapshot.epoch}; nothing else is kept of them"
+        return FsckReport(topology_id, (checked,), tuple(check_all(snapshot, codec, is_whole=False)))
+    source = source_of(known, topology, settings)
+    found = [_not_opened(one) for one in missing]
+    if not databases and not missing and snapshot.identity is not None:
+        found.append(_no_database())
+    found += check_all(snapshot, codec, is_whole=bool(databases) and not missing)
+    found += check_source(snapshot, source, codec, settings)
+    found.sort(key=lambda finding: _WORST_FIRST.index(finding.severity))
+    return FsckReport(topology_id, tuple(_checked(snapshot, asked=source is not None)), tuple(found))
+
+
+def _kept(snapshot: Snapshot) -> Identity | None:
+    """The identity beside a fence, when ZooKeeper has lost it."""
+    for database in snapshot.databases:
+        with contextlib.suppress(CorruptStateError):
+            if (found := database.identity()) is not None:
+                return found
+    return None
+
+
+def _not_opened(one: MissingDatabase) -> Finding:
+    return Finding("database-missing", Severity.ERROR, one.database, one.reason, one.remedy)
+
+
+def _no_database() -> Finding:
+    return Finding(
+        "database-missing", Severity.ERROR, "databases",
+        "none of those that were looked at knows the topology, though ZooKeeper does",
+        "give the database that it was run with by --database, and others by --state-database",
+    )  # fmt: skip
+
+
+def _checked(snapshot: Snapshot, *, asked: bool) -> list[str]:
+    progress = snapshot.progress
+    places = [
+        "ZooKeeper: nothing"
+        if snapshot.identity is None
+        else f"ZooKeeper: txid {progress.current - 1} committed last, epoch {snapshot.epoch}"
+        if progress is not None
+        else "ZooKeeper: progress cannot be read"
+    ]
+    for database in snapshot.databases:
+        last = database.last
+        state = "no batch" if last is None else f"txid {last.txid} {last.status}"
+        tables = len(database.tables or ())
+        places.append(
+            f"{database.url}: {state}, {counted(len(database.rows), 'ledger row')}, "
+            f"{counted(tables, 'state table')}"
+        )
+    places.append("source: stored plans and next places" if asked else "source: not asked")
+    return places

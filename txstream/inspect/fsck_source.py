@@ -1,0 +1,179 @@
+"""Can the source still give what the topology needs: stored plans, and the next place of each partition?
+
+The source's own coordinator is asked, as a run asks it; it only looks.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from txstream.api.errors import DataLostError, TxstreamError
+from txstream.api.spouts import PartitionCoordinator, PartitionedSpout, SpoutContext, Unavailable
+from txstream.batch_metas import BatchMetas, MetaCodec, is_empty
+from txstream.inspect.records import Finding, Severity
+from txstream.settings import Settings
+from txstream.transaction import Txid
+
+if TYPE_CHECKING:
+    from txstream.api.topology import Topology
+    from txstream.inspect.snapshot import Snapshot
+    from txstream.zookeeper import Identity
+
+KAFKA_SOURCE = "txstream.spouts.kafka.KafkaSource"
+_CERTAIN_SECONDS = 5.0
+_BETWEEN_SECONDS = 0.1
+
+
+def source_of(
+    identity: Identity | None, topology: Topology | None, settings: Settings
+) -> PartitionedSpout[Any] | None:
+    """The source to ask: the code's, else Kafka by the topics that the identity has; None when neither."""
+    if topology is not None:
+        source: PartitionedSpout[Any] = topology.spout.source
+        return source
+    if identity is None or identity.spout != KAFKA_SOURCE or not settings.kafka:
+        return None
+    from txstream.spouts.kafka import KafkaSource
+
+    return KafkaSource(identity.source.get("topics"), topic_pattern=identity.source.get("topic_pattern"))
+
+
+def check_source(
+    snapshot: Snapshot,
+    source: PartitionedSpout[Any] | None,
+    codec: MetaCodec[Any],
+    settings: Settings,
+) -> Iterator[Finding]:
+    """Findings about the source; one note when it cannot be asked."""
+    if source is None:
+        yield Finding(
+            "source-not-checked", Severity.NOTE, "source",
+            "whether its data is still there was not checked",
+            "give --kafka, or the topology's code by --topology MODULE:FACTORY",
+        )  # fmt: skip
+        return
+    context = SpoutContext(
+        snapshot.topology,
+        "fsck",
+        settings.addresses(),
+        settings.fetch_timeout_seconds,
+        settings.connect_timeout_seconds,
+    )
+    try:
+        coordinator = source.coordinator(context)
+    except TxstreamError as error:
+        yield Finding(
+            "source-unreachable", Severity.WARNING, "source", str(error),
+            "start or mend it; if it needs credentials, give the code by --topology MODULE:FACTORY",
+        )  # fmt: skip
+        return
+    try:
+        yield from _plans(snapshot, coordinator)
+        yield from _places(snapshot, coordinator, codec)
+    finally:
+        coordinator.close()
+
+
+def _plans(snapshot: Snapshot, coordinator: PartitionCoordinator[Any]) -> Iterator[Finding]:
+    """Stored plans of a transactional topology, which a replay reads again."""
+    progress = snapshot.progress
+    for txid, batch in sorted(progress.batches.items()) if progress is not None else ():
+        if progress is None or txid < progress.current:
+            continue
+        planned = {name: meta for name, meta in batch.metas.partitions.items() if not is_empty(meta)}
+        for name, answer in asked(planned, coordinator.unreadable).items():
+            if isinstance(answer, DataLostError):
+                yield Finding(
+                    "plan-lost", Severity.ERROR, f"partition {name}", f"stored plan of txid {txid}: {answer}",
+                    "a transactional batch cannot be repeated without it: start under a new id (--id)",
+                )  # fmt: skip
+            elif isinstance(answer, Unavailable):
+                yield _unavailable(name, answer)
+
+
+def _places(
+    snapshot: Snapshot, coordinator: PartitionCoordinator[Any], codec: MetaCodec[Any]
+) -> Iterator[Finding]:
+    """The place after the last planned batch, where the next one begins."""
+    metas = _last_planned(snapshot, codec)
+    if metas is None:
+        return
+    places = dict(metas.positions())
+    for name, answer in asked(places, lambda last: coordinator.plan(last, 1)).items():
+        if name not in places:
+            continue  # a partition that is new
+        skipped_from = getattr(answer, "skipped_from", None)
+        if isinstance(answer, DataLostError):
+            yield Finding(
+                "position-lost", Severity.ERROR, f"partition {name}", str(answer),
+                "what was not read is lost: go on behind the gap with on_data_loss='skip', or start under a "
+                "new id (--id)",
+            )  # fmt: skip
+        elif isinstance(answer, Unavailable):
+            yield _unavailable(name, answer)
+        elif skipped_from is not None:
+            yield Finding(
+                "position-skips", Severity.WARNING, f"partition {name}",
+                _gap(skipped_from, getattr(answer, "start", None)),
+                "nothing brings it back; the next batch records the gap",
+            )  # fmt: skip
+
+
+def _gap(skipped_from: int, start: int | None) -> str:
+    if start is not None and start < skipped_from:
+        return f"{skipped_from} is beyond the log, cut back or created again; the source goes on at {start}"
+    return f"what was at {skipped_from} to {'?' if start is None else start} is lost; the source skips it"
+
+
+def _last_planned(snapshot: Snapshot, codec: MetaCodec[Any]) -> BatchMetas[Any] | None:
+    if snapshot.progress is not None:
+        batches = snapshot.progress.batches
+        return batches[max(batches)].metas if batches else None
+    rows = [db.last for db in snapshot.databases if db.last is not None]
+    if not rows:
+        return None
+    newest = max(rows, key=lambda row: row.txid)
+    return codec.decode(newest.metas, f"ledger of topology {snapshot.topology!r}, txid {Txid(newest.txid)}")
+
+
+def asked(metas: Mapping[str, Any], ask: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> dict[str, Any]:
+    """What the source answers, by partition. It raises for the first one that is lost; each is then asked by
+    itself. Where it is not certain yet, it is asked again."""
+    deadline = time.monotonic() + _CERTAIN_SECONDS
+    pause = threading.Event()
+    while True:
+        answers = _once(metas, ask)
+        uncertain = any(
+            isinstance(answer, Unavailable) and "being checked" in answer.reason
+            for answer in answers.values()
+        )
+        if not uncertain or time.monotonic() >= deadline:
+            return answers
+        pause.wait(_BETWEEN_SECONDS)
+
+
+def _once(metas: Mapping[str, Any], ask: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> dict[str, Any]:
+    if not metas:
+        return {}
+    try:
+        return dict(ask(metas))
+    except DataLostError as error:
+        if len(metas) == 1:
+            return dict.fromkeys(metas, error)
+    answers: dict[str, Any] = {}
+    for name, meta in metas.items():
+        try:
+            answers |= {n: answer for n, answer in ask({name: meta}).items() if n == name}
+        except DataLostError as error:
+            answers[name] = error
+    return answers
+
+
+def _unavailable(name: str, answer: Unavailable) -> Finding:
+    return Finding(
+        "partition-unavailable", Severity.WARNING, f"partition {name}", answer.reason,
+        "whether its data is there is only known when it can be read again",
+    )  # fmt: skip

@@ -1,0 +1,164 @@
+"""The revision of the framework's own tables in a database: read, created, upgraded.
+
+Invariant: a database is at no revision (it has none of these tables) or at exactly one; a change holds the
+definitions' lock and is one transaction. MySQL and MariaDB commit each step by itself; there a table says
+that a change has begun, from before its first step until after its last, and the next holder of the lock that
+finds this table continues the change.
+
+Reading needs no script, nor does creating where that is part of a transaction: both work from a zip.
+Upgrading runs Alembic's scripts, which must be files on disk, and so does creating on MySQL and MariaDB,
+where it may have to go on with a change that was broken off. Alembic is imported only then: it costs as
+much start-up time as all of SQLAlchemy.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import io
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from sqlalchemy import Connection, inspect, text
+
+import txstream
+from txstream.api.errors import SchemaRevisionError
+from txstream.state.records import SchemaDamagedError
+from txstream.state.sql.framework_tables import HEAD, REVISIONS, VERSION_TABLE, metadata, version
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+_COMMIT_EACH_STEP = ("mysql", "mariadb")
+_UNFINISHED = "txstream_alembic_unfinished"
+
+
+def commits_each_step(connection: Connection) -> bool:
+    """Does this database commit each definition of a table by itself?"""
+    return connection.dialect.name in _COMMIT_EACH_STEP
+
+
+def read_revision(connection: Connection, database: str) -> str | None:
+    """The revision of the framework's tables; None when there are none, or not all of them yet.
+
+    Raises SchemaDamagedError when tables and version table contradict each other.
+    """
+    names = {VERSION_TABLE, _UNFINISHED, *metadata.tables}
+    present = sorted(names.intersection(inspect(connection).get_table_names()))
+    if _UNFINISHED in present:
+        return None
+    rows: list[str] = []
+    if VERSION_TABLE in present:
+        rows = list(connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalars())  # noqa: S608
+    tables = [name for name in present if name != VERSION_TABLE]
+    if not rows and not tables:
+        return None
+    if len(rows) != 1 or not tables:
+        raise SchemaDamagedError(
+            f"database {database}: {VERSION_TABLE} has {rows or 'no revision'}, and of txstream's tables "
+            f"there are {', '.join(tables) or 'none'}; restore what is missing, or drop them all"
+        )
+    return rows[0]
+
+
+def refuse_other_revision(revision: str, database: str) -> None:
+    """Raise SchemaRevisionError unless this is the revision that this txstream works with."""
+    if revision == HEAD:
+        return
+    if revision in REVISIONS:
+        raise SchemaRevisionError(
+            f"database {database}: txstream's tables are of revision {revision}, this txstream needs {HEAD}; "
+            f"type `txstream db upgrade` with the --database of this one"
+        )
+    raise _newer(revision, database)
+
+
+def create_or_check(connection: Connection, database: str) -> None:
+    """Bring a database without the framework's tables to the newest revision; refuse any other but that."""
+    revision = read_revision(connection, database)
+    if revision is not None:
+        refuse_other_revision(revision, database)
+    elif commits_each_step(connection):
+        _run_scripts(connection)
+    else:
+        metadata.create_all(connection, checkfirst=False)
+        version.create(connection)
+        connection.execute(version.insert().values(version_num=HEAD))
+
+
+def upgrade(connection: Connection, database: str) -> tuple[str | None, str]:
+    """Bring the tables to the newest revision: (what they were, what they are)."""
+    revision = _revision_to_upgrade(connection, database)
+    if revision != HEAD:
+        _run_scripts(connection)
+    return revision, HEAD
+
+
+def upgrade_sql(connection: Connection, database: str) -> tuple[str | None, str, str]:
+    """As `upgrade`, but nothing is changed: (what they are, what they would be, the statements)."""
+    if inspect(connection).has_table(_UNFINISHED):
+        raise SchemaRevisionError(
+            f"database {database}: an upgrade of txstream's tables was broken off, and what is left of it "
+            f"cannot be shown as statements; `txstream db upgrade` goes on with it"
+        )
+    revision = _revision_to_upgrade(connection, database)
+    statements = io.StringIO()
+    if revision != HEAD:
+        from alembic import command
+
+        command.upgrade(_config(connection, statements), f"{revision or 'base'}:{HEAD}", sql=True)
+    return revision, HEAD, statements.getvalue().strip()
+
+
+def _revision_to_upgrade(connection: Connection, database: str) -> str | None:
+    revision = read_revision(connection, database)
+    if revision is not None and revision not in REVISIONS:
+        raise _newer(revision, database)
+    return revision
+
+
+def _run_scripts(connection: Connection, *, to: str = HEAD) -> None:
+    from alembic import command
+
+    config = _config(connection)
+    if not commits_each_step(connection):
+        command.upgrade(config, to)
+        return
+    config.attributes["resuming"] = inspect(connection).has_table(_UNFINISHED)
+    # Some servers take no table without a primary key.
+    connection.execute(text(f"CREATE TABLE IF NOT EXISTS {_UNFINISHED} (revision VARCHAR(32) PRIMARY KEY)"))
+    command.upgrade(config, to)
+    connection.execute(text(f"DROP TABLE {_UNFINISHED}"))
+
+
+def _config(connection: Connection, output: TextIO | None = None) -> Config:
+    from alembic.config import Config
+
+    # Alembic announces each script at level INFO; what a user sees is the framework's own words.
+    logger = logging.getLogger("alembic")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.WARNING)
+    config = Config(output_buffer=output)
+    # The configuration is an ini file in memory, in which a percent sign must be doubled.
+    config.set_main_option("script_location", str(_script_folder()).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    config.attributes["connection"] = connection
+    return config
+
+
+def _script_folder() -> Path:
+    folder = importlib.resources.files("txstream.migrations")
+    if isinstance(folder, Path) and (folder / "env.py").is_file():
+        return folder
+    raise SchemaRevisionError(
+        "txstream's tables can only be upgraded here by an installed txstream, and this one runs from "
+        f"{folder}; type `txstream db upgrade` where it is installed, with the same --database"
+    )
+
+
+def _newer(revision: str, database: str) -> SchemaRevisionError:
+    return SchemaRevisionError(
+        f"database {database}: txstream's tables are of revision {revision}, which txstream "
+        f"{txstream.__version__} does not know (its newest is {HEAD}); use a newer txstream, one that knows "
+        f"revision {revision}"
+    )

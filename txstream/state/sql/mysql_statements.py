@@ -1,0 +1,202 @@
+"""The upsert of MySQL and MariaDB: one statement for a whole chunk.
+
+    INSERT INTO t (...) WITH txstream_delta (...) AS (VALUES ...)
+    SELECT ... FROM txstream_delta LEFT JOIN t ... ON DUPLICATE KEY UPDATE n = VALUES(n), ...
+
+The rules are computed by the SELECT, from the row as it is, and the rest only overwrites. In ON DUPLICATE
+KEY UPDATE itself they would be wrong: it assigns from left to right, so that a column reads what another
+was just given. It has no WHERE either: a row that may not be written gets a null for its txid, which the
+strict mode refuses, and with it the whole statement.
+
+Between reading a row and writing it nobody else writes it: the fence allows one attempt, in which each key
+has one task. State without transactions has no fence. There each column becomes what its own stored value
+and its delta make, so it is done in ON DUPLICATE KEY UPDATE after all, which reads the row with its lock.
+
+Measured on 10,000 keys this takes a fifth longer than a bare ON DUPLICATE KEY UPDATE, and is
+faster than JSON_TABLE and than a temporary table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+import pyarrow as pa
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Table,
+    and_,
+    bindparam,
+    case,
+    column as plain_column,
+    literal_column,
+    null,
+    or_,
+    select,
+    table as plain_table,
+)
+from sqlalchemy.dialects import mysql
+from sqlalchemy.exc import DBAPIError
+
+from txstream.api.errors import StateValueError
+from txstream.state.sql.dialect import StateDialect, Upsert, halved
+from txstream.state.sql.errors import driver_error
+
+_DELTA = "txstream_delta"
+_TXID = "txstream_txid"
+_CANNOT_BE_NULL = 1048
+_LONGEST_VALUE_BYTES = 64  # of a number or a time with its CAST; text and bytes come on top
+_LONGEST_RULES_BYTES = 10_000
+
+Update = Callable[[Any], tuple[dict[str, Any], Any]]
+
+
+class JoinedUpsert(Upsert):
+    chunk_rows: ClassVar[int] = 10_000
+
+    def __init__(self, dialect: StateDialect, table: Table, update: Update, packet_bytes: str) -> None:
+        self._dialect = dialect
+        self._table = table
+        self._packet_bytes = packet_bytes  # where the connection's info has its server's limit
+        written = [column for column in table.columns if "delta" in column.info or "key" in column.info]
+        self._names = [column.name for column in written]
+        self._row = f"({', '.join(_placeholder(column) for column in written)})"
+        self._txid = next((column.name for column in table.columns if "txid" in column.info), None)
+        self._joined = self._txid is not None
+        self._bound: list[tuple[str, Any]] = []  # what the tail has besides the rows, in its order
+        self._head, self._tail = self._joining(update) if self._joined else self._adding(update)
+
+    def _joining(self, update: Update) -> tuple[str, str]:
+        """The text before and after the rows: the new rows are computed, and overwrite."""
+        columns = self._table.c
+        delta: Any = plain_table(_DELTA, *(plain_column(name, columns[name].type) for name in self._names))
+        values = _values(self._table, delta, update)
+        same_key = and_(*(key == delta.c[key.name] for key in self._table.primary_key.columns))
+        rows = select(*values.values()).select_from(delta.outerjoin(self._table, same_key))
+        changes = [f"{_quoted(name)} = {_new(name)}" for name in values if not columns[name].primary_key]
+        return (
+            f"INSERT INTO {_quoted(self._table.name)} ({_listed(values)}) "
+            f"WITH {_DELTA} ({_listed(self._names)}) AS (VALUES ",
+            f") {self._text(rows)} ON DUPLICATE KEY UPDATE {', '.join(changes)}",
+        )
+
+    def _adding(self, update: Update) -> tuple[str, str]:
+        """The text before and after the rows: each column adds to itself."""
+        new = {
+            # SQLAlchemy doubles the percent signs of a literal column itself.
+            name: literal_column(_new(name).replace("%%", "%"), self._table.c[name].type)
+            for name in self._names
+        }
+        changes = [f"{_quoted(name)} = {self._text(change)}" for name, change in update(new)[0].items()]
+        return (
+            f"INSERT INTO {_quoted(self._table.name)} ({_listed(self._names)}) VALUES ",  # noqa: S608 - quoted
+            f" ON DUPLICATE KEY UPDATE {', '.join(changes)}",
+        )
+
+    def _text(self, clause: Any) -> str:
+        """SQL as the driver formats it; its parameters follow those of the clauses before."""
+        compiled = clause.compile(dialect=mysql.dialect(paramstyle="format"))
+        self._bound += [(name, compiled.params[name]) for name in compiled.positiontup or ()]
+        return str(compiled)
+
+    def execute(self, connection: Connection, deltas: pa.Table, txid: int) -> int:
+        limit = connection.info[self._packet_bytes]
+        for part in halved(deltas, lambda rows: _longest(rows) < limit):
+            if _longest(part) >= limit:
+                self._refuse_too_large(connection, part, txid, limit)
+            try:
+                connection.exec_driver_sql(*self._statement(connection, part, txid))
+            except DBAPIError as error:
+                if _is_null_txid(error, self._txid):
+                    return 0
+                raise
+        return int(deltas.num_rows)
+
+    def _statement(self, connection: Connection, deltas: pa.Table, txid: int) -> tuple[str, tuple[Any, ...]]:
+        dialect: Any = connection.dialect
+        row = f"ROW{self._row}" if self._joined and not dialect.is_mariadb else self._row
+        rows = ", ".join([row] * deltas.num_rows)
+        columns = [self._dialect.to_driver(deltas.column(name)) for name in self._names]
+        arguments = [value for values in zip(*columns, strict=True) for value in values]
+        arguments += [txid if name == _TXID else value for name, value in self._bound]
+        return f"{self._head}{rows}{self._tail}", tuple(arguments)
+
+    def _refuse_too_large(self, connection: Connection, deltas: pa.Table, txid: int, limit: int) -> None:
+        """The server would hang up instead of answering."""
+        driver: Any = connection.connection.driver_connection
+        with driver.cursor() as cursor:
+            size = len(cursor.mogrify(*self._statement(connection, deltas, txid)).encode())
+        if size >= limit:
+            key = ", ".join(
+                f"{column.name}={deltas.column(column.name)[0].as_py()!r:.100}"
+                for column in self._table.primary_key.columns
+            )
+            raise StateValueError(
+                f"table {self._table.name!r}, key {key}: its row takes a statement of {size} bytes, and the "
+                f"server's max_allowed_packet is {limit}; raise that, or keep less in a row"
+            )
+
+
+def _values(table: Table, delta: Any, update: Update) -> dict[str, Any]:
+    """The value of each column, by name: for a new row, and for an existing one."""
+    excluded = {name: delta.c[name] for name in delta.c.keys()}  # noqa: SIM118 - no mapping
+    txid = bindparam(_TXID, type_=BigInteger)
+    names = {column.name for column in table.columns if "txid" in column.info}
+    changes, condition = update({**excluded, **dict.fromkeys(names, txid)})
+    new = next(iter(table.primary_key.columns)).is_(None)
+    values: dict[str, Any] = {}
+    for column in table.columns:
+        if column.primary_key:
+            values[column.name] = delta.c[column.name]
+        elif "txid" in column.info:
+            allowed = new if condition is None else or_(new, condition)
+            values[column.name] = case((allowed, txid))
+        else:
+            created = delta.c[column.name] if "delta" in column.info else null()
+            values[column.name] = case((new, created), else_=changes[column.name])
+    return values
+
+
+def _placeholder(column: Column[Any]) -> str:
+    kind = str(column.type.compile(mysql.dialect()))
+    if kind.startswith("DATE"):
+        return f"CAST(%s AS {kind})"  # as text it would be compared as text
+    if kind.startswith(("DECIMAL", "NUMERIC")):
+        # A column of nulls alone has no type, so a stored value became text on its way, with a digit too few.
+        return f"CAST(%s AS {kind})"
+    if kind.startswith(("VARBINARY", "LONGBLOB")):
+        # MariaDB counts the bytes of a plain X'...' among VALUES in 16 bits and drops the others silently.
+        return "CAST(%s AS BINARY)"
+    return "%s"
+
+
+def _longest(deltas: pa.Table) -> int:
+    """An upper bound on the statement's bytes."""
+    # Escaped, each byte of text becomes two at most, and so does each byte in hexadecimal.
+    values = 2 * deltas.nbytes + _LONGEST_VALUE_BYTES * deltas.num_rows * deltas.num_columns
+    return int(values) + _LONGEST_RULES_BYTES
+
+
+def _is_null_txid(error: DBAPIError, txid: str | None) -> bool:
+    code, *words = driver_error(error).args or (None,)
+    return txid is not None and code == _CANNOT_BE_NULL and any(f"'{txid}'" in str(word) for word in words)
+
+
+_PREPARER = mysql.dialect(paramstyle="format").identifier_preparer
+
+
+def _quoted(name: str) -> str:
+    """A name as text that the driver formats: quoted, with its percent signs doubled."""
+    return _PREPARER.quote_identifier(name)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(_quoted(name) for name in names)
+
+
+def _new(name: str) -> str:
+    """In ON DUPLICATE KEY UPDATE: what would have been inserted. MySQL prefers an alias since 8.0.20, which
+    MariaDB does not know, and which is not faster."""
+    return f"VALUES({_quoted(name)})"

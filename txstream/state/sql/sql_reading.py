@@ -1,0 +1,225 @@
+"""`StateReading` over one transaction of a SQL database that sees one snapshot.
+
+Invariant: it only reads, and everything that it answers comes from that transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+from sqlalchemy import ColumnElement, Connection, Select, Table, and_, case, func, not_, null, or_, select
+
+from txstream.api.errors import StateTableError
+from txstream.api.schema import parse_schema
+from txstream.api.state import PREV_PREFIX, TXID_COLUMN
+from txstream.semantics import Semantics
+from txstream.state.declarations import Owner
+from txstream.state.reading import StateReading, StoredRow, StoredTable
+from txstream.state.records import COMMITTED, BatchRecord
+from txstream.state.sql import ledger, tables as state_tables
+from txstream.state.sql.dialect import StateDialect
+from txstream.state.sql.framework_tables import batch
+from txstream.transaction import Txid
+
+
+class SqlStateReading(StateReading):
+    """Over `connection`, whose transaction has begun; `database` is its URL without the password."""
+
+    def __init__(self, connection: Connection, dialect: StateDialect, database: str, topology: str) -> None:
+        self._connection = connection
+        self._dialect = dialect
+        self._database = database
+        self._topology = topology
+        rows = ledger.read_last(connection, topology, 1)
+        self._last = rows[0] if rows else None
+        self._as_of = Txid(0)
+        if self._last is not None and self._last.status == COMMITTED:
+            self._as_of = self._last.txid
+        elif self._last is not None:
+            committed = select(func.max(batch.c.txid)).where(
+                batch.c.topology == topology, batch.c.status == COMMITTED
+            )
+            self._as_of = Txid(connection.execute(committed).scalar_one() or 0)
+        self._owners = {owner.table: owner for owner in state_tables.owned_by(connection, topology)}
+
+    @property
+    def last(self) -> BatchRecord | None:
+        return self._last
+
+    @property
+    def as_of(self) -> Txid:
+        return self._as_of
+
+    def tables(self) -> list[StoredTable]:
+        return [self._stored(owner) for owner in self._owners.values()]
+
+    def count(self, table: str) -> int:
+        _, found = self._table(table)
+        query = select(func.count()).select_from(found)
+        hidden = self._created_since(found)
+        return self._number(query if hidden is None else query.where(not_(hidden)))
+
+    def find(self, table: str, key: Sequence[Any]) -> StoredRow | None:
+        stored, found = self._table(table)
+        if len(key) != len(stored.key):
+            raise StateTableError(
+                f"state table {table!r} has {len(stored.key)} key columns ({', '.join(stored.key.names)}), "
+                f"got {len(key)} values"
+            )
+        wanted = [
+            found.c[field.name]
+            == self._dialect.to_driver(pa.chunked_array([pa.array([value], field.type)]))[0]
+            for field, value in zip(stored.key, key, strict=True)
+        ]
+        rows = self._rows(stored, self._as_committed(found).where(and_(*wanted)))
+        return rows[0] if rows else None
+
+    def top(self, table: str, n: int) -> list[StoredRow]:
+        stored, found = self._table(table)
+        query = self._as_committed(found)
+        greatest = self._dialect.ordering(query.selected_columns[stored.value.names[0]])
+        return self._rows(stored, query.order_by(greatest.desc(), *self._by_key(found)).limit(n))
+
+    def columns(self, table: str, n: int) -> list[dict[str, Any]]:
+        """As `top`, by column in table order; the rows are as stored, committed or not."""
+        stored, found = self._table(table)
+        greatest = self._dialect.ordering(found.c[stored.value.names[0]]).desc()
+        query = select(found).order_by(greatest, *self._by_key(found)).limit(n)
+        return [dict(row) for row in self._connection.execute(query).mappings()]
+
+    def written_by(self, table: str, txid: int, limit: int | None = None) -> list[StoredRow]:
+        stored, found = self._table(table)
+        self._require_txid(stored)
+        query = select(*found.columns, (found.c[TXID_COLUMN] > self._as_of).label(_UNFINISHED)).where(
+            found.c[TXID_COLUMN] == txid
+        )
+        return self._rows(stored, query.order_by(*self._by_key(found)).limit(limit))
+
+    def count_written_by(self, table: str, txid: int) -> int:
+        stored, found = self._table(table)
+        self._require_txid(stored)
+        return self._number(select(func.count()).select_from(found).where(found.c[TXID_COLUMN] == txid))
+
+    # --- what fsck asks -----------------------------------------------------------------------------
+
+    def differences(self, table: str) -> list[str] | None:
+        _, found = self._table(table)
+        return state_tables.differences_from_declaration(self._connection, self._dialect, found)
+
+    def newest_row(self, table: str) -> tuple[int, Mapping[str, Any] | None]:
+        stored, found = self._table(table)
+        greatest = self._number(select(func.coalesce(func.max(found.c[TXID_COLUMN]), 0)))
+        rows = self.written_by(stored.name, greatest, limit=1)
+        return greatest, rows[0].key if rows else None
+
+    def rows_before_the_first(self, table: str) -> int:
+        _, found = self._table(table)
+        return self._number(select(func.count()).select_from(found).where(found.c[TXID_COLUMN] < 1))
+
+    def rows_half_created(self, table: str) -> int:
+        stored, found = self._table(table)
+        if not stored.has_prev or len(stored.value) < 2:
+            return 0
+        prevs = [found.c[f"{PREV_PREFIX}{name}"] for name in stored.value.names]
+        mixed = and_(or_(*(p.is_(None) for p in prevs)), or_(*(p.is_not(None) for p in prevs)))
+        return self._number(select(func.count()).select_from(found).where(mixed))
+
+    # --- inside -------------------------------------------------------------------------------------
+
+    def _stored(self, owner: Owner) -> StoredTable:
+        declared = state_tables.declared_table(owner, self._dialect)
+        declaration = owner.declaration
+        semantics = Semantics(declaration["semantics"])
+        key, value = parse_schema(declaration["key"]), parse_schema(declaration["value"])
+        return StoredTable(declared.name, key, value, semantics, owner.uuid)
+
+    def _table(self, name: str) -> tuple[StoredTable, Table]:
+        owner = self._owners.get(name)
+        if owner is None:
+            raise StateTableError(
+                f"topology {self._topology!r} has no state table {name!r} in {self._database}; it has "
+                f"{', '.join(self._owners) or 'none'}"
+            )
+        return self._stored(owner), state_tables.declared_table(owner, self._dialect)
+
+    def _require_txid(self, table: StoredTable) -> None:
+        if not table.has_txid:
+            raise StateTableError(
+                f"state table {table.name!r} is non-transactional: its rows do not remember which batch "
+                f"changed them"
+            )
+
+    def _created_since(self, table: Table) -> Any:
+        """Rows that a batch which is not committed yet has created; None where that cannot be told."""
+        prevs = [column for column in table.columns if "prev" in column.info]
+        if not prevs:
+            return None
+        return and_(table.c[TXID_COLUMN] > self._as_of, *(prev.is_(None) for prev in prevs))
+
+    def _as_committed(self, table: Table) -> Select[Any]:
+        """The rows as of the last committed batch, as far as the table knows them."""
+        if TXID_COLUMN not in table.c:
+            return select(table)
+        since = table.c[TXID_COLUMN] > self._as_of
+        hidden = self._created_since(table)
+        if hidden is None:
+            return select(table, since.label(_UNFINISHED))
+        columns: list[Any] = []
+        for column in table.columns:
+            if "delta" in column.info:
+                before = table.c[f"{PREV_PREFIX}{column.name}"]
+                columns.append(case((since, before), else_=column).label(column.name))
+            elif "key" in column.info:
+                columns.append(column)
+            else:
+                columns.append(case((since, null()), else_=column).label(column.name))
+        return select(*columns, since.label(_UNFINISHED)).where(not_(hidden))
+
+    def _rows(self, table: StoredTable, query: Select[Any]) -> list[StoredRow]:
+        return [_row(table, row) for row in self._connection.execute(query).mappings()]
+
+    def _by_key(self, table: Table) -> list[ColumnElement[Any]]:
+        return [self._dialect.ordering(column) for column in table.primary_key.columns]
+
+    def _number(self, query: Select[Any]) -> int:
+        return int(self._connection.execute(query).scalar_one())
+
+
+_UNFINISHED = "txstream_unfinished"
+
+
+def _row(table: StoredTable, row: Mapping[Any, Any]) -> StoredRow:
+    prev = None
+    if table.has_prev:
+        prev = {field.name: _value(row[f"{PREV_PREFIX}{field.name}"], field.type) for field in table.value}
+        if all(value is None for value in prev.values()):
+            prev = None
+    txid = row[TXID_COLUMN] if table.has_txid else None
+    return StoredRow(
+        {field.name: _value(row[field.name], field.type) for field in table.key},
+        {field.name: _value(row[field.name], field.type) for field in table.value},
+        prev,
+        None if txid is None else Txid(txid),
+        bool(row.get(_UNFINISHED, False)),
+    )
+
+
+def _value(value: Any, data_type: pa.DataType) -> Any:
+    """The Python value of a declared type: databases that lack a type keep it as another one."""
+    if value is None:
+        return None
+    if isinstance(value, memoryview):
+        return bytes(value)
+    if isinstance(value, str) and pa.types.is_temporal(data_type):
+        return pa.scalar(value).cast(data_type).as_py()
+    if isinstance(value, str) and pa.types.is_decimal(data_type):
+        return Decimal(value)
+    if pa.types.is_boolean(data_type):
+        return bool(value)
+    if isinstance(value, datetime) and pa.types.is_timestamp(data_type) and data_type.tz is not None:
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+    return value

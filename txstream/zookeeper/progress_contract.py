@@ -1,0 +1,137 @@
+"""The progress store's contract: what the engine may ask of it, whatever keeps the progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from txstream.batch_metas import BatchMetas
+from txstream.failing_batch import FailingBatch, Wait
+from txstream.placement import Assignment
+from txstream.transaction import AttemptId, Epoch, Txid
+from txstream.zookeeper.identity import Identity
+from txstream.zookeeper.requests import Request, Requests
+from txstream.zookeeper.znode_values import StoredBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where a topology stands. `current` commits next; `committed_by` committed the txid before it (None
+    before the first). `batches` has no gap: from current - 1 (from 1 before the first commit) on."""
+
+    current: Txid
+    committed_by: AttemptId | None
+    batches: Mapping[Txid, StoredBatch]
+
+
+class ProgressStore(Protocol):
+    """One topology's progress, as one driver sees it.
+
+    The order is `read_identity` / `create_identity`, `claim_epoch`, `load`, then `persist` and `advance`.
+    While the store is away, every call waits; it then raises WaitStoppedError or ServiceUnavailableError
+    when it may wait no longer. Every write is refused once another driver has claimed a newer epoch:
+    FencedError. Whatever is unreadable is CorruptStateError with its path.
+    """
+
+    @property
+    def topology_id(self) -> str: ...
+
+    def read_identity(self) -> Identity | None:
+        """The stored identity; None before the topology was first run."""
+
+    def create_identity(self, identity: Identity) -> Identity:
+        """Store `identity` and an empty progress in one write; the stored one when there is one already."""
+
+    def replace_identity(self, identity: Identity) -> None:
+        """Store what the topology is from now on: a state was added. Called after `claim_epoch`, by a leader
+        that has read the present identity. Repeated until it is known to be stored. Raises FencedError, and
+        CorruptStateError when there is none."""
+
+    def read_epoch(self) -> Epoch:
+        """The greatest epoch claimed so far; 0 before the first."""
+
+    def mend_epoch(self) -> None:
+        """Make the stored epoch one that can be read; nothing happens where it can be. For `txstream
+        recover`: what is stored then is not above the fences, only what is claimed after it."""
+
+    def claim_epoch(self, at_least: Epoch) -> Epoch:
+        """1 + the greater of the stored epoch and `at_least`, mine from now on.
+
+        Of several drivers that claim at once, each gets an epoch of its own, and only the last one can
+        write. Raises FencedError when others kept claiming before it.
+        """
+
+    def verify(self) -> None:
+        """Raises FencedError when the claimed epoch is no longer mine."""
+
+    def load(self) -> Progress:
+        """Everything stored, as of one moment; called after the fences were raised, before any write.
+
+        Without a claim it only reads, which is what commands do. Raises CorruptStateError.
+        """
+
+    def check_size(self, metas: BatchMetas[Any]) -> None:
+        """Raises MetaTooLargeError when `metas` could not be stored. Call it before the batch is emitted:
+        after its commit it is too late to refuse it."""
+
+    def persist(self, txid: Txid, metas: BatchMetas[Any]) -> BatchMetas[Any]:
+        """Store the plan of the next txid, before anything of it is emitted; returns what is stored, which
+        is another plan if one was there. Raises MetaTooLargeError, CoordinatorError (not the next txid)."""
+
+    def advance(self, txid: Txid, attempt: AttemptId, metas: BatchMetas[Any] | None) -> None:
+        """`attempt` has committed `txid`, the current one: current becomes txid + 1, the metas before txid
+        go, txid's own stay. `metas` None: they were persisted. Repeated until it is known to be stored."""
+
+    def rebuild(self, identity: Identity, progress: Progress) -> None:
+        """Make these what is stored, whatever was there, readable or not: for `txstream recover`, after an
+        epoch was claimed and every fence raised. Repeated until it is known to be stored."""
+
+    def read_requests(self) -> Requests:
+        """What operators have put in force, and their requests that wait for an answer. Without a claim it
+        only reads. Called when a leader starts, and whenever `watch_requests` told of a change.
+
+        Raises CorruptStateError."""
+
+    def answer_request(self, request: Request, refused: str | None, told: Mapping[str, Any]) -> None:
+        """Answer one of the waiting requests: with `refused`, why not; without, it is in force from now on,
+        for this leader and for all that follow. `told` is for whoever asked.
+
+        Called on the driver, once per request, after it was carried out: a request that was not answered
+        comes again to the next leader. Repeated until it is known to be stored."""
+
+    def watch_requests(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Call `changed` soon, and again whenever requests may have come; returns what ends that. It survives
+        lost connections and sessions, and costs nothing while nobody asks.
+
+        `changed` is called from a thread of ZooKeeper's client, so it must return at once and must not call
+        this store; what it raises is logged."""
+
+    def write_assignment(self, assignment: Assignment) -> None:
+        """Store where tasks ran, for display: one round trip. Too large a one is cut and a lost answer is
+        ignored, but FencedError and CorruptStateError (the topology was deleted) end the run as elsewhere."""
+
+    def read_assignment(self) -> Assignment | None:
+        """What any leader wrote last; None before the first. Raises CorruptStateError."""
+
+    def write_failing(self, batch: FailingBatch) -> None:
+        """Store why a batch fails, for display; otherwise as `write_assignment`."""
+
+    def read_failing(self) -> FailingBatch | None:
+        """What any leader wrote last, even if the batch was committed since; as `read_assignment`."""
+
+    def write_waiting(self, waits: Sequence[Wait]) -> None:
+        """Store what the leader waits for, for people; as `write_assignment`. With nothing it goes."""
+
+    def read_waiting(self) -> tuple[Wait, ...]:
+        """What the newest leader waits for, or did when it ended; as `read_assignment`."""
+
+    def write_trees(self, document: Mapping[str, Any]) -> None:
+        """Store how a topology of tracked tuples is doing, for people; as `write_assignment`."""
+
+    def read_trees(self) -> Mapping[str, Any] | None:
+        """What was stored last; as `read_assignment`."""
+
+    def delete_everything(self, *, unless_led: bool = False) -> None:
+        """Remove the topology's progress and identity, all or nothing. With `unless_led` only while nobody
+        has claimed an epoch; raises FencedError when somebody has."""
