@@ -10,8 +10,8 @@ import pytest
 from support.loops import DEADLINE_SECONDS, wait
 
 from txstream.api.errors import BatchFailedError
-from txstream.engine.driver.workers import Lane, ThreadWorkers
-from txstream.spouts.markers import CrashError
+from txstream.engine.loop.workers import Lane, ThreadWorkers
+from txstream.spouts.failure_markers import CrashError
 from txstream.testing import ManualClock
 from txstream.testing.stepping import SteppedWorkers
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
@@ -146,13 +146,13 @@ def test_an_error_of_work_is_an_answer(workers: SteppedWorkers, handled: Handled
 
 
 def test_work_of_one_lane_is_done_in_its_order_and_jobs_side_by_side() -> None:
-    workers, both = ThreadWorkers(jobs=2), threading.Barrier(3)
+    workers, together = ThreadWorkers(jobs=2), threading.Barrier(4)
     done: list[str] = []
     for number in range(3):
         workers.submit(Lane.COMMIT, lambda number=number: done.append(str(number)))  # type: ignore[misc]
-    for _ in range(2):
-        workers.submit(Lane.JOB, lambda: both.wait(DEADLINE_SECONDS))
-    both.wait(DEADLINE_SECONDS)
+    for lane in (Lane.COMMIT, Lane.JOB, Lane.JOB):
+        workers.submit(lane, lambda: together.wait(DEADLINE_SECONDS))
+    together.wait(DEADLINE_SECONDS)
     workers.shut_down()
     assert done == ["0", "1", "2"]
 
