@@ -1,4 +1,4 @@
-"""What Alembic runs before a script: it works on the connection it is given, inside that transaction."""
+"""What Alembic runs before a script: it uses the given connection, inside the transaction open on it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ connection = context.config.attributes.get("connection")
 if not isinstance(connection, Connection):
     raise TypeError("these scripts run inside txstream: type `txstream db upgrade`, not `alembic upgrade`")
 
-# When statements are only printed there is nobody to bind their values.
+# Printed statements must contain their values: nobody binds them later.
 context.configure(
     connection=connection,
     target_metadata=metadata,

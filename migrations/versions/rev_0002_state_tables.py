@@ -1,4 +1,4 @@
-"""Which topology owns which state table, so that two never share one by accident."""
+"""The owner of each state table, so that two topologies never share one by accident."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The topology's identity beside its fence, and what people ask of a batch beside its ledger row."""
+"""The topology's identity, kept with its fence, and details of a batch, kept with its ledger row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State in a SQL database or another store: fence, ledger, state tables, and the one-transaction commit."""
+"""State in a SQL database or another store: fence, ledger, state tables, and the commit of a batch."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """`StateBackend`: what the engine needs from a store of states: a SQL database, or one of your own.
 
-A store brings transactions (`begin`), tables and reading. How a batch is committed with them is in
-`commit_protocol`, for every store alike; `of` gives it, bound to one life of a topology.
+A store provides transactions (`begin`), tables and reading. `commit_protocol` commits a batch with them, in
+the same way for every store; `of` returns it bound to one life of a topology.
 
-Invariant: what fails leaves nothing behind, but for an AnswerLostError, whose outcome
-`TopologyStates.outcome` tells.
+Invariant: a method that fails leaves nothing behind, unless it raises AnswerLostError. After that,
+`TopologyStates.outcome` tells whether the batch was committed.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from txstream.transaction import AttemptId, Txid
 
 
 class StateBackend(ABC):
-    """One store with states, their fence and their ledger. Thread-safe: called from several threads at once.
+    """One store with states, their fence and their ledger. Thread-safe: several threads call it at once.
 
-    Every method raises ServiceUnavailableError while the store cannot be reached; the engine waits, with
-    backoff, and asks again.
+    Every method raises ServiceUnavailableError while the store cannot be reached. The engine then waits, with
+    backoff, and calls it again.
     """
 
     url_for_people: str
-    """Where it is, without a password."""
+    """The store's URL without its password."""
 
     on_executors: ClassVar[bool] = True
     """Can a process on another machine open it by its URL? If not, every batch takes the driver path."""
 
     outlives_process: ClassVar[bool] = True
-    """Is what was committed still there when this process has ended? If not, it is for tests: a run, whose
-    progress in ZooKeeper stays, refuses it."""
+    """Does committed state outlive this process? If not, the store is for tests: a run refuses it, because
+    the run's progress stays in ZooKeeper."""
 
     # --- at start -----------------------------------------------------------------------------------
 
@@ -51,37 +51,38 @@ class StateBackend(ABC):
 
     @abstractmethod
     def ensure_framework_tables(self) -> None:
-        """Make room for fence and ledger where there is none. Raises SchemaRevisionError where the room was
-        made by another version and must be upgraded by a command."""
+        """Create what fence and ledger are kept in, where it is missing. Raises SchemaRevisionError where
+        another version created it and a command must upgrade it."""
 
     @abstractmethod
     def join(self, life: TopologyLife, *, first_run: bool, identity: Mapping[str, Any] | None = None) -> None:
-        """Make sure that fence and state tables are there and are this life's; all or nothing.
+        """Make sure that the fence and the state tables exist and belong to this life; all or nothing.
 
-        On the first run what is missing is created; later, what is missing was lost, and is refused. The
-        fence is created for every semantics: it also registers the topology here. `identity` is what
-        `txstream recover` rebuilds ZooKeeper from; it is kept beside the fence. Once the fence was raised, it
-        may be left to `keep_identity` to replace it. Raises
-        ProgressMismatchError, IdentityMismatchError, StateTableError or CorruptStateError.
+        The first run creates what is missing. Later, what is missing was lost, and `join` refuses. The fence
+        is created for every semantics, because it also registers the topology here. `identity` is what
+        `txstream recover` rebuilds ZooKeeper from; it is kept beside the fence. Once the fence has been
+        raised, `join` may leave it to `keep_identity` to replace the identity. Raises ProgressMismatchError,
+        IdentityMismatchError, StateTableError or CorruptStateError.
         """
 
     def migrate(self, life: TopologyLife, attempt: AttemptId, *, unfinished: Txid | None = None) -> list[str]:
-        """Bring tables whose declaration has grown since they last joined to what is declared now; what was
-        done, a sentence each. `join` accepts such a change and does nothing about it.
+        """Change the tables whose declaration has grown since they last joined to what is declared now.
 
-        Called by each leader once, after every fence was raised to `attempt` and before its first commit; the
-        fence is demanded. A crash in it is followed by another call. `unfinished` is a txid that is committed
-        in part: raises StateTableError for what cannot be done before that is over. Optional: the default is
-        for a store whose `join` accepts no change.
+        Returns one sentence per change. `join` accepts such a change, but leaves the table as it is. Each
+        leader calls this once, after it has raised every fence to `attempt` and before its first commit; the
+        fence must be at `attempt`. After a crash inside, it is called again. `unfinished` is a txid that is
+        committed in part; raises StateTableError for a change that must wait until it is committed.
+        Optional: the default is for a store whose `join` accepts no change.
         """
         return []
 
     def begin_ledger(self, life: TopologyLife, attempt: AttemptId, last: BatchRecord) -> None:
-        """A store that joins a topology which has committed batches elsewhere: its ledger holds `last`, the
-        last of them, and nothing else.
+        """Make `last` the only row of the ledger of a store that joins late.
 
-        Called by a leader after every fence was raised to `attempt`, which is demanded, before anything is
-        committed here; it may be called again after a crash. Optional: the default raises StateTableError.
+        The topology has committed batches elsewhere already, and `last` is the last of them. A leader calls
+        this after it has raised every fence to `attempt`, and before anything is committed here; the fence
+        must be at `attempt`. It may be called again after a crash. Optional: the default raises
+        StateTableError.
         """
         raise StateTableError(
             f"{self.url_for_people} cannot join topology {life.topology!r}, which has committed batches: "
@@ -89,11 +90,11 @@ class StateBackend(ABC):
         )
 
     def keep_identity(self, life: TopologyLife, attempt: AttemptId, identity: Mapping[str, Any]) -> None:
-        """Keep `identity` beside the fence from now on, in place of what `join` has left there.
+        """Replace the identity that `join` left beside the fence with `identity`.
 
-        Called by each leader after every fence was raised to `attempt`, which is demanded, and before its
-        first commit; it may be called again. Optional: the default has `join` do it, which demands nothing,
-        so that an older driver that wakes up may put its own in place of a newer one.
+        Each leader calls this after it has raised every fence to `attempt`, and before its first commit; the
+        fence must be at `attempt`. It may be called again. Optional: the default calls `join`, which does not
+        check the fence, so an older driver that wakes up may replace a newer identity with its own.
         """
         self.join(replace(life, tables=()), first_run=False, identity=identity)
 
@@ -104,7 +105,7 @@ class StateBackend(ABC):
     def of(
         self, topology: str, uuid: str, semantics: Semantics, tables: Sequence[TableSpec] = ()
     ) -> TopologyStates:
-        """This store, bound to one life of a topology; `tables` are those of its tables that are here."""
+        """Bind this store to one life of a topology. `tables` are those of its tables that are kept here."""
         return self.bound(self, TopologyLife(topology, uuid, semantics, tuple(tables)))
 
     @abstractmethod
@@ -116,63 +117,64 @@ class StateBackend(ABC):
         alone: bool = True,
         lock_timeout_seconds: float | None = None,
     ) -> AbstractContextManager[StateTransaction]:
-        """One transaction, committed at the end of the `with` block and undone when that raises.
+        """Begin one transaction; commit it at the end of the `with` block, undo it when the block raises.
 
-        `doing` is for messages. Only tasks of one attempt, which write different keys, may write side by side
-        with others of this life (`alone=False`). Raises FenceLockedError when a lock is not granted within
-        `lock_timeout_seconds`, ServiceUnavailableError, or AnswerLostError when only the ledger knows whether
-        it was committed.
+        `doing` describes it in messages. `alone=False` is for the tasks of one attempt and for its
+        `end_commit`: they write different keys, so they may run side by side. Raises FenceLockedError when a
+        lock is not granted within `lock_timeout_seconds`, ServiceUnavailableError, or AnswerLostError when
+        only the ledger knows whether the transaction was committed.
         """
 
     @abstractmethod
     def prepare(self, spec: TableSpec, deltas: pa.Table) -> pa.Table:
-        """Deltas checked and in the order to write them in, before any transaction begins.
+        """Check the deltas and put them in the order in which they are written.
 
-        Raises StateValueError or StateTableError for what this store cannot keep.
+        Called before a transaction begins. Raises StateValueError or StateTableError for what this store
+        cannot keep.
         """
 
     # --- the fence ----------------------------------------------------------------------------------
 
     @abstractmethod
     def read_fence(self, topology: str) -> FenceRow | None:
-        """The fence of a topology; None when it has not been run here."""
+        """Return the fence of a topology; None when the topology has not been run here."""
 
     @abstractmethod
     def topologies(self) -> list[FenceRow]:
-        """The topologies that have been run here, by id."""
+        """Return the fences of all topologies that have been run here, sorted by topology id."""
 
     # --- the ledger ---------------------------------------------------------------------------------
 
     @abstractmethod
     def batch(self, topology: str, txid: int) -> BatchRecord | None:
-        """The ledger's row of one txid."""
+        """Return the ledger's row of one txid; None when it has none."""
 
     @abstractmethod
     def batches(self, topology: str, *, limit: int | None = None) -> list[BatchRecord]:
-        """The ledger's rows, oldest first; with `limit` only the last ones."""
+        """Return the ledger's rows, oldest first; with `limit`, only that many of the last ones."""
 
     def last_batch(self, topology: str) -> BatchRecord | None:
-        """The ledger's row with the greatest txid."""
+        """Return the ledger's row with the greatest txid."""
         found = self.batches(topology, limit=1)
         return found[0] if found else None
 
     def oldest_txid(self, topology: str) -> Txid | None:
-        """The least txid in the ledger: what came before it was pruned, or was before this store joined. None
-        for an empty one."""
+        """Return the smallest txid in the ledger; None when it is empty. Earlier rows were pruned, or their
+        batches were committed before this store joined."""
         found = self.batches(topology)
         return found[0].txid if found else None
 
     def prune(
         self, topology: str, *, committed_before: datetime | None, newest: int | None, rows: int
     ) -> int:
-        """Delete at most `rows` of the ledger's oldest rows in one short transaction; returns how many, fewer
-        than `rows` when no more may go.
+        """Delete at most `rows` of the ledger's oldest rows in one short transaction.
 
-        A row may go when it was committed before `committed_before`, or is not among the `newest`; only
-        together with all that are older, and never the last two committed ones or anything after them, such
-        as one that is `committing`: another attempt may write over the last one, and then `recover` begins
-        with the one before. Called on the driver, from a thread of its own beside the commits, every few
-        minutes. What it raises is logged. Optional: the default keeps everything.
+        Returns how many were deleted: fewer than `rows` when no more may go. A row may go when it was
+        committed before `committed_before` or is not among the `newest`, but only together with all older
+        rows. The last two committed rows stay, and everything after them, such as a `committing` row: another
+        attempt may write over the last committed row, and `recover` then begins with the one before.
+        The driver calls this every few minutes, from a separate thread, while batches are committed. Errors
+        are logged. Optional: the default keeps everything.
         """
         return 0
 
@@ -180,17 +182,17 @@ class StateBackend(ABC):
 
     @abstractmethod
     def read(self, spec: TableSpec, keys: pa.Table, *, before: Txid) -> pa.Table:
-        """The rows of `keys` (key columns, no key twice) that exist: key and value columns.
+        """Return the existing rows of `keys` (key columns, no key twice) with their key and value columns.
 
         Opaque: as they were before batch `before`, whatever an attempt of it has written since.
-        Transactional: as they are, since a batch that is written twice is the same both times. Raises
-        StateValueError for a key that the store cannot hold, as when it is written.
+        Transactional: as they are now, because a batch that is written twice is the same both times. Raises
+        StateValueError for a key that could not be written either.
         """
 
     def read_state(self, topology: str) -> AbstractContextManager[StateReading]:
-        """The topology's state as of one moment, for `txstream state ...` and `txstream.inspect`.
+        """Return the topology's state as of one moment, for `txstream state ...` and `txstream.inspect`.
 
-        Optional: the default raises UsageError, and everything but those commands works without it.
+        Optional: the default raises UsageError, and everything but those two works without it.
         """
         raise UsageError(
             f"the state in {self.url_for_people} cannot be shown: {type(self).__name__} does not implement "
@@ -198,8 +200,11 @@ class StateBackend(ABC):
         )
 
     def top(self, table: str, *, topology: str, n: int = 10) -> list[dict[str, Any]]:
-        """The `n` rows of a state table with the greatest first value, as column -> value, the framework's
-        columns among them. As `read_state`; raises StateTableError when the table is not this topology's."""
+        """Return the `n` rows of a state table with the greatest first value, each as column -> value.
+
+        The framework's columns are included. Raises what `read_state` raises, and StateTableError when the
+        table does not belong to this topology.
+        """
         with self.read_state(topology) as state:
             rows = state.top(table, n)
             stored = next(found for found in state.tables() if found.name == table)
@@ -209,11 +214,13 @@ class StateBackend(ABC):
     def delete(
         self, topology: str, *, drop_state: bool, uuid: str | None = None, attempt: AttemptId | None = None
     ) -> list[str]:
-        """Forget a topology: its fence and ledger, with `drop_state` its state tables too; the names of the
-        tables dropped. With `uuid` only what belongs to that life of it. What is not there is not missed. No
-        driver of it may be running; where one may be, `attempt` is given: with the fence above it nothing is
-        deleted. Raises StaleAttemptError then."""
+        """Delete a topology's fence and ledger, with `drop_state` its state tables too.
+
+        Returns the names of the dropped tables. With `uuid`, only what belongs to that life is deleted. What
+        does not exist is skipped. No driver of the topology may be running. Where one may be, pass `attempt`:
+        when the fence is above it, this raises StaleAttemptError and deletes nothing.
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """Close all connections. The object can be used again; it opens new ones."""
+        """Close all connections. The object stays usable: it opens new ones when needed."""

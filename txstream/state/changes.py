@@ -1,7 +1,7 @@
-"""A declaration that has changed: which differences can be migrated, and how the others are refused.
+"""A changed declaration: which differences can be migrated, and how the others are refused.
 
-Value columns may be added, each with a default; everything else is refused. Pure, so that every backend says
-the same.
+Value columns may be added, each with a default; every other change is refused. These functions are pure, so
+that every backend gives the same answers.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from txstream.transaction import Txid
 
 
 def added_values(declared: Mapping[str, Any], spec: TableSpec) -> tuple[str, ...]:
-    """The value columns that `spec` adds to a table that was `declared` like this; () when nothing
-    changed."""
+    """Return the value columns that `spec` adds to the `declared` table; () when there are none."""
     before = _values(declared)
     if before is None:
         return ()
@@ -28,7 +27,7 @@ def added_values(declared: Mapping[str, Any], spec: TableSpec) -> tuple[str, ...
 
 
 def refused_changes(declared: Mapping[str, Any], spec: TableSpec) -> list[str]:
-    """The differences from the table's declaration that cannot be migrated, a sentence each."""
+    """Return one sentence for each difference from the table's declaration that cannot be migrated."""
     now = spec.state.declaration(spec.semantics)
     sentences = []
     for part in now:
@@ -40,8 +39,8 @@ def refused_changes(declared: Mapping[str, Any], spec: TableSpec) -> list[str]:
 
 
 def committed_in_part(table: str, added: Sequence[str], txid: Txid) -> StateTableError:
-    """A transactional txid is the same every time, so the rows that it has written are not written again: a
-    value that they lack would be missing forever."""
+    """Return the error for columns added while a transactional txid is committed in part. Its replay skips
+    the rows that it has already written, so these would never get their value for the new column."""
     return StateTableError(
         f"state table {table!r}: column {', '.join(map(repr, added))} cannot be added while txid {txid} is "
         f"committed in part; run the topology as it was until that txid is done (`--until-txid {txid}`), "
@@ -57,8 +56,7 @@ def _values(declared: Mapping[str, Any]) -> pa.Schema | None:
 
 
 def _refused_values(declared: Mapping[str, Any], state: SqlState) -> list[str]:
-    """Reasons why the present values are not the former ones with some added, each with a default; [] when
-    they are."""
+    """Return why the values are not the former ones plus some that have a default; [] when they are."""
     before, now = _values(declared), state.value_schema
     if before is None:
         return [""]

@@ -1,22 +1,21 @@
-"""The commit protocol over any store: fence, ledger, restore and deltas, in the one order that is right.
+"""The commit protocol over any store: fence, ledger, restore and deltas, in the one correct order.
 
 A batch is committed on one of two paths. *Driver path*: `commit`, one transaction that does everything.
 *Executor path*: `begin_commit` on the driver, then `write` from any number of tasks, then `end_commit` on the
-driver, a transaction each. A store is an adapter: it brings `StateTransaction`, and nothing of the order.
+driver, one transaction each. A store only implements `StateTransaction`; the order is decided here.
 
 Invariants:
 - The fence of a topology only grows, and every transaction touches it first. `commit` and `begin_commit`
-  raise it to their attempt; `write` and `end_commit` demand that it equals theirs and hold it to their end.
-  So when a raise has returned, nothing of an older attempt can be written any more.
+  raise it to their attempt. `write` and `end_commit` require it to equal their attempt and hold it until they
+  end. So once a raise has returned, no older attempt can write anything any more.
 - The ledger says `committed` exactly when the tables hold the whole batch, because the last deltas and that
-  row are one transaction. It says `committing` before the first `write` can happen.
-- No batch is committed unless the one before it is, in this very store: one that was restored from an older
-  copy beneath a running driver is not built upon.
-- An opaque batch that an earlier attempt may have written is undone in every table, with deltas or without,
-  before the first delta of a new attempt. Only an attempt that left a row in the ledger can have written.
+  row are written in one transaction. It says `committing` before the first `write` can happen.
+- A batch is committed only when this very store has committed the one before it. So nothing is built on a
+  store that was restored from an older copy while a driver ran.
+- When an earlier attempt may have written an opaque batch, its writes are undone in every table, with deltas
+  or without, before the new attempt's first delta. Only an attempt that left a ledger row can have written.
 - Tables are taken in the order of their names, so that no two transactions deadlock.
-- Non-transactional topologies have no fence to raise, nothing to undo and nothing to begin; their ledger only
-  informs.
+- Non-transactional topologies raise no fence, undo nothing and begin nothing; their ledger only informs.
 """
 
 from __future__ import annotations
@@ -47,46 +46,47 @@ if TYPE_CHECKING:
     from txstream.state.backend import StateBackend
 
 INSIDE_COMMIT = "inside-commit"
-"""Point inside `commit` and `end_commit`: everything is written, nothing committed."""
+"""The point inside `commit` and `end_commit` where everything is written and nothing committed."""
 
 INSIDE_BEGIN = "inside-begin"
-"""Point inside `begin_commit`: everything is written, nothing committed."""
+"""The point inside `begin_commit` where everything is written and nothing committed."""
 
 Writes = Sequence[tuple[TableSpec, pa.Table]]
 """Deltas by table."""
 
 
 def nobody(_point: str) -> None:
-    """Does nothing: the listener where nobody watches a commit."""
+    """Do nothing: the listener of a commit that nobody watches."""
 
 
 class StateTransaction(ABC):
-    """What one transaction of a store can do for one life of a topology. Nobody sees any of it before it is
-    committed, and nothing is left of it when it is not."""
+    """What one transaction of a store can do for one life of a topology. Nobody sees its changes before it is
+    committed, and nothing remains of them if it is not."""
 
     @abstractmethod
     def raise_fence(self, attempt: AttemptId, *, may_be_equal: bool) -> None:
-        """Raise the fence to `attempt` and hold it alone until the end; with `may_be_equal` also when it is
-        there already, because a leader whose answer was lost asks again.
+        """Raise the fence to `attempt` and hold it alone until the end of the transaction.
 
-        Waits for the transactions that hold it. Raises StaleAttemptError when it is not lower,
-        CorruptStateError when there is none, ProgressMismatchError when it is another life's.
+        With `may_be_equal` the fence may be at `attempt` already, because a leader that lost the answer tries
+        again. Waits for the transactions that hold the fence. Raises StaleAttemptError when the fence is not
+        lower, CorruptStateError when there is none, ProgressMismatchError when it is another life's.
         """
 
     @abstractmethod
     def hold_fence(self, attempt: AttemptId) -> None:
-        """Demand that the fence is at `attempt`, and keep it there until the end; several tasks may hold it.
+        """Require the fence to be at `attempt` and keep it there until the end of the transaction.
 
-        Raises StaleAttemptError when it is above, CorruptStateError when it is below; else as `raise_fence`.
+        Several tasks may hold it at once. Raises StaleAttemptError when it is above, CorruptStateError when
+        it is below or there is none, ProgressMismatchError when it is another life's.
         """
 
     @abstractmethod
     def entries(self, first: Txid, last: Txid) -> Mapping[Txid, tuple[BatchStatus, AttemptId]]:
-        """Status and attempt of those batches from `first` to `last` that the ledger has."""
+        """Return status and attempt of those batches from `first` to `last` that are in the ledger."""
 
     @abstractmethod
     def write_batch(self, row: BatchRecord) -> None:
-        """Write a row of the ledger, over any other of its txid."""
+        """Write a row of the ledger, in place of any other row of its txid."""
 
     @abstractmethod
     def restore(self, attempt: TransactionAttempt, spec: TableSpec) -> None:
@@ -105,8 +105,8 @@ class TopologyStates:
     """One life of a topology in one store: what its drivers and tasks do there. Thread-safe.
 
     Every method raises ServiceUnavailableError, with nothing written, while the store cannot be reached;
-    StaleAttemptError when the fence is above the attempt; CorruptStateError when there is no fence. What
-    writes also raises AnswerLostError when it is not known whether it was committed: `outcome` tells.
+    StaleAttemptError when the fence is above the attempt; CorruptStateError when there is no fence. Methods
+    that write raise AnswerLostError when it is unknown whether they were committed; `outcome` then tells.
     """
 
     def __init__(self, store: StateBackend, life: TopologyLife) -> None:
@@ -132,7 +132,7 @@ class TopologyStates:
         self.store.keep_identity(self.life, attempt, identity)
 
     def raise_fence(self, attempt: AttemptId, *, lock_timeout_seconds: float | None = None) -> None:
-        """A new leader shuts its predecessors out. Repeating it is harmless.
+        """Raise the fence for a new leader, to shut its predecessors out. May be repeated.
 
         Waits for open transactions of predecessors; raises FenceLockedError when they do not end in time.
         """
@@ -143,7 +143,7 @@ class TopologyStates:
     # --- the commit ---------------------------------------------------------------------------------
 
     def commit(self, commit: Commit, *, reached: Callable[[str], None] = nobody) -> None:
-        """Driver path: raise the fence, undo an earlier attempt, merge the deltas, say `committed`.
+        """Driver path: raise the fence, undo an earlier attempt, merge the deltas, write `committed`.
 
         Raises TxidRegressionError, StateValueError or StateTableError with nothing written.
         """
@@ -158,17 +158,17 @@ class TopologyStates:
             reached(INSIDE_COMMIT)
 
     def begin_commit(self, commit: Commit, *, reached: Callable[[str], None] = nobody) -> None:
-        """Executor path, first step, on the driver: raise the fence, say `committing` over whatever the
-        ledger has of this txid, undo an earlier attempt. Deltas are not looked at.
+        """Executor path, first step, on the driver: raise the fence, write `committing` in place of whatever
+        row the ledger has of this txid, undo an earlier attempt. The deltas are not used.
 
-        After an AnswerLostError the attempt is given up: it cannot begin again.
+        After an AnswerLostError the attempt must be given up: it cannot begin again.
         """
         if not self.life.is_fenced:
             return
         attempt = commit.attempt
         with self.store.begin(self.life, f"the beginning of {attempt}") as here:
             here.raise_fence(attempt.attempt, may_be_equal=False)
-            # Asked before the row is written over: without one nobody has written this txid.
+            # Asked before the row is replaced: without a row, no attempt has written this txid.
             written_before = self._was_here(here, commit)
             here.write_batch(self._row(commit, COMMITTING, 0))
             if written_before:
@@ -176,10 +176,10 @@ class TopologyStates:
             reached(INSIDE_BEGIN)
 
     def write(self, attempt: TransactionAttempt, writes: Writes) -> int:
-        """Executor path, one task's share: the number of rows written.
+        """Executor path: write one task's share of the deltas. Returns the number of rows written.
 
-        No key is in the share of two tasks. The same share may be written twice under one attempt, also side
-        by side: by the value rules the second changes nothing. Raises as `commit`.
+        No key is in the share of two tasks. One share may be written twice under one attempt, even at the
+        same time: by the value rules the second write changes nothing. Raises what `commit` raises.
         """
         prepared = self._prepared(writes)
         with self.store.begin(self.life, str(attempt), alone=not self.life.is_fenced) as here:
@@ -189,7 +189,8 @@ class TopologyStates:
 
     def end_commit(self, commit: Commit, *, keys: int = 0, reached: Callable[[str], None] = nobody) -> None:
         """Executor path, last step, on the driver, after every task has written: merge the deltas of `commit`
-        (those that no task has written), say `committed`. Tasks have written `keys` rows. Raises as `commit`.
+        (those that no task has written) and write `committed`. `keys` is the number of rows that the tasks
+        have written. Raises what `commit` raises.
         """
         attempt, writes = commit.attempt, self._own(commit)
         with self.store.begin(self.life, str(attempt), alone=not self.life.is_fenced) as here:
@@ -200,10 +201,10 @@ class TopologyStates:
             reached(INSIDE_COMMIT)
 
     def outcome(self, attempt: TransactionAttempt) -> bool:
-        """After an AnswerLostError: has this very attempt committed its batch?
+        """Tell after an AnswerLostError whether this very attempt has committed its batch.
 
-        False may become true while the lost transaction is still running on the server; a new attempt waits
-        for it at the fence and undoes it, so that does no harm.
+        False may become true while the lost transaction is still running on the server. That does no harm: a
+        new attempt waits for it at the fence and undoes it.
         """
         row = self.batch(attempt.txid)
         return row is not None and row.status == COMMITTED and row.attempt == attempt.attempt
@@ -212,25 +213,25 @@ class TopologyStates:
 
     @property
     def url_for_people(self) -> str:
-        """Where it is, without a password."""
+        """The store's URL without its password."""
         return self.store.url_for_people
 
     def read_fence(self) -> FenceRow | None:
-        """The topology's fence, of whatever life; None when it has not been run here."""
+        """Return the topology's fence, whichever life it belongs to; None when it has not been run here."""
         return self.store.read_fence(self.life.topology)
 
     def batch(self, txid: int) -> BatchRecord | None:
-        """The ledger's row of one txid."""
+        """Return the ledger's row of one txid; None when it has none."""
         return self.store.batch(self.life.topology, txid)
 
     def last_batch(self) -> BatchRecord | None:
-        """The ledger's row with the greatest txid."""
+        """Return the ledger's row with the greatest txid."""
         return self.store.last_batch(self.life.topology)
 
     # --- parts --------------------------------------------------------------------------------------
 
     def _own(self, commit: Commit) -> Writes:
-        """The deltas for tables of this store, checked; `commit` may have those of other stores too."""
+        """Check the deltas for this store's tables; `commit` may have deltas for other stores too."""
         deltas = commit.deltas
         return self._prepared((t, deltas[t.state.table]) for t in self.life.tables if t.state.table in deltas)
 
@@ -256,7 +257,7 @@ class TopologyStates:
         )
 
     def _was_here(self, here: StateTransaction, commit: Commit) -> bool:
-        """Has the ledger a row of this txid, so that an earlier attempt may have written? Raises
+        """Does the ledger have a row of this txid? Then an earlier attempt may have written. Raises
         ProgressMismatchError unless it has the batch before, committed by the attempt that ZooKeeper has."""
         topology, txid = self.life.topology, commit.attempt.txid
         before = Txid(txid - 1)
@@ -287,7 +288,7 @@ def _write(here: StateTransaction, attempt: TransactionAttempt, writes: Writes) 
 
 
 def _storable(message: str) -> str:
-    """An error's text may quote anything; no store keeps NUL or half a surrogate pair everywhere."""
+    """Escape NUL and lone surrogates: an error's text may quote anything, and not every store keeps these."""
     return message.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")
 
 

@@ -1,4 +1,4 @@
-"""State tables as they are declared, and whose they are: what every backend checks, in the same words."""
+"""What every backend checks about a state table, its declaration and owner, with the same messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from txstream.state.changes import refused_changes
 from txstream.state.records import TableSpec
 
 TABLE_LENGTH = 255
-"""Characters in the name of a state table."""
+"""The maximum number of characters in the name of a state table."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Owner:
 
 
 def check_table(spec: TableSpec, label: str, can_keep: Callable[[pa.DataType], bool]) -> None:
-    """Raise StateTableError for a declaration that a kind of store, `label`, cannot keep."""
+    """Raise StateTableError for a declaration that this kind of store cannot keep. `label` names the kind."""
     state = spec.state
     check_length(state)
     check_types(state)
@@ -61,15 +61,17 @@ def refuse_storage(state: SqlState, label: str) -> NoReturn:
 
 
 def check_length(state: SqlState) -> None:
-    """Raise StateTableError for a table whose name is too long to be remembered."""
+    """Raise StateTableError for a table name that is too long to be recorded."""
     if len(state.table) > TABLE_LENGTH:
         raise StateTableError(f"state table {state.table!r}: a name has at most {TABLE_LENGTH} characters")
 
 
 def check_types(state: SqlState) -> None:
-    """Raise StateTableError for a type that DDL has no word for: the declaration that is kept beside the
-    table could not be read again. Times of a zone that is not UTC are among them; Python takes two of them
-    for equal when their clocks show the same, in the hour that comes twice."""
+    """Raise StateTableError for a type that DDL has no word for.
+
+    The declaration kept beside the table could not be read back. Timestamps of a zone other than UTC
+    are such a type. In the hour that is repeated when clocks go back, Python takes two of them for equal.
+    """
     for field in (*state.key_schema, *state.value_schema):
         if not _has_word(field.type):
             raise StateTableError(
@@ -88,7 +90,7 @@ def _has_word(data_type: pa.DataType) -> bool:
 
 
 def check_defaults(state: SqlState, semantics: Semantics) -> None:
-    """Raise StateTableError for a default that the table's columns cannot hold."""
+    """Raise StateTableError for a default of None in an opaque table, whose value columns are NOT NULL."""
     if semantics is Semantics.OPAQUE and None in state.defaults.values():
         name = next(name for name, value in state.defaults.items() if value is None)
         raise StateTableError(
@@ -98,7 +100,7 @@ def check_defaults(state: SqlState, semantics: Semantics) -> None:
 
 
 def refuse_other_owner(owner: Owner, topology: str, uuid: str) -> None:
-    """Raise IdentityMismatchError for a table that is not this life's of this topology."""
+    """Raise IdentityMismatchError for a table that does not belong to this life of this topology."""
     if owner.topology != topology:
         raise IdentityMismatchError(
             f"state table {owner.table!r} belongs to topology {owner.topology!r}; choose another table for "
@@ -113,12 +115,12 @@ def refuse_other_owner(owner: Owner, topology: str, uuid: str) -> None:
 
 
 def refuse_other_declaration(owner: Owner, spec: TableSpec) -> None:
-    """Raise StateTableError, with the difference, for a declaration that the table cannot be migrated to."""
+    """Raise StateTableError with the differences when the table cannot be migrated to this declaration."""
     refuse_differences(owner, refused_changes(owner.declaration, spec))
 
 
 def refuse_differences(owner: Owner, differences: Sequence[str]) -> None:
-    """Raise StateTableError for differences between a table and its present declaration, if there are any."""
+    """Raise StateTableError if there are differences between a table and its present declaration."""
     if differences:
         raise StateTableError(
             f"state table {owner.table!r} is not as topology {owner.topology!r} declares it: "
@@ -128,7 +130,7 @@ def refuse_differences(owner: Owner, differences: Sequence[str]) -> None:
 
 
 def not_here(topology: str, table: str) -> ProgressMismatchError:
-    """A later run finds no table."""
+    """Return the error for a run, not the first, that does not find its state table."""
     return ProgressMismatchError(
         f"topology {topology!r} has committed batches, but its state table {table!r} is not in this "
         f"database; point at the database that it was run with, or start afresh with "
@@ -137,8 +139,8 @@ def not_here(topology: str, table: str) -> ProgressMismatchError:
 
 
 def declared_spec(owner: Owner) -> TableSpec:
-    """The table as its owner declared it, good for reading. Raises CorruptStateError for a declaration that
-    cannot be read."""
+    """Return the table as its owner declared it, for reading: every reducer is Put. Raises CorruptStateError
+    for a declaration that cannot be read."""
     try:
         declaration = owner.declaration
         state = SqlState(owner.table, key=declaration["key"], value=declaration["value"])

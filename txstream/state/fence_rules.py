@@ -1,4 +1,4 @@
-"""Whose fence it is and who may raise it, as pure functions: every backend answers with the same errors."""
+"""Who owns a fence and who may raise it, as pure functions, so that every backend raises the same errors."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from txstream.transaction import AttemptId, epoch_of, sequence_of
 
 
 def own_fence(found: FenceRow | None, database: str, life: TopologyLife) -> FenceRow:
-    """The fence, as it was found, of a life that has joined. Raises CorruptStateError when
-    there is none, ProgressMismatchError when it is another life's."""
+    """Return the fence found for a life that has joined. Raises CorruptStateError when there is none,
+    ProgressMismatchError when it is another life's."""
     topology = life.topology
     if found is None:
         raise CorruptStateError(
@@ -24,16 +24,16 @@ def own_fence(found: FenceRow | None, database: str, life: TopologyLife) -> Fenc
 
 
 def joining_keeps(found: FenceRow) -> bool:
-    """May the identity of a driver that joins take the place of the one beside this fence? Not once a leader
-    has kept one: the driver may be an older one, and leaders demand the fence (`keep_identity`)."""
+    """May a joining driver's identity replace the one beside this fence? Not once a leader has kept one: the
+    joining driver may be an older one, and only leaders check the fence first (`keep_identity`)."""
     return found.attempt == 0 or found.identity is None
 
 
 def must_rise(found: FenceRow, topology: str, attempt: AttemptId, *, may_be_equal: bool) -> bool:
-    """May this attempt go through, and does the fence have to be raised for it?
+    """Tell whether the fence must be raised for this attempt. Raises StaleAttemptError for a stale attempt.
 
-    With `may_be_equal` an attempt that the fence already has may, too, because a leader whose answer was lost
-    asks again. Raises StaleAttemptError for one that may not.
+    With `may_be_equal` the fence may be at this attempt already (False is returned), because a leader that
+    lost the answer tries again. Without it, an equal attempt is stale too.
     """
     if found.attempt < attempt:
         return True
@@ -48,7 +48,7 @@ def must_rise(found: FenceRow, topology: str, attempt: AttemptId, *, may_be_equa
 
 
 def must_be_equal(found: FenceRow, database: str, topology: str, attempt: AttemptId) -> None:
-    """Raises StaleAttemptError when the fence is above this attempt, CorruptStateError when it is below."""
+    """Raise StaleAttemptError when the fence is above this attempt, CorruptStateError when it is below."""
     if found.attempt < attempt:
         raise CorruptStateError(
             f"topology {topology!r}: the fence of database {database} is at attempt "
@@ -60,7 +60,7 @@ def must_be_equal(found: FenceRow, database: str, topology: str, attempt: Attemp
 
 
 def superseded(topology: str, attempt: AttemptId, found: FenceRow) -> StaleAttemptError:
-    """A newer attempt has raised the fence."""
+    """Return the error for an attempt when a newer one has raised the fence."""
     return StaleAttemptError(
         f"topology {topology!r}: the fence is at attempt {shown_attempt(found.attempt)}, newer than "
         f"{shown_attempt(attempt)}; another driver has taken over and nothing was written"
@@ -71,7 +71,7 @@ def superseded(topology: str, attempt: AttemptId, found: FenceRow) -> StaleAttem
 
 
 def unknown_here(life: TopologyLife, database: str) -> ProgressMismatchError:
-    """A later run finds no fence."""
+    """Return the error for a run, not the first, that finds no fence."""
     topology = life.topology
     return ProgressMismatchError(
         f"topology {topology!r} has committed batches according to ZooKeeper, but database {database} "
@@ -83,7 +83,7 @@ def unknown_here(life: TopologyLife, database: str) -> ProgressMismatchError:
 
 
 def other_life(found: FenceRow, uuid: str, database: str) -> ProgressMismatchError:
-    """The same id, but not the same topology."""
+    """Return the error for a fence that has the same topology id but another uuid."""
     return ProgressMismatchError(
         f"topology {found.topology!r} has uuid {uuid} in ZooKeeper and uuid {found.uuid} in database "
         f"{database}; one of the two was deleted or lost: `txstream fsck {found.topology}` compares them. "
@@ -94,5 +94,5 @@ def other_life(found: FenceRow, uuid: str, database: str) -> ProgressMismatchErr
 
 
 def shown_attempt(attempt: int) -> str:
-    """Epoch and sequence, as people read them."""
+    """Return an attempt as text: EPOCH.SEQUENCE."""
     return f"{epoch_of(attempt)}.{sequence_of(attempt)}"

@@ -1,7 +1,8 @@
 """Reading state: what a table holds as of the last committed batch.
 
-Invariant: everything that one `StateReading` answers is of one moment. Where a batch is still being committed
-(executor path), rows that it has written are shown as they were before it, if the table knows that (opaque).
+Invariant: everything that one `StateReading` returns is as of one moment. While a batch is being committed
+on the executor path, the rows that it has written are shown as they were before it, if the table is opaque;
+other tables do not keep the earlier values.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from txstream.transaction import Txid
 
 @dataclass(frozen=True, slots=True)
 class StoredTable:
-    """A state table as it was declared. `owner` is the uuid of the topology that it was created for."""
+    """A state table as it was declared. `owner` is the uuid of the topology life that it was created for."""
 
     name: str
     key: pa.Schema
@@ -38,7 +39,7 @@ class StoredTable:
         return self.semantics is Semantics.OPAQUE
 
     def columns(self, row: StoredRow) -> dict[str, Any]:
-        """A row as SQL shows it: keys, each value followed by its `prev_` (opaque), then `txid`."""
+        """Return a row as SQL shows it: keys, each value followed by its `prev_` (opaque), then `txid`."""
         found = dict(row.key)
         for name, value in row.value.items():
             found[name] = value
@@ -51,11 +52,11 @@ class StoredTable:
 
 @dataclass(frozen=True, slots=True)
 class StoredRow:
-    """A row by column, with Python values. `prev` are the values before `txid` (opaque), None when that txid
-    created the row; `txid` is None where the table has none.
+    """A row by column, with Python values. `prev` has the values before `txid` (opaque), or is None when that
+    txid created the row; `txid` is None where the table has none.
 
-    `unfinished`: a batch that is still being committed has written the row. Of an opaque table this is then
-    the row as it was before that batch, and its `prev` and `txid` are not known.
+    `unfinished` is true when a batch that is still being committed has written the row. In an opaque table
+    the row is then as it was before that batch, and its `prev` and `txid` are unknown.
     """
 
     key: Mapping[str, Any]
@@ -79,54 +80,54 @@ class StateReading(ABC):
     @property
     @abstractmethod
     def as_of(self) -> Txid:
-        """The last committed txid; 0 before the first."""
+        """The last committed txid; 0 before the first commit."""
 
     @property
     def unfinished(self) -> Txid | None:
-        """The txid that is being committed from executors, or was when its driver died."""
+        """The txid that executors are committing, or were committing when the driver died; else None."""
         last = self.last
         return last.txid if last is not None and last.txid > self.as_of else None
 
     @abstractmethod
     def tables(self) -> list[StoredTable]:
-        """The topology's state tables here, by name."""
+        """Return the topology's state tables in this store, sorted by name."""
 
     @abstractmethod
     def count(self, table: str) -> int:
-        """How many rows a table has as of the last committed batch."""
+        """Return how many rows a table has as of the last committed batch."""
 
     @abstractmethod
     def find(self, table: str, key: Sequence[Any]) -> StoredRow | None:
-        """The row of a key, given as one value per key column."""
+        """Return the row of a key, or None. The key is given as one value per key column."""
 
     @abstractmethod
     def top(self, table: str, n: int) -> list[StoredRow]:
-        """The `n` rows with the greatest first value, then by key."""
+        """Return the `n` rows with the greatest first value, greatest first; equal ones by key."""
 
     @abstractmethod
     def written_by(self, table: str, txid: int, limit: int | None = None) -> list[StoredRow]:
-        """The rows that carry `txid`, by key, as they are stored. It reads the whole table, unless txid is
-        indexed."""
+        """Return the rows that carry `txid` as they are stored, sorted by key. Reads the whole table, unless
+        txid is indexed."""
 
     @abstractmethod
     def count_written_by(self, table: str, txid: int) -> int:
-        """How many rows carry `txid`."""
+        """Return how many rows carry `txid`."""
 
-    # --- what fsck asks; a store that cannot tell is taken to be in order ---------------------------
+    # --- for fsck: the defaults report nothing, for a store that cannot tell ------------------------
 
     def differences(self, table: str) -> list[str] | None:
-        """How a table differs from its declaration, a sentence each; None when it is gone."""
+        """Return one sentence per difference between a table and its declaration; None when it is gone."""
         return []
 
     def newest_row(self, table: str) -> tuple[int, Mapping[str, Any] | None]:
-        """The greatest txid that any row carries, and the key of such a row; (0, None) without rows."""
+        """Return the greatest txid that any row carries and the key of such a row; (0, None) without rows."""
         return 0, None
 
     def rows_before_the_first(self, table: str) -> int:
-        """How many rows carry a txid that no batch can have."""
+        """Return how many rows carry a txid that no batch can have (below the first)."""
         return 0
 
     def rows_half_created(self, table: str) -> int:
-        """How many rows of an opaque table have a `prev` that is null beside one that is not, though all of a
-        row are written together."""
+        """Return how many rows of an opaque table have one `prev` that is null and another that is not. All
+        of a row's are written together, so no row should."""
         return 0

@@ -1,4 +1,4 @@
-"""The values that cross the edge between the engine and a state's database."""
+"""The values that the engine and a state's database exchange."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ COMMITTED: BatchStatus = "committed"
 
 
 class AnswerLostError(ServiceUnavailableError):
-    """The connection broke while COMMIT was under way: the batch may be committed or not.
+    """The connection broke while COMMIT was under way, so the batch may be committed or not.
 
     Wait until the database answers, then ask `TopologyStates.outcome`.
     """
 
 
 class SchemaDamagedError(CorruptStateError):
-    """A table or column is missing that was there: somebody dropped or altered it."""
+    """A table or column that existed is missing: somebody dropped or altered it."""
 
 
 class AccessDeniedError(StateTableError):
@@ -36,13 +36,12 @@ class AccessDeniedError(StateTableError):
 
 
 class FenceLockedError(ServiceUnavailableError):
-    """Another session holds a lock that this one needs and did not let go in time. Trying again is right:
-    nothing was written."""
+    """Another session did not release a lock in time that this one needs. Nothing was written: try again."""
 
 
 @dataclass(frozen=True)
 class TableSpec:
-    """One state table of a topology: `reducers` by value column, how a delta is merged into it."""
+    """One state table of a topology. `reducers` says for each value column how a delta is merged into it."""
 
     state: SqlState
     semantics: Semantics
@@ -67,12 +66,12 @@ class TopologyLife:
 class Commit:
     """One attempt of one batch, ready to be committed.
 
-    `deltas` by table name: key columns first, then one delta per value column, every key once; a missing
-    table or one without rows has no deltas in this batch. `metas` is the ledger's JSON document, `tuples`
-    how many the spout emitted, `error` why the attempt before this one failed, `after` the attempt that
-    committed the txid before, None where that is not known. Times are aware. `details` only inform, as JSON
-    values: `path` ("driver" or "executors"), `timings` (seconds by step), `attempts` (those of this txid that
-    failed: attempt, error, failed_at), `digests` (by table: `txstream.digests`).
+    `deltas` by table name: key columns first, then one delta per value column, every key once. A table that
+    is missing or has no rows has no deltas in this batch. `metas` is the ledger's JSON document, `tuples` how
+    many tuples the spout emitted, `error` why the attempt before this one failed, `after` the attempt that
+    committed the previous txid (None where unknown). Times are timezone-aware. `details` is for information
+    only, in JSON values: `path` ("driver" or "executors"), `timings` (seconds by step), `attempts` (those of
+    this txid that failed: attempt, error, failed_at), `digests` (by table: `txstream.digests`).
     """
 
     attempt: TransactionAttempt
@@ -88,10 +87,10 @@ class Commit:
 
 @dataclass(frozen=True)
 class FenceRow:
-    """The row that every state transaction of a topology raises first.
+    """The row that every state transaction of a fenced topology first raises or holds.
 
-    `identity` has two members: `identity`, as ZooKeeper has it, and `databases`, all those of the topology;
-    None when the row was written by a txstream that did not keep it.
+    `identity` has two members: `identity`, as ZooKeeper has it, and `databases`, all databases of the
+    topology. It is None when the row was written by a txstream that did not keep it.
     """
 
     topology: str
@@ -102,7 +101,7 @@ class FenceRow:
 
 @dataclass(frozen=True)
 class BatchRecord:
-    """One row of the ledger. `keys` counts the rows written over all state tables of the database."""
+    """One row of the ledger. `keys` counts the rows written in all state tables of the database."""
 
     topology: str
     uuid: str

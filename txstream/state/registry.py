@@ -1,9 +1,9 @@
 """Which backend a URL means: those that ship with txstream, and those of others.
 
-A backend of another kind is known by the scheme of its URLs, either to this process (`register_backend`) or,
-by an entry point of an installed package, to every process: drivers, executors and the command line.
+The scheme of a URL chooses the backend. `register_backend` adds a scheme to this process; an entry point of
+an installed package adds it to every process: drivers, executors and the command line.
 
-Invariant: looking a scheme up connects to nothing, and loads no other backend than the one asked for.
+Invariant: looking up a scheme connects to nothing, and loads no backend but the one asked for.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from txstream.state.store import memory
 from txstream.state.store.memory import MemoryBackend
 
 ENTRY_POINTS: Final = "txstream.state_backends"
-"""The group of entry points: the name is the scheme, the object a `BackendFactory`."""
+"""The group of entry points. An entry point's name is the scheme, its object a `BackendFactory`."""
 
 DEFAULT_CONNECT_TIMEOUT_SECONDS: Final = 10.0
 DEFAULT_MESSAGE_TIMEOUT_SECONDS: Final = 30.0
@@ -31,14 +31,14 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
 
 
 class BackendFactory(Protocol):
-    """Opens the store that a URL means, usually the class itself. It connects to nothing yet.
+    """Opens the store that a URL means; usually the backend's class itself. It connects to nothing yet.
 
-    `connect_timeout_seconds` bounds reaching the store, `message_timeout_seconds` is the topology's: no
-    transaction may keep its locks longer than that when its process freezes, where the store can do that.
+    `connect_timeout_seconds` limits the time to reach the store. `message_timeout_seconds` is the topology's:
+    if its process freezes, no transaction may keep its locks longer than that, where the store can ensure it.
     Raises UsageError for a URL that cannot be used.
 
-    An attribute `place_of(url) -> str`, where there is one, tells the store that a URL means, however it is
-    spelled; without it two URLs are two stores unless they are equal.
+    The factory may have an attribute `place_of(url) -> str`, which returns the same text for every spelling
+    of one store's URL. Without it, two URLs are one store only if they are equal.
     """
 
     def __call__(
@@ -56,10 +56,10 @@ def open_database(
     connect_timeout_seconds: float = DEFAULT_CONNECT_TIMEOUT_SECONDS,
     message_timeout_seconds: float = DEFAULT_MESSAGE_TIMEOUT_SECONDS,
 ) -> StateBackend:
-    """The backend of a URL. Connects to nothing yet.
+    """Return the backend of a URL. Connects to nothing yet.
 
-    Raises UsageError for a URL that cannot be used, ServiceUnavailableError when what it needs is not
-    installed.
+    Raises UsageError for a URL that cannot be used, ServiceUnavailableError when a package that it needs is
+    not installed.
     """
     scheme = scheme_of(url)
     if scheme is None or scheme.partition("+")[0] in urls.SQL_SCHEMES:
@@ -85,7 +85,7 @@ def open_database(
 
 
 def open_sql_database(url: str, **options: Any) -> StateDatabase:
-    """The SQL database of a URL, for what only SQL databases have. Raises UsageError for another store."""
+    """Return the SQL database of a URL, for what only those can do. Raises UsageError for another store."""
     database = open_database(url, **options)
     if not isinstance(database, StateDatabase):
         raise UsageError(
@@ -96,12 +96,12 @@ def open_sql_database(url: str, **options: Any) -> StateDatabase:
 
 
 def register_backend(scheme: str, factory: BackendFactory) -> Callable[[], None]:
-    """Have `scheme://...` mean what `factory` opens, in this process; it takes the place of an entry point of
-    that scheme. Returns a function that undoes it.
+    """Open `scheme://...` URLs with `factory` in this process. Returns a function that undoes it.
 
-    Executors and the command line are processes of their own: for them a package declares the entry point
+    It takes precedence over an entry point of that scheme. Executors and the command line are other
+    processes: for them a package declares the entry point
     `[project.entry-points."txstream.state_backends"]`, `scheme = "module:factory"`. Raises UsageError for a
-    scheme that is not a valid one, is txstream's own, or is registered already.
+    scheme that is invalid, is txstream's own, or is registered already.
     """
     _refuse_scheme(scheme)
     with _lock:
@@ -118,7 +118,7 @@ def register_backend(scheme: str, factory: BackendFactory) -> Callable[[], None]
 
 
 def known_schemes() -> list[str]:
-    """Every scheme that `open_database` knows in this process, txstream's own first."""
+    """Return every scheme that `open_database` knows in this process, txstream's own first."""
     own = [memory.SCHEME, *sorted(urls.SQL_SCHEMES)]
     with _lock:
         others = {*_registered, *(point.name for point in _entry_points())}
@@ -126,8 +126,8 @@ def known_schemes() -> list[str]:
 
 
 def place_of(url: str) -> str:
-    """The store that a URL means, however it is spelled: two URLs of one place are one fence and one ledger.
-    A URL that cannot be understood is its own place."""
+    """Return the same text for every spelling of one store's URL, which has one fence and one ledger. A URL
+    that is not understood is its own place."""
     scheme = scheme_of(url)
     if scheme is None or scheme.partition("+")[0] in urls.SQL_SCHEMES:
         return urls.place_of(url)
@@ -135,11 +135,11 @@ def place_of(url: str) -> str:
         tell = getattr(_factory(scheme), "place_of", None)
         return url if tell is None else str(tell(url))
     except (ServiceUnavailableError, UsageError):
-        return url  # opening it tells what is wrong
+        return url  # opening it raises the error
 
 
 def scheme_of(url: str) -> str | None:
-    """What stands before `://`, in lower case; None where nothing does."""
+    """Return what stands before `://`, in lower case; None where that is not a scheme."""
     scheme, separator, _ = url.partition("://")
     scheme = scheme.lower()
     return scheme if separator and _SCHEME.fullmatch(scheme) else None

@@ -1,7 +1,7 @@
 """Deltas on their way into a database: checked, sorted, cut into chunks.
 
-Invariant of `prepare`: what it returns has exactly the declared columns and types, no null in a key, every
-key once, and keys in one order that every writer shares, so that two writers cannot deadlock.
+Invariant: what `prepare` returns has exactly the declared columns and types, no null in a key, and every key
+once. All writers get keys in the same order, so that two of them cannot deadlock.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from txstream.state.records import TableSpec
 
 
 class ChecksValues(Protocol):
-    """What `prepare` asks about single values: a dialect, or what stands for one."""
+    """What `prepare` checks single values with: a SQL dialect or a `StoreBackend`."""
 
     def check_values(self, table: str, name: str, column: pa.ChunkedArray, reducer: Reducer | None) -> None:
-        """Raise StateValueError for a value that would be refused or changed. No reducer: a key."""
+        """Raise StateValueError for a value that would be refused or changed. A key has no reducer."""
 
 
 def prepare(spec: TableSpec, deltas: pa.Table, dialect: ChecksValues) -> pa.Table:
-    """`deltas` ready to be written. Raises StateValueError that names table, column and value."""
+    """Return `deltas` ready to be written. Raises StateValueError that names table, column and value."""
     state = spec.state
     deltas = _declared_columns(spec, deltas)
     keys = list(state.key_names)
@@ -50,28 +50,28 @@ def prepare(spec: TableSpec, deltas: pa.Table, dialect: ChecksValues) -> pa.Tabl
 
 
 def check_key_values(spec: TableSpec, table: pa.Table, dialect: ChecksValues) -> None:
-    """Raise StateValueError for a key, to be written or looked up, that no row can have."""
+    """Raise StateValueError for a key that no row can have, whether it is to be written or looked up."""
     for name in spec.state.key_names:
         check_value(dialect, spec.state.table, name, table.column(name), None)
 
 
 def key_order(keys: int) -> list[tuple[int, str]]:
-    """How to sort deltas whose first `keys` columns are the key. By index: Arrow takes a name that begins
-    with a dot for a path, which leads to another column."""
+    """Return the sort keys for deltas whose first `keys` columns are the key. They are indices, because Arrow
+    takes a name that begins with a dot for a path to another column."""
     return [(place, "ascending") for place in range(keys)]
 
 
 def check_value(
     dialect: ChecksValues, table: str, name: str, column: pa.ChunkedArray, reducer: Reducer | None
 ) -> None:
-    """Raise StateValueError for a value that no store may be given, or not this one. No reducer: a key."""
+    """Raise StateValueError for a value that this or another store cannot keep. A key has no reducer."""
     check_column(table, name, column, reducer)
     dialect.check_values(table, name, column, reducer)
 
 
 def check_column(table: str, name: str, column: pa.ChunkedArray, reducer: Reducer | None) -> None:
-    """Raise StateValueError for a value that not every store can keep: so that a topology that ran on one
-    runs on another. No reducer: a key."""
+    """Raise StateValueError for a value that not every store can keep, so that a topology that ran on one
+    store runs on another. A key has no reducer."""
     data_type = column.type
     if pa.types.is_string(data_type) or pa.types.is_large_string(data_type):
         check_text(table, name, column)
@@ -82,12 +82,12 @@ def check_column(table: str, name: str, column: pa.ChunkedArray, reducer: Reduce
 
 
 def normal_keys(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A key column in which equal keys are the same: -0.0 as 0.0."""
+    """Return a key column in which equal keys have the same bits: -0.0 becomes 0.0."""
     return pc.add(column, pa.scalar(0.0, column.type)) if pa.types.is_floating(column.type) else column
 
 
 def _check_numbers(table: str, name: str, column: pa.ChunkedArray, *, summed: bool) -> None:
-    # The sum of two finite numbers is checked by the database; NaN and infinity would stay in it forever.
+    # The store checks that a sum of finite numbers fits; NaN or infinity would stay in the sum forever.
     fit = pc.is_finite(column) if summed else pc.invert(pc.is_nan(column))
     row = pc.index(fit, pa.scalar(False)).as_py()
     if row >= 0:
@@ -103,19 +103,19 @@ def _check_numbers(table: str, name: str, column: pa.ChunkedArray, *, summed: bo
 
 
 def chunks(deltas: pa.Table, rows: int) -> Iterator[pa.Table]:
-    """`deltas` in pieces of at most `rows` rows."""
+    """Yield `deltas` in pieces of at most `rows` rows."""
     for start in range(0, deltas.num_rows, rows):
         yield deltas.slice(start, rows)
 
 
 def shown_key(spec: TableSpec, deltas: pa.Table, row: int) -> str:
-    """A key as people write it: word='spark'."""
+    """Return a key as text for messages: word='spark'."""
     return ", ".join(f"{name}={deltas.column(name)[row].as_py()!r}" for name in spec.state.key_names)
 
 
 def check_text(table: str, name: str, column: pa.ChunkedArray) -> None:
-    """Raise StateValueError for text with the character NUL in it."""
-    # Looking through the bytes first: hardly any batch has one, and this costs microseconds.
+    """Raise StateValueError for text that contains the character NUL."""
+    # Search the bytes first: this costs microseconds, and hardly any batch contains a NUL.
     if not any(b"\0" in _text_bytes(chunk) for chunk in column.chunks):
         return
     for value in column.to_pylist():
@@ -127,7 +127,7 @@ def check_text(table: str, name: str, column: pa.ChunkedArray) -> None:
 
 
 def check_years(table: str, name: str, column: pa.ChunkedArray) -> None:
-    """Raise StateValueError for a date that has no four-digit year: databases and drivers disagree there."""
+    """Raise StateValueError for a year outside 1 to 9999: databases and drivers disagree about those."""
     years = pc.min_max(pc.year(column))
     first, last = years["min"].as_py(), years["max"].as_py()
     if first is not None and not (first >= 1 and last <= 9999):
@@ -170,7 +170,7 @@ def _declared_columns(spec: TableSpec, deltas: pa.Table) -> pa.Table:
 
 
 def _without_all_null(deltas: pa.Table, values: tuple[str, ...]) -> pa.Table:
-    """A key whose every value is null adds nothing, and cannot become a row of NOT NULL columns."""
+    """Drop the keys whose values are all null: they add nothing, and value columns are NOT NULL."""
     if any(deltas.column(name).null_count == 0 for name in values):
         return deltas
     keep = deltas.column(values[0]).is_valid()

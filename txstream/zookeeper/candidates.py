@@ -17,8 +17,8 @@ _CANDIDATE = re.compile(r"^(?P<token>[0-9a-f]{32})-(?P<sequence>-?\d{10,})$")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A driver that leads or stands by: host:pid, since when, and "warm" or "cold" as it stands by. None is
-    what a driver of another version left out."""
+    """A driver that leads or stands by: host:pid, since when, and how it stands by ("warm" or "cold"). None
+    stands for what a driver of another version left out."""
 
     driver: str
     since: datetime | None = None
@@ -26,20 +26,20 @@ class Candidate:
 
 
 def candidate_data(standby: str | None = None) -> bytes:
-    """What this driver leaves in its znode, for operators to read."""
+    """Return what this driver leaves in its znode, for operators to read."""
     since = datetime.now(UTC).isoformat(timespec="seconds")
     found = {"driver": describe_this_process(), "since": since, "standby": standby}
     return to_json(found).encode()
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """The candidates among `names`, first come first; what else is there does not take part."""
+    """Return the candidates among `names`, in the order of their arrival. Other names do not take part."""
     matches = (match for match in map(_CANDIDATE.match, names) if match is not None)
     return [match.string for match in sorted(matches, key=lambda match: int(match["sequence"]))]
 
 
 def candidate_at(tree: Tree, path: str) -> Candidate | None:
-    """The candidate at `path`; None when it is gone."""
+    """Return the candidate at `path`; None if it is gone."""
     node = tree.get(path)
     if node is None:
         return None
@@ -47,12 +47,12 @@ def candidate_at(tree: Tree, path: str) -> Candidate | None:
         found = json.loads(node.data)
         return Candidate(str(found["driver"]), datetime.fromisoformat(found["since"]), found.get("standby"))
     except (ValueError, KeyError, TypeError):
-        # Only shown to people, so its name will do.
+        # It is only shown to people, so the path will do.
         return Candidate(f"a driver that left no address ({path})")
 
 
 def candidates(tree: Tree, leader_path: str) -> Iterator[Candidate]:
-    """Those that are there now: the leader, then who stands by."""
+    """Yield the present candidates: the leader, then those that stand by."""
     tree.sync()
     for name in in_order(tree.children(leader_path) or []):
         found = candidate_at(tree, f"{leader_path}/{name}")
@@ -61,5 +61,5 @@ def candidates(tree: Tree, leader_path: str) -> Iterator[Candidate]:
 
 
 def present_leader(tree: Tree, leader_path: str) -> str | None:
-    """host:pid of the first candidate, or None."""
+    """Return host:pid of the first candidate, or None."""
     return next((found.driver for found in candidates(tree, leader_path)), None)

@@ -3,7 +3,7 @@
 Invariants.
 - A request's fate is one of three: answered, refused (a kazoo exception that says so), or lost
   (LostAnswerError: it may have been applied, or may yet be). kazoo itself repeats nothing.
-- `sessions_lost` grows with every session that ended; the owner of an ephemeral znode compares it.
+- `sessions_lost` grows by one with every session that ends; the owner of an ephemeral znode compares it.
 - No call waits for a dead server longer than its `Patience` allows.
 """
 
@@ -46,7 +46,7 @@ _POLL_SECONDS = 0.1
 _STRAGGLER_SECONDS = 1.0
 # kazoo's own default doubles the pause between two connection attempts up to an hour.
 _RECONNECT = {"max_tries": -1, "delay": 0.05, "backoff": 2, "max_jitter": 0.2, "max_delay": 1.0}
-# Whether such a request was, or will be, applied is unknown.
+# After one of these, nobody knows whether the request was or will be applied.
 _LOST = (ConnectionLoss, SessionExpiredError, OperationTimeoutError, SessionMovedError)
 
 
@@ -54,8 +54,8 @@ class ZooKeeper:
     """A session that reconnects by itself, and takes a new session when the old one has expired.
 
     `hosts` is "h1:2181,h2:2181", with an optional chroot ("h1:2181/app"), which is created when missing.
-    Raises UsageError for hosts that cannot be such. `round_trips` counts the requests that progress stores
-    on this session have sent.
+    Raises UsageError for hosts that are not of this form. `round_trips` counts the requests that progress
+    stores on this session have sent.
     """
 
     def __init__(
@@ -113,42 +113,42 @@ class ZooKeeper:
 
     @property
     def connected(self) -> bool:
-        """Is there a connection now? A silent cut is noticed within two thirds of the session timeout."""
+        """Whether there is a connection now. A silent cut is noticed within 2/3 of the session timeout."""
         return bool(self.client.connected)
 
     # --- topologies -----------------------------------------------------------------------------------
 
     def topologies(self) -> list[str]:
-        """The ids of the topologies that have anything stored here, sorted."""
+        """Return the ids of the topologies that have anything stored here, sorted."""
         tree = self.tree()
         tree.sync()
         return sorted(name for name in tree.children(self.root) or [] if _exists(tree, f"{self.root}/{name}"))
 
     def leader(self, topology_id: str) -> str | None:
-        """host:pid of the driver that leads the topology now, or None."""
+        """Return host:pid of the driver that leads the topology now, or None."""
         return present_leader(self.tree(), Paths(self.root, topology_id).leader)
 
     def standbys(self, topology_id: str) -> tuple[Candidate, ...]:
-        """The drivers that wait to lead the topology, in the order in which they will."""
+        """Return the drivers that wait to lead the topology, in the order in which they will lead."""
         return tuple(candidates(self.tree(), Paths(self.root, topology_id).leader))[1:]
 
     def identity(self, topology_id: str) -> Identity | None:
-        """Whose progress is stored under this id; None where there is none. Raises CorruptStateError."""
+        """Return the identity stored under this id; None if there is none. Raises CorruptStateError."""
         return self.progress(topology_id, MetaCodec(Paths)).read_identity()
 
     def progress(self, topology_id: str, codec: MetaCodec[Any]) -> TreeProgress:
-        """The store of a topology's progress, with a command's patience."""
+        """Return the store of a topology's progress, with a command's patience."""
         return TreeProgress(self.tree(), Paths(self.root, topology_id), codec)
 
     def requests(self, topology_id: str) -> OperatorRequests:
-        """What operators ask of a topology, to be read or added to."""
+        """Return the requests of a topology's operators, to read or to add to."""
         return OperatorRequests(self.tree(), Paths(self.root, topology_id))
 
     def delete_topology(self, topology_id: str, *, force: bool = False) -> bool:
-        """Remove what is stored about a topology, readable or not; was there anything?
+        """Remove what is stored about a topology, readable or not. Return whether there was anything.
 
-        Raises LeaderExistsError while a driver leads it. `force` deletes nevertheless: only for a driver
-        that is known to be dead, since one that lives would find its progress gone, or somebody else's.
+        Raises LeaderExistsError while a driver leads it. `force` deletes anyway: only for a driver that is
+        known to be dead, since a live one would find its progress gone, or somebody else's.
         """
         tree, paths = self.tree(), Paths(self.root, topology_id)
         leader = present_leader(tree, paths.leader)
@@ -163,7 +163,7 @@ class ZooKeeper:
     # --- requests -------------------------------------------------------------------------------------
 
     def tree(self, patience: Patience | None = None) -> KazooTree:
-        """This session as a tree; without `patience`, a request waits `connect_timeout_seconds`."""
+        """Return this session as a tree. Without `patience`, a request waits `connect_timeout_seconds`."""
         return KazooTree(self, patience or self.patience(deadline_seconds=self.connect_timeout_seconds))
 
     def patience(
@@ -181,16 +181,16 @@ class ZooKeeper:
         )
 
     def request(self, send: Send, patience: Patience) -> Any:
-        """Send one request and wait for its answer.
+        """Send one request, wait for its answer, and return it.
 
-        Raises the kazoo exceptions in which the server refuses it, LostAnswerError when its fate is
-        unknown, ServiceUnavailableError when no answer can be had, WaitStoppedError.
+        Raises the kazoo exceptions with which the server refuses it, LostAnswerError if its fate is unknown,
+        ServiceUnavailableError if no answer can be had, and WaitStoppedError.
         """
         sessions_lost = self.sessions_lost
         result = send()
         while not result.wait(_POLL_SECONDS):
             patience.unanswered()
-            # kazoo can drop a request that was queued in the very moment in which the session ended.
+            # kazoo can drop a request that was queued at the very moment at which the session ended.
             if self.sessions_lost != sessions_lost and not result.wait(_STRAGGLER_SECONDS):
                 raise LostAnswerError("the session ended before the request was answered")
         try:
@@ -211,7 +211,7 @@ class ZooKeeper:
         return answer
 
     def read(self, send: Send, patience: Patience) -> Any:
-        """As `request`, for what can be repeated without harm: repeated until it is answered."""
+        """As `request`, for a request that can be repeated without harm. Repeats it until it is answered."""
         failures = 0
         while True:
             try:
@@ -230,8 +230,8 @@ class ZooKeeperProgress(TreeProgress):
     """The `ProgressStore` of one topology in ZooKeeper.
 
     While ZooKeeper is away every call waits, tells `waiting` once ("waiting for ZooKeeper at ... since
-    12:00:05") and ends when `should_stop` says so (WaitStoppedError). `deadline_seconds`, for commands,
-    ends it with ServiceUnavailableError; a driver has none, since the fate of a write must become known.
+    12:00:05") and ends when `should_stop` returns True (WaitStoppedError). Commands set `deadline_seconds`,
+    which ends it with ServiceUnavailableError. A driver has none: the fate of a write must become known.
     """
 
     def __init__(
@@ -250,12 +250,12 @@ class ZooKeeperProgress(TreeProgress):
 
 
 def _exists(tree: KazooTree, base: str) -> bool:
-    # `leader` alone is left by a driver that stopped before its topology was ever run.
+    # A driver that stopped before its topology was ever run leaves `leader` alone.
     return bool({"identity", "coordinator", "epoch"}.intersection(tree.children(base) or []))
 
 
 def _split(hosts: str) -> tuple[str, str]:
-    """The hosts without their chroot, and the chroot ("" without one). Raises UsageError."""
+    """Return the hosts without their chroot, and the chroot ("" if there is none). Raises UsageError."""
     servers, _, rest = hosts.strip().partition("/")
     chroot = f"/{rest.strip('/')}" if rest.strip("/") else ""
     try:

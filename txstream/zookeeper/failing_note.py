@@ -1,7 +1,7 @@
 """The znodes `failing` and `waiting`: why a batch is not committed, written by the leader for people.
 
 `failing` stays after the batch is committed: readers compare its txid with the progress. `waiting` is there
-only while something is waited for, and says nothing once a newer leader has claimed its epoch.
+only while the leader waits for something, and means nothing once a newer leader has claimed its epoch.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from txstream.zookeeper.znode_values import StoredEpoch, parse_object, take, tak
 
 
 def read_failing(tree: Tree, paths: Paths) -> FailingBatch | None:
-    """What was written last; None before the first. Raises CorruptStateError."""
+    """Return what was written last; None before the first. Raises CorruptStateError."""
     tree.sync()
     node = tree.get(paths.failing)
     return None if node is None else decode_failing(node.data, paths.failing)
 
 
 def encode_failing(batch: FailingBatch) -> bytes:
-    """What is stored of it."""
+    """Return the batch as it is stored."""
     document = {"txid": batch.txid, "attempt": batch.attempt, "at": batch.at.isoformat()}
     return to_json({**document, "reasons": dict(batch.reasons)}).encode()
 
@@ -40,7 +40,7 @@ def decode_failing(data: bytes, path: str) -> FailingBatch:
 
 
 def read_waiting(tree: Tree, paths: Paths) -> tuple[Wait, ...]:
-    """What the newest leader waits for, or did when it ended. Raises CorruptStateError."""
+    """Return what the newest leader waits for, or did when it ended. Raises CorruptStateError."""
     tree.sync()
     node, epoch = tree.get(paths.waiting), tree.get(paths.epoch)
     if node is None or epoch is None:
@@ -50,7 +50,7 @@ def read_waiting(tree: Tree, paths: Paths) -> tuple[Wait, ...]:
 
 
 def encode_waiting(epoch: Epoch, waits: Sequence[Wait]) -> bytes:
-    """What is stored of them."""
+    """Return the waits as they are stored."""
     listed = [
         {"what": one.what, "since": one.since.isoformat(), "because": one.because, "reason": one.reason}
         for one in waits

@@ -1,9 +1,9 @@
 """A topology's part of the tree, which only the newest leader can change.
 
 Invariants.
-- Every change is one multi, sent by `FencedTree.multi` and nowhere else; it begins with a check of the
+- Every change is one multi, sent by `FencedTree.multi` and nowhere else. It begins with a check of the
   version that `epoch` had when this driver claimed it, so that an older leader cannot change anything.
-  Only what operators ask (`requests`) is written past it, into a znode of its own.
+  Only operators' requests (`requests`) are written without it, into a znode of their own.
 - An epoch is claimed by compare-and-set. The value holds an owner id made for this one claim, so that a claim
   whose answer was lost is recognised, and never taken for somebody else's or made twice.
 """
@@ -21,19 +21,19 @@ from txstream.zookeeper.paths import Paths
 from txstream.zookeeper.tree import Check, LostAnswerError, Operation, RefusedError, SetData, Tree
 from txstream.zookeeper.znode_values import MAX_EPOCH, StoredEpoch
 
-# Called with "before" or "after" and the write's name (create_identity, mend, claim_epoch, persist, advance,
-# answer_request, write_assignment, write_failing, write_waiting, outdate, rebuild, delete). What it raises
-# is raised there: LostAnswerError is a lost answer, anything else a crash.
+# Called with "before" or "after" and the write's name (create_identity, replace_identity, mend, claim_epoch,
+# persist, advance, answer_request, write_assignment, write_failing, write_waiting, write_trees, outdate,
+# rebuild, delete). The write raises the hook's error: LostAnswerError is a lost answer, any other a crash.
 Hook = Callable[[str, str], None]
 
-# Each lost race means that another driver made progress; so many in a row are no race.
+# Each lost race means that another driver made progress; this many in a row are no race.
 MAX_RACES = 100
 
 _MAX_STEPS = 500
 
 
 def describe_this_process() -> str:
-    """host:pid, so that an operator finds the driver."""
+    """Return host:pid, so that an operator finds the driver."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
@@ -51,24 +51,24 @@ class FencedTree:
         return self._claim is not None
 
     def forget_claim(self) -> None:
-        """There is no epoch any more: the topology was deleted."""
+        """Forget the claim: the topology was deleted, and there is no epoch any more."""
         self._claim = None
 
     def require_claim(self) -> tuple[StoredEpoch, int]:
-        """My claim and the version of `epoch` under it. Raises CoordinatorError before there is one."""
+        """Return my claim and the version of `epoch` under it. Raises CoordinatorError if there is none."""
         if self._claim is None:
             raise CoordinatorError(f"no epoch of topology {self._paths.topology_id!r} was claimed yet")
         return self._claim
 
     def read(self) -> Epoch:
-        """The greatest epoch claimed so far; 0 before the first."""
+        """Return the greatest epoch claimed so far; 0 before the first."""
         self.tree.sync()
         node = self.tree.get(self._paths.epoch)
         return Epoch(0) if node is None else StoredEpoch.decode(node.data, self._paths.epoch).epoch
 
     def claim(self, at_least: Epoch) -> Epoch:
-        """1 + the greater of the stored epoch and `at_least`. Raises FencedError when
-        other drivers kept claiming before this one."""
+        """Claim and return 1 + the greater of the stored epoch and `at_least`. Raises FencedError if other
+        drivers kept claiming before this one."""
         owner = uuid.uuid4().hex
         races = failures = 0
         while True:
@@ -97,7 +97,7 @@ class FencedTree:
         """Replace an unreadable epoch by a readable one. The caller then claims one above every fence, or
         deletes everything. Raises FencedError.
 
-        Each claim adds one to the version, so the version is not below the number of claims.
+        Each claim adds one to the version, so the version is at least the number of claims.
         """
         for failures in range(1, MAX_RACES):
             self.tree.sync()
@@ -118,8 +118,8 @@ class FencedTree:
         raise FencedError(f"{self._paths.epoch} keeps changing while it is mended")
 
     def verify(self) -> None:
-        """Raises FencedError when the claimed epoch is no longer mine, CorruptStateError when it is not
-        there or was tampered with."""
+        """Raise FencedError if the claimed epoch is no longer mine, CorruptStateError if it is missing or was
+        tampered with."""
         claim, version = self.require_claim()
         self.tree.sync()
         node = self.tree.get(self._paths.epoch)
@@ -141,11 +141,11 @@ class FencedTree:
             )
 
     def outdate(self) -> None:
-        """Bring the version of `epoch` above every epoch so far, under my claim.
+        """Raise the version of `epoch` above every epoch so far, under my claim.
 
-        Each claim adds one to the version and at least one to the epoch, so no earlier driver expects
-        such a version. In a tree that was emptied or restored, versions repeat; without this, a driver that
-        was frozen meanwhile might find the version that it claimed. Raises FencedError.
+        Each claim adds one to the version and at least one to the epoch, so no earlier driver expects such a
+        version. In a tree that was emptied or restored, versions repeat; without this, a driver that was
+        frozen meanwhile might find the version that it claimed. Raises FencedError.
         """
         failures = 0
         claim, version = self.require_claim()
@@ -165,21 +165,22 @@ class FencedTree:
                 self.tree.sync()
                 node = self.tree.get(self._paths.epoch)
                 if node is None or StoredEpoch.decode(node.data, self._paths.epoch).owner != claim.owner:
-                    self.verify()  # says who it is now
+                    self.verify()  # raises, and says who leads now
                 else:
                     version = node.version
             self._claim = (claim, version)
 
     def version_to_check(self) -> int:
-        """For writes that need no claim (create, delete): of my epoch if I have one, else of the present."""
+        """Return the version for writes that need no claim (create, delete): of my epoch or, if I have none,
+        of the present one."""
         if self._claim is None:
             return self._read_or_create()[1]
         self.verify()
         return self._claim[1]
 
     def version_before_claims(self) -> int:
-        """Of `epoch` while nobody has claimed it. A delete with it that is late cannot be applied to what
-        was made anew and is led. Raises FencedError."""
+        """Return the version of `epoch` while nobody has claimed it; raise FencedError if somebody has. With
+        it, a late delete cannot be applied to a topology that was made anew and has a leader."""
         stored, version = self._read_or_create()
         if stored.epoch > 0:
             raise FencedError(
@@ -189,7 +190,7 @@ class FencedTree:
         return version
 
     def multi(self, write: str, operations: Sequence[Operation], epoch_version: int) -> None:
-        """The only way in which anything changes. Raises RefusedError or LostAnswerError."""
+        """Send the write: nothing changes in any other way. Raises RefusedError or LostAnswerError."""
         if self._hook is not None:
             self._hook("before", write)
         self.tree.multi([Check(self._paths.epoch, epoch_version), *operations])
@@ -197,7 +198,7 @@ class FencedTree:
             self._hook("after", write)
 
     def try_multi(self, write: str, operations: Sequence[Operation]) -> RefusedError | LostAnswerError | None:
-        """Under my claim: None when it is known to be stored, otherwise what happened."""
+        """Write under my claim. Return None if it is known to be stored, otherwise what happened."""
         try:
             self.multi(write, operations, self.require_claim()[1])
         except (RefusedError, LostAnswerError) as problem:

@@ -1,4 +1,4 @@
-"""What a topology was when it was first run: its code may change, this may not."""
+"""What a topology was when it was first run. Its code may change; this may not, but for added states."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """`uuid` tells two topologies of one id apart, in every database. `spout` is a class path, `source` what
-    must not change about it as JSON values (Kafka: the topics), `created_at` ISO 8601 in UTC."""
+    """`uuid` tells two topologies of one id apart, in every database. `spout` is a class path. `source` is
+    what must not change about it, as JSON values (Kafka: the topics). `created_at` is ISO 8601 in UTC."""
 
     uuid: str
     format: int
@@ -34,23 +34,23 @@ class Identity:
     def new(
         cls, semantics: Semantics, spout: str, source: Mapping[str, Any], tables: tuple[str, ...]
     ) -> Identity:
-        """The identity of a topology that is run for the first time, with a new uuid."""
+        """Return the identity of a topology that is run for the first time, with a new uuid."""
         created_at = datetime.now(UTC).isoformat(timespec="seconds")
         return cls(str(uuid.uuid4()), FORMAT, semantics, spout, dict(source), tuple(tables), created_at)
 
     @property
     def is_tracked(self) -> bool:
-        """Of tracked tuples: it stores no progress and has no states."""
+        """Whether this is a topology of tracked tuples, which stores no progress and has no states."""
         return "tracked" in self.source
 
     @property
     def kind(self) -> str:
-        """For people: its semantics, or that its tuples are tracked."""
+        """The semantics, or "tracked" for a topology of tracked tuples; for people."""
         return "tracked" if self.is_tracked else str(self.semantics)
 
     def differences(self, other: Identity) -> list[str]:
-        """What differs in `other`, the code to be run now, from this one, a sentence each; uuid, format and
-        creation time are not the code's. Empty when it is the same topology."""
+        """Return how `other`, the code to be run now, differs from this one, a sentence each; empty if it is
+        the same topology. Uuid, format and creation time are not compared: they are not the code's."""
         sentences = []
         if self.spout != other.spout:
             sentences.append(f"the spout was {self.spout} and is {other.spout} now")
@@ -67,7 +67,7 @@ class Identity:
         return sentences
 
     def to_document(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the identity as JSON values."""
         return {
             "uuid": self.uuid,
             "format": self.format,

@@ -1,11 +1,11 @@
-"""The real tree: operations to kazoo's requests, kazoo's answers to refusals; watches that last.
+"""The real tree: turns operations into kazoo's requests and kazoo's answers into refusals; watches that last.
 
 Invariants of a watch.
 - `changed` is called after the watch was set again, never before, so that a read in `changed` sees every
   change that came while no watch was set.
-- ZooKeeper forgets a watch once it has fired, and kazoo forgets all when the connection is cut: it is set
-  again after each firing and after each new connection.
-- All of this runs in kazoo's own threads, so nothing here waits, and nothing is raised there.
+- ZooKeeper forgets a watch once it has fired, and kazoo forgets all when the connection is cut. So a watch is
+  set again after each firing and after each new connection.
+- All of this runs in kazoo's own threads, so nothing here blocks or raises.
 """
 
 from __future__ import annotations
@@ -64,17 +64,17 @@ class KazooWatch:
             self._set()
 
     def _fired(self, event: Any) -> None:
-        # Without a type it says that the connection was cut; the next one sets the watch.
+        # An event without a type says that the connection was cut; the next connection sets the watch.
         if event.type != EventType.NONE:
             self._set()
 
     def _set(self) -> None:
         if not self._stopped:
-            # A watcher that is set twice is still one to kazoo, because bound methods compare equal.
+            # Setting a watcher twice does no harm: to kazoo it is one, because bound methods compare equal.
             self._client.exists_async(self._path, self._fired).rawlink(self._was_set)
 
     def _was_set(self, result: Any) -> None:
-        # Where it failed, the connection was cut or closed.
+        # If it failed, the connection was cut or closed.
         if self._stopped or not result.successful():
             return
         try:
@@ -118,7 +118,7 @@ def back_off(failures: int, patience: Patience) -> None:
 
 
 class KazooTree:
-    """A `Tree` over a session; see there. With `counted`, its requests count as the session's round trips."""
+    """A `Tree` over a session. With `counted`, its requests count as the session's round trips."""
 
     def __init__(self, session: Session, patience: Patience, *, counted: bool = False) -> None:
         self._session = session
@@ -195,7 +195,7 @@ class KazooTree:
 
 
 def raise_refusal(results: Sequence[Any], operations: Sequence[Operation]) -> None:
-    """Raise what is in the result list of a kazoo transaction, which `commit` returns instead of raising."""
+    """Raise the exceptions in a kazoo transaction's results, which `commit` returns instead of raising."""
     failures = [(r, o) for r, o in zip(results, operations, strict=False) if isinstance(r, Exception)]
     if not failures:
         if len(results) != len(operations):

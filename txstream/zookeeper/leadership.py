@@ -1,13 +1,13 @@
 """Who leads a topology: election over ephemeral, sequential znodes below `leader/`.
 
 Invariants.
-- The candidate with the lowest sequence number leads; each other one watches the one before it.
+- The candidate with the lowest sequence number leads; every other one watches the one before it.
 - A candidate's znode belongs to one session. When the session is lost, so is the lead, and the next
-  `acquire` makes a new znode. Its token says which driver it is of, and in which session that driver thought
-  to be; a driver deletes all of its own but the one of its present session. One that was asked for in the old
-  session may be made in the new one, and would be waited for as long as that lasts.
-- Election keeps two drivers from working against each other; it keeps nothing safe. A leader that does not
-  know yet that it was succeeded is stopped by the epoch and by the fences.
+  `acquire` makes a new znode. Its token names the driver, and the session in which the driver believed itself
+  to be. A driver deletes all of its znodes but the one of its present session: a znode that was requested in
+  the old session may be made in the new one, and others would wait for it as long as that session lasts.
+- Election keeps two drivers from working against each other; it keeps no data safe. The epoch and the fences
+  stop a leader that does not know yet that it was succeeded.
 
 kazoo's own lock recipe is not used: it keeps believing in a lock whose session was lost, and it cannot be
 interrupted without a second thread.
@@ -37,8 +37,8 @@ _RELEASE_SECONDS = 2.0
 
 
 class Leadership:
-    """One driver's candidacy for one topology. Not for several threads, except `held`. `standby` is how it
-    stands by, for operators to read."""
+    """One driver's candidacy for one topology. Only `held` may be used from several threads. `standby` says
+    how the driver stands by, for operators to read."""
 
     def __init__(self, zk: ZooKeeper, topology_id: str, standby: str | None = None) -> None:
         self._zk = zk
@@ -49,8 +49,8 @@ class Leadership:
 
     @property
     def held(self) -> bool:
-        """Do I lead, as far as is known here? False as soon as the session is known to be lost, which
-        ZooKeeper tells when it can be reached again."""
+        """Whether this driver leads, as far as it knows. False as soon as the session is known to be lost,
+        which ZooKeeper tells only when it can be reached again."""
         return self._held_in is not None and self._held_in == self._zk.sessions_lost
 
     def acquire(
@@ -63,7 +63,7 @@ class Leadership:
         """Become the leader; wait as a standby while another driver leads.
 
         `waiting` is called with a sentence that says who leads, and again when that changes. When
-        `should_stop` says so, this returns, and `held` is False. Raises LeaderExistsError when `wait` is
+        `should_stop` returns True, this returns, and `held` is False. Raises LeaderExistsError if `wait` is
         false and another driver leads. A driver that does not hold the lead afterwards is no longer a
         candidate.
         """
@@ -82,8 +82,8 @@ class Leadership:
             raise
 
     def release(self) -> None:
-        """Lead no longer, and be no candidate. When ZooKeeper cannot be reached, the session's end, at the
-        latest, does the same."""
+        """Give up the lead and the candidacy. If ZooKeeper cannot be reached, the end of the session does the
+        same, at the latest."""
         self._held_in = None
         tree = self._zk.tree(self._zk.patience(deadline_seconds=_RELEASE_SECONDS))
         try:
@@ -114,7 +114,7 @@ class Leadership:
             own = self._own(candidates)
             mine = next((name for name in own if name.startswith(token)), None)
             spares = [name for name in own if name != mine]
-            if spares:  # of a session that was lost, or an answer was, and the znode it was about came to be
+            if spares:  # from a lost session, or made by a request whose answer was lost
                 for spare in spares:
                     tree.discard(f"{self._paths.leader}/{spare}")
                 continue
@@ -159,11 +159,11 @@ class Leadership:
     def _watch(
         self, patience: Patience, predecessor: str, session: int, should_stop: Callable[[], bool]
     ) -> None:
-        """Return when the candidate before me may be gone, when my session is, or to stop."""
+        """Return when the candidate before this one may be gone, the session is lost, or it is to stop."""
         changed = threading.Event()
         path = f"{self._paths.leader}/{predecessor}"
         try:
-            # kazoo calls the watcher also when the connection is cut.
+            # kazoo also calls the watcher when the connection is cut.
             self._zk.read(lambda: self._zk.client.get_async(path, lambda _: changed.set()), patience)
         except NoNodeError:
             return
@@ -171,5 +171,5 @@ class Leadership:
             continue
 
     def _own(self, names: Iterable[str]) -> list[str]:
-        """Of whichever session."""
+        """Return this driver's candidates among `names`, of any session."""
         return [name for name in in_order(names) if name.startswith(self._driver)]

@@ -1,4 +1,4 @@
-"""The progress store in memory: the real store's rules over a tree that only lives in this process.
+"""The progress store in memory: the real store's rules over a tree that lives only in this process.
 
 For tests and for simulation. Versions, atomic multis and refusals are ZooKeeper's; one test suite runs over
 this tree and over a real server.
@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 class MemoryTree:
     """Znodes in memory, shared by any number of `MemoryProgress` (two leaders, a restarted driver).
 
-    `requests` counts what was asked of it. `delay_next_write` makes the next write's answer lost and the
-    write itself late: it is applied, or refused by its versions, when `deliver_late` is called.
+    `requests` counts the calls. `delay_next_write` loses the next write's answer and makes the write itself
+    late: it is applied, or refused because of its versions, when `deliver_late` is called.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class MemoryTree:
         return stop
 
     def back_off(self, failures: int) -> None:
-        """Nothing to wait for: in memory the next try is answered."""
+        """Do nothing: in memory the next try is answered."""
 
     # --- for tests ------------------------------------------------------------------------------------
 
@@ -111,7 +111,7 @@ class MemoryTree:
             self._delay = True
 
     def deliver_late(self) -> int:
-        """Apply the late writes, in order, as far as their versions still allow; how many were applied."""
+        """Apply the late writes, in order, if their versions still allow it. Return how many were applied."""
         applied = 0
         with self._changing():
             late, self._late = self._late, []
@@ -132,7 +132,7 @@ class MemoryTree:
             self._nodes[path] = Node(data, 0 if node is None else node.version + 1)
 
     def below(self, path: str) -> list[str]:
-        """All paths below `path`."""
+        """Return all paths below `path`."""
         with self._lock:
             return sorted(name for name in self._nodes if name.startswith(f"{path}/"))
 
@@ -144,7 +144,7 @@ class MemoryTree:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """Hold the lock for a change; afterwards, without it, tell those who watch what has changed."""
+        """Hold the lock for a change. Afterwards, without the lock, call the watches of what changed."""
         with self._lock:
             before = [self._nodes.get(path) for path, _ in self._watches]
             yield
@@ -176,7 +176,7 @@ class MemoryProgress(TreeProgress):
 
 
 class _Stoppable:
-    """One driver's view of a shared tree, which ends its repeats when `should_stop` says so."""
+    """One driver's view of a shared tree, which ends its repeats when `should_stop` returns True."""
 
     def __init__(self, tree: MemoryTree, should_stop: Callable[[], bool] | None) -> None:
         self._should_stop = should_stop

@@ -16,7 +16,7 @@ _TRIES = 3
 
 
 class NoteWriter:
-    """Writes one such znode, under the leader's claim. One round trip, after the first write."""
+    """Writes one such znode, under the leader's claim. After the first, a write is one round trip."""
 
     def __init__(self, fenced: FencedTree, path: str, name: str) -> None:
         self._fenced = fenced
@@ -25,7 +25,7 @@ class NoteWriter:
         self._version: int | None = None
 
     def write(self, data: bytes | None) -> None:
-        """Make it hold this; None: have it gone. Raises FencedError, ServiceUnavailableError."""
+        """Store `data`; None deletes the znode. Raises FencedError, ServiceUnavailableError."""
         for _ in range(_TRIES):
             operation, version = self._operation(data)
             if operation is None:
@@ -42,7 +42,7 @@ class NoteWriter:
         log.warning("%s was not written, because something else writes there", self._path)
 
     def _operation(self, data: bytes | None) -> tuple[Operation | None, int | None]:
-        """The write, if there is anything to do, and the version that the znode has after it."""
+        """Return the write, if there is anything to do, and the version that the znode has after it."""
         if self._version is None:
             node = self._fenced.tree.get(self._path)
             if node is None:

@@ -15,7 +15,7 @@ ROOT = "/txstream/topologies"
 class Paths:
     """The znodes of one topology. `root` is ROOT, below the chroot if there is one.
 
-    Raises TopologyError for an id that cannot be one.
+    Raises TopologyError for an invalid id.
     """
 
     root: str
@@ -85,12 +85,12 @@ class Paths:
 
 
 def znode_in(error: Exception) -> str:
-    """The path with which the message begins, where it is about a znode; otherwise its first word."""
+    """Return the path with which the message begins if it is about a znode; otherwise its first word."""
     return str(error).partition(": ")[0].partition(" ")[0]
 
 
 def remedy(path: str, topology_id: str) -> str:
-    """What helps where the znode `path` cannot be read."""
+    """Return what helps if the znode `path` cannot be read."""
     if "/requests/" in path or path.endswith(("/assignment", "/failing", "/waiting", "/trees")):
         return (
             f"delete this znode with ZooKeeper's own shell (delete {path}): it is what operators ask or are "
@@ -100,7 +100,7 @@ def remedy(path: str, topology_id: str) -> str:
 
 
 def with_remedy(error: CorruptStateError, topology_id: str) -> CorruptStateError:
-    """The same, with what helps, where it is about a znode."""
+    """Return the error, with what helps if it is about a znode."""
     path = znode_in(error)
     if not path.startswith("/"):
         return error

@@ -12,8 +12,8 @@ _TELL_AFTER_SECONDS = 1.0
 
 
 class WaitStoppedError(ServiceUnavailableError):
-    """`should_stop` said so while a call was waiting. Whether a write was applied may be unknown: what is
-    read after the next start decides."""
+    """`should_stop` ended a wait. Whether a write was applied may be unknown; what is read after the next
+    start decides."""
 
 
 class Patience:
@@ -21,7 +21,7 @@ class Patience:
     `answered`.
 
     `waiting` is called with a sentence once an outage has lasted a second. `should_stop` is asked at every
-    turn of a wait, and never while things are answered. `deadline_seconds` None waits without end.
+    turn of a wait, and never while the service answers. With `deadline_seconds` None, a wait has no limit.
     """
 
     def __init__(
@@ -67,6 +67,6 @@ class Patience:
             self._waiting(self._message)
 
     def stop_if_asked(self) -> None:
-        """Raises WaitStoppedError when `should_stop` says so."""
+        """Raise WaitStoppedError if `should_stop` returns True."""
         if self._should_stop is not None and self._should_stop():
             raise WaitStoppedError(f"stopped while waiting for {self._service}")

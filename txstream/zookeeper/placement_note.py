@@ -1,6 +1,6 @@
 """The znode `assignment`: where the tasks of a recent batch ran, written by the leader now and then.
 
-It only informs operators (see `notes`), so a document that is too large is cut, and an unreadable one
+It only informs operators (see `notes`), so a document that is too large is cut, and an unreadable one is
 reported.
 """
 
@@ -27,14 +27,14 @@ _FIELDS = {"component", "task", "slot", "worker", "host", "seconds", "tuples"}
 
 
 def read_assignment(tree: Tree, paths: Paths) -> Assignment | None:
-    """What was written last; None before the first. Raises CorruptStateError."""
+    """Return what was written last; None before the first. Raises CorruptStateError."""
     tree.sync()
     node = tree.get(paths.assignment)
     return None if node is None else decode_assignment(node.data, paths.assignment)
 
 
 def encode_assignment(assignment: Assignment) -> bytes:
-    """The part of it that is stored. Beyond the size of one request, the quickest tasks are left out."""
+    """Return the part that is stored. Beyond the size of one request, the quickest tasks are left out."""
     tasks = assignment.tasks
     while True:
         left_out = assignment.left_out + len(assignment.tasks) - len(tasks)

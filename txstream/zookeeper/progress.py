@@ -1,7 +1,7 @@
 """The progress store over a tree of znodes.
 
 Invariants.
-- `current`, and the metas from current - 1 on without a gap, change together or not at all, under the epoch
+- `current` and the metas (from current - 1 on, without a gap) change together or not at all, under the epoch
   that this driver has claimed (`fenced_tree`).
 - Every operation carries the version that its znode had when it was last read or written here. A write whose
   answer is lost can therefore be repeated, and can arrive late, without being applied twice.
@@ -155,7 +155,7 @@ class TreeProgress:
                 try:
                     progress, versions = self._read_progress(before)
                 except CorruptStateError:
-                    # Seen while it changed, it may look corrupt; only what stands still is.
+                    # Progress that changes while it is read may look corrupt; only if it stands still, it is.
                     if self._tree.get(self._paths.current) == before:
                         raise
                     continue
@@ -207,7 +207,7 @@ class TreeProgress:
     # --- writing --------------------------------------------------------------------------------------
 
     def check_size(self, metas: BatchMetas[Any]) -> None:
-        # With the longest attempt id there is, so that what passes here passes with any.
+        # With the longest attempt id that there is, so that what passes here passes with any id.
         StoredBatch(metas, AttemptId(MAX_ATTEMPT)).encode(self._codec)
 
     def persist(self, txid: Txid, metas: BatchMetas[Any]) -> BatchMetas[Any]:
@@ -219,8 +219,8 @@ class TreeProgress:
                     f"the plan of txid {txid} cannot be stored: current is {current}, {following} comes next"
                 )
             path = self._paths.meta(txid)
-            # The check of `current`: without it, a repeated persist that arrives late would bring back metas
-            # that an advance has deleted meanwhile.
+            # Without the check of `current`, a repeated persist that arrives late would bring back metas that
+            # an advance has deleted meanwhile.
             operations: list[Operation] = [
                 Check(self._paths.current, version),
                 Create(path, StoredBatch(metas, None).encode(self._codec)),
@@ -276,7 +276,7 @@ class TreeProgress:
     def _store_metas(
         self, txid: Txid, attempt: AttemptId, metas: BatchMetas[Any] | None
     ) -> tuple[int, Operation]:
-        """The version that txid's metas will have, and what it takes."""
+        """Return the version that txid's metas will have, and the operation that makes it so."""
         path, version = self._paths.meta(txid), self._meta_versions.get(txid)
         if metas is None:
             if version is None:
@@ -288,7 +288,7 @@ class TreeProgress:
         return version + 1, SetData(path, data, version)
 
     def _is_stored(self, following: StoredCurrent, version: int, txid: Txid, meta_version: int) -> bool:
-        """Was it ours that advanced? An attempt advances once, and its versions are the ones we asked for."""
+        """Return whether our own advance is stored. An attempt advances once, with the versions asked for."""
         node = self._tree.get(self._paths.current)
         if node is None:
             raise CorruptStateError(f"{self._paths.current} is missing, though its epoch is still mine")
@@ -395,12 +395,12 @@ class TreeProgress:
             self._fenced.forget_claim()
             self._current = None
             self._meta_versions = {}
-            # What is left belongs to the election; a candidate that is there keeps it.
+            # What is left belongs to the election; it stays as long as there is a candidate.
             if self._tree.discard(self._paths.leader):
                 self._tree.discard(self._paths.base)
 
     def _deletes(self, path: str) -> list[Operation]:
-        """Deletes of everything at and below `path`, children first, except base and election."""
+        """Return deletes of everything at and below `path`, children first, except base and election."""
         node, names = self._tree.get(path), self._tree.children(path)
         if node is None or names is None:
             return []
@@ -411,8 +411,8 @@ class TreeProgress:
 
 
 def _fail_if_refused(problem: RefusedError | LostAnswerError) -> None:
-    """Everything was read back, the epoch is mine and nothing was stored: then a refusal has no reason that
-    txstream could have given."""
+    """Raise CorruptStateError if the write was refused. Everything was read back, the epoch is mine and
+    nothing was stored, so nothing that txstream did explains a refusal."""
     if isinstance(problem, RefusedError):
         raise CorruptStateError(
             f"{problem}, which is not how txstream left it: something else writes there"

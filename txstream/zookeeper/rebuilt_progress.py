@@ -1,7 +1,7 @@
-"""Writing a topology's progress anew, as its ledgers have it: what `txstream recover` does.
+"""Writes a topology's progress anew, as its ledgers have it: what `txstream recover` does.
 
 Invariant: everything changes in one multi under the epoch that this driver has claimed, and every operation
-carries the version that was read; an answer that is lost is settled by reading back.
+carries the version that was read. Reading back settles what became of a lost answer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from txstream.zookeeper.znode_values import StoredCurrent
 def rebuild(
     fenced: FencedTree, paths: Paths, codec: MetaCodec[Any], identity: Identity, progress: Progress
 ) -> None:
-    """Make `identity` and `progress` all that is stored; what operators asked stays. Raises FencedError."""
+    """Make `identity` and `progress` all that is stored, beside what operators asked. Raises FencedError."""
     wanted = {
         paths.identity: identity.encode(),
         paths.current: StoredCurrent(progress.current, progress.committed_by).encode(),
@@ -43,7 +43,7 @@ def rebuild(
 
 
 def _operations(tree: Tree, paths: Paths, wanted: dict[str, bytes]) -> list[Operation]:
-    """The operations that turn the present tree into the wanted one; parents first."""
+    """Return the operations that turn the present tree into the wanted one, parents first."""
     operations: list[Operation] = [
         Create(folder, b"")
         for folder in (paths.coordinator, paths.metas, paths.requests)

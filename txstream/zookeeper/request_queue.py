@@ -1,11 +1,11 @@
 """Operators' requests to a running topology: asked by commands, answered by the leader.
 
 Invariants.
-- Operators write `requests/asked` by compare-and-set, so that of several who ask at once none is lost. They
-  claim no epoch, and write nothing else.
+- Operators write `requests/asked` by compare-and-set, so that no request is lost when several ask at once.
+  They claim no epoch, and write nothing else.
 - An answer is one fenced multi over both znodes (see `requests`): only the newest leader answers, once, and
   what is in force changes with the answer or not at all.
-- What nobody has answered is kept over restarts, for the next leader.
+- Unanswered requests survive restarts, for the next leader.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MAX_WAITING_BYTES = 16 * 1024
 
 
 class RequestZnodes:
-    """Both znodes as they are now, each with its version, None where there is none."""
+    """Both znodes as they are now, each with its version, which is None if there is no such znode."""
 
     def __init__(self, tree: Tree, paths: Paths) -> None:
         self._tree = tree
@@ -58,7 +58,7 @@ class RequestZnodes:
         return Answered.decode(node.data, self._paths.answered), node.version
 
     def read(self) -> Requests:
-        """Raises CorruptStateError."""
+        """Return what is in force and the requests that wait. Raises CorruptStateError."""
         self._tree.sync()
         known = {self._paths.asked, self._paths.answered}
         for name in self._tree.children(self._paths.requests) or ():
@@ -113,7 +113,7 @@ class LeaderRequests:
 
 
 class OperatorRequests:
-    """A command's side. `hook` is called as a store's is, with the write `ask_request`."""
+    """A command's side. `hook` is called as a store's hook is, with the write `ask_request`."""
 
     def __init__(self, tree: Tree, paths: Paths, hook: Hook | None = None) -> None:
         self._tree = tree
@@ -122,14 +122,14 @@ class OperatorRequests:
         self._znodes = RequestZnodes(tree, paths)
 
     def read(self) -> Requests:
-        """What is in force and the requests that wait. Raises CorruptStateError."""
+        """Return what is in force and the requests that wait. Raises CorruptStateError."""
         return self._znodes.read()
 
     def ask(self, kind: Kind, body: Mapping[str, Any]) -> str:
-        """Store a request; its id, to wait for the answer.
+        """Store a request. Return its id, to wait for the answer.
 
-        Raises UsageError for a topology that is not there, ServiceUnavailableError when too much waits for
-        an answer already.
+        Raises UsageError if there is no such topology, ServiceUnavailableError if too much already waits for
+        an answer.
         """
         request = Request(uuid.uuid4().hex, kind, body, datetime.now(UTC), _this_operator())
         problem: RefusedError | LostAnswerError | None = None
@@ -158,7 +158,7 @@ class OperatorRequests:
         raise ServiceUnavailableError(f"{self._paths.asked} keeps changing while it is written ({problem})")
 
     def wait_answer(self, request_id: str, deadline_seconds: float) -> Answer | None:
-        """The leader's answer; None when there is none within `deadline_seconds`."""
+        """Return the leader's answer; None if there is none within `deadline_seconds`."""
         deadline = time.monotonic() + deadline_seconds
         changed = threading.Event()
         stop = self._tree.watch(self._paths.answered, changed.set)
@@ -196,9 +196,9 @@ def _put(path: str, data: bytes, version: int | None) -> Operation:
 
 
 def _this_operator() -> str:
-    """user@host, for people who ask who it was."""
+    """Return user@host, for people who ask who it was."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container may run under a number that has no name
+    except (KeyError, OSError):  # a container may run under a user id that has no name
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"

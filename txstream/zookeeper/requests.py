@@ -1,9 +1,9 @@
 """What operators ask of a topology, and what became of it: the values of two znodes.
 
 `requests/asked` holds the requests that no leader has answered yet, oldest first. `requests/answered` is the
-leader's: what is in force, accumulated over all that was granted, and the newest answers. A request leaves
-the one in the write that brings its answer into the other, so it is answered once, and a refused one leaves
-nothing behind that later ones could trip over.
+leader's: what is in force, accumulated over all granted requests, and the newest answers. One write takes a
+request out of the first and puts its answer into the second. So a request is answered once, and a refused one
+leaves nothing behind that later ones could trip over.
 
 A request is stored as it was asked. Only the leader judges whether it can be granted.
 """
@@ -21,7 +21,7 @@ from txstream.batch_metas import to_json
 from txstream.transaction import Txid
 from txstream.zookeeper.znode_values import parse_object, take, take_optional, take_time
 
-# An operator waits for seconds; so many answers do not come meanwhile.
+# An operator waits for seconds; this many answers do not come in that time.
 _KEPT_ANSWERS = 40
 _LONGEST_REASON = 1_000
 _REQUEST_FIELDS = {"request", "kind", "body", "asked_at", "asked_by"}
@@ -39,7 +39,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One operator's wish. `kind` is a `Kind`, unless a newer txstream has asked."""
+    """What one operator asks. `kind` is a `Kind`, unless a newer txstream has asked."""
 
     request_id: str
     kind: str
@@ -80,8 +80,8 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A leader's answer: `refused` says why not, or is None when the request is in force. `told` is what the
-    leader says of it, for people."""
+    """A leader's answer. `refused` says why the request is refused, or is None if it is in force. `told` is
+    what the leader says about it, for people."""
 
     request_id: str
     refused: str | None
@@ -117,7 +117,7 @@ class InForce:
     stopped: Request | None = None
 
     def after(self, request: Request) -> InForce:
-        """This, with `request` granted."""
+        """Return this, with `request` granted."""
         match request.kind:
             case Kind.SCALE:
                 return replace(self, slots={**self.slots, **request.body})
@@ -154,7 +154,7 @@ class InForce:
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """What a leader goes by: what is in force, and the requests that wait for an answer, oldest first."""
+    """What a leader obeys: what is in force, and the requests that wait for an answer, oldest first."""
 
     in_force: InForce = field(default_factory=InForce)
     waiting: tuple[Request, ...] = ()
@@ -207,7 +207,7 @@ class Answered:
     def answered(
         self, request: Request, refused: str | None, told: Mapping[str, Any], at: datetime
     ) -> Answered:
-        """This with one more answer; a request that is granted is in force."""
+        """Return this with one more answer. A granted request is in force."""
         reason = None if refused is None else refused[:_LONGEST_REASON]
         answer = Answer(request.request_id, reason, told, at)
         in_force = self.in_force if refused is not None else self.in_force.after(request)

@@ -1,7 +1,7 @@
 """What the progress store needs of ZooKeeper, as data: operations, refusals, lost answers.
 
-Two trees answer to it, the real one (`client.KazooTree`) and one in memory (`memory.MemoryTree`); the rules
-of the progress store are written once, over either.
+There are two trees, the real one (`kazoo_tree.KazooTree`) and one in memory (`memory.MemoryTree`). The rules
+of the progress store are written once, and work over either.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Refusal(StrEnum):
 
 
 class RefusedError(Exception):
-    """The write was answered: nothing was applied, because of `path`. Never leaves this package."""
+    """ZooKeeper refused the write because of `path`: nothing was applied. Never leaves this package."""
 
     def __init__(self, path: str, refusal: Refusal) -> None:
         super().__init__(f"{path}: {refusal}")
@@ -74,8 +74,8 @@ class RefusedError(Exception):
 
 
 class LostAnswerError(Exception):
-    """Nobody knows whether the write was applied, or will be: read back, and repeat it with the same
-    versions. Never leaves this package; a fault hook raises it to simulate one."""
+    """Nobody knows whether the write was or will be applied: read back, and repeat it with the same versions.
+    Never leaves this package; a fault hook raises it to simulate a lost answer."""
 
 
 class Tree(Protocol):
@@ -85,25 +85,25 @@ class Tree(Protocol):
     """
 
     def sync(self) -> None:
-        """Reads after this are at least as new as every write acknowledged to any client before it."""
+        """Make later reads at least as new as every write acknowledged to any client before this call."""
 
     def get(self, path: str) -> Node | None:
-        """The znode, or None where there is none."""
+        """Return the znode, or None if there is none."""
 
     def children(self, path: str) -> list[str] | None:
-        """The names below `path` in any order, or None where there is no such znode."""
+        """Return the names below `path` in any order, or None if there is no such znode."""
 
     def ensure(self, path: str) -> None:
-        """Create `path` and its parents, empty, where they do not exist."""
+        """Create `path` and its parents, empty, if they do not exist."""
 
     def put_if_absent(self, path: str, data: bytes) -> Node:
-        """Create `path` if it does not exist; returns the node that is there afterwards."""
+        """Create `path` if it does not exist. Return the node that is there afterwards."""
 
     def multi(self, operations: Sequence[Operation]) -> None:
-        """All of it or nothing. Raises RefusedError or LostAnswerError."""
+        """Apply all of it or nothing. Raises RefusedError or LostAnswerError."""
 
     def discard(self, path: str) -> bool:
-        """Delete `path` if it is there and has no children; is it gone now?"""
+        """Delete `path` if it is there and has no children. Return whether it is gone now."""
 
     def watch(self, path: str, changed: Callable[[], None]) -> Callable[[], None]:
         """Call `changed` soon, and again after every change of `path`, which need not exist; several
@@ -114,4 +114,4 @@ class Tree(Protocol):
         """
 
     def back_off(self, failures: int) -> None:
-        """Wait a little before the write is repeated for the `failures`th time."""
+        """Wait a little before the write is repeated for the `failures`-th time."""

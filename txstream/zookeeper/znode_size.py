@@ -9,18 +9,18 @@ from txstream.api.errors import CorruptStateError, MetaTooLargeError
 COMPRESSED_PAST_BYTES = 64 * 1024
 # ZooKeeper cuts the connection of a request past 1 MiB, which looks like an outage.
 MAX_REQUEST_BYTES = 900 * 1024
-# A request has besides one large value: the epoch's check, `current`, a delete, and their paths.
+# Besides one large value, a request has the epoch's check, `current`, a delete, and their paths.
 MAX_DOCUMENT_BYTES = MAX_REQUEST_BYTES - 8 * 1024
 _MAX_UNPACKED_BYTES = 256 * 1024 * 1024
 
 
 def pack(data: bytes) -> bytes:
-    """What is stored of this JSON: compressed when it is large."""
+    """Return this JSON as it is stored: compressed if it is large."""
     return zlib.compress(data) if len(data) > COMPRESSED_PAST_BYTES else data
 
 
 def require_fits(packed: bytes, partitions: int) -> None:
-    """Raises MetaTooLargeError for metas, over so many partitions, that one request cannot carry."""
+    """Raise MetaTooLargeError if one request cannot carry these metas of `partitions` partitions."""
     if len(packed) > MAX_DOCUMENT_BYTES:
         raise MetaTooLargeError(
             f"the metas of a batch over {partitions} partitions take {len(packed):,} "

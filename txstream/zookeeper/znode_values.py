@@ -1,7 +1,7 @@
 """The values of the znodes: JSON, checked field by field when read.
 
-Reading is strict on purpose. What cannot be what txstream wrote is CorruptStateError with the znode's path,
-and is never taken for "nothing there yet".
+Reading is strict on purpose. A value that txstream cannot have written is a CorruptStateError with the
+znode's path, and is never taken for "nothing there yet".
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ MAX_EPOCH = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class StoredEpoch:
-    """`owner` is unique to one claim, so that a claim whose answer was lost is recognised; `driver` is for
-    people. Both are None before the first claim."""
+    """The value of `epoch`. `owner` is unique to one claim, so that a claim whose answer was lost is
+    recognised; `driver` is for people. Both are None before the first claim."""
 
     epoch: Epoch
     owner: str | None
@@ -70,8 +70,8 @@ class StoredCurrent:
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """A batch's metas. `attempt` is the one that committed it; None where a plan was stored before the batch
-    was emitted (transactional)."""
+    """A batch's metas. `attempt` is the one that committed it; None for a plan that was stored before its
+    batch was emitted (transactional)."""
 
     metas: BatchMetas[Any]
     attempt: AttemptId | None
@@ -84,7 +84,7 @@ class StoredBatch:
         return data
 
     @classmethod
-    @functools.lru_cache(maxsize=16)  # few: they may be large
+    @functools.lru_cache(maxsize=16)  # few, because they may be large
     def decode(cls, data: bytes, path: str, codec: MetaCodec[Any]) -> StoredBatch:
         document = parse_object(unpack(data, path), path, {"attempt", "metas"})
         attempt = _take_optional_attempt(document, path)
@@ -92,7 +92,7 @@ class StoredBatch:
 
 
 def parse_object(data: bytes, path: str, fields: set[str] | None = None) -> dict[str, Any]:
-    """A JSON object, with exactly these fields if given. Raises CorruptStateError."""
+    """Return a JSON object, with exactly these fields if given. Raises CorruptStateError."""
     try:
         document = json.loads(data.decode())
     except (ValueError, RecursionError) as error:
@@ -108,7 +108,7 @@ def parse_object(data: bytes, path: str, fields: set[str] | None = None) -> dict
 
 
 def take(document: Mapping[str, Any], name: str, kind: type[T], path: str) -> T:
-    """The field `name`, of exactly this type. Raises CorruptStateError."""
+    """Return the field `name`, of exactly this type. Raises CorruptStateError."""
     if name not in document:
         raise CorruptStateError(f"{path}: the field {name!r} is missing, found {', '.join(sorted(document))}")
     value = document[name]
@@ -119,7 +119,7 @@ def take(document: Mapping[str, Any], name: str, kind: type[T], path: str) -> T:
 
 
 def take_strings(document: Mapping[str, Any], name: str, path: str) -> tuple[str, ...]:
-    """The field `name`, a list of strings. Raises CorruptStateError."""
+    """Return the field `name`, a list of strings. Raises CorruptStateError."""
     values = take(document, name, list, path)
     if not all(isinstance(value, str) for value in values):
         raise CorruptStateError(f"{path}: {name!r} must be a list of strings, found {values!r:.100}")
@@ -127,12 +127,12 @@ def take_strings(document: Mapping[str, Any], name: str, path: str) -> tuple[str
 
 
 def take_optional(document: Mapping[str, Any], name: str, kind: type[T], path: str) -> T | None:
-    """The field `name`, of exactly this type or null. Raises CorruptStateError."""
+    """Return the field `name`, of exactly this type or null. Raises CorruptStateError."""
     return None if document[name] is None else take(document, name, kind, path)
 
 
 def take_time(document: Mapping[str, Any], name: str, path: str) -> datetime:
-    """The field `name`, ISO 8601 with an offset. Raises CorruptStateError."""
+    """Return the field `name`, ISO 8601 with an offset. Raises CorruptStateError."""
     text = take(document, name, str, path)
     try:
         moment = datetime.fromisoformat(text)
@@ -144,7 +144,7 @@ def take_time(document: Mapping[str, Any], name: str, path: str) -> datetime:
 
 
 def take_attempt(document: Mapping[str, Any], path: str) -> AttemptId:
-    """The field `attempt`. Raises CorruptStateError."""
+    """Return the field `attempt`. Raises CorruptStateError."""
     attempt = take(document, "attempt", int, path)
     if not 0 < attempt <= MAX_ATTEMPT:
         raise CorruptStateError(f"{path}: {attempt} is not an attempt id, which has 63 bits")

@@ -1,1 +1,1 @@
-"""SQL databases as stores of states: PostgreSQL, MySQL, MariaDB and SQLite."""
+"""SQL databases as stores of state: PostgreSQL, MySQL, MariaDB and SQLite."""

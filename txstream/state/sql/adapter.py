@@ -1,6 +1,6 @@
 """One transaction of a SQL database, as the commit protocol uses it.
 
-Invariant: nothing is read before the fence was raised or is held.
+Invariant: for a fenced topology, nothing is read before the fence has been raised or is held.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 
 class PreparedStatements:
-    """The statements of a database, for its ledger and for each state table, made when needed first."""
+    """The statements of a database, for its ledger and for each state table; made when first needed."""
 
     def __init__(self, sessions: Sessions) -> None:
         self.sessions = sessions
@@ -34,7 +34,7 @@ class PreparedStatements:
         self._writers: dict[str, TableWriter] = {}
 
     def of(self, spec: TableSpec) -> TableWriter:
-        """The writer of a table as it is declared now."""
+        """Return the writer of a table as it is declared now."""
         known = self._writers.get(spec.state.table)
         if known is None or known.spec != spec:
             known = self._writers[spec.state.table] = TableWriter(spec, self.sessions.dialect)
@@ -46,7 +46,7 @@ class PreparedStatements:
 
 
 class SqlTransaction(StateTransaction):
-    """`answered` is called whenever the server has answered, for the deadline that waits for it."""
+    """A state transaction on one connection. It calls `answered` whenever the server has answered."""
 
     def __init__(
         self, life: TopologyLife, statements: PreparedStatements, connection: Connection, answered: Touch
@@ -66,8 +66,8 @@ class SqlTransaction(StateTransaction):
         fence.require(self._connection, self._sessions, self._life, attempt)
 
     def entries(self, first: Txid, last: Txid) -> Mapping[Txid, tuple[BatchStatus, AttemptId]]:
-        # A statement of its own, after the fence's: joined to it, it would see the ledger as it was before
-        # the fence's lock was granted, and miss the row of the transaction that was waited for.
+        # A separate statement after the fence's. Joined to that, it would see the ledger as it was before the
+        # fence's lock was granted, and miss the row of the transaction that held the lock.
         return ledger.entries(self._connection, self._life.topology, first, last)
 
     def write_batch(self, row: BatchRecord) -> None:
@@ -75,7 +75,7 @@ class SqlTransaction(StateTransaction):
         self._answered()
 
     def restore(self, attempt: TransactionAttempt, spec: TableSpec) -> None:
-        """Raises ServiceUnavailableError for a table that cannot be read in the time that a statement has."""
+        """Also raises ServiceUnavailableError when reading the table takes longer than a statement may."""
         with self._undoing(attempt, spec):
             self._statements.of(spec).restore(self._connection, attempt.txid)
         self._answered()
@@ -87,8 +87,8 @@ class SqlTransaction(StateTransaction):
 
     @contextlib.contextmanager
     def _undoing(self, attempt: TransactionAttempt, spec: TableSpec) -> Iterator[None]:
-        """Say what helps where reading a table takes longer than a statement may; otherwise it would be tried
-        for ever, and nobody would know why."""
+        """Name the remedy when reading a table takes longer than a statement may. Otherwise it would be
+        tried for ever, and nobody would know why."""
         dialect = self._sessions.dialect
         began = time.monotonic()
         try:
@@ -107,8 +107,8 @@ class SqlTransaction(StateTransaction):
             ) from error
 
     def explained(self, refused: StateValueError) -> TxstreamError:
-        """For a value that the database has refused, after the transaction: which sum does not fit, or the
-        database's own words when it is something else."""
+        """Return the error for a value that the database has refused; called after the transaction. It names
+        the sum that does not fit or the key that is too long, else has the database's own words."""
         with (
             contextlib.suppress(ServiceUnavailableError),
             self._sessions.reading("the refused value") as connection,

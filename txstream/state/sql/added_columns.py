@@ -1,9 +1,9 @@
 """A state table whose declaration grew: value columns are added to it (`changes` says which may be).
 
 Invariants. Only value columns are added, and only by a leader that has raised the fence, so that nobody who
-does not know a column writes beside it. The stored declaration changes last: a migration that was broken off
-is continued where the database commits each step by itself, and undone elsewhere. As in every row, a new
-column's prev is NULL exactly where the row's txid created it.
+does not know a column writes to the table. The stored declaration changes last: an interrupted migration is
+continued where the database commits each step by itself, and undone elsewhere. As for every column, the new
+one's prev is NULL exactly where the row's txid created the row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from txstream.state.sql.framework_tables import owned_table
 def grow_table(
     connection: Connection, dialect: StateDialect, table: Table, spec: TableSpec, declared: Mapping[str, Any]
 ) -> None:
-    """Add the value columns that are new, with their defaults, and remember the present declaration.
+    """Add the new value columns with their defaults, and store the present declaration.
 
     Raises StateValueError for a default that this database would change.
     """
@@ -62,7 +62,7 @@ def _default(dialect: StateDialect, spec: TableSpec, field: pa.Field) -> Any:
 
 
 def _alone(table: Table, column: Column[Any], default: Any) -> Column[Any]:
-    """The column with a default, in a table of the same name: the declared one has none."""
+    """Return a copy of the column with a default, in a table of the same name. The declared one has none."""
     nullable = bool(column.nullable)
     found: Column[Any] = Column(column.name, column.type, server_default=default, nullable=nullable)
     Table(table.name, MetaData(), found)

@@ -1,8 +1,8 @@
-"""Reducers of the user's own: read, modify, write, where others are part of the upsert's statement.
+"""User-written reducers: read, modify, write. The built-in ones are part of the upsert statement instead.
 
-Invariant: it runs inside the transaction, behind the fence, after restore; each key is read and written by
-this one writer. So what it reads is what no other attempt can change before it is written, and a share that
-is written twice under one attempt reads the same values, or values that the upsert then leaves alone.
+Invariant: they run inside the transaction, after the fence and the restore, and each key is read and written
+by this one writer. So no other attempt can change what was read before it is written. A share that is written
+twice under one attempt reads the same values, or values that the upsert then leaves alone.
 """
 
 from __future__ import annotations
@@ -22,19 +22,22 @@ from txstream.transaction import TransactionAttempt
 
 
 def custom_columns(spec: TableSpec) -> tuple[str, ...]:
-    """The value columns that are filled by a function."""
+    """Return the value columns whose reducer is a user's function."""
     return tuple(name for name in spec.state.value_names if isinstance(spec.reducers[name], Custom))
 
 
 def called(
     spec: TableSpec, attempt: TransactionAttempt, deltas: pa.Table, places: pa.Array, stored: pa.Table
 ) -> pa.Table:
-    """`deltas` with the custom columns' values as they are to be written, from the `stored` rows at these
-    `places`, as they were before this batch. Raises StateValueError."""
+    """Return `deltas` with the custom columns' deltas replaced by the values to write.
+
+    `stored` has the existing rows as they were before this batch, and `places` the row of `deltas` that each
+    belongs to. Raises StateValueError for a value that its column cannot hold, or from the function.
+    """
     places = places.to_pylist()
     if TXID_COLUMN in stored.column_names:
-        # Rows of this batch stay as they are, and those of a newer one refuse to be written. In an opaque
-        # table, rows with this txid also hold what they were before it.
+        # The upsert leaves rows of this batch as they are and refuses rows of a newer one, so neither needs a
+        # value. In an opaque table rows of this batch are written again, from their values before it.
         txids = stored.column(TXID_COLUMN).to_pylist()
     else:
         txids = [0] * len(places)

@@ -1,6 +1,6 @@
 """`StateDatabase`: a SQL database as a `StateBackend`.
 
-Thread-safe: every call has a transaction of its own (`sessions`).
+Thread-safe: every call has its own transaction (`sessions`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ T = TypeVar("T")
 class StateDatabase(StateBackend):
     """One SQL database that holds state tables, their fence and their ledger.
 
-    `connect_timeout_seconds` bounds reaching it. `message_timeout_seconds` is the topology's: a transaction
-    that is idle for half of it is ended by the server, and a server that is silent for longer is given up.
+    `connect_timeout_seconds` limits the time to reach it. `message_timeout_seconds` is the topology's: the
+    server ends a transaction that is idle for half of it, and a server that is silent for longer is given up.
     Raises UsageError for a URL that cannot be used, ServiceUnavailableError when its driver is missing.
     """
 
@@ -54,8 +54,8 @@ class StateDatabase(StateBackend):
                 connection.execute(select(1))
 
     def ensure_framework_tables(self) -> None:
-        """Create the framework's tables where there are none. Raises SchemaRevisionError for another
-        revision than this txstream's, naming the command or the txstream that would help."""
+        """Create the framework's tables where there are none. Raises SchemaRevisionError for a revision that
+        is not this txstream's; it names the command or the txstream version that would help."""
         with self.sessions.reading("its revision") as connection:
             revision = revisions.read_revision(connection, self.url_for_people)
         if revision is not None:
@@ -66,13 +66,15 @@ class StateDatabase(StateBackend):
             revisions.create_or_check(connection, self.url_for_people)
 
     def upgrade(self) -> tuple[str | None, str]:
-        """Bring the framework's tables to this txstream's revision: (from, to), `from` None for none."""
+        """Upgrade the framework's tables to this txstream's revision. Returns (from, to); `from` is None when
+        there were no tables."""
         with self.sessions.writing("upgrading txstream's tables") as (connection, _):
             self._dialect.lock_definitions(connection)
             return revisions.upgrade(connection, self.url_for_people)
 
     def upgrade_sql(self) -> tuple[str | None, str, str]:
-        """As `upgrade`, but nothing is changed: (from, to, the SQL statements that would do it)."""
+        """Return (from, to, SQL): what `upgrade` would return and the statements it would run. Changes
+        nothing."""
         with self.sessions.reading("its revision") as connection:
             return revisions.upgrade_sql(connection, self.url_for_people)
 
@@ -80,7 +82,8 @@ class StateDatabase(StateBackend):
         with self.sessions.writing(f"topology {life.topology!r} joining") as (connection, _):
             self._dialect.lock_definitions(connection)
             fence.join(connection, self.url_for_people, life, first_run=first_run, identity=identity)
-            # Where a refusal undoes the tables made before it, there is no need to look at all of them first.
+            # A database that commits each CREATE by itself cannot undo the first tables when a later one is
+            # refused, so there all tables are checked before the first is created.
             for check_only in (True, False) if revisions.commits_each_step(connection) else (False,):
                 for spec in life.tables:
                     state_tables.join_table(
@@ -122,8 +125,11 @@ class StateDatabase(StateBackend):
         alone: bool = True,
         lock_timeout_seconds: float | None = None,
     ) -> Iterator[SqlTransaction]:
-        """As every backend; a value that the database refuses is named. The database ends a frozen writer
-        before this gives up; SQLite cannot: its message names the process."""
+        """See `StateBackend.begin`. The error for a value that the database refuses names the value.
+
+        The database ends a frozen writer before this call stops waiting for it. SQLite cannot do that; its
+        message names the process.
+        """
         here: SqlTransaction | None = None
         try:
             with self.sessions.writing(doing, lock_timeout_seconds=lock_timeout_seconds) as begun:
@@ -159,7 +165,7 @@ class StateDatabase(StateBackend):
     def prune(
         self, topology: str, *, committed_before: datetime | None, newest: int | None, rows: int
     ) -> int:
-        # What may go is read before: only the deletion itself holds up other writers, of a file for example.
+        # What may go is read beforehand, so that only the deletion blocks other writers (in SQLite, all).
         with self.sessions.reading("the age of its ledger") as connection:
             last = ledger.last_to_prune(connection, topology, committed_before, newest, rows)
         if last is None:
@@ -191,10 +197,9 @@ class StateDatabase(StateBackend):
     # --- for commands -------------------------------------------------------------------------------
 
     def top(self, table: str, *, topology: str, n: int = 10) -> list[dict[str, Any]]:
-        """The `n` rows of a state table with the greatest first value, as column -> value in table order, as
-        they are stored now.
+        """Return the `n` rows of a state table with the greatest first value, as they are stored now.
 
-        Raises StateTableError when the table is not this topology's.
+        Each is column -> value in table order. Raises StateTableError when the table is not this topology's.
         """
         with self.read_state(topology) as reading:
             return reading.columns(table, n)
@@ -227,8 +232,8 @@ class StateDatabase(StateBackend):
         self.sessions.close()
 
     def _read(self, doing: str, read: Callable[[Connection], T], without_tables: T) -> T:
-        """What `read` answers; `without_tables` when nothing of txstream is in this database. Raises
-        SchemaRevisionError when an older or newer txstream made its tables, and they lack what is read."""
+        """Return what `read` returns, or `without_tables` when nothing of txstream is in this database.
+        Raises SchemaRevisionError when another txstream created the tables and they lack what is read."""
         if not self._dialect.is_there():
             return without_tables
         try:
@@ -241,8 +246,8 @@ class StateDatabase(StateBackend):
                 revision = revisions.read_revision(connection, self.url_for_people)
             if revision is None:
                 return without_tables
-            # What an older revision has and this one reads is read; what it lacks, its upgrade brings.
+            # Reading an older revision is allowed, as long as it has what is read. This one lacks it.
             revisions.refuse_other_revision(revision, self.url_for_people)
-        # A first run may have made its tables since; when it did not, this fails for the same reason.
+        # A first run may have created the tables in between. If not, this fails for the same reason again.
         with self.sessions.reading(doing) as connection:
             return read(connection)

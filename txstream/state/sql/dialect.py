@@ -1,8 +1,8 @@
 """What differs between databases, behind one interface: a new database is one more subclass.
 
-Invariants that every subclass keeps: a write transaction takes its lock with its first statement, reads
-what other transactions committed before that, and is ended by the database or by a deadline when its
-process freezes or the server does, wherever the database can do that.
+Invariants that every subclass keeps. A write transaction takes its lock with its first statement, and sees
+what other transactions committed before the lock was granted. When its process or the server freezes, the
+database or a deadline ends it, wherever the database can do that.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from txstream.state.sql.errors import Failure
 from txstream.state.sql.framework_tables import fence
 
 Touch = Callable[[], None]
-"""Tells a transaction's deadline that the database is still answering."""
+"""Tells a transaction's deadline that the database still answers."""
 
 INTEGER_RANGES: Final[dict[pa.DataType, tuple[int, int]]] = {
     pa.int8(): (-(2**7), 2**7 - 1),
@@ -67,11 +67,11 @@ COLUMN_TYPES: Final[dict[pa.DataType, Callable[[], types.TypeEngine[Any]]]] = {
     pa.float32(): REAL,
     pa.float64(): Double,
 }
-"""The types that need no more than their name; a dialect may have others for some."""
+"""The types that need no parameters; a dialect may use others for some."""
 
 
 def halved(rows: pa.Table, fits: Callable[[pa.Table], bool]) -> Iterator[pa.Table]:
-    """Halves of halves until each fits, or has one row."""
+    """Yield `rows`, halved again and again until each part fits or has one row."""
     if rows.num_rows < 2 or fits(rows):
         yield rows
         return
@@ -87,11 +87,11 @@ class Upsert(ABC):
 
     @abstractmethod
     def execute(self, connection: Connection, deltas: pa.Table, txid: int) -> int:
-        """Write a chunk; the number of rows written, which is less when a row refused."""
+        """Write a chunk. Returns the number of rows written: fewer than the chunk has when a row is newer."""
 
 
 Found = tuple[list[int], dict[str, pa.Array]]
-"""Rows that were looked up: the index of each row's key among the keys, and the columns asked for."""
+"""Rows that were found: the index of each row's key among the keys, and the requested columns."""
 
 
 class Lookup(ABC):
@@ -99,18 +99,18 @@ class Lookup(ABC):
 
     @abstractmethod
     def find(self, connection: Connection, keys: pa.Table) -> Found:
-        """The rows that exist, in any order. `keys` has the key columns, no key twice."""
+        """Return the rows that exist, in any order. `keys` has the key columns, no key twice."""
 
 
 class StateDialect(ABC):
     """One kind of database."""
 
-    name: ClassVar[str]  # as SQLAlchemy calls it
-    label: ClassVar[str]  # as people do
+    name: ClassVar[str]  # SQLAlchemy's name for it
+    label: ClassVar[str]  # its name in messages
     snapshot_isolation: ClassVar[str | None] = "REPEATABLE READ"
-    """The isolation level under which a transaction sees one moment; None where every one does."""
+    """The isolation level under which a transaction sees one snapshot; None where every level does."""
     asks_at_release: ClassVar[bool] = False
-    """Does the server hear of it when a connection goes back to its pool?"""
+    """Does returning a connection to its pool send something to the server?"""
 
     def __init__(self, url: URL, connect_timeout_seconds: float, message_timeout_seconds: float) -> None:
         self.url = url
@@ -121,30 +121,31 @@ class StateDialect(ABC):
 
     @abstractmethod
     def create_engine(self) -> Engine:
-        """An engine whose connections have the isolation and the timeouts that the protocol needs."""
+        """Return an engine whose connections have the isolation and the timeouts that the protocol needs."""
 
     def check(self) -> None:  # noqa: B027 - most have nothing to add
-        """Raise ServiceUnavailableError for what connecting would not find: a file that cannot be written."""
+        """Raise ServiceUnavailableError for what connecting would not reveal: a file that is not writable."""
 
     def is_there(self) -> bool:
-        """Would connecting find a database, rather than create one?"""
+        """Does the database exist, so that connecting would not create it?"""
         return True
 
     @contextlib.contextmanager
     def deadline(self, connection: Connection, seconds: float | None = None) -> Iterator[Touch]:
-        """While open, `connection` is broken off when the server is silent for `seconds`; by default for
-        longer than any of its own timeouts."""
+        """Break `connection` off when the server is silent for `seconds` while the block runs; by default
+        for longer than any of the server's own timeouts."""
         yield lambda: None
 
     def ping(self, connection: Connection) -> None:  # noqa: B027 - a file needs none
-        """Raise DBAPIError when the server has left this connection; outside of any transaction."""
+        """Raise DBAPIError when the server has dropped this connection. Called outside of any transaction."""
 
     def lock_definitions(self, connection: Connection) -> None:  # noqa: B027 - SQLite has one writer
         """Keep other drivers from creating tables until this transaction ends."""
 
     def hold_fence(self, connection: Connection, topology: str, uuid: str, attempt: int) -> bool:
-        """Lock the fence of a topology in share mode until the transaction ends, if it is at `attempt`; False
-        when it is not. The transaction's first statement, and no plain read: it waits for who raises it."""
+        """Lock a topology's fence in share mode until the transaction ends, if it is at `attempt`; return
+        False if it is not. This is the transaction's first statement. It is a locking read, so it waits for
+        a transaction that is raising the fence."""
         held = (
             select(fence.c.attempt)
             .where(fence.c.topology == topology, fence.c.uuid == uuid, fence.c.attempt == attempt)
@@ -154,30 +155,31 @@ class StateDialect(ABC):
 
     @abstractmethod
     def lock_timeout(self, connection: Connection, seconds: float) -> contextlib.AbstractContextManager[None]:
-        """While open, and before `connection` begins a transaction: how long it waits for other writers.
-        Otherwise that is longer than the database lets a frozen writer keep its transaction open."""
+        """Limit how long `connection` waits for other writers while the block runs. Entered before the
+        transaction begins. The usual limit is longer than the database lets a frozen writer keep its
+        transaction open."""
 
     @abstractmethod
     def classify(self, error: DBAPIError) -> Failure:
-        """What a driver's error means."""
+        """Return what a driver's error means."""
 
     # --- names --------------------------------------------------------------------------------------
 
     longest_name: ClassVar[int | None] = None
-    """How long a table's or column's name may be, as `name_length` counts; None for any."""
+    """The maximum length of a table's or column's name, as `name_length` counts; None for no limit."""
 
     taken_columns: ClassVar[frozenset[str]] = frozenset()
     taken_tables: ClassVar[frozenset[str]] = frozenset()
     taken_prefixes: ClassVar[tuple[str, ...]] = ()
-    """Names that no column or no table can have here, even in quotes, and how no table's can begin; in lower
-    case."""
+    """In lower case: names that no column or no table can have here, even in quotes, and prefixes that no
+    table's name can have."""
 
     def name_length(self, name: str) -> int:
-        """The length of a name, as this database counts."""
+        """Return the length of a name as this database counts it."""
         return len(name)
 
     def stored_name(self, name: str) -> str:
-        """How this database stores a name that may be too long."""
+        """Return a name, which may be too long, as this database stores it."""
         return name
 
     def check_name(self, table: str, what: str, name: str) -> None:
@@ -199,10 +201,10 @@ class StateDialect(ABC):
 
     @abstractmethod
     def insert(self, table: Table) -> Any:
-        """SQLAlchemy's insert of this dialect."""
+        """Return SQLAlchemy's insert of this dialect."""
 
     def overwrite(self, table: Table) -> Any:
-        """An insert that takes the place of the row with its primary key."""
+        """Return an insert that replaces the row with the same primary key."""
         insert = self.insert(table)
         others = [column.name for column in table.columns if not column.primary_key]
         return insert.on_conflict_do_update(
@@ -212,10 +214,10 @@ class StateDialect(ABC):
 
     @abstractmethod
     def column_type(self, data_type: pa.DataType) -> types.TypeEngine[Any] | None:
-        """The column type for an Arrow type; None when this database cannot keep it exactly."""
+        """Return the column type for an Arrow type; None when this database cannot keep it exactly."""
 
     def type_of(self, field: pa.Field, table: str) -> types.TypeEngine[Any]:
-        """`column_type`, or StateTableError that names column and type."""
+        """Return the field's `column_type`. If it is None, raise StateTableError with column and type."""
         found = self.column_type(field.type)
         if found is None:
             raise StateTableError(
@@ -225,69 +227,69 @@ class StateDialect(ABC):
         return found
 
     def key_types(self, keys: pa.Schema, table: str) -> dict[str, types.TypeEngine[Any]]:
-        """The types of a table's key columns, by name. Raises StateTableError as `type_of`."""
+        """Return the types of a table's key columns by name. Raises StateTableError as `type_of` does."""
         return {field.name: self.type_of(field, table) for field in keys}
 
     def shown_type(self, connection: Connection, column_type: Any) -> str:
-        """A type as text that is equal for what was declared and for what is found in the database."""
+        """Return a type as text that is equal for the declared type and for the one in the database."""
         return str(column_type.compile(connection.dialect))
 
     def value_check(self, column: Column[Any], data_type: pa.DataType) -> ColumnElement[bool] | None:
-        """A condition for a CHECK constraint where the database does not watch a type's range itself."""
+        """Return a CHECK condition for a type whose range the database does not check itself; else None."""
         return None
 
     @abstractmethod
     def table_options(self) -> dict[str, Any]:
-        """Keyword arguments for `Table` that say how it is stored."""
+        """Return the keyword arguments for `Table` that say how it is stored."""
 
     def check_values(  # noqa: B027 - most have nothing to add to `values.check_column`
         self, table: str, name: str, column: pa.ChunkedArray, reducer: Reducer | None
     ) -> None:
-        """Raise StateValueError for a value that this database would refuse or change, and others not. No
-        reducer: a key."""
+        """Raise StateValueError for a value that this database, unlike others, would refuse or change. A key
+        has no reducer."""
 
     def check_keys(self, table: str, keys: pa.Table) -> None:  # noqa: B027 - most have room for any key
         """Raise StateValueError for a key that is too long for its column."""
 
     @abstractmethod
     def to_driver(self, column: pa.ChunkedArray) -> list[Any]:
-        """The values of a column as this database's driver takes them."""
+        """Return the values of a column as this database's driver takes them."""
 
     def from_driver(self, values: list[Any], data_type: pa.DataType) -> pa.Array:
-        """A column from what a statement of SQLAlchemy's gives for it."""
+        """Return a column from the values that a SQLAlchemy statement returned for it."""
         return pa.array(values, data_type)
 
     def ordering(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        """The expression to sort by, where the column itself does not give the order of the values."""
+        """Return the expression to sort by; not the column itself where that sorts the values wrongly."""
         return column
 
     def literal(self, column: pa.ChunkedArray, column_type: types.TypeEngine[Any]) -> ColumnElement[Any]:
-        """The one value of `column` as SQL text, for a column's default."""
+        """Return the only value of `column` as SQL text, for a column's default."""
         value = self.to_driver(column)[0]
         if isinstance(value, bytes):
             return literal_column(f"X'{value.hex()}'")
         return literal(value, column_type)
 
     def be_patient(self, connection: Connection) -> None:  # noqa: B027 - most have no limit of their own
-        """For the rest of this transaction: a statement may take as long as it takes."""
+        """Lift the time limit on statements for the rest of this transaction."""
 
     # --- statements ---------------------------------------------------------------------------------
 
     @abstractmethod
     def upsert(self, table: Table, update: Callable[[Any], tuple[dict[str, Any], Any]]) -> Upsert:
-        """Prepare the upsert of key and value columns. `update`, given `excluded`, answers with the new
-        values of a row that exists and with the condition under which it may be written."""
+        """Prepare the upsert of key and value columns. `update` is called with `excluded`; it returns the new
+        values of an existing row and the condition under which that row may be written."""
 
     def lookup(self, table: Table, columns: Mapping[str, pa.DataType]) -> Lookup:
-        """Prepare looking up these columns of a table, which become arrays of these types."""
+        """Prepare the look-up of these columns of a table, which become arrays of these types."""
         return _InLookup(self, table, columns)
 
     least: ClassVar[str] = "min"
     greatest: ClassVar[str] = "max"
 
     def merged(self, reducer: Reducer, stored: Any, delta: Any) -> ColumnElement[Any]:
-        """SQL for `stored` with `delta` merged in. Null is the identity of every reducer: a null on one
-        side gives the other side, so a missing `prev` needs no case of its own."""
+        """Return SQL for `stored` with `delta` merged in. Null is the identity of every reducer: a null on
+        one side gives the other side, so a missing `prev` needs no special case."""
         match reducer.merge:
             case "sum":
                 both: Any = stored + delta
@@ -305,7 +307,7 @@ class StateDialect(ABC):
 
 
 class _InLookup(Lookup):
-    """SELECT ... WHERE (key) IN (...), which every database understands."""
+    """A look-up by SELECT ... WHERE (key) IN (...), which every database understands."""
 
     chunk_rows: ClassVar[int] = 500
 

@@ -1,4 +1,4 @@
-"""What a database's errors mean to a batch, whatever the driver calls them."""
+"""What a database's errors mean for a batch, whatever the driver calls them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _LONGEST_MESSAGE = 300
 
 
 class Kind(Enum):
-    """Each kind has its own answer: wait, try again, or end with a remedy."""
+    """What to do about an error: each kind means to wait, to try again, or to end with a remedy."""
 
     UNREACHABLE = auto()  # gone, refusing, full, or cutting the connection: wait until it answers
-    LOCKED = auto()  # somebody else holds a lock: try again
-    VALUE = auto()  # it will never store this value
-    MISSING = auto()  # a table or column that was there is not: somebody altered the schema
+    LOCKED = auto()  # another session holds a lock: try again
+    VALUE = auto()  # the database will never store this value
+    MISSING = auto()  # a table or column that existed is gone: somebody altered the schema
     DENIED = auto()  # the account may not do this
     DAMAGED = auto()  # the database itself says that its data is broken
     OTHER = auto()
@@ -39,14 +39,14 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Failure:
-    """One database error, understood. `message` is one line of the driver's own words."""
+    """A classified database error. `message` is one line of the driver's own words."""
 
     kind: Kind
     message: str
 
 
 def one_line(error: BaseException) -> str:
-    """The driver's words without line breaks, hints and statement."""
+    """Return the driver's message on one line, without hints and statement."""
     lines = [line.strip(" \t-") for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
@@ -57,14 +57,14 @@ def one_line(error: BaseException) -> str:
 
 
 def driver_error(error: DBAPIError) -> BaseException:
-    """The driver's exception below SQLAlchemy's, whose text would repeat the statement and its values."""
+    """Return the driver's own exception. SQLAlchemy's would repeat the statement and its values."""
     return error.orig if error.orig is not None else error
 
 
 def to_error(failure: Failure, database: str, doing: str, *, at_commit: bool) -> TxstreamError:
-    """The error to raise for a failure in a transaction that was `doing` something.
+    """Return the error to raise for a failure in a transaction that was `doing` something.
 
-    `at_commit`: COMMIT had been sent, so an outage leaves its outcome open.
+    `at_commit` means that COMMIT had been sent, so an outage leaves the outcome unknown.
     """
     message = failure.message
     match failure.kind:

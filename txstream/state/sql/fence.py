@@ -1,8 +1,8 @@
 """The fence: one row per topology and database, whose attempt only grows.
 
-Invariant: a transaction that raised the fence to its attempt holds the row's lock until it ends, so no
-older attempt can commit after it and no newer one before it. Raising is its first statement: what it reads
-afterwards, it reads as the transaction that it may have waited for left it.
+Invariant: a transaction that raised the fence to its attempt holds the row's lock until it ends, so no older
+attempt can commit after it and no newer one before it. Raising the fence is its first statement. So if it
+waited for another transaction, it sees what that one committed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from txstream.state.sql.framework_tables import fence
 from txstream.state.sql.sessions import Sessions
 from txstream.transaction import AttemptId
 
-# Built once: building it takes as long as executing it.
+# Built once, because building it takes as long as executing it.
 _RAISE = (
     update(fence)
     .where(
@@ -36,8 +36,7 @@ _RAISE = (
 def raise_to(
     connection: Connection, database: str, life: TopologyLife, attempt: AttemptId, *, may_be_equal: bool
 ) -> None:
-    """Raise the fence to `attempt`; with `may_be_equal` also when it is there already, because a leader
-    whose answer was lost asks again.
+    """Raise the fence to `attempt`. See `StateTransaction.raise_fence`.
 
     Raises StaleAttemptError when it is not lower, CorruptStateError when there is none, and
     ProgressMismatchError when it is another life's.
@@ -55,26 +54,25 @@ def raise_to(
 
 
 def require(connection: Connection, sessions: Sessions, life: TopologyLife, attempt: AttemptId) -> None:
-    """Demand that the fence is at `attempt`, and keep it there until the transaction ends: tasks of one
-    attempt hold it together, and nobody can raise it meanwhile.
+    """Require the fence to be at `attempt` and keep it there until the transaction ends. Tasks of one attempt
+    hold it together, and nobody can raise it meanwhile.
 
-    Raises StaleAttemptError when it is not, CorruptStateError and ProgressMismatchError as `raise_to`.
+    Raises StaleAttemptError when it is above, CorruptStateError when it is below or there is none, and
+    ProgressMismatchError when it is another life's.
     """
     if sessions.dialect.hold_fence(connection, life.topology, life.uuid, attempt):
         return
     found = rules.own_fence(read(connection, life.topology), sessions.url_for_people, life)
     rules.must_be_equal(found, sessions.url_for_people, life.topology, attempt)
-    # It is equal now, but was not when it was to be held.
+    # It is equal now, but it was not when this transaction tried to hold it.
     raise rules.superseded(life.topology, attempt, found)
 
 
 def keep(
     connection: Connection, database: str, life: TopologyLife, attempt: AttemptId, identity: Mapping[str, Any]
 ) -> None:
-    """Keep an identity beside the fence, which must be at `attempt`. One statement, so that no other leader
-    comes in between.
-
-    Raises StaleAttemptError when it is not, CorruptStateError and ProgressMismatchError as `raise_to`.
+    """Keep an identity beside the fence, which must be at `attempt`. One statement checks and writes, so that
+    no other leader comes in between. Raises what `require` raises.
     """
     mine = fence.c.topology == life.topology, fence.c.uuid == life.uuid, fence.c.attempt == attempt
     if connection.execute(update(fence).where(*mine).values(identity=to_json(identity))).rowcount == 0:
@@ -83,9 +81,9 @@ def keep(
 
 
 def keep_below(connection: Connection, topology: str, attempt: AttemptId) -> None:
-    """Demand that no attempt above this one is let in before the transaction ends. No fence is none above.
+    """Require that the fence is not above this attempt; let no newer one in until the transaction ends.
 
-    Raises StaleAttemptError when one was.
+    A missing fence is accepted. Raises StaleAttemptError when the fence is above.
     """
     mine = update(fence).where(fence.c.topology == topology, fence.c.attempt <= attempt)
     if connection.execute(mine.values(attempt=attempt)).rowcount == 0:
@@ -95,13 +93,13 @@ def keep_below(connection: Connection, topology: str, attempt: AttemptId) -> Non
 
 
 def read(connection: Connection, topology: str) -> FenceRow | None:
-    """The fence of a topology."""
+    """Return the fence of a topology; None when there is none."""
     row = connection.execute(select(fence).where(fence.c.topology == topology)).one_or_none()
     return None if row is None else _record(row)
 
 
 def read_all(connection: Connection) -> list[FenceRow]:
-    """The fences of all topologies, by id."""
+    """Return the fences of all topologies, sorted by id."""
     return [_record(row) for row in connection.execute(select(fence).order_by(fence.c.topology))]
 
 
@@ -113,7 +111,8 @@ def join(
     first_run: bool,
     identity: Mapping[str, Any] | None,
 ) -> None:
-    """Create the fence of a topology that runs for the first time; check it otherwise. Keep its identity."""
+    """Create the fence on a topology's first run; check it on later ones. Keep the identity beside it, unless
+    a leader has kept one."""
     topology, uuid = life.topology, life.uuid
     found = read(connection, topology)
     kept = None if identity is None else to_json(identity)

@@ -1,7 +1,7 @@
-"""A table in which the first row of each key stays: what `DeduplicateBolt` keeps in a SQL database.
+"""A table that keeps the first row of each key. `DeduplicateBolt` keeps one in a SQL database.
 
-Invariant: whether a row is the first of its key is decided by the database, in the statement that inserts it.
-So any number of processes may write to the table at once, and a row that came before a crash counts.
+Invariant: the database decides whether a row is the first of its key, in the statement that inserts it. So
+any number of processes may write to the table at once, and rows inserted before a crash count.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from txstream.state.sql.urls import dialect_of
 from txstream.state.sql.writer import TableWriter
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
-# Tables without transactions have neither; messages of the writer may name it.
+# A non-transactional table has no attempt, but the writer needs one for its messages.
 _NO_ATTEMPT = TransactionAttempt(Txid(1), AttemptId(1))
 
 
@@ -33,10 +33,10 @@ class _FirstWins(TableWriter):
 
 
 class FirstRows:
-    """The table of a `SqlState`, in the database of `url`: created when it is not there.
+    """The table of a `SqlState` in the database of `url`. It is created if it does not exist.
 
-    Raises ServiceUnavailableError when the database does not answer, StateTableError for a table of another
-    kind.
+    Raises ServiceUnavailableError when the database does not answer, StateTableError when a table of that
+    name has other columns.
     """
 
     def __init__(self, state: SqlState, url: str) -> None:
@@ -61,15 +61,17 @@ class FirstRows:
             )
 
     def keep(self, rows: pa.Table) -> pa.Table:
-        """Insert the rows whose keys are not there yet; the rows that the table has of these keys, which must
-        be distinct. Raises StateValueError for what a column cannot hold."""
+        """Insert the rows whose keys are new. Returns the rows that the table now has for all these keys.
+
+        No key may occur twice in `rows`. Raises StateValueError for a value that a column cannot hold.
+        """
         rows = self._writer.prepare(rows)
         with self._sessions.writing("first rows") as (connection, answered):
             self._writer.write(connection, _NO_ATTEMPT, rows, answered)
             return self._writer.read(connection, rows, before=0)
 
     def forget(self, column: str, before: datetime) -> int:
-        """Delete the rows in which this timestamp is older; how many."""
+        """Delete the rows whose timestamp in `column` is older than `before`. Returns how many."""
         data_type = self._writer.spec.state.value_schema.field(column).type
         moment = pa.chunked_array([pa.array([before], data_type)])
         stored = self._table.c[column]

@@ -1,14 +1,14 @@
 """The revision of the framework's own tables in a database: read, created, upgraded.
 
-Invariant: a database is at no revision (it has none of these tables) or at exactly one; a change holds the
-definitions' lock and is one transaction. MySQL and MariaDB commit each step by itself; there a table says
-that a change has begun, from before its first step until after its last, and the next holder of the lock that
-finds this table continues the change.
+Invariant: a database is at no revision (it has none of these tables) or at exactly one. A change holds the
+definitions' lock and is one transaction. MySQL and MariaDB commit each step by itself. There, a marker table
+exists from before a change's first step until after its last; the next holder of the lock that finds it
+continues the change.
 
-Reading needs no script, nor does creating where that is part of a transaction: both work from a zip.
-Upgrading runs Alembic's scripts, which must be files on disk, and so does creating on MySQL and MariaDB,
-where it may have to go on with a change that was broken off. Alembic is imported only then: it costs as
-much start-up time as all of SQLAlchemy.
+Reading the revision needs no script, and neither does creating the tables in one transaction: both work from
+a zip. Upgrading runs Alembic's scripts, which must be files on disk. Creating does so too on MySQL and
+MariaDB, where it may have to continue an interrupted change. Alembic is imported only then, because it costs
+as much start-up time as all of SQLAlchemy.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _UNFINISHED = "txstream_alembic_unfinished"
 
 
 def commits_each_step(connection: Connection) -> bool:
-    """Does this database commit each definition of a table by itself?"""
+    """Does this database commit each DDL statement by itself?"""
     return connection.dialect.name in _COMMIT_EACH_STEP
 
 
 def read_revision(connection: Connection, database: str) -> str | None:
-    """The revision of the framework's tables; None when there are none, or not all of them yet.
+    """Return the revision of the framework's tables; None when there are none or a change is unfinished.
 
-    Raises SchemaDamagedError when tables and version table contradict each other.
+    Raises SchemaDamagedError when the tables and the version table contradict each other.
     """
     names = {VERSION_TABLE, _UNFINISHED, *metadata.tables}
     present = sorted(names.intersection(inspect(connection).get_table_names()))
@@ -74,7 +74,7 @@ def refuse_other_revision(revision: str, database: str) -> None:
 
 
 def create_or_check(connection: Connection, database: str) -> None:
-    """Bring a database without the framework's tables to the newest revision; refuse any other but that."""
+    """Create the framework's tables if there are none. Raises SchemaRevisionError for another revision."""
     revision = read_revision(connection, database)
     if revision is not None:
         refuse_other_revision(revision, database)
@@ -87,7 +87,7 @@ def create_or_check(connection: Connection, database: str) -> None:
 
 
 def upgrade(connection: Connection, database: str) -> tuple[str | None, str]:
-    """Bring the tables to the newest revision: (what they were, what they are)."""
+    """Upgrade the tables to the newest revision. Returns (old revision, new revision)."""
     revision = _revision_to_upgrade(connection, database)
     if revision != HEAD:
         _run_scripts(connection)
@@ -95,7 +95,7 @@ def upgrade(connection: Connection, database: str) -> tuple[str | None, str]:
 
 
 def upgrade_sql(connection: Connection, database: str) -> tuple[str | None, str, str]:
-    """As `upgrade`, but nothing is changed: (what they are, what they would be, the statements)."""
+    """Return (old revision, new revision, statements) of what `upgrade` would do. Changes nothing."""
     if inspect(connection).has_table(_UNFINISHED):
         raise SchemaRevisionError(
             f"database {database}: an upgrade of txstream's tables was broken off, and what is left of it "
@@ -125,7 +125,7 @@ def _run_scripts(connection: Connection, *, to: str = HEAD) -> None:
         command.upgrade(config, to)
         return
     config.attributes["resuming"] = inspect(connection).has_table(_UNFINISHED)
-    # Some servers take no table without a primary key.
+    # Some servers accept no table without a primary key.
     connection.execute(text(f"CREATE TABLE IF NOT EXISTS {_UNFINISHED} (revision VARCHAR(32) PRIMARY KEY)"))
     command.upgrade(config, to)
     connection.execute(text(f"DROP TABLE {_UNFINISHED}"))
@@ -134,7 +134,7 @@ def _run_scripts(connection: Connection, *, to: str = HEAD) -> None:
 def _config(connection: Connection, output: TextIO | None = None) -> Config:
     from alembic.config import Config
 
-    # Alembic announces each script at level INFO; what a user sees is the framework's own words.
+    # Alembic announces each script at level INFO; users see the framework's own messages instead.
     logger = logging.getLogger("alembic")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.WARNING)

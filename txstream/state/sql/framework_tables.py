@@ -4,8 +4,8 @@ Invariants. One fence row per topology; its attempt only grows. At most one ledg
 txid, and for transactional and opaque state it is written by the transaction that wrote the state. One
 ownership row per state table, written by the transaction that created the table.
 
-A new database gets these tables as they are described here; an older one is brought to the same by the
-scripts, and a test compares the two.
+A new database gets these tables as described here. The scripts upgrade an older one to the same tables; a
+test compares the two.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from sqlalchemy.dialects import mysql
 from txstream.state.declarations import TABLE_LENGTH
 
 REVISIONS = ("0001", "0002", "0003")
-"""Every revision there is, oldest first: known without reading a script, because scripts cannot be read
-from a zip. A test compares it with the scripts."""
+"""Every revision, oldest first. They are listed here because scripts cannot be read from a zip; a test
+compares the list with the scripts."""
 
 HEAD = REVISIONS[-1]
-VERSION_TABLE = "txstream_alembic_version"  # not alembic_version: that name is the user's own Alembic's
+VERSION_TABLE = "txstream_alembic_version"  # alembic_version belongs to the user's own Alembic
 
 TOPOLOGY_LENGTH = 255
 UUID_LENGTH = 36
@@ -44,23 +44,23 @@ STORED: dict[str, Any] = {
     for name in ("mysql", "mariadb")
     for option, value in (
         ("engine", "InnoDB"),
-        ("row_format", "DYNAMIC"),  # which alone has keys as long as these
+        ("row_format", "DYNAMIC"),  # no other format allows keys as long as these
         ("default_charset", "utf8mb4"),
-        ("collate", "utf8mb4_bin"),  # ids differ by case and by accents
+        ("collate", "utf8mb4_bin"),  # ids are sensitive to case and accents
     )
 }
-"""How MySQL and MariaDB store a table; the others take no notice."""
+"""How MySQL and MariaDB store a table; other databases ignore it."""
 
 metadata = MetaData()
 
 
 def document() -> Text:
-    """Text of any length: MySQL's own TEXT ends at 64 KiB."""
+    """Return the type for text of any length: MySQL's own TEXT ends at 64 KiB."""
     return Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 
 
 class Utc(TypeDecorator[datetime]):
-    """An aware time, kept in UTC; SQLite stores no zone, so it is put back on reading."""
+    """An aware time, kept in UTC. SQLite stores no zone, so reading adds it again."""
 
     impl = DateTime(timezone=True).with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
     cache_ok = True
@@ -129,4 +129,4 @@ version = Table(
     Column("version_num", String(32), nullable=False),
     PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc"),
 )
-"""Alembic's own table, as Alembic makes it."""
+"""Alembic's own table, as Alembic creates it."""

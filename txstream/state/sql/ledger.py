@@ -1,7 +1,7 @@
 """The ledger: what each batch held and which attempt committed it.
 
-Invariant: a row says `committed` exactly when the state of that database has the batch, because both are
-written by one transaction (except for non-transactional topologies, whose rows only inform).
+Invariant: a row says `committed` exactly when the state in that database has the whole batch, because one
+transaction writes the row and the last part of the state. Rows of non-transactional topologies only inform.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ _ENTRIES = select(batch.c.txid, batch.c.status, batch.c.attempt).where(
 def entries(
     connection: Connection, topology: str, first: Txid, last: Txid
 ) -> dict[Txid, tuple[BatchStatus, AttemptId]]:
-    """Status and attempt of the rows from `first` to `last` that are there."""
+    """Return status and attempt of the rows from `first` to `last` that exist."""
     rows = connection.execute(_ENTRIES, {"id": topology, "first": first, "last": last})
     return {row.txid: (row.status, row.attempt) for row in rows}
 
 
 class LedgerWriter:
-    """The prepared upsert of a ledger row, over whatever another attempt of its txid has left."""
+    """The prepared upsert of a ledger row. It replaces the row that another attempt of its txid has left."""
 
     def __init__(self, dialect: StateDialect) -> None:
         self._upsert = dialect.overwrite(batch)
 
     def begin(self, connection: Connection, last: BatchRecord) -> None:
-        """Let the ledger of a topology begin with `last`, in place of whatever is there."""
+        """Make `last` the only row of its topology's ledger."""
         connection.execute(delete(batch).where(batch.c.topology == last.topology))
         self.write(connection, last)
 
     def write(self, connection: Connection, written: BatchRecord) -> None:
-        """Write a row over whatever another attempt of its txid has left."""
+        """Write a row in place of whatever row its txid has."""
         row = {column.name: getattr(written, column.name) for column in batch.columns}
         row |= {"semantics": str(written.semantics), "metas": to_json(written.metas)}
         row["details"] = to_json(written.details) if written.details else None
@@ -53,13 +53,13 @@ class LedgerWriter:
 
 
 def read_one(connection: Connection, topology: str, txid: int) -> BatchRecord | None:
-    """The row of one txid."""
+    """Return the row of one txid; None when there is none."""
     rows = _read(connection, topology, select(batch).where(batch.c.txid == txid))
     return rows[0] if rows else None
 
 
 def oldest(connection: Connection, topology: str) -> Txid | None:
-    """The least txid of a topology's rows."""
+    """Return the smallest txid of a topology's rows; None when there are none."""
     found = connection.execute(select(func.min(batch.c.txid)).where(batch.c.topology == topology)).scalar()
     return None if found is None else Txid(found)
 
@@ -67,8 +67,8 @@ def oldest(connection: Connection, topology: str) -> Txid | None:
 def last_to_prune(
     connection: Connection, topology: str, committed_before: datetime | None, newest: int | None, rows: int
 ) -> Txid | None:
-    """The last txid of the next `rows` that may go; None when none may. They go from the oldest on, without a
-    gap, so that what is left begins somewhere and is whole from there; the last two committed ones stay."""
+    """Return the last txid of the next `rows` rows that may go; None when none may. Rows go from the oldest
+    on, so that the remaining ledger has no gap. The last two committed rows stay."""
     mine = batch.c.topology == topology
     first = oldest(connection, topology)
     committed = batch.c.status == COMMITTED
@@ -79,7 +79,7 @@ def last_to_prune(
     if newest is not None:
         bounds.append(last - newest)
     if committed_before is not None:
-        # The first row that stays, in the order of the key, so that the search ends at it.
+        # The first row that stays. Sorted by the key, so that the search ends there.
         stays = mine, or_(batch.c.committed_at.is_(None), batch.c.committed_at >= committed_before)
         young = connection.execute(
             select(batch.c.txid).where(*stays).order_by(batch.c.txid).limit(1)
@@ -90,13 +90,13 @@ def last_to_prune(
 
 
 def prune(connection: Connection, topology: str, last: Txid) -> int:
-    """Delete the rows up to `last`; how many there were."""
+    """Delete the rows up to and including `last`. Returns how many."""
     gone = delete(batch).where(batch.c.topology == topology, batch.c.txid <= last)
     return connection.execute(gone).rowcount
 
 
 def read_last(connection: Connection, topology: str, limit: int | None) -> list[BatchRecord]:
-    """The last `limit` rows, oldest first; all of them without a limit."""
+    """Return the last `limit` rows, oldest first; all rows when `limit` is None."""
     rows = _read(connection, topology, select(batch).order_by(batch.c.txid.desc()).limit(limit))
     return rows[::-1]
 
@@ -104,7 +104,7 @@ def read_last(connection: Connection, topology: str, limit: int | None) -> list[
 def _read(connection: Connection, topology: str, query: Select[Any]) -> list[BatchRecord]:
     try:
         rows = connection.execute(query.where(batch.c.topology == topology)).all()
-    except ValueError as error:  # SQLite keeps times as text, which anybody may have changed
+    except ValueError as error:  # SQLite keeps times as text, which somebody may have changed
         raise CorruptStateError(f"ledger of topology {topology!r}: a time cannot be read: {error}") from error
     return [_record(row) for row in rows]
 

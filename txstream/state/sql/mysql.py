@@ -1,17 +1,16 @@
 """MySQL and MariaDB through PyMySQL.
 
-Locks. Every transaction is READ COMMITTED, whatever the server's default: under REPEATABLE READ a transaction
-that waited at the fence would not see the ledger row of the one it waited for, and restore nothing, without
-an error. When a session is idle in a transaction, as a frozen driver's is, the server ends it before
-`message_timeout` has passed; a session that waits for its fence waits longer than that. MySQL has no such
-limit for transactions alone, so there every idle session ends then, and the next batch after a pause connects
-again.
+Locks. Every transaction is READ COMMITTED, whatever the server's default. Under REPEATABLE READ a transaction
+that waited at the fence would not see the ledger row of the one it waited for, and would restore nothing,
+without an error. The server ends a session that is idle in a transaction, such as a frozen driver's, before
+`message_timeout` has passed; a session that waits for the fence waits longer than that. MySQL cannot limit
+idle transactions alone: it ends every session that is idle for that long, and the next batch after such a
+pause connects again.
 
-Definitions are not transactional: CREATE TABLE commits what was done before it. The code that creates tables
-(`tables`, `added_columns`, `framework_revisions`) is therefore written so that the next start can continue
-it.
+DDL is not transactional: CREATE TABLE commits what was done before it. So the code that creates tables
+(`tables`, `added_columns`, `framework_revisions`) is written so that the next start can continue it.
 
-Rowcounts are of the rows found, not of those changed: SQLAlchemy asks PyMySQL for CLIENT.FOUND_ROWS.
+Rowcounts count the rows found, not those changed: SQLAlchemy asks PyMySQL for CLIENT.FOUND_ROWS.
 """
 
 from __future__ import annotations
@@ -55,21 +54,20 @@ from txstream.state.sql.mysql_types import BinaryKey, TextKey, TextValue, collat
 from txstream.state.sql.server_timeouts import ServerDialect, driver_of
 
 PACKET_BYTES = "txstream_packet_bytes"
-"""The key, in what SQLAlchemy keeps beside a pooled connection, of the longest statement that the server
-takes."""
+"""Key in the `info` of a pooled connection: the length of the longest statement that the server accepts."""
 
 _DEFINING = "txstream_defining"
 _PATIENT = "txstream_patient"
 _ALL_ROWS = 2**64 - 1
-# Its name belongs to the whole server and has 64 characters at most. SHA1 went with MySQL 9.6.
+# A lock's name is shared by the whole server and has at most 64 characters. MySQL 9.6 removed SHA1.
 _LOCK = "CONCAT('txstream ', LEFT(SHA2(DATABASE(), 256), 40))"
 _LONGEST_IDENTIFIER = 64
-_LONGEST_FILE_NAME = 251  # with its ending 255
+_LONGEST_FILE_NAME = 251  # 255 with its extension
 _LARGEST_FLOAT = 3.4028234663852886e38
-# Text that needs no escaping, and means the same in every character set.
+# Text that needs no escaping and is the same in every character set.
 _PLAIN = re.compile(r"[\w .,:;/+-]*", re.ASCII)
 
-# Whatever the server's own mode is: a value that does not fit is refused, and a backslash escapes.
+# A value that does not fit is refused, and a backslash escapes, whatever the server's own mode is.
 _MODE = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION"
 
 _COLUMN_TYPES: dict[pa.DataType, Callable[[], types.TypeEngine[Any]]] = {
@@ -79,7 +77,7 @@ _COLUMN_TYPES: dict[pa.DataType, Callable[[], types.TypeEngine[Any]]] = {
     pa.binary(): mysql.LONGBLOB,
     pa.large_binary(): mysql.LONGBLOB,
     pa.int8(): mysql.TINYINT,
-    pa.float32(): Double,  # FLOAT is shown with six digits, so nobody reads back what was written
+    pa.float32(): Double,  # FLOAT is shown with six digits, so readers would not get what was written
     pa.date32(): Date,
 }
 
@@ -109,7 +107,7 @@ class MySQLDialect(ServerDialect):
                 connect_args={
                     "charset": "utf8mb4",
                     "connect_timeout": self.connect_timeout_seconds,
-                    # Of the handshake alone; `_configure` lifts them.
+                    # For the handshake only; `_configure` removes them.
                     "read_timeout": self.connect_timeout_seconds,
                     "write_timeout": self.connect_timeout_seconds,
                     "program_name": "txstream",
@@ -120,9 +118,9 @@ class MySQLDialect(ServerDialect):
                 f"the URL of database {place(self.url)} has an option that cannot be used: {error}"
             ) from error
         event.listen(engine, "do_connect", self._connect)
-        # Before SQLAlchemy's own first look at the server, which notes how names are quoted.
+        # Before SQLAlchemy first looks at the server, where it learns how names are quoted.
         event.listen(engine, "connect", self._configure, insert=True)
-        # After it has set its own.
+        # After SQLAlchemy has set its own collation.
         event.listen(engine, "connect", _set_collation)
         event.listen(engine, "reset", self._put_back)
         self._engine = engine
@@ -137,11 +135,11 @@ class MySQLDialect(ServerDialect):
             cursor.execute(f"SET SESSION {self.session_settings(mariadb=mariadb)}")
             cursor.execute("SELECT @@max_allowed_packet")
             (record.info[PACKET_BYTES],) = cursor.fetchone()
-        # From here on a deadline watches over the connection, which knows what each wait may last.
+        # From here on a deadline watches the connection; it knows how long each wait may last.
         driver._read_timeout = driver._write_timeout = None
 
     def session_settings(self, *, mariadb: bool) -> str:
-        """What every session sets, as SET takes it."""
+        """Return every session's settings in the syntax of SET."""
         return ", ".join(f"{name} = {value}" for name, value in self._settings(mariadb=mariadb).items())
 
     def _settings(self, *, mariadb: bool) -> dict[str, str | float]:
@@ -149,7 +147,7 @@ class MySQLDialect(ServerDialect):
             "sql_mode": f"'{_MODE}'",
             "time_zone": "'+00:00'",
             "default_storage_engine": "InnoDB",
-            # A server may have other values of these, meant for interactive use: a SELECT would silently give
+            # A server may have other values, meant for interactive use. A SELECT would then silently return
             # fewer rows, and a change without a key, a large join or a statement after COMMIT would be
             # refused.
             "sql_select_limit": _ALL_ROWS,
@@ -158,8 +156,8 @@ class MySQLDialect(ServerDialect):
             "sql_quote_show_create": 1,
             "completion_type": "'NO_CHAIN'",
             "innodb_lock_wait_timeout": self.lock_timeout_seconds,
-            "lock_wait_timeout": self.lock_timeout_seconds,  # of CREATE and DROP
-            # A client that freezes while it sends or receives holds its locks as well.
+            "lock_wait_timeout": self.lock_timeout_seconds,  # for CREATE and DROP
+            # A client that freezes while it sends or receives holds its locks too.
             "net_read_timeout": self.idle_timeout_seconds,
             "net_write_timeout": self.idle_timeout_seconds,
         }
@@ -169,7 +167,7 @@ class MySQLDialect(ServerDialect):
             settings["max_statement_time"] = self.statement_timeout_seconds
         else:
             settings["wait_timeout"] = self.idle_timeout_seconds
-            settings["max_execution_time"] = round(self.statement_timeout_seconds * 1000)  # of SELECT alone
+            settings["max_execution_time"] = round(self.statement_timeout_seconds * 1000)  # only for SELECT
         return settings
 
     def descriptor(self, connection: Connection) -> int | None:
@@ -177,8 +175,8 @@ class MySQLDialect(ServerDialect):
         return None if line is None else int(line.fileno())
 
     def lock_definitions(self, connection: Connection) -> None:
-        # A lock of the session, because a transaction ends with each CREATE; it is released when the
-        # connection goes back to its pool, and by the server when the session ends.
+        # A session's lock, because each CREATE ends the transaction. It is released when the connection goes
+        # back to its pool, or by the server when the session ends.
         connection.info[_DEFINING] = True
         wait = f"SELECT GET_LOCK({_LOCK}, {self.lock_timeout_seconds})"
         got = connection.exec_driver_sql(wait).scalar_one()
@@ -194,8 +192,8 @@ class MySQLDialect(ServerDialect):
         connection.exec_driver_sql(f"SET SESSION {setting} = 0")
 
     def _put_back(self, driver: Any, record: Any, _state: object) -> None:
-        """Undo what was set for one transaction but lasts for the session here, when the connection goes back
-        to its pool."""
+        """When a connection goes back to its pool, undo what was set for one transaction but lasts for the
+        session here."""
         defining, setting = record.info.pop(_DEFINING, False), record.info.pop(_PATIENT, None)
         if not driver.open or not (defining or setting):
             return
@@ -228,7 +226,7 @@ class MySQLDialect(ServerDialect):
                 f"state table {table!r}: {self.label} takes no {what} {name!r}, whose name ends with a blank "
                 f"or has a character beyond U+FFFF in it; choose another name"
             )
-        # A table is a file, and in its name most letters beyond ASCII are written as @0123.
+        # A table is a file. In a file's name most characters beyond ASCII are written like @0123.
         plain = sum(character.isascii() and (character.isalnum() or character in "_$") for character in name)
         if what == "table" and plain + 5 * (len(name) - plain) > _LONGEST_FILE_NAME:
             raise StateTableError(
@@ -247,7 +245,7 @@ class MySQLDialect(ServerDialect):
 
     def column_type(self, data_type: pa.DataType) -> types.TypeEngine[Any] | None:
         if pa.types.is_decimal128(data_type):
-            # MySQL has 30 decimals at most, and which of the two it is, is known once it was connected to.
+            # MySQL has at most 30 decimals. Whether it is MySQL or MariaDB is known only once connected.
             fits = data_type.scale <= 30 or self._engine is None or _may_be_mariadb(self._engine)
             return mysql.DECIMAL(data_type.precision, data_type.scale) if fits else None
         if pa.types.is_timestamp(data_type) and data_type.unit in ("s", "ms", "us"):
@@ -276,9 +274,9 @@ class MySQLDialect(ServerDialect):
     def table_options(self) -> dict[str, Any]:
         return {
             "mysql_engine": "InnoDB",
-            "mysql_row_format": "DYNAMIC",  # the only one with keys of 3072 bytes
+            "mysql_row_format": "DYNAMIC",  # the only format with keys of 3072 bytes
             "mysql_default_charset": "utf8mb4",
-            # Never what a column has, so that the catalog tells each column's own.
+            # Never a column's collation, so that the catalog always shows that of each column.
             "mysql_collate": "utf8mb4_bin",
         }
 
@@ -303,7 +301,7 @@ class MySQLDialect(ServerDialect):
         if pa.types.is_timestamp(column.type):
             if column.type.tz is not None:
                 column = column.cast(pa.timestamp("us", tz="UTC"))
-            column = column.cast(pa.timestamp("us"))  # DATETIME has no zone; what has one is kept in UTC
+            column = column.cast(pa.timestamp("us"))  # DATETIME has no zone; zoned times are kept in UTC
         values: list[Any] = column.to_pylist()
         return values
 
@@ -312,14 +310,13 @@ class MySQLDialect(ServerDialect):
         if mysql_types.is_text(column.type):
             text = self.to_driver(column)[0]
             if not _PLAIN.fullmatch(text):
-                # MySQL keeps an expression as text, with backslashes before quotes, and reads it again in the
-                # mode of the session that opens the table: under NO_BACKSLASH_ESCAPES none could open it any
-                # more. After an introducer such as _utf8mb4 even a literal of hexadecimal digits is kept like
-                # that.
+                # MySQL stores an expression as text, with backslashes before quotes, and parses it in the
+                # mode of the session that opens the table. Under NO_BACKSLASH_ESCAPES no session could open
+                # it any more. After an introducer such as _utf8mb4 even a hexadecimal literal is stored so.
                 found = literal_column(f"CONVERT(X'{text.encode().hex()}' USING utf8mb4)")
         elif not mysql_types.is_bytes(column.type):
             return found
-        # MySQL takes a default of text and bytes in parentheses alone.
+        # MySQL accepts a default for text and bytes only in parentheses.
         return Grouping(found)
 
     def upsert(self, table: Table, update: Callable[[Any], tuple[dict[str, Any], Any]]) -> Upsert:

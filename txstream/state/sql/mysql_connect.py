@@ -1,7 +1,8 @@
-"""Connecting to MySQL and MariaDB: the options of a URL, and what is said when there is no connection.
+"""Connecting to MySQL and MariaDB: the options of a URL, and the errors when connecting fails.
 
-PyMySQL takes some options as SQLAlchemy gives them for something else: any text as true, a password as
-Latin-1, and certificates not at all beside the options that verify them. Here each means what it says.
+PyMySQL misreads some options in the form in which SQLAlchemy passes them: it takes any text as true, a
+password as Latin-1, and ignores certificates beside the options that verify them. Here each option means what
+it says.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from txstream.api.errors import ServiceUnavailableError, UsageError
 
 OLDEST_MYSQL: Final = (8, 0, 19)
 OLDEST_MARIADB: Final = (10, 3, 3)
-"""The first versions that know the rows of an upsert."""
+"""The oldest versions that accept VALUES as a table, as each upsert needs it (`mysql_statements`)."""
 
 _YES_OR_NO: Final = ("ssl_disabled", "ssl_verify_cert", "ssl_verify_identity")
 _WORDS: Final = {
@@ -27,14 +28,14 @@ _PACKAGE: Final = "cryptography"
 
 
 def is_mariadb(version: str) -> bool:
-    """As the server's handshake tells: 8.0.36 or 5.5.5-10.11.6-MariaDB."""
+    """Is it MariaDB, by the version in the server's handshake: 8.0.36 or 5.5.5-10.11.6-MariaDB?"""
     return "mariadb" in version.lower()
 
 
 def refuse_old_server(version: str, where: str) -> None:
-    """Raise ServiceUnavailableError for a server without what each commit needs."""
+    """Raise ServiceUnavailableError for a server that is too old for the statements of a commit."""
     mariadb = is_mariadb(version)
-    # MariaDB may put a version before its own, for clients that know none so high.
+    # MariaDB may put another version before its own, for clients that know no version as high.
     found = re.search(
         r"(\d+)\.(\d+)\.(\d+)(?=-mariadb)" if mariadb else r"^(\d+)\.(\d+)\.(\d+)", version, re.I
     )
@@ -48,15 +49,15 @@ def refuse_old_server(version: str, where: str) -> None:
 
 
 def place(url: URL) -> str:
-    """A database as it is named in messages, without a password."""
+    """Return the name of a database for messages, without a password."""
     return f"{url.host or url.query.get('unix_socket') or 'localhost'}/{url.database}"
 
 
 def connect(driver: Any, url: URL, options: dict[str, Any]) -> Any:
-    """A connection of PyMySQL, with the options that SQLAlchemy has made of the URL.
+    """Return a PyMySQL connection, opened with the options that SQLAlchemy has made of the URL.
 
-    Raises UsageError for an option that there is not, ServiceUnavailableError for what is missing on this
-    machine; PyMySQL's own errors for what comes from the server.
+    Raises UsageError for an option that does not exist or cannot be used, ServiceUnavailableError for what is
+    missing on this machine or a server that is too old, and PyMySQL's own errors for errors of the server.
     """
     where = place(url)
     known = inspect.signature(driver.connections.Connection.__init__).parameters
@@ -70,13 +71,13 @@ def connect(driver: Any, url: URL, options: dict[str, Any]) -> Any:
         name: _truth(name, value, where) if name in _YES_OR_NO else value for name, value in options.items()
     }
     if isinstance(given.get("password"), str):
-        given["password"] = given["password"].encode()  # as the server's own clients send it
+        given["password"] = given["password"].encode()  # in UTF-8, as the server's own clients send it
     files = _put_together(given, where)
     try:
         connection = driver.connect(**given)
     except (ValueError, TypeError, NotImplementedError) as error:
         raise UsageError(f"the URL of database {where} has an option that cannot be used: {error}") from error
-    except OSError as error:  # only files are read before PyMySQL makes the server's errors its own
+    except OSError as error:  # only files raise it: PyMySQL has its own errors for the network
         raise ServiceUnavailableError(
             f"database {where}: a certificate or key of its URL cannot be read on this machine "
             f"({', '.join(files)}): {error}"
@@ -104,14 +105,14 @@ def _truth(name: str, value: Any, where: str) -> bool:
 
 
 def _put_together(options: dict[str, Any], where: str) -> list[str]:
-    """Bring all that is said about TLS into PyMySQL's one option for it; the files that it names."""
+    """Put all TLS options into PyMySQL's one option `ssl`. Returns the files and folders that it names."""
     tls = dict(options.get("ssl") or {})
     if "ssl_key_password" in options:
         tls["password"] = options.pop("ssl_key_password")
     if "ssl_verify_cert" in options or "ssl_verify_identity" in options:
         identity = options.pop("ssl_verify_identity", False)
         if identity and not {"ca", "capath"} & set(tls):
-            raise UsageError(  # PyMySQL would look at no name then
+            raise UsageError(  # PyMySQL would not check the name then
                 f"the URL of database {where} has ssl_verify_identity without ssl_ca; name the file of the "
                 f"certificates to trust as ssl_ca too"
             )

@@ -1,7 +1,7 @@
-"""What the errors of MySQL, MariaDB and PyMySQL mean to a batch: what their DB-API class says, but for some.
+"""What the errors of MySQL, MariaDB and PyMySQL mean for a batch: their DB-API class tells, with exceptions.
 
-PyMySQL makes an OperationalError, an outage, of every code that it does not know. An error about the
-statement itself (SQLSTATE class 42) would come again, so it is not an outage.
+PyMySQL raises OperationalError, which means an outage, for every code that it does not know. An error about
+the statement itself (SQLSTATE class 42) would come again, so it is not an outage.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _EXCEPTIONS: dict[int, Kind] = {
         (
             1205,  # ER_LOCK_WAIT_TIMEOUT
             1213,  # ER_LOCK_DEADLOCK
-            1020,  # ER_CHECKREAD: changed since it was read
-            1412,  # ER_TABLE_DEF_CHANGED: somebody defined a table meanwhile
+            1020,  # ER_CHECKREAD: the row was changed after it was read
+            1412,  # ER_TABLE_DEF_CHANGED: another session altered a table meanwhile
             1614,  # ER_XA_RBDEADLOCK
             1613,  # ER_XA_RBTIMEOUT
             1689,  # ER_LOCK_ABORTED
             3058,  # ER_USER_LOCK_DEADLOCK
-            3101,  # ER_TRANSACTION_ROLLBACK_DURING_COMMIT: another server of its group was first
+            3101,  # ER_TRANSACTION_ROLLBACK_DURING_COMMIT: another server of the group was first
             3572,  # ER_LOCK_NOWAIT
         ),
         Kind.LOCKED,
@@ -92,13 +92,13 @@ _EXCEPTIONS: dict[int, Kind] = {
 
 
 def classify(cause: BaseException, *, lost: bool) -> Failure:
-    """What a driver's exception means; `lost` when SQLAlchemy gave its connection up."""
+    """Return what a driver's exception means. `lost`: SQLAlchemy has invalidated the connection."""
     code = cause.args[0] if cause.args and isinstance(cause.args[0], int) else None
     if code is None:
         return Failure(Kind.UNREACHABLE if lost else Kind.OTHER, one_line(cause))
     words = str(cause.args[1]) if len(cause.args) > 1 else ""
     message = one_line(RuntimeError(words or "the connection is closed"))
-    if lost or code == 0 or 2000 <= code < 3000:  # the client's own: refused, gone, cut
+    if lost or code == 0 or 2000 <= code < 3000:  # the client's own errors: refused, gone, cut
         return Failure(Kind.UNREACHABLE, message)
     statement = (getattr(cause, "sqlstate", None) or "").startswith("42")
     usual = Kind.OTHER if statement else _CLASSES.get(type(cause).__name__, Kind.OTHER)

@@ -3,17 +3,17 @@
     INSERT INTO t (...) WITH txstream_delta (...) AS (VALUES ...)
     SELECT ... FROM txstream_delta LEFT JOIN t ... ON DUPLICATE KEY UPDATE n = VALUES(n), ...
 
-The rules are computed by the SELECT, from the row as it is, and the rest only overwrites. In ON DUPLICATE
-KEY UPDATE itself they would be wrong: it assigns from left to right, so that a column reads what another
-was just given. It has no WHERE either: a row that may not be written gets a null for its txid, which the
-strict mode refuses, and with it the whole statement.
+The SELECT computes the value rules from the stored row, and the rest only overwrites. ON DUPLICATE KEY UPDATE
+itself would compute them wrongly: it assigns from left to right, so a column would read what another has
+just been given. It has no WHERE either. So a row that may not be written gets a null txid; the strict mode
+refuses that, and with it the whole statement.
 
-Between reading a row and writing it nobody else writes it: the fence allows one attempt, in which each key
-has one task. State without transactions has no fence. There each column becomes what its own stored value
-and its delta make, so it is done in ON DUPLICATE KEY UPDATE after all, which reads the row with its lock.
+Nobody else writes a row between its read and its write: the fence allows one attempt, in which each key has
+one task. Non-transactional state has no fence. There each column depends only on its own stored value and
+its delta, so ON DUPLICATE KEY UPDATE can compute it, which locks the row when it reads it.
 
-Measured on 10,000 keys this takes a fifth longer than a bare ON DUPLICATE KEY UPDATE, and is
-faster than JSON_TABLE and than a temporary table.
+Measured on 10,000 keys, this takes a fifth longer than a bare ON DUPLICATE KEY UPDATE, and is faster than
+JSON_TABLE and than a temporary table.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from txstream.state.sql.errors import driver_error
 _DELTA = "txstream_delta"
 _TXID = "txstream_txid"
 _CANNOT_BE_NULL = 1048
-_LONGEST_VALUE_BYTES = 64  # of a number or a time with its CAST; text and bytes come on top
+_LONGEST_VALUE_BYTES = 64  # of a number or a time with its CAST; text and bytes are added to it
 _LONGEST_RULES_BYTES = 10_000
 
 Update = Callable[[Any], tuple[dict[str, Any], Any]]
@@ -59,17 +59,17 @@ class JoinedUpsert(Upsert):
     def __init__(self, dialect: StateDialect, table: Table, update: Update, packet_bytes: str) -> None:
         self._dialect = dialect
         self._table = table
-        self._packet_bytes = packet_bytes  # where the connection's info has its server's limit
+        self._packet_bytes = packet_bytes  # key of the limit in the connection's info
         written = [column for column in table.columns if "delta" in column.info or "key" in column.info]
         self._names = [column.name for column in written]
         self._row = f"({', '.join(_placeholder(column) for column in written)})"
         self._txid = next((column.name for column in table.columns if "txid" in column.info), None)
         self._joined = self._txid is not None
-        self._bound: list[tuple[str, Any]] = []  # what the tail has besides the rows, in its order
+        self._bound: list[tuple[str, Any]] = []  # the parameters after those of the rows, in order
         self._head, self._tail = self._joining(update) if self._joined else self._adding(update)
 
     def _joining(self, update: Update) -> tuple[str, str]:
-        """The text before and after the rows: the new rows are computed, and overwrite."""
+        """Return the SQL before and after the rows, which computes new rows and overwrites old ones."""
         columns = self._table.c
         delta: Any = plain_table(_DELTA, *(plain_column(name, columns[name].type) for name in self._names))
         values = _values(self._table, delta, update)
@@ -83,9 +83,9 @@ class JoinedUpsert(Upsert):
         )
 
     def _adding(self, update: Update) -> tuple[str, str]:
-        """The text before and after the rows: each column adds to itself."""
+        """Return the SQL before and after the rows, which adds to each column of an existing row."""
         new = {
-            # SQLAlchemy doubles the percent signs of a literal column itself.
+            # SQLAlchemy itself doubles the percent signs of a literal column.
             name: literal_column(_new(name).replace("%%", "%"), self._table.c[name].type)
             for name in self._names
         }
@@ -96,7 +96,7 @@ class JoinedUpsert(Upsert):
         )
 
     def _text(self, clause: Any) -> str:
-        """SQL as the driver formats it; its parameters follow those of the clauses before."""
+        """Return SQL for the driver to format; its parameters follow those of earlier clauses."""
         compiled = clause.compile(dialect=mysql.dialect(paramstyle="format"))
         self._bound += [(name, compiled.params[name]) for name in compiled.positiontup or ()]
         return str(compiled)
@@ -124,7 +124,7 @@ class JoinedUpsert(Upsert):
         return f"{self._head}{rows}{self._tail}", tuple(arguments)
 
     def _refuse_too_large(self, connection: Connection, deltas: pa.Table, txid: int, limit: int) -> None:
-        """The server would hang up instead of answering."""
+        """Raise StateValueError for a statement that is too large: the server would hang up, not answer."""
         driver: Any = connection.connection.driver_connection
         with driver.cursor() as cursor:
             size = len(cursor.mogrify(*self._statement(connection, deltas, txid)).encode())
@@ -140,7 +140,7 @@ class JoinedUpsert(Upsert):
 
 
 def _values(table: Table, delta: Any, update: Update) -> dict[str, Any]:
-    """The value of each column, by name: for a new row, and for an existing one."""
+    """Return the SQL value of each column, by name; it covers new rows and existing ones."""
     excluded = {name: delta.c[name] for name in delta.c.keys()}  # noqa: SIM118 - no mapping
     txid = bindparam(_TXID, type_=BigInteger)
     names = {column.name for column in table.columns if "txid" in column.info}
@@ -162,19 +162,19 @@ def _values(table: Table, delta: Any, update: Update) -> dict[str, Any]:
 def _placeholder(column: Column[Any]) -> str:
     kind = str(column.type.compile(mysql.dialect()))
     if kind.startswith("DATE"):
-        return f"CAST(%s AS {kind})"  # as text it would be compared as text
+        return f"CAST(%s AS {kind})"  # uncast, it would be compared as text
     if kind.startswith(("DECIMAL", "NUMERIC")):
-        # A column of nulls alone has no type, so a stored value became text on its way, with a digit too few.
+        # A column with only nulls has no type, so a stored value would become text and lose a digit.
         return f"CAST(%s AS {kind})"
     if kind.startswith(("VARBINARY", "LONGBLOB")):
-        # MariaDB counts the bytes of a plain X'...' among VALUES in 16 bits and drops the others silently.
+        # MariaDB counts the bytes of a plain X'...' in VALUES in 16 bits and silently drops the others.
         return "CAST(%s AS BINARY)"
     return "%s"
 
 
 def _longest(deltas: pa.Table) -> int:
-    """An upper bound on the statement's bytes."""
-    # Escaped, each byte of text becomes two at most, and so does each byte in hexadecimal.
+    """Return an upper bound on the size of the statement, in bytes."""
+    # Escaping turns a byte of text into two at most, and a byte in hexadecimal takes two.
     values = 2 * deltas.nbytes + _LONGEST_VALUE_BYTES * deltas.num_rows * deltas.num_columns
     return int(values) + _LONGEST_RULES_BYTES
 
@@ -188,7 +188,7 @@ _PREPARER = mysql.dialect(paramstyle="format").identifier_preparer
 
 
 def _quoted(name: str) -> str:
-    """A name as text that the driver formats: quoted, with its percent signs doubled."""
+    """Return a name quoted and with its percent signs doubled, for text that the driver formats."""
     return _PREPARER.quote_identifier(name)
 
 
@@ -197,6 +197,6 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _new(name: str) -> str:
-    """In ON DUPLICATE KEY UPDATE: what would have been inserted. MySQL prefers an alias since 8.0.20, which
-    MariaDB does not know, and which is not faster."""
+    """Return SQL for the value that would have been inserted, in ON DUPLICATE KEY UPDATE. Since 8.0.20 MySQL
+    prefers an alias, but MariaDB does not know it, and it is not faster."""
     return f"VALUES({_quoted(name)})"

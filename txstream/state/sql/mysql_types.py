@@ -1,9 +1,9 @@
 """Columns of MySQL and MariaDB that keep every value exactly, and keys that stay distinct.
 
-Text is compared by code points, and trailing blanks count. The two servers have other names for such a
-collation; SQLAlchemy's dialect knows which server it is once it has been connected.
+Text is compared by code points, and trailing blanks count. The two servers have different names for such a
+collation; SQLAlchemy's dialect knows which server it is once connected.
 
-A primary key of InnoDB has 3072 bytes. Columns of text and of bytes share what the others leave.
+A primary key of InnoDB has at most 3072 bytes. Columns of text and bytes share what the others leave.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SIZES: Final[dict[pa.DataType, int]] = {
 
 
 def collation(*, mariadb: bool) -> str:
-    """The collation of text in state tables and in the sessions that write them."""
+    """Return the collation of text in state tables and in the sessions that write them."""
     return "utf8mb4_nopad_bin" if mariadb else "utf8mb4_0900_bin"
 
 
@@ -74,9 +74,9 @@ def is_bytes(data_type: pa.DataType) -> bool:
 
 
 def key_lengths(keys: pa.Schema, table: str) -> dict[str, int | None]:
-    """By key column: how many characters or bytes it may have; None for a type of fixed size.
+    """Return the maximum number of characters or bytes of each key column; None for a type of fixed size.
 
-    Raises StateTableError when there are so many columns that nothing is left for each.
+    Raises StateTableError when there are so many columns that nothing is left for one of text or bytes.
     """
     shared = [field.name for field in keys if is_text(field.type) or is_bytes(field.type)]
     left = KEY_BYTES - sum(_size(field.type) for field in keys if field.name not in shared)
@@ -97,7 +97,7 @@ def key_lengths(keys: pa.Schema, table: str) -> dict[str, int | None]:
 
 
 def refuse_too_long(table: str, name: str, column: pa.ChunkedArray, length: int) -> None:
-    """Raise StateValueError for a key that has no room in its column."""
+    """Raise StateValueError for a key that is too long for its column, which holds `length`."""
     text = is_text(column.type)
     lengths = pc.utf8_length(column) if text else pc.binary_length(column)
     longest = pc.max(lengths).as_py()
@@ -113,20 +113,20 @@ def refuse_too_long(table: str, name: str, column: pa.ChunkedArray, length: int)
 
 
 def shown(dialect: Dialect, column_type: Any) -> str:
-    """A type as both the declaration and the server's catalog give it."""
+    """Return a type as text that is equal for the declaration and the server's catalog."""
     if isinstance(column_type, types.Boolean) or getattr(column_type, "display_width", None) == 1:
         return "BOOL"
     name = str(column_type.compile(dialect))
     if isinstance(column_type, types.Integer):
-        return re.sub(r"\(\d+\)", "", name)  # MariaDB adds a width, which says nothing about what it can hold
+        return re.sub(r"\(\d+\)", "", name)  # MariaDB adds a width, which does not limit the values
     return re.sub(
         r" CHARACTER SET \w+(?= COLLATE)", "", name
-    )  # which the collation says, so it may be left out
+    )  # the collation implies the character set, so it may be missing
 
 
 def _size(data_type: pa.DataType) -> int:
     if pa.types.is_decimal(data_type):
-        # Nine digits are packed into four bytes, before and after the point.
+        # Each nine digits take four bytes, separately before and after the point.
         return sum(
             4 * math.ceil(digits / 9) for digits in (data_type.precision - data_type.scale, data_type.scale)
         )

@@ -1,9 +1,9 @@
 """PostgreSQL through psycopg 3.
 
-Locks. Every transaction is READ COMMITTED, whatever the server's default: under REPEATABLE READ a
-transaction that waited at the fence would not see the ledger row of the one it waited for, and restore
-nothing, without an error. When a session is idle in a transaction, as a frozen driver's is, the
-server ends it before `message_timeout` has passed; a session that waits for its fence waits longer than that.
+Locks. Every transaction is READ COMMITTED, whatever the server's default. Under REPEATABLE READ a transaction
+that waited at the fence would not see the ledger row of the one it waited for, and would restore nothing,
+without an error. The server ends a session that is idle in a transaction, such as a frozen driver's, before
+`message_timeout` has passed; a session that waits for the fence waits longer than that.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from txstream.state.sql.errors import Failure, Kind, driver_error, one_line
 from txstream.state.sql.postgresql_statements import BYTE_ORDER, UnnestLookup, UnnestUpsert, plain_type
 from txstream.state.sql.server_timeouts import ServerDialect, driver_of
 
-_DEFINITIONS_LOCK = 0x74787374  # "txst": an advisory lock's number is shared by the whole database
+_DEFINITIONS_LOCK = 0x74787374  # "txst": all users of the database share the numbers of advisory locks
 
 # https://www.postgresql.org/docs/current/errcodes-appendix.html: codes first, then whole classes.
 _KINDS: dict[str, Kind] = {
@@ -69,16 +69,16 @@ _KINDS: dict[str, Kind] = {
 class PostgreSQLDialect(ServerDialect):
     name: ClassVar[str] = "postgresql"
     label: ClassVar[str] = "PostgreSQL"
-    longest_name: ClassVar[int | None] = 63  # bytes; a longer one is cut without an error
+    longest_name: ClassVar[int | None] = 63  # bytes; the server cuts a longer name without an error
     taken_columns: ClassVar[frozenset[str]] = frozenset({"tableoid", "xmin", "cmin", "xmax", "cmax", "ctid"})
-    taken_tables: ClassVar[frozenset[str]] = frozenset({"excluded"})  # an upsert's own word
+    taken_tables: ClassVar[frozenset[str]] = frozenset({"excluded"})  # a keyword of the upsert
 
     def create_engine(self) -> Engine:
         deadline = str(max(1, math.ceil(self.connect_timeout_seconds)))
         wanted = {
             "connect_timeout": deadline,
             "application_name": "txstream",
-            # Whatever encoding the database has: the server reports what it cannot store.
+            # Whatever encoding the database has; the server reports text that it cannot store.
             "client_encoding": "utf8",
             "keepalives_idle": deadline,
             "keepalives_interval": "2",
@@ -90,7 +90,7 @@ class PostgreSQLDialect(ServerDialect):
             isolation_level="READ COMMITTED",
             pool_size=2,
             pool_timeout=self.connect_timeout_seconds,
-            use_native_hstore=False,  # it asks the server for a type that is not used, on every start
+            use_native_hstore=False,  # it would ask the server for an unused type on every start
             connect_args={name: value for name, value in wanted.items() if name not in self.url.query},
         )
         event.listen(engine, "connect", self._set_timeouts)
@@ -102,14 +102,14 @@ class PostgreSQLDialect(ServerDialect):
             idle_in_transaction_session_timeout=_milliseconds(self.idle_timeout_seconds),
             lock_timeout=_milliseconds(self.lock_timeout_seconds),
             statement_timeout=_milliseconds(self.statement_timeout_seconds),
-            # In another zone the first and the last day of time have years that Python does not know.
+            # In another zone the first and last possible days have years that Python does not know.
             timezone="UTC",
         )
 
     @staticmethod
     def _configure(driver: Any, **settings: object) -> None:
         calls = ", ".join(f"set_config('{name}', '{value}', false)" for name, value in settings.items())
-        driver.autocommit = True  # in a transaction the settings would end with it
+        driver.autocommit = True  # in a transaction, a rollback would undo the settings
         driver.execute(f"SELECT {calls}")
         driver.autocommit = False
 
@@ -134,7 +134,7 @@ class PostgreSQLDialect(ServerDialect):
         state = getattr(cause, "sqlstate", None) or ""
         message = one_line(cause)
         if error.connection_invalidated or not state:
-            # psycopg makes no state up: without one there was no answer, or none that could be understood.
+            # psycopg invents no SQLSTATE. Without one there was no answer, or one that it did not understand.
             outage = error.connection_invalidated or _is_operational(error)
             return Failure(Kind.UNREACHABLE if outage else Kind.OTHER, message)
         return Failure(_KINDS.get(state) or _KINDS.get(state[:2], Kind.OTHER), message)
@@ -159,27 +159,27 @@ class PostgreSQLDialect(ServerDialect):
         return None if found is None else found()
 
     def key_types(self, keys: pa.Schema, table: str) -> dict[str, types.TypeEngine[Any]]:
-        # An index in the order of the bytes, in which keys are written: a third faster than in that of a
-        # language, and no library of the system's can change it under the index.
+        # An index in byte order, the order in which keys are written, is a third faster than one in a
+        # language's order. A system library's new version may change a language's order, but not this one.
         return {
             name: Text(collation=BYTE_ORDER) if isinstance(found, Text) else found
             for name, found in super().key_types(keys, table).items()
         }
 
     def shown_type(self, connection: Connection, column_type: Any) -> str:
-        # With that order or without: a table of an earlier txstream has its database's. Both agree on which
-        # texts are equal; an order of another name may not.
+        # Accepted with that collation or with the database's default, which tables of an earlier txstream
+        # have. Both agree on which texts are equal; a collation of another name may not.
         return super().shown_type(connection, plain_type(column_type))
 
     def value_check(self, column: Column[Any], data_type: pa.DataType) -> ColumnElement[bool] | None:
-        if data_type != pa.int8():  # the only integer whose range PostgreSQL does not watch itself
+        if data_type != pa.int8():  # the only integer whose range PostgreSQL does not check itself
             return None
         low, high = INTEGER_RANGES[data_type]
         return column.between(low, high)
 
     def table_options(self) -> dict[str, Any]:
-        # Every batch updates its keys; room in each page keeps the new version beside the old one, without
-        # touching the index. Measured on 10,000 hot keys: a third faster, and a fifth of the size.
+        # Every batch updates its keys. With free room in each page, a row's new version stays beside the old
+        # one and the index is not touched. Measured on 10,000 hot keys: a third faster, a fifth of the size.
         return {"postgresql_with": {"fillfactor": 50}}
 
     def to_driver(self, column: pa.ChunkedArray) -> list[Any]:
@@ -187,7 +187,7 @@ class PostgreSQLDialect(ServerDialect):
         return values
 
     def ordering(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        # That of the values, whatever the order that the database was created with.
+        # The order of the values, whatever collation the database was created with.
         return column.collate(BYTE_ORDER) if isinstance(column.type, Text) else column
 
     def literal(self, column: pa.ChunkedArray, column_type: types.TypeEngine[Any]) -> ColumnElement[Any]:

@@ -1,10 +1,10 @@
 """PostgreSQL's statements over many rows: unnest(arrays), one statement and one answer for a whole chunk.
 
-The arrays are literals: twice as fast as lists that the driver writes out.
+The arrays are literals, which is twice as fast as lists that the driver formats.
 
-Invariant: for every value that `StateDialect.check_values` lets pass, PostgreSQL reads back exactly what
-was written. Text elements are always quoted, with backslash and quote escaped, so that no text means
-anything to the array parser: neither `NULL` nor braces nor commas.
+Invariant: PostgreSQL reads back exactly what was written, for every value that `values.check_value` accepts.
+Text elements are always quoted, with backslash and quote escaped, so that the array parser gives no special
+meaning to `NULL`, braces or commas in a text.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from txstream.api.state import TXID_COLUMN
 from txstream.state.sql.dialect import Found, Lookup, Upsert, halved
 
 BYTE_ORDER = "C"
-"""The collation that compares bytes, which is the order of the characters."""
+"""The collation that compares bytes, which in UTF-8 is the order of the code points."""
 
-_SEPARATOR = "\0"  # cannot occur: PostgreSQL has no NUL in text, and check_values refuses it
-_PLACE = TXID_COLUMN  # what no key column can be called
+_SEPARATOR = "\0"  # cannot occur in text: PostgreSQL does not store it, and `values.check_text` refuses it
+_PLACE = TXID_COLUMN  # no key column can have this name
 _STATEMENT_BYTES = 64 * 2**20  # of values; escaped, they stay far below the server's limit of 1 GiB
 
 
@@ -94,7 +94,7 @@ class UnnestUpsert(Upsert):
 
 
 def _unnested(columns: Sequence[Column[Any]], name: str, with_ordinality: str | None = None) -> Any:
-    """Rows from one array per column, bound as `array_0` and so on."""
+    """Return the rows made from one array per column; the arrays are bound as `array_0` and so on."""
     arrays = [
         cast(bindparam(f"array_{place}", type_=Text), postgresql.ARRAY(plain_type(column.type)))
         for place, column in enumerate(columns)
@@ -104,7 +104,7 @@ def _unnested(columns: Sequence[Column[Any]], name: str, with_ordinality: str | 
 
 
 def plain_type(column_type: Any) -> Any:
-    """A column's type without the order of its texts, where that is the one of their bytes."""
+    """Return a column's type; for text in byte order, without the collation."""
     return Text() if isinstance(column_type, Text) and column_type.collation == BYTE_ORDER else column_type
 
 
@@ -113,13 +113,13 @@ def _array_parameters(rows: pa.Table, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _compiled(statement: Any) -> str:
-    """The text of a statement, made once: SQLAlchemy would look it up, and convert values, each time."""
+    """Return a statement's text. Made once: SQLAlchemy would look it up and convert values each time."""
     dialect: Any = postgresql.dialect
     return str(statement.compile(dialect=dialect(paramstyle="pyformat")))
 
 
 def array_literal(column: pa.ChunkedArray) -> str:
-    """One column as a literal such as {"a","b",NULL}."""
+    """Return a column as an array literal such as {"a","b",NULL}."""
     data_type = column.type
     if pa.types.is_string(data_type) or pa.types.is_large_string(data_type):
         return _quoted(column.to_pylist())
@@ -131,7 +131,7 @@ def array_literal(column: pa.ChunkedArray) -> str:
     if pa.types.is_boolean(data_type):
         column = pc.if_else(column, "t", "f")
         return "{" + ",".join(v or "NULL" for v in column.to_pylist()) + "}"
-    # repr of a number is what PostgreSQL reads back exactly: Python's floats print the shortest such text.
+    # PostgreSQL reads repr of a float back exactly: it is the shortest text that means that float.
     values = column.to_pylist()
     if pa.types.is_floating(data_type):
         return "{" + ",".join("NULL" if v is None else repr(v) for v in values) + "}"
@@ -143,7 +143,7 @@ def _quoted(values: list[str | None]) -> str:
         return "{}"
     if None in values:
         return "{" + ",".join("NULL" if v is None else f'"{_escaped(v)}"' for v in values) + "}"
-    # Whole-string replacements instead of one call per element: the loop runs in C.
+    # Replace in the whole string, not per element: the loop then runs in C.
     joined = _escaped(_SEPARATOR.join(values))  # type: ignore[arg-type]  # no None in it
     return '{"' + joined.replace(_SEPARATOR, '","') + '"}'
 

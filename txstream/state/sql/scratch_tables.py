@@ -1,4 +1,4 @@
-"""A table of deltas for people to look at: `txstream replay --into`. It is not a state of any topology."""
+"""A table of deltas for people to look at: `txstream replay --into`. It is not a topology's state table."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from txstream.state.sql.tables import read_owner
 
 
 def refuse_scratch(database: StateDatabase, name: str, state: SqlState) -> None:
-    """Raise UsageError when the table is there already, or is a topology's; TopologyError or StateTableError
-    for a name that it cannot have."""
+    """Raise UsageError when the table exists or belongs to a topology, TopologyError or StateTableError for a
+    name that it cannot have."""
     _table(database, name, state)
     with database.sessions.reading(f"whether table {name!r} is there") as connection:
         owner = read_owner(connection, name)
@@ -33,8 +33,8 @@ def refuse_scratch(database: StateDatabase, name: str, state: SqlState) -> None:
 def write_scratch(
     database: StateDatabase, name: str, state: SqlState, parts: Sequence[tuple[int, pa.Table]]
 ) -> int:
-    """Make the table, `txid` and then the columns of `state`, and fill it with deltas by txid; how many rows.
-    All or nothing, where the database can undo the making of a table."""
+    """Create a table of `txid` and the columns of `state`, and fill it with `parts`, the deltas by txid.
+    Returns the number of rows. All or nothing, where the database can undo CREATE TABLE."""
     table = _table(database, name, state)
     dialect, rows = database.sessions.dialect, 0
     with database.sessions.writing(f"table {name!r}", patient=True) as (connection, answered):
@@ -55,9 +55,9 @@ _CHUNK_ROWS = 10_000
 
 
 def _table(database: StateDatabase, name: str, state: SqlState) -> Table:
-    """With a key: there are servers that take no table without one."""
+    """Return the table. It has a primary key, because some servers accept no table without one."""
     dialect = database.sessions.dialect
-    SqlState(name, key=state.key_schema, value=state.value_schema)  # refuses what no table can be called
+    SqlState(name, key=state.key_schema, value=state.value_schema)  # refuses names that no table can have
     dialect.check_name(name, "table", name)
     keys = dialect.key_types(pa.schema([pa.field(TXID_COLUMN, pa.int64()), *state.key_schema]), name)
     values = {field.name: dialect.type_of(field, name) for field in state.value_schema}

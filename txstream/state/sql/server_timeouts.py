@@ -1,8 +1,8 @@
-"""What PostgreSQL, MySQL and MariaDB have in common: the limits of a session, and a deadline for a server
-that stopped answering without closing its connection.
+"""What PostgreSQL, MySQL and MariaDB share: the time limits of a session, and a deadline for a server that
+stops answering without closing its connection.
 
-A frozen server still acknowledges packets, so TCP's own timeouts never end the wait, and its statement
-timeout is asleep with it. Shutting the socket down from another thread does end it.
+The kernel of a frozen server still acknowledges packets, so TCP's timeouts never end the wait, and the
+server's statement timeout is frozen too. Shutting the socket down from another thread does end it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _GRACE_SECONDS = 5
 
 
 class ServerDialect(StateDialect):
-    """A database behind a socket."""
+    """A database that is reached through a socket."""
 
     least: ClassVar[str] = "least"
     greatest: ClassVar[str] = "greatest"
     silence: ClassVar[tuple[int, ...]] = ()
-    """The error code, where the driver has one, for a server that said nothing."""
+    """The driver's error code for a server that did not answer; empty where it has none."""
 
     def __init__(self, url: Any, connect_timeout_seconds: float, message_timeout_seconds: float) -> None:
         super().__init__(url, connect_timeout_seconds, message_timeout_seconds)
@@ -40,12 +40,12 @@ class ServerDialect(StateDialect):
         self.silence_seconds = self.statement_timeout_seconds + _GRACE_SECONDS
 
     def countable(self, seconds: float) -> float:
-        """A time that the server can count."""
+        """Return a time rounded to what the server can count."""
         return seconds
 
     @abstractmethod
     def descriptor(self, connection: Connection) -> int | None:
-        """The file descriptor of its socket; None when it is closed, as the next statement will say."""
+        """Return the socket's file descriptor; None when it is closed, which the next statement reports."""
 
     @contextlib.contextmanager
     def deadline(self, connection: Connection, seconds: float | None = None) -> Iterator[Touch]:
@@ -59,7 +59,7 @@ class ServerDialect(StateDialect):
                 yield watchdog.touch
             except DBAPIError as error:
                 if watchdog.bitten and error.orig is not None:
-                    # The driver only saw its connection end; only here is it known why.
+                    # The driver only saw its connection end; only this code knows why.
                     error.orig.args = (*self.silence, f"the server did not answer for {seconds:g} s")
                 raise
 
@@ -71,18 +71,18 @@ class ServerDialect(StateDialect):
 
 
 def driver_of(connection: Connection) -> Any:
-    """The driver's own connection."""
+    """Return the driver's own connection."""
     return connection.connection.driver_connection
 
 
 class Watchdog:
     """Shuts a socket down unless `touch` is called at least every `seconds`; a context manager.
 
-    `bitten` tells afterwards whether it did.
+    `bitten` tells afterwards whether it shut the socket down.
     """
 
     def __init__(self, fileno: int, seconds: float) -> None:
-        # A descriptor of its own: the driver may close its one, and the number may be another file's then.
+        # A duplicate: the driver may close its own descriptor, whose number may then be another file's.
         self._descriptor = os.dup(fileno)
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
@@ -91,7 +91,7 @@ class Watchdog:
         self.bitten = False
 
     def touch(self) -> None:
-        """The server has answered."""
+        """Record that the server has answered: the time starts afresh."""
         self._deadline = time.monotonic() + self._seconds
 
     def __enter__(self) -> Self:

@@ -1,6 +1,6 @@
-"""Sessions with a SQL database: how a connection is taken, guarded, answered for and released.
+"""Sessions with a SQL database: how a connection is taken, guarded and released, and its errors translated.
 
-Invariants. Every transaction has a connection of its own, and nothing is sent twice: a failure before COMMIT
+Invariants. Every transaction has its own connection, and nothing is sent twice: a failure before COMMIT
 leaves nothing, and an outage at COMMIT is an AnswerLostError, which the ledger settles. A driver's errors
 leave this module as errors of the framework. No two processes use one connection.
 
@@ -25,15 +25,12 @@ from txstream.state.sql.sqlite import READ_ONLY
 from txstream.state.sql.urls import without_password
 
 _PING_AFTER_IDLE_SECONDS = 1.0
-_PATIENCE_SECONDS = 24 * 3600.0  # a silent server is given up even then
-_USED_AT = "txstream_used_at"  # in what SQLAlchemy keeps beside a pooled connection
+_PATIENCE_SECONDS = 24 * 3600.0  # even then, a silent server is given up in the end
+_USED_AT = "txstream_used_at"  # key in the `info` of a pooled connection
 
 
 class Sessions:
-    """The transactions that are begun on one database.
-
-    Raises ServiceUnavailableError when its driver is missing.
-    """
+    """Begins the transactions on one database. Raises ServiceUnavailableError when its driver is missing."""
 
     def __init__(self, dialect: StateDialect) -> None:
         self.dialect = dialect
@@ -52,10 +49,12 @@ class Sessions:
     def writing(
         self, doing: str, *, lock_timeout_seconds: float | None = None, patient: bool = False
     ) -> Iterator[tuple[Connection, Touch]]:
-        """One transaction, committed at the end, and the function to call whenever the server has answered. A
-        `patient` one may work on a whole table, for longer than a commit may take.
+        """Begin a transaction; commit it at the end of the block, undo it when the block raises.
 
-        `doing` is for messages. Raises the database's errors as `failures.to_error` translates them."""
+        Yields its connection and a function to call whenever the server has answered. A `patient` transaction
+        may work on a whole table, for longer than a commit may take. `doing` describes it in messages. Raises
+        the database's errors as `errors.to_error` translates them.
+        """
         connection = self._connect(doing)
         at_commit = False
         try:
@@ -78,11 +77,13 @@ class Sessions:
     def reading(
         self, doing: str, silence_seconds: float | None = None, *, snapshot: bool = False
     ) -> Iterator[Connection]:
-        """One transaction that only reads and waits for nobody; with `snapshot` all of it sees one moment.
-        A server that is silent for `silence_seconds` is given up; by default as in `writing`."""
+        """Begin a transaction that only reads and waits for no lock; with `snapshot` it sees one moment.
+
+        A server that is silent for `silence_seconds` is given up; by default as in `writing`.
+        """
         connection = self._connect(doing).execution_options(**{READ_ONLY: True})
         if snapshot and self.dialect.snapshot_isolation is not None:
-            # The pool puts the usual one back.
+            # The pool resets it to the usual level.
             connection = connection.execution_options(isolation_level=self.dialect.snapshot_isolation)
         try:
             with self.dialect.deadline(connection, silence_seconds), connection.begin():
@@ -98,7 +99,7 @@ class Sessions:
 
     def _connect(self, doing: str) -> Connection:
         if os.getpid() != self._process:
-            # A fork has its parent's sockets and files. It neither uses nor closes them.
+            # A fork inherits its parent's sockets and files. It must neither use nor close them.
             self._left_to_parent.append(self.engine.pool)
             self.engine.dispose(close=False)
             self._process = os.getpid()
@@ -107,7 +108,7 @@ class Sessions:
             idle_seconds = time.monotonic() - connection.info.get(_USED_AT, time.monotonic())
             if idle_seconds < _PING_AFTER_IDLE_SECONDS or self._answers(connection):
                 return connection
-            # The server was restarted meanwhile, so all connections of the pool are as dead as this one.
+            # The server has restarted, so all connections in the pool are as dead as this one.
             connection.invalidate()
             connection.close()
             self.engine.dispose()
@@ -128,8 +129,8 @@ class Sessions:
         return True
 
     def _release(self, connection: Connection) -> None:
-        """Give it back to the pool, which may ask the server to reset the session. A server that does not
-        answer then is given up as well, and its connection thrown away. The commit stands."""
+        """Return the connection to the pool, which may ask the server to reset the session. If the server
+        does not answer then, it is given up too and the connection thrown away. The commit stands."""
         if connection.invalidated:
             connection.close()
             return
@@ -139,14 +140,14 @@ class Sessions:
 
     @property
     def _driver_error(self) -> type[Exception]:
-        """What the driver raises in calls that bypass SQLAlchemy: for a timeout, a ping, a deadline."""
+        """The driver's error in calls that bypass SQLAlchemy: setting a timeout, a ping, a deadline."""
         found: type[Exception] = self.engine.dialect.loaded_dbapi.Error
         return found
 
     def _wrapped(self, error: Exception, connection: Connection) -> DBAPIError:
         if isinstance(error, DBAPIError):
             return error
-        # Once invalidated, SQLAlchemy's connection no longer gives the driver's.
+        # Once invalidated, SQLAlchemy's connection no longer gives access to the driver's.
         dialect: Any = connection.dialect
         lost = connection.invalidated or dialect.is_disconnect(error, connection.connection, None)
         if lost:

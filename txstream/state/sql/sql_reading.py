@@ -1,6 +1,6 @@
 """`StateReading` over one transaction of a SQL database that sees one snapshot.
 
-Invariant: it only reads, and everything that it answers comes from that transaction.
+Invariant: it only reads, and everything that it returns comes from that transaction.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from txstream.transaction import Txid
 
 
 class SqlStateReading(StateReading):
-    """Over `connection`, whose transaction has begun; `database` is its URL without the password."""
+    """Reads from `connection`, whose transaction has begun. `database` is its URL without the password."""
 
     def __init__(self, connection: Connection, dialect: StateDialect, database: str, topology: str) -> None:
         self._connection = connection
@@ -85,7 +85,7 @@ class SqlStateReading(StateReading):
         return self._rows(stored, query.order_by(greatest.desc(), *self._by_key(found)).limit(n))
 
     def columns(self, table: str, n: int) -> list[dict[str, Any]]:
-        """As `top`, by column in table order; the rows are as stored, committed or not."""
+        """Return the rows of `top`, but as stored, committed or not, as column -> value in table order."""
         stored, found = self._table(table)
         greatest = self._dialect.ordering(found.c[stored.value.names[0]]).desc()
         query = select(found).order_by(greatest, *self._by_key(found)).limit(n)
@@ -104,7 +104,7 @@ class SqlStateReading(StateReading):
         self._require_txid(stored)
         return self._number(select(func.count()).select_from(found).where(found.c[TXID_COLUMN] == txid))
 
-    # --- what fsck asks -----------------------------------------------------------------------------
+    # --- for fsck -----------------------------------------------------------------------------------
 
     def differences(self, table: str) -> list[str] | None:
         _, found = self._table(table)
@@ -154,14 +154,14 @@ class SqlStateReading(StateReading):
             )
 
     def _created_since(self, table: Table) -> Any:
-        """Rows that a batch which is not committed yet has created; None where that cannot be told."""
+        """Return the condition for rows created by an uncommitted batch; None where the table cannot tell."""
         prevs = [column for column in table.columns if "prev" in column.info]
         if not prevs:
             return None
         return and_(table.c[TXID_COLUMN] > self._as_of, *(prev.is_(None) for prev in prevs))
 
     def _as_committed(self, table: Table) -> Select[Any]:
-        """The rows as of the last committed batch, as far as the table knows them."""
+        """Return the query for the rows as of the last committed batch, as far as the table knows them."""
         if TXID_COLUMN not in table.c:
             return select(table)
         since = table.c[TXID_COLUMN] > self._as_of
@@ -209,7 +209,7 @@ def _row(table: StoredTable, row: Mapping[Any, Any]) -> StoredRow:
 
 
 def _value(value: Any, data_type: pa.DataType) -> Any:
-    """The Python value of a declared type: databases that lack a type keep it as another one."""
+    """Return the Python value of a declared type. Databases that lack a type keep it as another one."""
     if value is None:
         return None
     if isinstance(value, memoryview):

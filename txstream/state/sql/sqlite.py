@@ -1,13 +1,13 @@
 """SQLite, the embedded default.
 
-Locks. The driver is in autocommit mode and every write transaction begins with BEGIN IMMEDIATE: Python's
-default would run the fence's statement outside of the transaction. Nothing but the process itself ends a
-transaction here, so a frozen writer keeps its lock until it is woken or killed; the message names it.
+Locks. The driver is in autocommit mode, and every write transaction begins with BEGIN IMMEDIATE: Python's
+default would run the fence's statement outside of the transaction. Only the process itself can end its
+transaction, so a frozen writer keeps its lock until it is woken or killed. The error message names it.
 
 `synchronous=FULL`, not WAL's usual NORMAL: NORMAL may lose the last commits when the power fails, and
 ZooKeeper would already have advanced past them.
 
-Types are in `sqlite_values`. Tables are WITHOUT ROWID, one tree instead of two.
+Types are in `sqlite_values`. Tables are WITHOUT ROWID: one tree instead of two.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from txstream.state.sql.framework_tables import fence
 from txstream.state.sql.sqlite_statements import RowsLookup, RowsUpsert
 
 READ_ONLY = "txstream_read_only"
-"""Execution option of a connection that only reads: such a transaction takes no lock."""
+"""Execution option of a connection that only reads: its transactions take no lock."""
 
 # https://www.sqlite.org/rescode.html; the low byte of an extended code is its primary code.
 _KINDS: dict[int, Kind] = {
@@ -67,7 +67,7 @@ class SQLiteDialect(StateDialect):
     name: ClassVar[str] = "sqlite"
     label: ClassVar[str] = "SQLite"
     snapshot_isolation: ClassVar[str | None] = None
-    # A word of the upsert itself: as a table's name it would mean the existing row, without an error.
+    # The upsert's name for the new row. As a table's name it would mean the existing row, without an error.
     taken_tables: ClassVar[frozenset[str]] = frozenset({"excluded"})
     taken_prefixes: ClassVar[tuple[str, ...]] = ("sqlite_",)
 
@@ -92,7 +92,7 @@ class SQLiteDialect(StateDialect):
             raise ServiceUnavailableError(
                 f"database {path}: there is no folder {folder.absolute()}; create it, or {REMEDY}"
             )
-        # SQLite writes its log beside the file, so a writable file in a read-only folder is not enough.
+        # SQLite writes its log beside the file, so the folder must be writable too.
         for found in (folder, path):
             if found.exists() and not os.access(found, os.W_OK):
                 raise ServiceUnavailableError(
@@ -104,8 +104,8 @@ class SQLiteDialect(StateDialect):
         return self.path.exists()
 
     def hold_fence(self, connection: Connection, topology: str, uuid: str, attempt: int) -> bool:
-        # SQLite has no FOR SHARE, and SQLAlchemy drops it silently; an update that changes nothing takes the
-        # database's only write lock.
+        # SQLite has no FOR SHARE, and SQLAlchemy drops it silently. This update changes nothing, but takes
+        # the database's only write lock.
         held = (
             update(fence)
             .where(fence.c.topology == topology, fence.c.uuid == uuid, fence.c.attempt == attempt)
@@ -176,7 +176,7 @@ def _begin(connection: Connection) -> None:
 
 
 def _holders(path: Path) -> str:
-    """Which processes hold SQLite's write lock, as far as the system tells.
+    """Return text that names the processes holding SQLite's write lock, as far as the system tells.
 
     Read from /proc: opening the files to ask would drop this process's own locks when they are closed.
     """

@@ -1,7 +1,7 @@
 """SQLite's statements over many rows, as lists of VALUES.
 
-A list costs two thirds of what the driver's `executemany` takes for an upsert, and three quarters of what IN
-takes for a look-up. The text of a full list never changes, so that a connection parses it once.
+A list takes two thirds of the time of the driver's `executemany` for an upsert, and three quarters of the
+time of IN for a look-up. The text of a full list never changes, so a connection parses it once.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from sqlalchemy.exc import DBAPIError
 from txstream.state.sql import sqlite_values
 from txstream.state.sql.dialect import Found, Lookup, Upsert
 
-_MOST_PARAMETERS: Final = 999  # what every SQLite allows
-_MOST_ROWS: Final = 100  # measured on two columns: shorter lists are as fast, longer ones slower again
-_LIST: Final = "txstream_list"  # no state table can be called so
-_HERE: Final = "\0"  # in no name and in no other text of a statement
+_MOST_PARAMETERS: Final = 999  # every SQLite allows as many
+_MOST_ROWS: Final = 100  # measured with two columns: shorter lists are as fast, longer ones slower
+_LIST: Final = "txstream_list"  # no state table can have this name
+_HERE: Final = "\0"  # a mark: in no name and in no other text of a statement
 
 
 class RowsUpsert(Upsert):
@@ -47,7 +47,7 @@ class RowsUpsert(Upsert):
             column.name: literal_column("?") if "txid" in column.info else places.get(column.name, null())
             for column in table.c
         }
-        # A condition: without one SQLite's parser takes ON for that of a join.
+        # The condition is needed: without one SQLite's parser takes ON CONFLICT for a join's ON.
         query = select(*values.values()).where(true()).prefix_with(_HERE)
         insert: Any = sqlite.insert(table).from_select(list(values), query)
         changes, condition = update(insert.excluded)
@@ -56,7 +56,7 @@ class RowsUpsert(Upsert):
         )
         dialect = sqlite.dialect(paramstyle="qmark")
         sql = str(insert.compile(dialect=dialect, compile_kwargs={"literal_binds": True}))
-        # The driver counts rows only of what begins with INSERT, so the list comes after that.
+        # The driver counts rows only of statements that begin with INSERT, so the list comes after that.
         before, after = sql.split(f"SELECT {_HERE}")
         self._lists = _Lists(rows.c.keys(), f"SELECT {after}", before=before, with_last=self._has_txid)
 
@@ -67,7 +67,7 @@ class RowsUpsert(Upsert):
 
 
 class RowsLookup(Lookup):
-    """A join with the keys."""
+    """A join of the table with a list of the keys."""
 
     def __init__(self, table: Table, columns: Mapping[str, pa.DataType]) -> None:
         quoted = sqlite.dialect().identifier_preparer.quote
@@ -75,7 +75,7 @@ class RowsLookup(Lookup):
         self._columns = dict(columns)
         names = [f"key{place}" for place in range(len(self._keys))]
         same = [f"t.{quoted(key)} = k.{name}" for key, name in zip(self._keys, names, strict=True)]
-        # CROSS JOIN: the keys come first, each looked up in the tree of the table.
+        # CROSS JOIN keeps the keys first, so that each is looked up in the tree of the table.
         sql = (
             f"SELECT k.place, {', '.join(f't.{quoted(name)}' for name in columns)} "  # noqa: S608 - quoted
             f"FROM {_LIST} AS k CROSS JOIN {quoted(table.name)} AS t WHERE {' AND '.join(same)}"
@@ -95,7 +95,7 @@ class RowsLookup(Lookup):
 
 
 class _Lists:
-    """A statement over rows of a list, executed as often as it takes for all rows."""
+    """A statement over a list of rows, executed as often as all rows need."""
 
     def __init__(self, names: Sequence[str], sql: str, *, before: str = "", with_last: bool = False) -> None:
         self._head = f"{before}WITH {_LIST} ({', '.join(names)}) AS (VALUES "
@@ -108,7 +108,8 @@ class _Lists:
     def execute(
         self, connection: Connection, columns: Sequence[list[Any]], last: tuple[Any, ...] = ()
     ) -> Iterator[sqlite3.Cursor]:
-        """Rows are given by column; `last` are the parameters after those of each list. Raises DBAPIError."""
+        """Yield a cursor per list. Rows are given by column; the parameters `last` follow each list's. Raises
+        DBAPIError."""
         driver: Any = connection.connection.driver_connection
         width, count = self._width, len(columns[0])
         values: list[Any] = [None] * (width * count)

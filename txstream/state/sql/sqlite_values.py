@@ -1,13 +1,13 @@
-"""What SQLite keeps of each type, and what it has to be told about it.
+"""How SQLite keeps each type, and the checks and functions that it needs for that.
 
 SQLite checks no types: it turns an integer sum that overflows into a float, a float sum into infinity and NaN
 into NULL. So every number column has a CHECK of its kind, and a sum that does not fit becomes a value of
-another kind, which the CHECK refuses. It has no exact decimals: they are text of the declared scale
-("-0.50"), so that equal ones are the same, and functions of ours, exact whatever their length, add and
-compare them. Dates and times are ISO 8601 text of a fixed
-width, as SQLite's own functions read and write it, whose order is that of time.
+another kind, which the CHECK refuses. SQLite has no exact decimals. They are kept as text of the declared
+scale ("-0.50"), so that equal ones are the same text, and our own functions add and compare them, exactly at
+any length. Dates and times are ISO 8601 text of a fixed width, which SQLite's own functions read and write
+and which sorts by time.
 
-Other programs that write such a column need none of the functions; they are in no table's definition.
+Other programs that write such a column do not need these functions: no table's definition uses them.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from txstream.state.sql.dialect import COLUMN_TYPES, INTEGER_RANGES
 
 _LARGEST: Final = {REAL: "3.4028234663852886e38", Double: "1.7976931348623157e308"}
 
-_UNFIT: Final = "x''"  # of no number column's kind
+_UNFIT: Final = "x''"  # a kind that no number column allows
 _MOST_DIGITS: Final = 38
 
 
 class DecimalText(types.TypeDecorator[Decimal]):
-    """A decimal as text of its scale."""
+    """A decimal as text with the digits of its scale."""
 
     impl = Text
     cache_ok = True
@@ -78,7 +78,7 @@ class IsoText(types.TypeDecorator[Any]):
 
 
 def column_type(data_type: pa.DataType) -> types.TypeEngine[Any] | None:
-    """As `StateDialect.column_type`."""
+    """See `StateDialect.column_type`."""
     if pa.types.is_decimal128(data_type):
         return DecimalText(data_type.precision, data_type.scale)
     if pa.types.is_date32(data_type) or (
@@ -90,7 +90,7 @@ def column_type(data_type: pa.DataType) -> types.TypeEngine[Any] | None:
 
 
 def value_check(column: Column[Any], data_type: pa.DataType) -> ColumnElement[bool] | None:
-    """As `StateDialect.value_check`."""
+    """See `StateDialect.value_check`."""
     kind = None
     if data_type in INTEGER_RANGES:
         kind = "integer"
@@ -100,7 +100,7 @@ def value_check(column: Column[Any], data_type: pa.DataType) -> ColumnElement[bo
         kind = "text"
     if kind is None:
         return None
-    # An equality: the list of an IN costs a tenth of the whole upsert.
+    # One equality instead of IN: an IN list would take a tenth of the whole upsert's time.
     is_kind = func.typeof(column) == literal_column(f"'{kind}'")
     if kind == "integer" and data_type != pa.int64():
         is_kind = and_(is_kind, column.between(*INTEGER_RANGES[data_type]))
@@ -108,7 +108,7 @@ def value_check(column: Column[Any], data_type: pa.DataType) -> ColumnElement[bo
 
 
 def merged(merge: str, stored: Any, delta: Any) -> ColumnElement[Any] | None:
-    """SQL for merging two values where plain SQL does not; null where one of them is. None where it does."""
+    """Return SQL that merges two values, null if one is; None where plain SQL merges them correctly."""
     kind = stored.type
     if isinstance(kind, DecimalText) and merge in ("sum", "min", "max"):
         if merge == "sum":
@@ -126,12 +126,12 @@ def merged(merge: str, stored: Any, delta: Any) -> ColumnElement[Any] | None:
 
 
 def ordering(column: ColumnElement[Any]) -> ColumnElement[Any]:
-    """As `StateDialect.ordering`."""
+    """See `StateDialect.ordering`."""
     return func.txstream_decimal_order(column) if isinstance(column.type, DecimalText) else column
 
 
 def to_driver(column: pa.ChunkedArray) -> list[Any]:
-    """As `StateDialect.to_driver`."""
+    """See `StateDialect.to_driver`."""
     data_type = column.type
     if pa.types.is_decimal(data_type):
         return [None if value is None else format(value, "f") for value in column.to_pylist()]
@@ -145,7 +145,7 @@ def to_driver(column: pa.ChunkedArray) -> list[Any]:
 
 
 def from_driver(values: list[Any], data_type: pa.DataType) -> pa.Array:
-    """The inverse of `to_driver`, from what the driver gives."""
+    """Convert what the driver returns to a column: the inverse of `to_driver`."""
     if pa.types.is_temporal(data_type):
         return pa.array(values, pa.string()).cast(data_type)
     if pa.types.is_decimal(data_type):
@@ -156,7 +156,7 @@ def from_driver(values: list[Any], data_type: pa.DataType) -> pa.Array:
 
 
 def add_functions(connection: sqlite3.Connection) -> None:
-    """Teach a connection to reckon with decimals."""
+    """Add the functions on decimals to a connection."""
     for name, arguments, function in (
         ("txstream_decimal_sum", 4, _sum),
         ("txstream_decimal_min", 2, _min),
@@ -176,7 +176,7 @@ def _sum(first: str | None, second: str | None, precision: int, scale: int) -> s
     total = _unscaled(first) + _unscaled(second)
     digits = str(abs(total)).rjust(scale + 1, "0")
     if abs(total) >= 10**precision:
-        return b""  # of another kind: the column's CHECK refuses it
+        return b""  # a value of another kind, which the column's CHECK refuses
     if scale:
         digits = f"{digits[:-scale]}.{digits[-scale:]}"
     return f"-{digits}" if total < 0 else digits
@@ -195,5 +195,5 @@ def _max(first: str | None, second: str | None) -> str | None:
 
 
 def _order(text: str | None) -> str | None:
-    """Text that sorts as the number does."""
+    """Return text that sorts like the number."""
     return None if text is None else f"{_unscaled(text) + 10**_MOST_DIGITS:0{_MOST_DIGITS + 1}}"

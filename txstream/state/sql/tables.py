@@ -1,9 +1,9 @@
-"""State tables: built from a declaration, created once, compared with what is there, owned by one topology.
+"""State tables: built from a declaration, created once, compared with what exists, owned by one topology.
 
-Invariants. A state table and its ownership row are created by one transaction, so a table without one is
+Invariants. One transaction creates a state table and its ownership row, so a table without that row is
 somebody else's and is never adopted, altered or written. Where a database commits a creation by itself, the
-ownership row is there first, and says until the end that the table is being created. Column order is keys,
-then each value followed by its `prev_` (opaque), then `txid`; `Column.info` says which is which.
+ownership row is written first and says, until the end, that the table is being created. The columns are the
+keys, then each value followed by its `prev_` (opaque), then `txid`; `Column.info` says which is which.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ from txstream.state.sql.dialect import StateDialect
 from txstream.state.sql.framework_tables import owned_table
 from txstream.transaction import Txid
 
-_CREATING = "creating"  # in the declaration of a table that may not be there yet
-_INDEX_NAMES = {"ix": "ix_%(table_name)s_%(column_0_name)s"}  # SQLAlchemy shortens what is too long
+_CREATING = "creating"  # in the declaration of a table that may not exist yet
+_INDEX_NAMES = {"ix": "ix_%(table_name)s_%(column_0_name)s"}  # SQLAlchemy shortens names that are too long
 
 
-@lru_cache(maxsize=64)  # a new table would mean new statements, each to be compiled again
+@lru_cache(maxsize=64)  # a new Table means new statements, each compiled again
 def build_table(state: SqlState, semantics: Semantics, dialect: StateDialect) -> Table:
-    """The table of a declaration. Raises StateTableError for a type that the database cannot keep."""
+    """Return the table of a declaration. Raises StateTableError for what the database cannot keep."""
     declarations.check_types(state)
     columns: list[Column[Any]] = []
     for name, key_type in dialect.key_types(state.key_schema, state.table).items():
@@ -110,7 +110,7 @@ def _table_options(state: SqlState, dialect: StateDialect) -> dict[str, Any]:
 
 
 def _quoted(name: str) -> quoted_name:
-    """A name that is always quoted: SQLAlchemy does not know every word that a server reserves."""
+    """Return a name that is always quoted: SQLAlchemy does not know every word that a server reserves."""
     return quoted_name(name, quote=True)
 
 
@@ -123,10 +123,11 @@ def join_table(
     first_run: bool,
     check_only: bool = False,
 ) -> None:
-    """Create the table of `spec`, or check the one that is there and whose it is. With `check_only` nothing
-    is made: a database that commits each CREATE by itself must have refused before the first one.
+    """Create the table of `spec`, or check the existing one and its owner.
 
-    Raises IdentityMismatchError, StateTableError, ProgressMismatchError; each names what would help.
+    With `check_only` nothing is created: where each CREATE is committed by itself, a refusal must come before
+    the first one. Raises IdentityMismatchError, StateTableError, ProgressMismatchError or CorruptStateError;
+    each names what would help.
     """
     topology, name = life.topology, spec.state.table
     declarations.check_length(spec.state)
@@ -194,14 +195,15 @@ def _declare(connection: Connection, name: str, spec: TableSpec) -> None:
 
 
 def changes_due(connection: Connection, spec: TableSpec, unfinished: Txid | None) -> list[str]:
-    """What `migrate_table` would do to a table that `join_table` has accepted, a few words each.
+    """Return what `migrate_table` would do to a table that `join_table` has accepted, a sentence per change.
 
-    Raises StateTableError when it cannot be done while txid `unfinished` is committed in part.
+    Raises StateTableError for a change that must wait until txid `unfinished` is committed, or that the table
+    no longer allows.
     """
     owner = read_owner(connection, spec.state.table)
     if owner is None:
         return []
-    # Another driver may have led, with columns more, since `join_table` has looked.
+    # Since `join_table` looked, another driver that declares more columns may have been leader.
     declarations.refuse_other_declaration(owner, spec)
     added = added_values(owner.declaration, spec)
     if added and unfinished is not None and spec.semantics is Semantics.TRANSACTIONAL:
@@ -212,9 +214,10 @@ def changes_due(connection: Connection, spec: TableSpec, unfinished: Txid | None
 def migrate_table(
     connection: Connection, dialect: StateDialect, spec: TableSpec, unfinished: Txid | None
 ) -> list[str]:
-    """Bring a table that `join_table` has accepted to its declaration; what was done, a few words each.
+    """Change a table that `join_table` has accepted to its declaration. Returns one sentence per change.
 
-    Called in a transaction that holds the fence. Raises StateTableError when it cannot be done, then or ever.
+    Called in a transaction that holds the fence. Raises StateTableError for a change that cannot be made now
+    or at all.
     """
     due = changes_due(connection, spec, unfinished)
     owner = read_owner(connection, spec.state.table)
@@ -228,7 +231,7 @@ def migrate_table(
 
 
 def added_columns(table: Table, owner: Owner, spec: TableSpec) -> set[str]:
-    """The columns of the database that the declaration adds, those of the framework among them."""
+    """Return the database columns that the declaration adds, the framework's `prev_` columns included."""
     added = added_values(owner.declaration, spec)
     return {
         column.name for column in table.columns if column.name in added or column.info.get("prev") in added
@@ -236,13 +239,13 @@ def added_columns(table: Table, owner: Owner, spec: TableSpec) -> set[str]:
 
 
 def read_owner(connection: Connection, name: str) -> Owner | None:
-    """Whose state table this is; None when it is nobody's."""
+    """Return the owner of a state table; None when it has none."""
     row = connection.execute(select(owned_table).where(owned_table.c.table_name == name)).one_or_none()
     return None if row is None else _owner(row)
 
 
 def owned_by(connection: Connection, topology: str) -> list[Owner]:
-    """The state tables of a topology, by name."""
+    """Return the owners of a topology's state tables, sorted by table name."""
     rows = connection.execute(
         select(owned_table).where(owned_table.c.topology == topology).order_by(owned_table.c.table_name)
     )
@@ -250,7 +253,7 @@ def owned_by(connection: Connection, topology: str) -> list[Owner]:
 
 
 def drop_tables(connection: Connection, owners: Sequence[Owner]) -> list[str]:
-    """Drop state tables and forget whose they were; the names of those that were there."""
+    """Drop state tables and delete their ownership rows. Returns the names of the tables that existed."""
     dropped = []
     for owner in owners:
         if inspect(connection).has_table(owner.table):
@@ -261,7 +264,7 @@ def drop_tables(connection: Connection, owners: Sequence[Owner]) -> list[str]:
 
 
 def declared_table(owner: Owner, dialect: StateDialect) -> Table:
-    """The table as its ownership row declares it. Raises CorruptStateError for a row that cannot be read."""
+    """Return the table that an ownership row declares. Raises CorruptStateError if it cannot be read."""
     spec = declarations.declared_spec(owner)
     return build_table(spec.state, spec.semantics, dialect)
 
@@ -282,7 +285,7 @@ def _refuse_differences(
 ) -> None:
     differences = refused_changes(owner.declaration, spec)
     if not differences:
-        # Columns that a migration is about to add, or was adding when it was broken off.
+        # Columns that a migration will add, or was adding when it was interrupted.
         coming = added_columns(table, owner, spec)
         differences = _column_differences(connection, dialect, table, coming)
     declarations.refuse_differences(owner, differences)
@@ -291,7 +294,7 @@ def _refuse_differences(
 def differences_from_declaration(
     connection: Connection, dialect: StateDialect, table: Table
 ) -> list[str] | None:
-    """How the existing table differs from the declared one, a sentence each; None when it is gone."""
+    """Return how the table differs from its declaration, one sentence each; None when it is gone."""
     there = inspect(connection).has_table(table.name)
     return _column_differences(connection, dialect, table) if there else None
 
@@ -299,7 +302,7 @@ def differences_from_declaration(
 def _column_differences(
     connection: Connection, dialect: StateDialect, table: Table, coming: Collection[str] = ()
 ) -> list[str]:
-    """How the columns differ from the declared ones; those that are `coming` may be missing."""
+    """Return how the columns differ from the declared ones. Those in `coming` may be missing."""
     inspector = inspect(connection)
 
     def shown(column_type: Any, nullable: bool | None) -> str:
@@ -325,8 +328,8 @@ def _column_differences(
 
 
 def _index_of_difference(connection: Connection, dialect: StateDialect, spec: TableSpec) -> Index | None:
-    """The index on txid, if it is declared and not there, or there and not declared. The name tells it from
-    an index of the user's own."""
+    """Return the index on txid if it is declared but missing, or exists but is not declared; else None. Its
+    name distinguishes it from the user's own indexes."""
     if spec.semantics is Semantics.NON_TRANSACTIONAL:
         return None
     table = build_table(replace(spec.state, index_txid=True), spec.semantics, dialect)

@@ -1,4 +1,4 @@
-"""Which database a SQLAlchemy URL means, and how to show it to people."""
+"""Which database a SQLAlchemy URL means, and how to print the URL without secrets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DIALECTS: dict[str, type[StateDialect]] = {
     "mariadb+pymysql": MySQLDialect,
 }
 SQL_SCHEMES = frozenset(name.partition("+")[0] for name in _DIALECTS)
-"""What a SQL database's URL begins with, before `+driver` and `://`."""
+"""The schemes of SQL databases' URLs, without `+driver`."""
 
 EXAMPLES = "sqlite:///state.db, postgresql://user@host/name or mysql://user@host/name"
 _SECRETS = ("password", "sslpassword", "ssl_key_password")
@@ -33,11 +33,11 @@ _PORTS: dict[type[StateDialect], int] = {PostgreSQLDialect: 5432, MySQLDialect: 
 
 
 def dialect_of(url: str, connect_timeout_seconds: float, message_timeout_seconds: float) -> StateDialect:
-    """The dialect that handles `url`. Raises UsageError for a URL that cannot be used."""
+    """Return the dialect that handles `url`. Raises UsageError for a URL that cannot be used."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError) as error:
-        # Not the text itself: a URL that is nearly right may have a password in it.
+        # The message leaves the URL out: one that is almost right may contain a password.
         raise UsageError(
             f"the database {url.partition(':')[0]!r}:... is not a SQLAlchemy URL; write for "
             f"example {EXAMPLES}"
@@ -51,7 +51,7 @@ def dialect_of(url: str, connect_timeout_seconds: float, message_timeout_seconds
     if dialect is SQLiteDialect:
         _refuse_no_file(parsed)
     if dialect is MySQLDialect and not parsed.database and "read_default_file" not in parsed.query:
-        # The server would take the session, and then refuse every table in it.
+        # The server would accept the session and then refuse every table in it.
         raise UsageError(
             f"the URL {without_password(parsed)} names no database; write for example mysql://user@host/name"
         )
@@ -59,9 +59,9 @@ def dialect_of(url: str, connect_timeout_seconds: float, message_timeout_seconds
 
 
 def place_of(url: str) -> str:
-    """The database that a URL means, however it is spelled: two URLs of one place are one fence and one
-    ledger. Neither the user nor the options count, but for those that name the server. A URL that cannot be
-    understood is its own place."""
+    """Return the same text for every spelling of one database's URL, which has one fence and one ledger. The
+    user and the options are ignored, except options that name the server. A URL that is not understood is its
+    own place."""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
@@ -70,14 +70,14 @@ def place_of(url: str) -> str:
     if kind is SQLiteDialect:
         return f"sqlite:{Path(parsed.database or '').resolve()}"
     name = parsed.drivername if kind is None else kind.__name__
-    # A socket's path is an option, and is not the same in other letters.
+    # A socket's path is an option, and its case matters.
     host = (parsed.host or "").lower() or parsed.query.get("unix_socket") or parsed.query.get("host") or ""
     port = parsed.port or parsed.query.get("port") or (None if kind is None else _PORTS.get(kind))
     return f"{name}:{host}:{port}/{parsed.database}"
 
 
 def without_password(url: URL) -> str:
-    """A URL as it may be printed and logged."""
+    """Return a URL that may be printed and logged: its secrets are replaced with ***."""
     hidden = {name: "***" for name in _SECRETS if name in url.query}
     return url.update_query_dict(hidden).render_as_string(hide_password=True)
 
@@ -96,7 +96,7 @@ def _refuse_no_file(url: URL) -> None:
 
 
 def shown(url: str) -> str:
-    """Any URL as it may be printed; its scheme alone where a password cannot be told from the rest."""
+    """Return any URL so that it may be printed; only its scheme if no password can be found in it."""
     try:
         return without_password(make_url(url))
     except (ArgumentError, ValueError):

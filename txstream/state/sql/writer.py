@@ -1,8 +1,8 @@
 """Writing one state table: the value rules of `txstream.semantics` as SQL.
 
-Invariants. `restore` runs before any delta of its batch. Every upsert carries the condition that no row is
-newer than the batch, and the number of rows written is compared, so a regression ends the transaction
-before anything of it is committed.
+Invariants. `restore` runs before any delta of its batch. An upsert leaves rows that are newer than the batch
+unwritten, and the number of rows written is checked, so a regression ends the transaction before anything is
+committed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from txstream.state.values import check_key_values, check_value, chunks, prepare
 from txstream.transaction import TransactionAttempt
 
 _EXACT = decimal.Context(prec=100)
-_LONG_KEY_BYTES = 2000  # PostgreSQL's limit is 2704, MySQL's 3072, less what other columns take
+_LONG_KEY_BYTES = 2000  # PostgreSQL's limit is 2704, MySQL's 3072, minus what other columns take
 
 
 class TableWriter:
@@ -43,23 +43,21 @@ class TableWriter:
         self._lookup = dialect.lookup(self._table, self._looked_up())
         if spec.semantics is Semantics.OPAQUE:
             values = spec.state.value_names
-            # All prevs are set when a row changes its txid, so the first one tells who created the row.
+            # All prevs are set when a row's txid changes: the first one tells whether that txid created it.
             self._delete_created = delete(self._table).where(self._prev(values[0]).is_(None))
             self._put_back = update(self._table).values(
                 {self._table.c[name]: self._prev(name) for name in values}
             )
 
     def restore(self, connection: Connection, txid: int) -> None:
-        """Undo what an earlier attempt of this batch wrote (opaque): value = prev for every row that carries
-        its txid, and rows that it created are deleted. Without an index on txid this reads the table."""
-        # A value, not a named parameter: SQLAlchemy takes that for the new value of the column of that name.
+        """See `StateTransaction.restore`. Without an index on txid this reads the whole table."""
+        # A value, because SQLAlchemy takes a parameter named as a column for that column's new value.
         here = self._table.c[TXID_COLUMN] == txid
         connection.execute(self._delete_created.where(here))
         connection.execute(self._put_back.where(here))
 
     def read(self, connection: Connection, keys: pa.Table, before: int) -> pa.Table:
-        """The rows of `keys` that exist, with key and value columns, as they were before batch `before`.
-        Raises StateValueError for a key that no row can have."""
+        """Return the rows of `keys` that exist. See `StateBackend.read`."""
         state = self.spec.state
         check_key_values(self.spec, keys, self._dialect)
         self._dialect.check_keys(state.table, keys.select(list(state.key_names)))
@@ -71,7 +69,7 @@ class TableWriter:
         )
 
     def prepare(self, deltas: pa.Table) -> pa.Table:
-        """Deltas checked and in the order to write them in. Raises StateValueError or StateTableError."""
+        """Check the deltas and put them in the order to write. Raises StateValueError or StateTableError."""
         deltas = prepare(self.spec, deltas, self._dialect)
         self._dialect.check_keys(self.spec.state.table, deltas.select(list(self.spec.state.key_names)))
         return deltas
@@ -97,8 +95,10 @@ class TableWriter:
         deltas: pa.Table,
         refused: TxstreamError,
     ) -> StateValueError | None:
-        """Called after the database has refused a value, outside of that transaction: the sum that does not
-        fit, with its key, or the size of a large key; None when it is neither."""
+        """Return the error for a value that the database refused, called outside of that transaction.
+
+        It names the sum that does not fit and its key, or the size of a large key; None when it is neither.
+        """
         state = self.spec.state
         sums = [field for field in state.value_schema if self.spec.reducers[field.name].merge == "sum"]
         for row, stored in self._stored_rows(connection, attempt.txid, deltas):
@@ -137,8 +137,8 @@ class TableWriter:
         return self._table.c[f"{PREV_PREFIX}{name}"]
 
     def _update(self, excluded: Any) -> tuple[dict[str, Any], Any]:
-        """The new values of an existing row, `excluded` being the row that would be inserted, and when it may
-        be written. An insert's prev is NULL: this batch creates the row."""
+        """Return the new values of an existing row and the condition under which it may be written.
+        `excluded` is the row that would be inserted. An insert's prev is NULL: this batch creates the row."""
         columns, spec = self._table.c, self.spec
         merged = {
             name: self._dialect.merged(spec.reducers[name], columns[name], excluded[name])
@@ -185,10 +185,10 @@ class TableWriter:
     def _without_nulls(
         self, connection: Connection, attempt: TransactionAttempt, deltas: pa.Table
     ) -> pa.Table:
-        """Nulls in an opaque table's deltas replaced by what changes nothing.
+        """Replace the nulls in an opaque table's deltas with values that change nothing.
 
-        An upsert cannot carry them: the NOT NULL of the row it would insert is checked first. For a row
-        that exists, a null delta means its value before this batch; a row that does not exist has none.
+        An upsert cannot carry nulls: the database first checks the NOT NULL columns of the row to insert. A
+        null delta of an existing row means its value before this batch. A new row has none: StateValueError.
         """
         names = [name for name in self.spec.state.value_names if deltas.column(name).null_count]
         if not names:
@@ -207,7 +207,7 @@ class TableWriter:
                         f"{name!r} is NOT NULL and got only nulls in {attempt}; filter them out before "
                         f"the state"
                     )
-                # What a sum adds must be nothing; a minimum or maximum may meet the same value again.
+                # A sum must add zero. A minimum or maximum may be given the same value again.
                 filled[name][row] = 0 if self.spec.reducers[name].merge == "sum" else stored[name]
         for name in names:
             place, field = deltas.column_names.index(name), deltas.schema.field(name)
@@ -215,8 +215,9 @@ class TableWriter:
         return deltas
 
     def _stored(self, connection: Connection, txid: int, keys: pa.Table) -> tuple[pa.Array, pa.Table]:
-        """The rows of these keys that exist: the place of each in `keys`, and the values that it held before
-        batch `txid`, with its txid as it is. A row that this batch created counts as absent."""
+        """Return the existing rows of these keys: the place of each in `keys`, and its columns. In an opaque
+        table its values are those before batch `txid`, and a row that this batch created counts as absent.
+        The row's txid is as stored."""
         numbers, columns = self._lookup.find(connection, keys)
         places, stored = pa.array(numbers, pa.int64()), dict(columns)
         if self.spec.semantics is not Semantics.OPAQUE:
@@ -229,7 +230,7 @@ class TableWriter:
         found = pa.table(stored)
         if not same_batch.true_count:
             return places, found
-        # Values are NOT NULL, so a null here was a prev: this batch created the row.
+        # Values are NOT NULL, so a null here was a prev, and this batch created the row.
         there = found.column(self.spec.state.value_names[0]).is_valid()
         return places.filter(there), found.filter(there)
 

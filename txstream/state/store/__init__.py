@@ -1,1 +1,1 @@
-"""The protocol over any store that has transactions of get and put; and one in memory."""
+"""State in any store whose transactions have get and put, and a store of that kind in memory."""

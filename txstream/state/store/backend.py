@@ -1,10 +1,10 @@
 """`StoreBackend`: a `StateBackend` over any store that has transactions, in terms of `get`, `put` and `scan`.
 
-Fence, ledger, value rules and ownership of tables are here. A subclass brings transactions.
+Fence, ledger, value rules and ownership of tables are implemented here. A subclass provides transactions.
 
-Invariants. Every method is one transaction. One that writes for a topology holds the topology's lock:
-exclusively to raise the fence or to commit, shared by the tasks of one attempt. The fence is looked at first,
-and after the lock is granted. Nothing of a transaction is there before its end, and then all of it.
+Invariants. A method writes in one transaction. One that writes for a topology holds the topology's lock: the
+tasks of one attempt and its `end_commit` share it, all others hold it exclusively. The fence is read first,
+after the lock is granted. A transaction's changes appear at its end, all at once.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from txstream.state.values import check_key_values, prepare
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 FORMAT = 1
-"""What is written by this version. Another one in a store is refused."""
+"""The format that this version writes. A store of another format is refused."""
 
 _DEFINITIONS = "definitions"
 
 
 class StoreBackend(StateBackend):
-    """Subclasses implement `transaction`, and `check` and `close` where there is something to do.
+    """A subclass implements `transaction`, and `check` and `close` where there is something to do.
 
-    `label` is what errors call this kind of store.
+    `label` names this kind of store in errors.
     """
 
     label: ClassVar[str]
@@ -58,8 +58,8 @@ class StoreBackend(StateBackend):
         self.url_for_people = url_for_people
 
     def check_values(self, table: str, name: str, column: pa.ChunkedArray, reducer: Reducer | None) -> None:
-        """Raise StateValueError for a value that this store cannot keep although every type's rules are met:
-        for example a key that is too long. No reducer: a key."""
+        """Raise StateValueError for a value that its type allows but this store cannot keep, for example a
+        key that is too long. A key has no reducer."""
 
     @abstractmethod
     def transaction(
@@ -69,16 +69,17 @@ class StoreBackend(StateBackend):
         shared: Sequence[str] = (),
         timeout_seconds: float | None = None,
     ) -> AbstractContextManager[Transaction]:
-        """One transaction, committed at the end of the `with` block and undone when that raises.
+        """Begin one transaction; commit it at the end of the `with` block, undo it when the block raises.
 
-        It holds the named locks from before its first look until after its commit: an exclusive one alone,
-        a shared one together with others that share it. Locks may be coarser than named. Two transactions
-        that share a lock change different keys; neither may undo the other's. Without any lock it only reads,
+        It holds the named locks from before its first read until after its commit: an exclusive lock alone, a
+        shared one together with others that share it. A store may use coarser locks than the named ones. Two
+        transactions that share a lock change different keys (or, when a Spark task runs twice, the same keys
+        in the same way), and neither may undo the other's changes. A transaction without locks only reads,
         waits for no lock, and sees whole transactions only.
 
-        Raises FenceLockedError when a lock is not granted within `timeout_seconds` (by default a bound of
-        the store's own), ServiceUnavailableError when the store cannot be reached, both with nothing
-        written; AnswerLostError when it is not known whether the commit happened.
+        Raises FenceLockedError when a lock is not granted within `timeout_seconds` (by default a limit of the
+        store's own) or ServiceUnavailableError when the store cannot be reached, both with nothing written;
+        AnswerLostError when it is unknown whether the commit happened.
         """
 
     # --- at start -----------------------------------------------------------------------------------
@@ -232,7 +233,7 @@ class StoreBackend(StateBackend):
         return RowRules(spec)
 
     def _rows(self, here: Transaction, spec: TableSpec) -> str:
-        """The space of a table's rows. Raises CorruptStateError for a table that was dropped."""
+        """Return the space of a table's rows. Raises CorruptStateError for a table that was dropped."""
         name = spec.state.table
         if layout.read_owner(here, name) is None:
             raise CorruptStateError(
@@ -242,7 +243,7 @@ class StoreBackend(StateBackend):
         return layout.rows_space(name)
 
     def _refuse_grown(self, here: Transaction, spec: TableSpec) -> None:
-        """A reader that does not know all columns belongs to an older driver: leaders add them."""
+        """Raise StaleAttemptError when the table has other columns: a newer leader has added some."""
         owner = layout.read_owner(here, spec.state.table)
         if owner is not None and owner.declaration != spec.state.declaration(spec.semantics):
             raise StaleAttemptError(
@@ -276,9 +277,9 @@ class StoreBackend(StateBackend):
             yield StoreReading(here, self.url_for_people, topology)
 
     def top(self, table: str, *, topology: str, n: int = 10) -> list[dict[str, Any]]:
-        """The `n` rows of a state table with the greatest first value, as column -> value in table order.
+        """Return the `n` rows of a state table with the greatest first value, as they are stored now.
 
-        Raises StateTableError when the table is not this topology's.
+        Each is column -> value in table order. Raises StateTableError when the table is not this topology's.
         """
         with self.read_state(topology) as state:
             assert isinstance(state, StoreReading)
@@ -312,7 +313,7 @@ class StoreBackend(StateBackend):
 
 
 class _Adapter(StateTransaction):
-    """A transaction of get and put, as the commit protocol uses it."""
+    """Adapts a transaction of get and put to the commit protocol."""
 
     def __init__(self, store: StoreBackend, life: TopologyLife, here: Transaction) -> None:
         self._store = store

@@ -1,7 +1,7 @@
 """Keys and values of a `StoreBackend` as text, for stores that keep text or bytes.
 
 Invariant: `from_text(to_text(value)) == value`, types included, for every tree that a `Transaction` is given;
-tuples come back as tuples. It is JSON; what JSON does not have is an object with the one member `$` + type.
+tuples come back as tuples. The text is JSON. A type that JSON lacks is an object with one member, `$` + type.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 
 
 def to_text(value: Any) -> str:
-    """A key or a value as one line of ASCII. Raises TypeError for what no `Transaction` is given."""
+    """Return a key or value as one line of ASCII. Raises TypeError for what no `Transaction` is given."""
     return json.dumps(_plain(value), separators=(",", ":"), sort_keys=True)
 
 
 def from_text(text: str) -> Any:
-    """What `to_text` was given. Raises ValueError for what it did not write."""
+    """Return the key or value that `to_text` was given. Raises ValueError for text that it did not write."""
     return _tree(json.loads(text))
 
 
@@ -30,7 +30,7 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, dict):
         plain = {name: _plain(item) for name, item in value.items()}
-        # A document of the user's own may look like one of these.
+        # A user's document may have names that begin with `$`.
         return {"$dict": list(plain.items())} if any(name.startswith("$") for name in plain) else plain
     if isinstance(value, tuple):
         return {"$tuple": [_plain(item) for item in value]}

@@ -1,4 +1,4 @@
-"""What a `StoreBackend` keeps in its store: spaces, keys and values, and how they are read back.
+"""What a `StoreBackend` keeps in its store: spaces, keys and values, written and read back.
 
 | space | key | value |
 |---|---|---|
@@ -8,7 +8,7 @@
 | `table` | table | table, topology, uuid, declaration |
 | `rows/TABLE` | the key columns | values, values before txid (or None), txid (or None) |
 
-`Overlay` is a transaction over dictionaries, for stores that hold everything in memory and write changes.
+`Overlay` is a transaction over dictionaries, for stores that hold everything in memory and write the changes.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ class Transaction(Protocol):
     """What one transaction of a store can do.
 
     It sees what was committed before its locks were granted, and its own changes. Values are trees of dicts,
-    lists, tuples and scalars that nobody changes; None is no value. Keys are tuples of scalars. Scalars are
-    what declared types give back: str, bytes, bool, int, float, Decimal, date, datetime, and None in values.
+    lists, tuples and scalars, and nobody modifies them; None means no value. Keys are tuples of scalars.
+    Scalars have the Python types of the declared types: str, bytes, bool, int, float, Decimal, date,
+    datetime; in values also None.
     """
 
     def get(self, space: str, key: Key) -> Any:
-        """The value of a key; None where there is none."""
+        """Return the value of a key; None when it has none."""
 
     def put(self, space: str, key: Key, value: Any) -> None:
         """Set the value of a key; None removes it."""
 
     def scan(self, space: str) -> Iterable[tuple[Key, Any]]:
-        """All keys of a space and their values, in any order. The space may be changed meanwhile."""
+        """Return all keys of a space and their values, in any order. The space may be changed meanwhile."""
 
 
 def lock_of(topology: str) -> str:
@@ -78,7 +79,7 @@ def read_record(value: Mapping[str, Any]) -> BatchRecord:
 
 
 def record_value(row: BatchRecord) -> dict[str, Any]:
-    """A row of the ledger as it is kept; its documents are copies."""
+    """Return a row of the ledger as it is kept, with copies of its documents."""
     documents = {name: json.loads(to_json(getattr(row, name))) for name in ("metas", "details")}
     return {**vars(row), **documents, "semantics": str(row.semantics)}
 
@@ -87,8 +88,7 @@ Spaces = dict[str, dict[Key, Any]]
 
 
 class Overlay:
-    """One transaction's view: `below` is what is committed, its own changes are above. Nothing is put below
-    before `apply`."""
+    """One transaction's view: its own changes over `below`, the committed data. Only `apply` changes that."""
 
     def __init__(self, below: Spaces) -> None:
         self._below = below
@@ -105,25 +105,25 @@ class Overlay:
 
     def scan(self, space: str) -> Iterable[tuple[Key, Any]]:
         changed = self._changed.get(space, {})
-        # Copied in one step, which other threads cannot come between.
+        # Copied in one step, which no other thread can interrupt.
         below = list(self._below.get(space, {}).items())
         found = [item for item in below if item[0] not in changed]
         return found + [item for item in changed.items() if item[1] is not None]
 
     def changes(self) -> Iterator[tuple[str, Key, Any]]:
-        """What was put: space, key and value, None for what was removed."""
+        """Yield what was put: space, key and value. The value is None for a removed key."""
         for space, changed in self._changed.items():
             for key, value in changed.items():
                 yield space, key, value
 
     def apply(self) -> None:
-        """Put the changes below."""
+        """Put the changes into the committed data."""
         for space, key, value in self.changes():
             apply_to(self._below, space, key, value)
 
 
 def apply_to(spaces: Spaces, space: str, key: Key, value: Any) -> None:
-    """One change to what is committed."""
+    """Make one change to the committed data."""
     if value is None:
         spaces.get(space, {}).pop(key, None)
     else:

@@ -1,9 +1,9 @@
-"""`MemoryBackend`: states in this process, by name, for tests.
+"""`MemoryBackend`: state in this process, by name, for tests.
 
-Invariants. All backends of one name in one process are one store, and `forget` alone ends it. Writing
-transactions note what they change and put it into the store at their end, in one piece, under `_Store.mutex`;
-readers hold the mutex, so they see whole transactions. Locks are granted in the order of their names,
-so that no two transactions wait for each other.
+Invariants. All backends of one name in one process share one store, and only `forget` ends it. A writing
+transaction collects its changes and puts them into the store at its end, all at once, under `_Store.mutex`.
+Readers hold the mutex, so they see whole transactions only. A transaction takes its locks in the order of
+their names, so that no two wait for each other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SCHEME = "memory"
 class MemoryBackend(StoreBackend):
     """The store `memory://NAME` of this process. Raises UsageError for a URL without a name.
 
-    `message_timeout_seconds` bounds waiting for a lock that another transaction holds.
+    `message_timeout_seconds` limits the wait for a lock that another transaction holds.
     """
 
     label: ClassVar[str] = "memory"
@@ -71,15 +71,15 @@ class MemoryBackend(StoreBackend):
 
     @staticmethod
     def place_of(url: str) -> str:
-        """The store that a URL means."""
+        """Return the same text for every spelling of one store's URL."""
         return f"{SCHEME}://{name_of(url)}"
 
     def close(self) -> None:
-        """Nothing to close: the store stays, for the next one that opens it."""
+        """Do nothing: the store stays for the next backend of its name."""
 
 
 def name_of(url: str) -> str:
-    """The name in `memory://NAME`. Raises UsageError where there is none."""
+    """Return the name in `memory://NAME`. Raises UsageError when there is none."""
     scheme, separator, name = url.partition("://")
     name = unquote(name).strip("/")
     if scheme.lower() != SCHEME or not separator or not name:
@@ -88,13 +88,13 @@ def name_of(url: str) -> str:
 
 
 def forget(name: str) -> None:
-    """Drop the store of a name and all that is in it. Backends that have it open keep the dropped one."""
+    """Drop the store of a name with all its content. Backends that have it open keep the dropped store."""
     with _stores_lock:
         _stores.pop(name, None)
 
 
 class _Lock:
-    """Shared by several holders or held by one; a request to hold it alone goes before later ones."""
+    """Shared by several holders or held by one alone; a request to hold it alone goes before later ones."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -103,7 +103,7 @@ class _Lock:
         self._waiting_alone = 0
 
     def acquire(self, *, alone: bool, deadline: float) -> bool:
-        """False when it was not granted before the deadline."""
+        """Return False when the lock was not granted before the deadline."""
         with self._changed:
             self._waiting_alone += alone
             try:

@@ -1,8 +1,8 @@
 """Writing one state table row by row: the value rules of `txstream.semantics` over several value columns.
 
-Invariants. A row is `(values, prev, txid)` and is never changed, only replaced: `values` as the
-declared Arrow types give them back, `prev` as OpaqueValue has it (None in other semantics), `txid` None in a
-non-transactional table. What the rules refuse leaves no row behind.
+Invariants. A row is `(values, prev, txid)` and is never changed, only replaced. `values` have the Python
+types of the declared Arrow types, `prev` is as in OpaqueValue (None in other semantics), and `txid` is None
+in a non-transactional table. What the rules refuse leaves no row behind.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from txstream.state.values import check_text
 from txstream.transaction import TransactionAttempt, Txid
 
 Key = tuple[Any, ...]
-"""A key as the declared Arrow types give it back."""
+"""A key, in the Python types of the declared Arrow types."""
 
 Values = tuple[Any, ...]
-"""Values in the order of the declaration; in an opaque table none of them is None."""
+"""Values in the declared order. In an opaque table no stored value is None."""
 
 RowValues = tuple[Values, Values | None, int | None]
 
@@ -51,7 +51,7 @@ class RowRules:
     def written(
         self, stored: RowValues | None, delta: Values, attempt: TransactionAttempt, key: Key
     ) -> RowValues:
-        """The row with a delta of this attempt's batch in it.
+        """Return the row with a delta of this attempt's batch merged in.
 
         Raises TxidRegressionError for a row that is newer, StateValueError for a value that its column
         cannot hold.
@@ -92,18 +92,18 @@ class RowRules:
             ) from error
 
     def restored(self, stored: RowValues, txid: Txid) -> RowValues | None:
-        """What is left of an opaque row when batch `txid` is undone; None when that created it."""
+        """Return what is left of an opaque row when batch `txid` is undone; None when `txid` created it."""
         left = _opaque(stored).restore(txid)
         return None if left is None else (left.value, left.prev, left.txid)
 
     def before(self, stored: RowValues, txid: Txid) -> Values | None:
-        """The values as they were before batch `txid` where the table can tell (opaque), else as they are."""
+        """Return the values before batch `txid` (opaque; None for no row), else the present ones."""
         if self.spec.semantics is Semantics.OPAQUE and stored[2] == txid:
             return stored[1]
         return stored[0]
 
     def columns(self, key: Key, stored: RowValues) -> dict[str, Any]:
-        """A row as people read a SQL table of this declaration, by column."""
+        """Return a row as a SQL table of this declaration would show it, by column."""
         state, (values, prev, txid) = self.spec.state, stored
         row = dict(zip(state.key_names, key, strict=True))
         for place, name in enumerate(state.value_names):
@@ -115,7 +115,7 @@ class RowRules:
         return row
 
     def shown_row(self, key: Key, stored: RowValues, *, unfinished: bool) -> StoredRow:
-        """A row as `StateReading` gives it."""
+        """Return a row as `StateReading` returns it."""
         state, (values, prev, txid) = self.spec.state, stored
         return StoredRow(
             dict(zip(state.key_names, key, strict=True)),
@@ -126,7 +126,7 @@ class RowRules:
         )
 
     def shown(self, key: Key) -> str:
-        """A key as people write it: word='spark'."""
+        """Return a key as text for messages: word='spark'."""
         named = zip(self.spec.state.key_names, key, strict=True)
         return ", ".join(f"{name}={value!r}" for name, value in named)
 
@@ -135,10 +135,10 @@ class RowRules:
     def _merged(self, place: int, old: Any, new: Any, attempt: TransactionAttempt, key: Key) -> Any:
         field, reducer = self._columns[place]
         if new is None and self.spec.semantics is Semantics.OPAQUE:
-            return old  # its columns are NOT NULL: nothing came for this one
+            return old  # a null delta adds nothing, and the column is NOT NULL
         try:
             merged = self._merges[place](old, new)
-        except StateValueError as error:  # a reducer of the user's own
+        except StateValueError as error:  # from a user's reducer
             raise StateValueError(
                 f"table {self.spec.state.table!r}, key {self.shown(key)}: column {field.name!r}: {error}, in "
                 f"{attempt}"
@@ -150,7 +150,7 @@ class RowRules:
         try:
             if not fits(merged, field.type) or (reducer.merge == "sum" and math.isinf(merged)):
                 raise OverflowError
-            # As the column gives it back: a float32 is no Python float, a timestamp has its unit.
+            # As the column would return it: a float32 is no Python float, and a timestamp has its unit.
             return to_array([merged], field.type)[0].as_py()
         except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, OverflowError) as error:
             how = f"{old} + {new}" if reducer.merge == "sum" else f"{reducer} of {old!r} and {new!r}"
@@ -170,7 +170,7 @@ class RowRules:
 
 
 def grower(before: TableSpec, now: TableSpec) -> Callable[[RowValues], RowValues]:
-    """What becomes of a row when value columns are added to its table, each with its default."""
+    """Return a function that adds the new value columns of a table, with their defaults, to a row."""
     fields = now.state.value_schema
     defaults = {
         name: None if value is None else pa.scalar(value, fields.field(name).type).as_py()
@@ -190,7 +190,7 @@ def grower(before: TableSpec, now: TableSpec) -> Callable[[RowValues], RowValues
 
 
 def merge_of(reducer: Reducer) -> Merge:
-    """How a delta is merged into a stored value. Null gives the other side, unless a reducer overwrites."""
+    """Return how a delta is merged into a stored value. Null yields the other side, except with Put."""
     if reducer.merge == "put":
         return _second
     both = _plus if reducer.merge == "sum" else reducer.combine
@@ -204,7 +204,7 @@ def merge_of(reducer: Reducer) -> Merge:
 
 
 def fits(total: Any, data_type: pa.DataType) -> bool:
-    """Can a column of this type hold the number? Whether it is a number of that kind, Arrow tells."""
+    """Can a column of this type hold the number? Arrow checks whether it is a number of that kind."""
     if pa.types.is_floating(data_type) and isinstance(total, float):
         return math.isinf(total) or math.isfinite(pa.scalar(total, data_type).as_py())
     if pa.types.is_decimal(data_type) and isinstance(total, decimal.Decimal):
@@ -217,7 +217,7 @@ def fits(total: Any, data_type: pa.DataType) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def can_keep(data_type: pa.DataType) -> bool:
-    """Is this a type whose values Python keeps as they are?"""
+    """Does Python keep values of this type exactly?"""
     return bool(
         pa.types.is_string(data_type)
         or pa.types.is_large_string(data_type)
@@ -234,23 +234,23 @@ def can_keep(data_type: pa.DataType) -> bool:
 
 
 def rows_of(spec: TableSpec, deltas: pa.Table) -> Iterator[tuple[Key, Values]]:
-    """Prepared deltas by key."""
+    """Yield prepared deltas as (key, values)."""
     return zip(keys_of(spec, deltas), _tuples(deltas, spec.state.value_names), strict=True)
 
 
 def keys_of(spec: TableSpec, table: pa.Table) -> Iterator[Key]:
-    """The keys of a table that has the key columns."""
+    """Yield the keys of a table that has the key columns."""
     return _tuples(table, spec.state.key_names)
 
 
 def read_key(spec: TableSpec, key: Sequence[Any]) -> Key:
-    """A key given as one Python value per column, as its types give it back."""
+    """Convert a key, one Python value per column, to the values that its declared types return."""
     fields = zip(spec.state.key_schema, key, strict=True)
     return tuple(pa.scalar(value, field.type).as_py() for field, value in fields)
 
 
 def to_table(spec: TableSpec, rows: Mapping[Key, Values]) -> pa.Table:
-    """Key and value columns of these rows, typed as declared."""
+    """Return the key and value columns of these rows, with the declared types."""
     state = spec.state
     schema = pa.schema([*state.key_schema, *state.value_schema])
     columns = (

@@ -1,6 +1,6 @@
 """`StateReading` over one transaction of a `StoreBackend`.
 
-Invariant: it only reads, and everything that it answers comes from that transaction.
+Invariant: it only reads, and everything that it returns comes from that transaction.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from txstream.transaction import Txid
 
 
 class StoreReading(StateReading):
-    """Over `here`, which has begun; `database` is its store's URL without the password."""
+    """Reads from `here`, which has begun. `database` is its store's URL without the password."""
 
     def __init__(self, here: Transaction, database: str, topology: str) -> None:
         self._here = here
@@ -81,7 +81,7 @@ class StoreReading(StateReading):
         return sum(row[2] == txid for _, row in self._here.scan(layout.rows_space(table)))
 
     def columns(self, table: str, n: int) -> list[dict[str, Any]]:
-        """The `n` rows with the greatest first value as they are stored, by column, in table order."""
+        """Return the rows of `top`, but as stored, committed or not, as column -> value in table order."""
         rules = self._rules(table)
         rows = sorted(self._here.scan(layout.rows_space(table)), key=lambda item: item[0])
         known = [item for item in rows if item[1][0][0] is not None]
@@ -115,7 +115,7 @@ class StoreReading(StateReading):
                 yield found
 
     def _as_committed(self, rules: RowRules, key: Key, row: RowValues) -> StoredRow | None:
-        """A row as of the last committed batch, as far as it knows that; None when it was not there."""
+        """Return a row as of the last committed batch, as far as it knows; None if it did not exist."""
         unfinished = row[2] is not None and row[2] > self._as_of
         if not unfinished or rules.spec.semantics is not Semantics.OPAQUE:
             return rules.shown_row(key, row, unfinished=unfinished)

@@ -1,7 +1,7 @@
-"""What a leader does to a `StoreBackend` besides committing: growing tables, beginning and pruning ledgers.
+"""What a leader does in a `StoreBackend` besides committing: growing tables, beginning and pruning ledgers.
 
-Invariant: each is a part of one transaction that holds the topology's lock alone; the caller has checked the
-fence where that is due.
+Invariant: each function is part of one transaction that holds the topology's lock alone. The caller has
+checked the fence where that is needed.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from txstream.transaction import Txid
 
 
 def grow_tables(here: Transaction, tables: Sequence[TableSpec], unfinished: Txid | None) -> list[str]:
-    """Add the value columns that declarations have gained, with their defaults; a sentence for each.
+    """Add the value columns that declarations have gained, with their defaults. Returns a sentence for each.
 
-    Raises StateTableError while a transactional table's txid `unfinished` is committed in part.
+    Raises StateTableError for a transactional table while txid `unfinished` is committed in part, and for a
+    declaration that a table cannot be migrated to.
     """
     done = []
     for spec in tables:
         name = spec.state.table
         owner = layout.read_owner(here, name)
         if owner is not None:
-            # Another driver, with more columns, may have led since `join` looked.
+            # Since `join` looked, another driver that declares more columns may have been leader.
             refuse_other_declaration(owner, spec)
         added = () if owner is None else added_values(owner.declaration, spec)
         if owner is None or not added:
@@ -47,7 +48,7 @@ def grow_tables(here: Transaction, tables: Sequence[TableSpec], unfinished: Txid
 
 
 def begin_ledger(here: Transaction, topology: str, last: BatchRecord) -> None:
-    """Let the ledger begin with `last`, in place of whatever is there."""
+    """Make `last` the only row of the topology's ledger."""
     ledger = layout.ledger_space(topology)
     for key, _ in list(here.scan(ledger)):
         here.put(ledger, key, None)
@@ -57,9 +58,9 @@ def begin_ledger(here: Transaction, topology: str, last: BatchRecord) -> None:
 def prune_ledger(
     here: Transaction, topology: str, committed_before: datetime | None, newest: int | None, rows: int
 ) -> int:
-    """Delete at most `rows` of the rows that may go, from the oldest on and without a gap; how many.
+    """Delete at most `rows` rows that may go, from the oldest on and without a gap. Returns how many.
 
-    The last two committed ones stay (`StateBackend.prune`).
+    The last two committed rows stay (see `StateBackend.prune`).
     """
     ledger = layout.ledger_space(topology)
     kept = sorted((layout.read_record(value) for _, value in here.scan(ledger)), key=lambda row: row.txid)
