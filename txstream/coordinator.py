@@ -1,17 +1,17 @@
 """The one state machine that decides which txid is planned, processed, committed and failed.
 
-Pure: no clock, no threads, no I/O. It is given events and answers with commands; the engine carries them
-out and reports back as events.
+It is pure: no clock, no threads, no I/O. It takes events and returns commands. The engine carries out the
+commands and reports back with events.
 
 Invariants.
 - Active txids are `current`, `current` + 1, ... without a gap, at most `max_spout_pending` of them.
 - A plan starts from the metas of the txid before it, committed or not; plans are made one at a time.
 - Only `current` commits, only when PROCESSED, and the next commit begins after its Advance was answered.
 - An attempt whose commit was acked (ADVANCING) can no longer fail.
-- When an attempt fails, it and all later active ones are dropped and go again under new attempts. For an
-  opaque spout their plans are dropped as well: a replay may shrink, and the batch behind it must then
-  start where the replay ends.
-- While it is paused no txid is opened; what is open, or was and must be replayed, still finishes.
+- When an attempt fails, it and all later active ones are dropped and run again under new attempts. Unless the
+  spout is transactional, their plans are dropped too: a replay may shrink, and the next batch must then start
+  where the replay ends.
+- While it is paused no txid is opened. What is open, or was and must be replayed, still finishes.
 - Answers to superseded plans and attempts change nothing.
 """
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class Phase(StrEnum):
-    """Where an active txid is."""
+    """The phase that an active txid is in."""
 
     PROCESSING = "processing"
     PROCESSED = "processed"
@@ -42,8 +42,8 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Plan(Generic[Meta]):
-    """Ask the spout's coordinator what `txid` holds, starting from `last`. A `replay` must be answered by
-    `planned`, if need be with nothing in it, since an earlier attempt may have written."""
+    """Ask the spout's coordinator what `txid` holds, starting from `last`. The answer to a `replay` must be
+    `planned`, if need be with nothing in it, because an earlier attempt may have written."""
 
     ticket: int
     txid: Txid
@@ -61,7 +61,7 @@ class Persist(Generic[Meta]):
 
 @dataclass(frozen=True, slots=True)
 class EmitBatch(Generic[Meta]):
-    """Process the batch. `stored`: its plan is fixed, so unreadable partitions are waited for."""
+    """Process the batch. If `stored`, its plan is fixed, so the engine waits for unreadable partitions."""
 
     attempt: TransactionAttempt
     metas: BatchMetas[Meta]
@@ -88,7 +88,7 @@ class Advance(Generic[Meta]):
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """This attempt was superseded: what still runs for it may stop. Only a wish; the fence makes it safe."""
+    """This attempt was superseded: its work may stop. This is only a request; the fence makes it safe."""
 
     attempt: TransactionAttempt
 
@@ -97,8 +97,8 @@ Command = Plan[Meta] | Persist[Meta] | EmitBatch[Meta] | EmitCommit[Meta] | Adva
 
 
 class RotatingTransactionalState(Generic[T]):
-    """The ordered map txid -> value behind the coordinator: no gaps, no change out of order, also once it was
-    emptied. Only a new one without values begins anywhere."""
+    """The coordinator's ordered map txid -> value. It has no gaps and refuses changes out of order, even
+    after it was emptied. Only a new map without values may begin at any txid."""
 
     def __init__(self, values: Mapping[Txid, T] | None = None) -> None:
         self._values: dict[Txid, T] = {txid: values[txid] for txid in sorted(values)} if values else {}
@@ -117,8 +117,8 @@ class RotatingTransactionalState(Generic[T]):
         return self._values[txid]
 
     def get_or_create(self, txid: Txid, init: Callable[[T | None], T]) -> T:
-        """The value of `txid`, made from its predecessor's when there is none. Raises CoordinatorError for
-        a txid that does not follow the last one."""
+        """Return the value of `txid`, made from its predecessor's if there is none. Raises CoordinatorError
+        for a txid that does not follow the last one."""
         if txid not in self._values:
             if self._next is not None and txid != self._next:
                 raise CoordinatorError(f"txid {txid} cannot follow txid {self._next - 1}")
@@ -128,7 +128,7 @@ class RotatingTransactionalState(Generic[T]):
         return self._values[txid]
 
     def replace(self, txid: Txid, value: T) -> None:
-        """Put another value at an existing txid (a plan that was found stored). Raises CoordinatorError."""
+        """Replace an existing txid's value (by a plan that was found stored). Raises CoordinatorError."""
         if txid not in self._values:
             raise CoordinatorError(f"txid {txid} is not here to be replaced")
         self._values[txid] = value
@@ -140,7 +140,7 @@ class RotatingTransactionalState(Generic[T]):
         return txid in self._values
 
     def remove(self, txid: Txid) -> None:
-        """Remove the last one. Raises CoordinatorError for any other, which would leave a gap."""
+        """Remove the last txid. Raises CoordinatorError for any other, which would leave a gap."""
         if txid != self.last():
             raise CoordinatorError(f"txid {txid} cannot be removed, the last one is {self.last()}")
         del self._values[txid]
@@ -156,15 +156,16 @@ class RotatingTransactionalState(Generic[T]):
 
 @dataclass(slots=True)
 class ActiveBatch:
-    """One active txid: its present attempt and where it is."""
+    """One active txid: its present attempt and phase."""
 
     attempt: TransactionAttempt
     phase: Phase
 
 
 class Coordinator(Generic[Meta]):
-    """See the module. `current` and `stored` come from the progress store; `next_attempt` hands out attempt
-    ids that only grow; `replays` are txids that an earlier leader may have committed in part."""
+    """The state machine; the module gives its invariants. `current` and `stored` come from the progress
+    store. `next_attempt` hands out attempt ids that only grow. `replays` are txids that an earlier leader may
+    have committed in part. No txid after `last_txid` is opened."""
 
     def __init__(
         self,
@@ -214,32 +215,32 @@ class Coordinator(Generic[Meta]):
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is active and nothing is being planned."""
+        """Whether nothing is active and nothing is being planned."""
         return not self.active and self._planning is None and self._persisting is None
 
     @property
     def is_draining(self) -> bool:
-        """Is no further txid opened any more?"""
+        """Whether no further txid will be opened."""
         return self._end is not None and self._end <= self.last_open
 
     @property
     def last_open(self) -> Txid:
-        """The last txid that was opened and will be committed; the last committed one when none is open."""
+        """The last txid that was opened and will be committed, or the last committed one if none is open."""
         return max((Txid(self.current - 1), *self.active, *self._replays))
 
     def is_planning(self, ticket: int) -> bool:
-        """Is the answer to this `Plan` still wanted?"""
+        """Return whether the answer to this `Plan` is still wanted."""
         return self._planning is not None and self._planning.ticket == ticket
 
     def committed_metas(self) -> BatchMetas[Meta]:
-        """The metas of the last committed batch; empty before the first."""
+        """Return the metas of the last committed batch; empty before the first."""
         return self._before(self.current)
 
     def metas(self, txid: Txid) -> BatchMetas[Meta]:
         return self._metas[txid]
 
     def stored_txids(self) -> list[Txid]:
-        """The txids whose metas are held, committed ones and plans."""
+        """Return the txids whose metas are held, both committed ones and plans."""
         return self._metas.list()
 
     def _before(self, txid: Txid) -> BatchMetas[Meta]:
@@ -249,7 +250,7 @@ class Coordinator(Generic[Meta]):
     # --- events -------------------------------------------------------------------------------------
 
     def sync(self) -> list[Command[Meta]]:
-        """Everything that can be started now. Call it at the start; every event ends in it."""
+        """Return commands for all that can start now. Call it at the start; every event ends in it."""
         commands: list[Command[Meta]] = []
         for offset in range(self.max_spout_pending):
             txid = Txid(self.current + offset)
@@ -271,15 +272,15 @@ class Coordinator(Generic[Meta]):
         return commands
 
     def wake(self) -> list[Command[Meta]]:
-        """It may be worth asking the spout again (a timer's event, after `nothing_to_plan`)."""
+        """Take a timer's event after `nothing_to_plan`: it may be worth asking the spout again."""
         self._idle = False
         return self.sync()
 
     def drain(self, end: Txid | None = None) -> None:
         """Open no further txid, or none after `end`. What is active, or was and must be replayed, still
-        finishes; the answer to a plan of a new txid, which may be long in coming, is not waited for.
+        finishes. The answer to a plan of a new txid is not waited for, because it may take long.
 
-        Raises CoordinatorError when something after `end` is open."""
+        Raises CoordinatorError if something after `end` is open or committed."""
         end = self.last_open if end is None else end
         if end < self.last_open:
             raise CoordinatorError(f"txid {self.last_open} is open or committed, so {end} cannot be the last")
@@ -288,7 +289,7 @@ class Coordinator(Generic[Meta]):
             self._planning = None
 
     def pause(self) -> None:
-        """Open no further txid until `resume`; what is open finishes as in `drain`."""
+        """Open no further txid until `resume`. What is open finishes, as in `drain`."""
         self._paused = True
         if self._planning is not None and not self._planning.replay:
             self._planning = None
@@ -298,7 +299,7 @@ class Coordinator(Generic[Meta]):
         self._paused = False
 
     def planned(self, ticket: int, metas: BatchMetas[Meta]) -> list[Command[Meta]]:
-        """The answer to `Plan`."""
+        """Take the answer to `Plan`."""
         plan = self._take_plan(ticket)
         if plan is None:
             return []
@@ -316,7 +317,7 @@ class Coordinator(Generic[Meta]):
         return self.sync()
 
     def nothing_to_plan(self, ticket: int) -> list[Command[Meta]]:
-        """The answer to `Plan` when no partition has anything: the transaction is not opened."""
+        """Take the answer to `Plan` that no partition has anything: the transaction is not opened."""
         plan = self._take_plan(ticket)
         if plan is None:
             return []
@@ -328,7 +329,7 @@ class Coordinator(Generic[Meta]):
         return self.sync()
 
     def persisted(self, txid: Txid, metas: BatchMetas[Meta]) -> list[Command[Meta]]:
-        """The plan is stored. `metas` are the stored ones: another leader's, when they were there before."""
+        """The plan is stored. `metas` are the stored ones: another leader's, if those were there first."""
         if txid != self._persisting:
             raise CoordinatorError(f"txid {txid} was persisted, but {self._persisting} was asked for")
         self._persisting = None
@@ -336,7 +337,7 @@ class Coordinator(Generic[Meta]):
         return self.sync()
 
     def ack(self, attempt: TransactionAttempt) -> list[Command[Meta]]:
-        """The attempt was processed, or committed, whichever it was doing."""
+        """The attempt was processed or committed, whichever it was doing."""
         batch = self._find(attempt)
         if batch is None:
             return []
@@ -350,7 +351,7 @@ class Coordinator(Generic[Meta]):
         raise CoordinatorError(f"{attempt} was acked while {batch.phase}")
 
     def fail(self, attempt: TransactionAttempt) -> list[Command[Meta]]:
-        """The attempt failed; it and all later active ones go again."""
+        """The attempt failed: it and all later active ones are replayed."""
         batch = self._find(attempt)
         if batch is None or batch.phase is Phase.ADVANCING:
             return []
@@ -365,7 +366,7 @@ class Coordinator(Generic[Meta]):
         return commands + self.sync()
 
     def advanced(self, txid: Txid) -> list[Command[Meta]]:
-        """The commit of `txid` is stored: the next may begin."""
+        """The commit of `txid` is stored: the next commit may begin."""
         batch = self.active.get(txid)
         if txid != self.current or batch is None or batch.phase is not Phase.ADVANCING:
             raise CoordinatorError(f"txid {txid} was advanced, but txid {self.current} is current")

@@ -1,8 +1,8 @@
 """Several ackers share the trees by root, each with a ledger of its own.
 
-The slots of an acker are renumbered, so that its arrays are as dense as the slots are. Which acker has a root
-follows from its slot alone; consecutive slots go round the ackers, from a start that is scattered, so that
-ackers are even also where one spout task has most of what is pending.
+The slots of an acker are renumbered, so that its arrays are as dense as the slots are. A root's slot alone
+decides which acker has it. Consecutive slots go round the ackers from a scattered start, so that the load is
+balanced even if one spout task has most of the pending trees.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _SCATTER: Final = 0x9E3779B1  # Knuth's multiplicative hashing: 2**32 divided by
 
 
 def _start(round_numbers: Slots, ackers: int) -> Slots:
-    """Where each round of `ackers` slots begins."""
+    """Return the acker at which each round of `ackers` slots begins."""
     return ((round_numbers * _SCATTER) >> 16) % ackers
 
 
 def acker_of(roots: ArrayLike, ackers: int) -> NDArray[np.intp]:
-    """The number of the acker of each root, from 0."""
+    """Return the number of the acker of each root, from 0."""
     rounds, within = np.divmod(slots_of(as_numbers(roots)), ackers)
     return (within + _start(rounds, ackers)) % ackers
 
 
 def _own_roots(roots: Roots, ackers: int) -> Roots:
-    """Roots as their acker's ledger knows them."""
+    """Return the roots as their acker's ledger knows them."""
     return roots_of(generations_of(roots), slots_of(roots) // ackers)
 
 
@@ -41,9 +41,9 @@ def _shared_roots(own: Roots, acker: int, ackers: int) -> Roots:
 
 
 class Ackers:
-    """As `AckLedger`, with each message taken to the ledger of its root.
+    """Several `AckLedger`s with the interface of one: each message goes to the ledger of its root.
 
-    `lose(acker)` is what an acker's death does: its trees are forgotten, so their spout has to time them out.
+    `lose(acker)` does what an acker's death does: its trees are forgotten, so the spout must time them out.
     """
 
     def __init__(self, ackers: int = 1, *, buckets: int = DEFAULT_BUCKETS) -> None:

@@ -1,4 +1,4 @@
-"""Many messages about a root as one: XOR is associative and commutative, so folding loses nothing."""
+"""Folds many messages about a root into one. XOR is associative and commutative, so nothing is lost."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from numpy.typing import ArrayLike
 
 from txstream.acker.ids import Roots, Values, as_numbers, slots_of
 
-_SPARSE: Final = 8  # from so many slots per message on, sorting is cheaper than an array of all of them
+_SPARSE: Final = 8  # with more slots per message than this, sorting is cheaper than an array of all slots
 
 
 def fold(roots: ArrayLike, values: ArrayLike) -> tuple[Roots, Values]:
-    """Each root once, with the XOR of its values. For what a task sends, and again for what several tasks
-    sent."""
+    """Return each root once, with the XOR of its values. Used for what one task sends, and again for what
+    several tasks sent."""
     root_numbers, value_numbers = as_numbers(roots), as_numbers(values)
     if not len(root_numbers):
         return root_numbers, value_numbers

@@ -1,8 +1,8 @@
 """The two kinds of 64-bit numbers that tracking needs: roots of trees and ids of tuples.
 
-A root is a generation (high 32 bits) and a slot (low 32 bits). A spout task gives out the slot and counts its
-generation up each time the slot is free again. So whoever keeps trees can keep them in arrays and find one by
-its slot, without hashing, and a message about a tree that has ended shows by its generation.
+A root is a generation (high 32 bits) and a slot (low 32 bits). A spout task gives out the slot and raises its
+generation by one each time the slot becomes free. So trees can be kept in arrays and found by slot, without
+hashing, and the generation shows that a message is about a tree that has ended.
 
 Invariants. No root is given out twice. Slots of different spout tasks differ. Generations run from 1
 to 2**32 - 2: root 0 belongs to no tree and is ignored everywhere. A tuple's id is never 0.
@@ -29,9 +29,9 @@ _SLOT_MASK: Final = np.uint64(2**32 - 1)
 
 
 def as_numbers(numbers: ArrayLike) -> NDArray[np.uint64]:
-    """64-bit numbers as a flat array without sign. Arrays of signed integers are read as their bits."""
+    """Return 64-bit numbers as a flat unsigned array. Arrays of signed integers are read as their bits."""
     if not isinstance(numbers, np.ndarray):
-        numbers = np.asarray(numbers, np.uint64)  # by itself numpy makes floats of large and small ints
+        numbers = np.asarray(numbers, np.uint64)  # on its own, numpy turns large and small ints into floats
     elif numbers.dtype.kind not in "ui":
         raise TypeError(f"roots and ids are integers of 64 bits, not {numbers.dtype}")
     return np.atleast_1d(numbers.astype(np.uint64, copy=False))
@@ -50,7 +50,7 @@ def roots_of(generations: NDArray[Any], slots: NDArray[Any]) -> Roots:
 
 
 def larger_size(size: int, needed: int) -> int:
-    """How long an array by slot becomes. A quarter more keeps a pending tree below 64 bytes in all."""
+    """Return how long an array by slot becomes. A quarter more keeps a pending tree below 64 bytes in all."""
     return max(1024, needed, size + size // 4)
 
 
@@ -60,7 +60,7 @@ class RootIds:
     task, tasks: the number of this task among all spout tasks of the topology, from 0, and how many there
         are. Task 2 of 4 has the slots 2, 6, 10, ..., so that the slots of all tasks together are dense as
         long as the tasks have about as much pending.
-    first_generation: give a task that starts anew, while the ledger lives on, a number above every one that
+    first_generation: if a task starts anew while the ledger lives on, give it a number above every one that
         it has used (`generation` of the former object, plus 1). Otherwise its roots look like old ones, and
         the ledger ignores them.
     """
@@ -78,7 +78,7 @@ class RootIds:
         self._used = 0  # slots given out at least once
 
     def take(self, count: int) -> Roots:
-        """`count` roots that nobody has had before."""
+        """Return `count` roots that nobody has had before."""
         reused = min(count, self._free_count)
         self._free_count -= reused
         free = self._free[self._free_count : self._free_count + reused].astype(np.intp)
@@ -89,7 +89,7 @@ class RootIds:
         return self.roots_at(own)
 
     def release(self, roots: ArrayLike) -> NDArray[np.bool_]:
-        """Free these roots' slots. Says for each whether it was taken until now: a root that was released
+        """Free these roots' slots. Return for each whether it was taken until now: a root that was released
         before, a repetition within `roots`, and another task's root are False and change nothing."""
         numbers = as_numbers(roots)
         own, task = np.divmod(slots_of(numbers), self._tasks)
@@ -108,7 +108,7 @@ class RootIds:
         return was_taken
 
     def roots_at(self, places: Slots) -> Roots:
-        """The roots that are taken, by the number of their slot within this task: slot // tasks."""
+        """Return the taken roots at these slot numbers within this task (slot // tasks)."""
         return roots_of(self._generations[places], places * self._tasks + self._task)
 
     @property

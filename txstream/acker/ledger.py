@@ -1,14 +1,14 @@
 """Which trees of tuples are pending, and which have ended: Storm's acker, over arrays.
 
 For each root the ledger keeps `ack_val`, the XOR of all ids of tuples that were emitted and acked, and the
-task of the spout that wants to know. A tree's place in the arrays is its root's slot.
+spout task that wants to know. A tree's place in the arrays is its root's slot.
 
 Invariants. The first `init` of a root is answered once, as completed, failed or timed out, unless the slot
-was given to a newer generation before. Zero is completion only once the init has come. A root that failed is
-never completed, also when its init comes last. A message for a root that has ended, or for an older
+goes to a newer generation before that. An `ack_val` of zero means completion only once the init has come. A
+failed root never completes, even if its init comes last. A message for a root that has ended, or for an older
 generation of its slot, changes nothing. A call takes its messages in portions, and those of a portion count
 as simultaneous: the newest generation of a slot wins, and only the XOR of them all is compared with zero.
-Nothing here reads a clock: `rotate` is time.
+Nothing here reads a clock: time passes with `rotate`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _Number = TypeVar("_Number", bound=np.generic)
 
 DEFAULT_BUCKETS: Final = 3  # as in Storm
 
-# The state of a slot: a flag, the number of its bucket (0 for none), and the sign for what has failed. So a
+# The state of a slot: a flag, the number of its bucket (0 for none), and a negative sign if it failed. So a
 # state above 0 takes acks, and 0 is an empty slot.
 _STARTED: Final = np.int8(1)  # its init has come
 _BUCKET_SHIFT: Final = np.int8(1)
@@ -46,13 +46,13 @@ _BUCKET_MASK: Final = np.int8(63)
 _FAILED: Final = np.int8(-128)
 _MOST_BUCKETS: Final = 63
 
-# Messages are taken in portions whose slots fit a core's cache: each slot is fetched from memory once.
+# The slots of a portion of messages fit a core's cache, so that each slot is fetched from memory once.
 _PORTION: Final = 8192
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trees:
-    """Roots of trees, and for each the task of the spout that emitted it."""
+    """Roots of trees, and for each the spout task that emitted it."""
 
     roots: Roots
     tasks: Tasks
@@ -73,7 +73,7 @@ class Ended(NamedTuple):
 
 
 def together(answers: Sequence[Ended]) -> Ended:
-    """Several answers as one."""
+    """Return several answers as one."""
     if len(answers) == 1:
         return answers[0]
     kinds = []
@@ -107,24 +107,24 @@ class AckLedger:
     # --- messages ------------------------------------------------------------------------------------------
 
     def init(self, roots: ArrayLike, values: ArrayLike, tasks: ArrayLike) -> Ended:
-        """A spout emitted tuples; each value is the XOR of the ids of a root's copies. One init of each root
-        counts."""
+        """Begin the trees of tuples that a spout emitted. Each value is the XOR of the ids of a root's
+        copies. One init of each root counts."""
         portions = _portions(as_numbers(roots), as_numbers(values), np.asarray(tasks, np.int32))
         return together([self._init(*portion) for portion in portions])
 
     def ack(self, roots: ArrayLike, values: ArrayLike) -> Ended:
-        """Tuples were acked; each value is the XOR of a tuple's id and of the ids that were emitted anchored
-        to it, or of several such values."""
+        """Ack tuples. Each value is the XOR of a tuple's id and of the ids that were emitted anchored to it,
+        or of several such values."""
         portions = _portions(as_numbers(roots), as_numbers(values))
         return together([self._ack(*portion) for portion in portions])
 
     def fail(self, roots: ArrayLike) -> Ended:
-        """A tuple of each of these trees failed."""
+        """Fail these trees: a tuple of each has failed."""
         return together([self._fail(*portion) for portion in _portions(as_numbers(roots))])
 
     def reset_timeout(self, roots: ArrayLike) -> Ended:
-        """These trees' time begins anew. Ends nothing. A root without an entry is ignored: its time has not
-        begun."""
+        """Start these trees' time anew. This ends no tree. A root without an entry is ignored: its time has
+        not begun."""
         slots, generations = self._read(as_numbers(roots))
         slots = slots[generations == self._generations[slots]]
         slots = slots[_bucket_of(self._states[slots]) != 0]
@@ -159,7 +159,7 @@ class AckLedger:
             self._begin(slots[~fits], generations[~fits])
             fits = (self._generations.take(slots) == generations) & (self._states.take(slots) > 0)
             roots, slots, generations, values = roots[fits], slots[fits], generations[fits], values[fits]
-        # `at` waits for memory at each number, `take` for many at a time: it brings them near first.
+        # `at` waits for memory at each number, `take` for many at a time: so `take` fetches them first.
         self._values.take(slots)
         np.bitwise_xor.at(self._values, slots, values)
         places = np.flatnonzero(self._values.take(slots) == 0)
@@ -183,9 +183,9 @@ class AckLedger:
     # --- time ----------------------------------------------------------------------------------------------
 
     def rotate(self) -> Ended:
-        """One step of time: what began `buckets` rotations ago has timed out. Roots whose init has not come
-        leave as well, unannounced, since nobody knows their spout. If it comes later, it is answered as
-        failed."""
+        """Take one step of time: what began `buckets` rotations ago has timed out. Roots whose init has not
+        come leave too, without being returned, since nobody knows their spout. If the init comes later, it is
+        answered as failed."""
         self._bucket = self._bucket % self._buckets + 1
         slots = np.flatnonzero(_bucket_of(self._states) == self._bucket)
         started = self._states[slots] & _STARTED != 0
@@ -198,7 +198,7 @@ class AckLedger:
     # --- what it holds -------------------------------------------------------------------------------------
 
     def ages(self) -> Sequence[int]:
-        """How many roots have an entry, by the number of rotations since their first message."""
+        """Return how many roots have an entry, by the number of rotations since their first message."""
         counts = np.bincount(_bucket_of(self._states), minlength=self._buckets + 1)
         return [int(counts[(self._bucket - 1 - age) % self._buckets + 1]) for age in range(self._buckets)]
 
@@ -207,7 +207,7 @@ class AckLedger:
         return sum(self.ages())
 
     def ack_val(self, root: int) -> int | None:
-        """The value of a root that has an entry and has not failed."""
+        """Return the value of a root that has an entry and has not failed, otherwise None."""
         (slot,), (generation,) = self._read(as_numbers(root))
         known = self._generations[slot] == generation and self._states[slot] > 0
         return int(self._values[slot]) if known else None
@@ -231,14 +231,14 @@ class AckLedger:
         return slots, generations_of(roots)
 
     def _once(self, slots: Slots) -> Slots:
-        """A place of each of these slots: every place writes itself to its slot, and the last one stays."""
+        """Return one place for each slot: every place writes itself to its slot, and the last one stays."""
         places = np.arange(len(slots), dtype=np.uint16)
         self._places[slots] = places
         return np.flatnonzero(self._places.take(slots) == places)
 
     def _supersede(self, slots: Slots, generations: Generations) -> None:
-        """Give slots to newer generations. The older tree's spout has ended it, or it could not have given
-        the slot away."""
+        """Give slots to newer generations. The older tree's spout has ended it; otherwise it could not have
+        given the slot away."""
         newer = generations > self._generations.take(slots)
         if newer.any():
             slots = slots[newer]
@@ -247,7 +247,7 @@ class AckLedger:
             self._states[slots] = 0
 
     def _begin(self, slots: Slots, generations: Generations) -> None:
-        """Entries for roots that have none: their init is yet to come."""
+        """Make entries for roots that have none: their init is yet to come."""
         self._supersede(slots, generations)
         fresh = (generations == self._generations[slots]) & (self._states[slots] == 0)
         self._states[slots[fresh]] = self._new_entry

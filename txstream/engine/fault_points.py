@@ -13,10 +13,10 @@ from txstream.transaction import Txid
 
 
 class Point(StrEnum):
-    """Where a batch is, in the order in which it gets there.
+    """The points, in the order in which a batch passes them.
 
-    INSIDE_BEGIN to AFTER_WRITE are passed only when executors write. With several databases INSIDE_BEGIN,
-    AFTER_BEGIN and INSIDE_COMMIT are passed once in each, BETWEEN_COMMITS after each but the last.
+    A batch passes INSIDE_BEGIN to AFTER_WRITE only when executors write. With several databases it passes
+    INSIDE_BEGIN, AFTER_BEGIN and INSIDE_COMMIT once in each, and BETWEEN_COMMITS after each but the last.
     """
 
     BEFORE_PERSIST = "before-persist"
@@ -34,11 +34,11 @@ class Point(StrEnum):
 
 
 WRITE_POINTS = (Point.INSIDE_BEGIN, Point.AFTER_BEGIN, Point.BEFORE_WRITE, Point.AFTER_WRITE)
-"""The points that only a commit from executors passes."""
+"""The points that a batch passes only when executors write."""
 
 
 class PointListener(Protocol):
-    """Called on the thread that does the write. `open_batches` are the active txids and their phases."""
+    """Called on the thread that does the write. `open_batches` has the phase of each active txid."""
 
     def __call__(self, point: Point, txid: Txid, open_batches: dict[Txid, str]) -> None: ...
 

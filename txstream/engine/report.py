@@ -1,4 +1,4 @@
-"""What a run tells about itself: a snapshot while it runs, a report at the end, timings per batch."""
+"""What a run reports: a snapshot while it runs, a report at the end, the timings of each batch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class BatchTiming:
     width: int = 0
 
     def before_commit(self) -> dict[str, float]:
-        """What came before the commit, by step, for the ledger; a step that did not happen is left out."""
+        """Seconds by step before the commit, for the ledger. Steps that did not happen are left out."""
         steps = {
             "plan": self.plan_seconds,
             "persist": self.persist_seconds,
@@ -50,7 +50,7 @@ class BatchTiming:
 
 
 class TreeCounts(NamedTuple):
-    """Trees of tracked tuples: open now, and ended so far, well or badly."""
+    """Trees of tracked tuples: how many are open now, and how many were acked or failed so far."""
 
     open: int
     acked: int
@@ -59,8 +59,8 @@ class TreeCounts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
-    """A snapshot of a running topology. `active` are txids and phases; `waiting_for` names an outage;
-    `lag_records` is None where it is not known. With tracked tuples there are `trees`, and no txids."""
+    """A snapshot of a running topology. `active` has the phase of each open txid; `waiting_for` names an
+    outage; `lag_records` is None if it is not known. With tracked tuples there are `trees` and no txids."""
 
     topology: str
     committed_txid: int
@@ -82,11 +82,11 @@ def shown_reasons(reasons: Mapping[str, int]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """What one run did. `failed_attempts` failed themselves: an outage, a `BatchFailedError`, an error in a
-    bolt; `failure_reasons` says how often for each reason. `replayed_attempts` counts attempts beyond each
-    txid's first, those of later txids that had to go again among them; `recovered_batches` the batches that
-    an earlier run had open or half committed. `stopped_by` is the operator who asked for its end
-    (`txstream stop`)."""
+    """What one run did. `failed_attempts` counts those that failed themselves: an outage, a
+    `BatchFailedError`, an error in a bolt; `failure_reasons` has the number for each reason.
+    `replayed_attempts` counts those beyond each txid's first, including later txids that were replayed with a
+    failed one. `recovered_batches` counts those that an earlier run left open or half committed. `stopped_by`
+    is the operator who stopped the run (`txstream stop`)."""
 
     topology: str
     uuid: str
@@ -135,7 +135,7 @@ class RunReport:
 
 @dataclass
 class Statistics:
-    """Counts of one run; written by the event loop only."""
+    """The counts of one run. Only the event loop writes them."""
 
     batches: int = 0
     records: int = 0
@@ -148,7 +148,7 @@ class Statistics:
     timings: deque[BatchTiming] = field(default_factory=lambda: deque(maxlen=_KEPT_TIMINGS))
 
     def add(self, timing: BatchTiming, *, is_recovered: bool) -> None:
-        """A batch is committed; `is_recovered`: an earlier run had planned it."""
+        """Count a committed batch. `is_recovered` says that an earlier run had planned it."""
         self.timings.append(timing)
         self.batches += 1
         self.records += timing.records

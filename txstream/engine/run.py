@@ -1,5 +1,5 @@
-"""`start` and `run`: from a built topology to a running one. The order of a start is `Driver.start`, in
-`start/driver.py`."""
+"""`start` and `run`: from a built topology to a running one. The steps of a start, in order, are in
+`Driver.start` (`start/driver.py`)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _SHOWN_REASONS = 3
 class RunningTopology:
     """A topology that runs in a thread of this process. A context manager: leaving it stops the topology.
 
-    `stop` ends it between two batches; `wait` blocks until it has ended and raises what ended it.
+    `stop` ends it between two batches; `wait` blocks until it has ended and raises the error that ended it.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class RunningTopology:
         return f"<RunningTopology {self.topology.id}: {state}, txid {self.progress.committed_txid} committed>"
 
     def _repr_html_(self) -> str:
-        """In a notebook: how far it is now, which is not updated; its report once it has ended."""
+        """In a notebook: the present progress, which is not updated, or the report once the run has ended."""
         if self._report is not None:
             return self._report._repr_html_()
         progress = self.progress
@@ -112,7 +112,8 @@ class RunningTopology:
         return html_table(f"topology {self.topology.id} ({self.topology.semantics})", rows)
 
     def wait(self, timeout_seconds: float | None = None) -> RunReport:
-        """Block until the run has ended. Raises the error that ended it, or TimeoutError."""
+        """Block until the run has ended, and return its report. Raises the error that ended it,
+        RunAbortedError if it was stopped before it had a report, or TimeoutError."""
         self._thread.join(timeout_seconds)
         if self._thread.is_alive():
             raise TimeoutError(f"topology {self.topology.id!r} still runs after {timeout_seconds:g} s")
@@ -123,7 +124,7 @@ class RunningTopology:
         return self._report
 
     def _how_far(self) -> str:
-        """How far a run without a report had come."""
+        """In words, how far a run without a report has come."""
         if isinstance(self._driver, TrackedDriver):
             return "at once; what was open comes again from its source"
         loop = self._driver.loop
@@ -139,8 +140,8 @@ class RunningTopology:
         return f"at once, {far}; the next run recovers what is open{failed}"
 
     def stop(self, grace_seconds: float = 30.0) -> None:
-        """End between two batches; after `grace_seconds` (an outage, say) end at once. Does not raise what
-        the run ended with: see `wait` and `last_error`."""
+        """End the run between two batches. If that takes longer than `grace_seconds`, in an outage for
+        example, end it at once. Does not raise the error that ended the run: see `wait` and `last_error`."""
         self._driver.stop()
         self._thread.join(grace_seconds)
         if self._thread.is_alive():
@@ -148,12 +149,12 @@ class RunningTopology:
             self._thread.join(grace_seconds)
 
     def abort(self) -> None:
-        """End at once, as a crash would; the next run recovers."""
+        """End the run at once, as a crash would. The next run recovers."""
         self._driver.abort()
 
     @property
     def state(self) -> str:
-        """What it is doing, in words: "starting", "running", what it waits for, "ended"."""
+        """What the run is doing, in words: "starting", "running", what it waits for, or "ended"."""
         return "ended" if self._has_ended else self._driver.state
 
     @property
@@ -169,12 +170,12 @@ class RunningTopology:
 
     @property
     def last_error(self) -> BaseException | None:
-        """What ended the run, if it failed."""
+        """The error that ended the run, if it failed."""
         return self._error
 
     @property
     def progress(self) -> RunProgress:
-        """A snapshot; cheap, from any thread."""
+        """A snapshot of the run. Cheap; may be read from any thread."""
         if isinstance(self._driver, TrackedDriver):
             return self._driver.progress(time.monotonic() - self._started)
         loop = self._driver.loop
@@ -196,10 +197,10 @@ class RunningTopology:
         )
 
     def _lag_records(self, loop: EventLoop) -> int | None:
-        """How far what is committed is from the goal, if there is one."""
+        """The number of records between what is committed and the goal, if it is known."""
         goal = self._driver.goal if isinstance(self._driver, Driver) else None
         if goal is not None:
-            # KeyError: the loop's thread has just let go of that batch; the figure before it will do.
+            # KeyError: the loop's thread has just dropped that batch. The previous figure will do.
             with contextlib.suppress(KeyError):
                 committed = loop.coordinator.committed_metas().positions()
                 self._lag = loop.spout.lag_records(committed, goal)
@@ -207,7 +208,7 @@ class RunningTopology:
 
     @property
     def timings(self) -> list[Any]:
-        """Where the time of each of the last 10,000 batches went (`BatchTiming`), oldest first."""
+        """The `BatchTiming` of each of the last 10,000 batches, oldest first."""
         loop = self._driver.loop
         return list(loop.statistics.timings) if isinstance(loop, EventLoop) else []
 
@@ -227,8 +228,8 @@ class RunningTopology:
             self._has_ended = True
 
     def _told(self, error: BaseException) -> BaseException:
-        """Signals never reach this thread: a SystemExit comes from the topology's own code, and must not end
-        the program that waits."""
+        """The error that `wait` raises. Signals never reach this thread, so a SystemExit comes from the
+        topology's own code, and must not end the program that waits."""
         if isinstance(error, CorruptStateError):
             return with_remedy(error, self.topology.id)
         if isinstance(error, (Exception, CrashError)):
@@ -255,12 +256,12 @@ def start(
 ) -> RunningTopology:
     """Start a topology in the background.
 
-    `until="caught-up"` ends it when the log's end as of now is committed, `until_txid=N` after txid N;
-    otherwise it runs until stopped. Tracked tuples have caught up when no spout had any for a second and no
-    tree is open. With `wait_for_leadership=False` a topology that runs elsewhere is an
-    error (LeaderExistsError) instead of something to stand by for. `spark` is a session of yours; without
-    one, one is made and stopped. Raises UsageError for an impossible combination; everything else is raised
-    by `wait`.
+    `until="caught-up"` ends the run when everything up to the present end of the log is committed,
+    `until_txid=N` after txid N; otherwise it runs until it is stopped. A topology of tracked tuples has
+    caught up when no spout has had a tuple for a second and no tree is open. If the topology already runs
+    elsewhere, the run stands by; with `wait_for_leadership=False` it fails with LeaderExistsError instead.
+    `spark` is a session of yours; without one, the run starts Spark and ends it. Raises UsageError for an
+    impossible combination; every other error is raised by `wait`.
     """
     _check_types(topology, spark, settings)
     if until not in (None, CAUGHT_UP):
@@ -310,7 +311,7 @@ def run(
     until_txid: int | None = None,
     wait_for_leadership: bool = True,
 ) -> RunReport:
-    """Start a topology and wait for its end. Raises what ended it when it failed; see `start`."""
+    """Start a topology and wait for its end; see `start`. Raises the error that ended the run."""
     if until_txid is not None and until == CAUGHT_UP:
         until = None
     running = start(

@@ -1,2 +1,2 @@
-"""One attempt of one batch: laid out on the driver (`execution_plan`, `sizing`, `layout`), run by `worker`
-in each Spark task, put together again in `task_answers`."""
+"""One attempt of one batch. The driver lays it out (`execution_plan`, `sizing`, `layout`), `worker` runs it
+in each Spark task, `task_answers` puts the results together."""

@@ -1,7 +1,7 @@
 """What bolt tasks emit: checked against the declared streams, turned into Arrow, sent to its readers.
 
-Invariants. What leaves a collector has exactly the schema of its stream, and no value was changed to fit.
-After `close` it takes nothing. A stream's tuples are routed to each subscription once, in the order
+Invariants. What leaves a collector has exactly the schema of its stream, and no value is changed to fit.
+After `close` a collector takes nothing. A stream's tuples are routed to each subscription once, in the order
 in which they were emitted, so that the same emissions always make the same parcels.
 """
 
@@ -26,10 +26,10 @@ from txstream.engine.batch.routing import Router, open_local_router, open_router
 
 _FLUSH_ROWS = 50_000
 
-# The engine's own columns stand behind the user's; their names begin with this.
+# The engine's own columns come after the user's; their names begin with this.
 HIDDEN = "\0"
 
-# Takes the emitting task, the tuples, their stream, and the task that the emitter has chosen, if any.
+# Takes the emitting task, the tuples, their stream, and the task that the emitter chose, if any.
 Send = Callable[[int, pa.RecordBatch, str, int | None], None]
 
 
@@ -95,20 +95,20 @@ class Collector:
             self._send(self._task, self._to_arrow(rows, stream), stream, task)
 
     def close(self) -> None:
-        """Take nothing more: what a later attempt emits here would go nowhere."""
-        self._rows = {}  # every way to emit looks here first
+        """Take nothing more: what a bolt emitted here in a later attempt would be lost."""
+        self._rows = {}  # every method that emits looks here first
         self._is_open = False
 
     def _given(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """What was emitted as one batch, as it is sent."""
+        """The form in which an emitted batch is sent; a collector of tracked tuples adds columns."""
         return batch
 
     def _checked(self, values: Sequence[Any], stream: str) -> Any:
-        """What is kept of a row: of one with a single field, the value."""
+        """Return what is kept of a row: a tuple, or the value alone if the stream has one field."""
         if type(values) is not tuple:
             if not isinstance(values, Iterable) or isinstance(values, (str, bytes, Mapping, Set)):
                 raise self._wrong_arity(values, stream)
-            values = tuple(values)  # a list may be changed by the bolt before it is sent
+            values = tuple(values)  # the bolt may change a list before it is sent
         arity = self._arity[stream]
         if len(values) != arity:
             raise self._wrong_arity(values, stream)
@@ -157,22 +157,22 @@ class Collector:
 
 
 def visible(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The tuples without the engine's own columns."""
+    """Return the tuples without the engine's own columns."""
     names = batch.schema.names
     shown = sum(not name.startswith(HIDDEN) for name in names)
     return batch if shown == len(names) else batch.select(list(range(shown)))
 
 
-# Takes tuples as they were sent, the component, stream and task that they come from.
+# Takes tuples as they were sent, and the component, stream and task that they come from.
 OpenChunk = Callable[[pa.RecordBatch, str, str, int], Chunk]
 
-# Takes the bolt, the task, and its tuples, for a task that lives in this Spark task.
+# Takes a bolt, one of its tasks that lives in this Spark task, and the tuples for it.
 Give = Callable[[BoltSpec, int, Chunk], None]
 
 
 @dataclass(frozen=True)
 class _Subscription:
-    """Who reads a stream, and where it lives. `router` is None where Spark itself spreads the tuples."""
+    """A reader of a stream, and its stage. `router` is None where Spark itself spreads the tuples."""
 
     bolt: BoltSpec
     home: Stage
@@ -181,8 +181,9 @@ class _Subscription:
 
 @dataclass
 class Outbox:
-    """`parcels` are the tuples for later stages; `emitted` is all that was emitted, when it is captured.
-    `mark` gives ids to tracked tuples, `open_chunk` makes a chunk of those that stay."""
+    """Sends what a stage emits to its readers. `parcels` are the tuples for later stages; `emitted` is
+    everything that was emitted, if the plan captures it. `mark` gives ids to tracked tuples; `open_chunk`
+    makes a chunk of tuples that stay in the stage."""
 
     plan: ExecutionPlan
     layout: Layout
@@ -206,11 +207,11 @@ class Outbox:
         batch: pa.RecordBatch,
         direct_task: int | None = None,
     ) -> None:
-        """Send what a component has emitted to all that subscribe to it."""
+        """Send what a component has emitted to all its subscribers."""
         if self.plan.capture:
             self.emitted.setdefault((source, stream, source_task), []).append(visible(batch))
         subscriptions = self._subscribers(source, stream)
-        if direct_task is not None and self.plan.fed:  # one has the id, or the first says that it has not
+        if direct_task is not None and self.plan.fed:  # if none has the id, the first refuses it
             takers = [one for one in subscriptions if direct_task in one.bolt.task_ids]
             subscriptions = takers or subscriptions[:1]
         for subscription in subscriptions:
@@ -233,11 +234,11 @@ class Outbox:
                     )
 
     def carry(self, parcel: Parcel, table: pa.Table) -> None:
-        """Hand on what is for a later stage."""
+        """Hand on a parcel for a later stage."""
         self.parcels.setdefault(parcel, []).extend(table.to_batches())
 
     def tables(self) -> dict[Parcel, pa.Table]:
-        """The parcels, packed."""
+        """The parcels, each as one table."""
         return {parcel: pa.Table.from_batches(batches) for parcel, batches in self.parcels.items() if batches}
 
     def captured(self) -> dict[tuple[str, str, int], pa.Table]:
@@ -261,7 +262,7 @@ class Outbox:
         home = self.layout.home(bolt.id)
         if bolt.is_dataframe:
             return _Subscription(bolt, home, None)
-        # Each Spark task begins its even spread elsewhere, or small batches would all go to one task.
+        # Each Spark task starts its even spread at another task, or small batches would all go to one.
         start = self.spark_task
         if given.edge is Edge.EXCHANGE:
             return _Subscription(

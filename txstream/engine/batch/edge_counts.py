@@ -1,7 +1,8 @@
-"""Tuples are counted on every edge, as sent and as received: a difference fails the attempt.
+"""Counts of the tuples sent and received on every edge. A difference fails the attempt.
 
-Invariant: both numbers are equal on every edge of a phase before its result is given out; tuples sent
-into the commit phase are compared there. Parcels (`messages`) and tasks (`stage`) are checked on the way.
+Invariant: before the result of a phase is given out, both numbers are equal on each of its edges. Tuples sent
+into the commit phase are compared in that phase. Parcels (`messages`) and tasks (`stage`) are checked on the
+way. Tracked tuples are not compared (`task_answers`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from txstream.transaction import TransactionAttempt
 
 
 class EdgeName(NamedTuple):
-    """A subscription: whose, and to which stream of what."""
+    """A subscription: the component that reads, and the source and stream that it reads from."""
 
     component: str
     source: str
@@ -26,13 +27,13 @@ EdgeCount = Counter[EdgeName]
 
 
 def counts_of(rows: Iterable[list[Any]]) -> EdgeCount:
-    """From JSON: lists of an edge's three names and its count."""
+    """Return counts from JSON: lists of an edge's three names and its count."""
     return Counter({EdgeName(*edge): count for *edge, count in rows})
 
 
 def require_delivered(attempt: TransactionAttempt, under_way: EdgeCount, later: Collection[str]) -> None:
-    """Raises ShortBatchError when an edge has a count left: sent, less received. `later` are components
-    that receive in a later phase."""
+    """Raise ShortBatchError when `under_way`, what was sent less what was received, is not 0 on some edge.
+    `later` are the components that receive in a later phase; their edges are left out."""
     for edge, count in under_way.items():
         if count and edge.component not in later:
             raise ShortBatchError(

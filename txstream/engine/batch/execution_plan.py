@@ -1,11 +1,11 @@
 """A topology compiled once: every bolt as bytes, and for every subscription whether its tuples stay or move.
 
-An edge is one of two. PASS: the tuples stay in their Spark task (local_or_shuffle, or a bolt whose rows are
-merged further down anyway). EXCHANGE: they go to the task that the grouping says, across Spark tasks. Which
-components share a Spark task follows from it, batch by batch: see `layout`.
+There are two kinds of edge. PASS: the tuples stay in their Spark task (local_or_shuffle, or a bolt whose rows
+are merged further down anyway). EXCHANGE: they go to the task that the grouping chooses, in whichever Spark
+task it lives. The edges decide, batch by batch, which components share a Spark task: see `layout`.
 
-Invariant: a plan holds everything an executor needs, as bytes: bolts are unpickled from it afresh for each
-task of each attempt.
+Invariant: a plan holds everything that an executor needs. Bolts are bytes in it, and every task of every
+attempt unpickles its own.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from txstream.engine.commit.bindings import Bindings
 
 
 class Edge(Enum):
-    """How tuples get from a component to the next."""
+    """How tuples get from one component to the next."""
 
     PASS = "pass"  # noqa: S105 - a word, not a password
     EXCHANGE = "exchange"
@@ -65,19 +65,19 @@ class BoltSpec:
     inputs: tuple[Input, ...]
     streams: Mapping[str, pa.Schema]
     direct_streams: frozenset[str] = frozenset()
-    # A committer of the user's, or below one: it runs when the batch commits.
+    # A user-written committer, or a bolt below a committer: it runs when the batch commits.
     in_commit: bool = False
-    # A state's deltas are folded where its tuples are, in every Spark task, and merged on the driver.
+    # A state's deltas are folded in every Spark task, where its tuples are, and merged on the driver.
     folds_anywhere: bool = False
-    # Rows of one key may be made in several tasks, so all tuples of a Spark task go to one of them.
+    # Several tasks may make rows of one key, so all tuples of a Spark task go to one task.
     merges: bool = False
     is_dataframe: bool = False
-    # With tracked tuples, task ids count over the topology, as Storm's do; else within each bolt.
+    # With tracked tuples, task ids are numbered across the topology, as in Storm; else within each bolt.
     first_task: int = 0
 
     @property
     def task_ids(self) -> range:
-        """What `emit_direct` takes, by task."""
+        """The id of each task, as `emit_direct` takes it."""
         return range(self.first_task, self.first_task + self.tasks)
 
     def create(self) -> Bolt:
@@ -90,12 +90,13 @@ class BoltSpec:
 
 @dataclass(frozen=True)
 class ExecutionPlan:
-    """What is shipped to executors, once per run. `run_id` tells the caches of worker processes apart.
+    """What is shipped to executors, once per run. `run_id` tells runs apart in worker processes' caches.
 
-    With `capture`, what every component emits comes back with the batch's result: for tests. `bindings` are
-    the states that bolts read and write themselves; without them such a plan can be looked at, not run.
+    With `capture`, everything that components emit comes back with the batch's result, for tests. `bindings`
+    are the states that bolts read and write themselves. The plan of a topology with such bolts can be
+    inspected without them, but not run.
 
-    `fed` are the spouts of tracked tuples: they live on the driver, which sends what they emit to the first
+    `fed` are the spouts of tracked tuples. They live on the driver, which sends what they emit to the first
     stage. `tracks` says whether those tuples are tracked at all.
     """
 
@@ -126,7 +127,7 @@ class ExecutionPlan:
         return next(bolt for bolt in self.bolts if bolt.id == component)
 
     def slots(self, changed: Mapping[str, int]) -> dict[str, int]:
-        """Slots by component, as declared or as `changed` since."""
+        """The slots of each component: those in `changed`, otherwise as declared."""
         declared = {bolt.id: bolt.slots for bolt in self.bolts}
         if not self.fed:
             declared[self.spout_id] = self.spout_slots
@@ -200,7 +201,7 @@ def _edge(topology: Topology, component: Component, grouping: Grouping) -> Edge:
     bolt = component.instance
     if isinstance(bolt, StateCommitter):
         return Edge.PASS  # its deltas are merged on the driver, before the one write per key
-    # With `all` a tuple counts once in every task, with `direct` where it was sent.
+    # With `all`, every task must get each tuple; with `direct`, only the task that it was sent to.
     if grouping.kind in (GroupingKind.ALL, GroupingKind.DIRECT):
         return Edge.EXCHANGE
     if isinstance(bolt, MergeableBolt) and _is_merged_below(topology, component, bolt):
@@ -224,7 +225,7 @@ def _merges_rows(reader: Component, bolt: MergeableBolt) -> bool:
 def _merges_alike(reducer: Reducer, bolt: MergeableBolt) -> bool:
     above = bolt.reducers.get(reducer.field or "")
     if above is None or reducer.merge not in BUILT_IN_MERGES:
-        return False  # for example, which of several rows is last depends on fields that the rows do not have
+        return False  # for example, rows may lack the fields that decide which of several is the last
     return reducer.partial == reducer.merge == above.merge
 
 

@@ -1,7 +1,7 @@
 """How a failure on an executor reaches the driver: as data, with the user's traceback, not as a Spark error.
 
-A Spark task that raises is retried by Spark on its own terms and floods its log. Here a task that fails
-returns a description instead; the driver raises it again as what it was.
+Spark retries a Spark task that raises, by its own rules, and fills its log with it. Here a Spark task that
+fails returns a description instead, and the driver raises the error again from that.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Any
 from txstream.api import errors
 from txstream.transaction import TransactionAttempt
 
-# What calls the user's code. Bolts, spouts and examples that ship with txstream are shown like a user's own.
+# The callers of user code. Bolts, spouts and examples that ship with txstream are shown like a user's own.
 _FRAMEWORK = Path(__file__).resolve().parents[2]
 _CALLERS = (_FRAMEWORK / "engine", _FRAMEWORK / "api")
 _MAX_TUPLE_CHARACTERS = 500
 
 
 class CrashError(BaseException):
-    """To a test, the process died here. Everything else that user code raises is a failure of that code, even
-    SystemExit: any library may call `sys.exit`."""
+    """Stands for the death of the process where a crash is simulated. Everything else that user code raises
+    is a failure of that code, even SystemExit: any library may call `sys.exit`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What went wrong on an executor. `error` is a txstream error's name, or BoltError for anything else;
-    `kind` is the exception's own name, and where it was raised."""
+    """What went wrong on an executor. `error` is the name of a txstream error, BoltError for anything else;
+    `kind` is the exception's own name and the place where it was raised."""
 
     error: str
     message: str
@@ -41,14 +41,14 @@ class Failure:
         return asdict(self)
 
     def to_error(self, attempt: TransactionAttempt) -> errors.TxstreamError:
-        """The error to raise on the driver; its note is the user's traceback."""
+        """Return the error to raise on the driver. Its note is the user's traceback."""
         kind = getattr(errors, self.error, None)
         if not (isinstance(kind, type) and issubclass(kind, errors.TxstreamError)):
             kind = errors.BoltError
         raised: errors.TxstreamError = kind(
             f"{attempt}, component {self.component!r}{self._where()}: {self.message}"
         )
-        # The others' messages are written by txstream, or say of a partition why it cannot be read.
+        # Others' messages hold no data: txstream wrote them, or they say why a partition cannot be read.
         if kind in (errors.BoltError, errors.BatchFailedError, errors.TupleError):
             raised.without_data = (
                 f"component {self.component!r}: {self.kind}; the run's output has the message"
@@ -62,14 +62,14 @@ class Failure:
 
 
 def describe(error: BaseException, component: str, task: int | None, tup: object = None) -> Failure:
-    """An exception as data. The traceback begins in the user's own code."""
+    """Return an exception as data. Its traceback begins in the user's own code."""
     place = _first_user_frame(error)
     if isinstance(error, errors.TxstreamError):
         name, message = _known_name(error), str(error)
     else:
         name, message = "BoltError", f"{type(error).__name__}: {error}{place}"
         if isinstance(error, ModuleNotFoundError):
-            # A replay would not find it either.
+            # A replay would not find the module either.
             name = "UsageError"
             message += (
                 "; a worker lacks it: ship modules of your own with --py-files (Settings.py_files), install "
@@ -84,14 +84,14 @@ def describe(error: BaseException, component: str, task: int | None, tup: object
 
 
 def _known_name(error: errors.TxstreamError) -> str:
-    """The error's own class, or the nearest base of it that the driver knows: a user's subclass of
+    """The name of the error's class, or of its nearest base that the driver knows: a user's subclass of
     BatchFailedError must stay a BatchFailedError."""
     known = (kind for kind in type(error).__mro__ if getattr(errors, kind.__name__, None) is kind)
     return str(next(known).__name__)
 
 
 def _user_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """The frames from the first one outside of the engine on; none when the engine alone was running."""
+    """The frames from the first one outside the engine on; none if only the engine was running."""
     frames = list(traceback.extract_tb(error.__traceback__))
     while frames and any(map(Path(frames[0].filename).is_relative_to, _CALLERS)):
         del frames[0]

@@ -1,12 +1,13 @@
-"""Which components of a plan run in the same Spark tasks, for a batch that is worth so many of them.
+"""Which components of a plan run in the same Spark tasks, for a batch that gets a given number of them.
 
-A layout is a row of stages, first those of processing, then those of the commit. Tuples move only to a later
-stage; an edge over several stages is carried on by those between. A batch that is worth one Spark task has
-one stage for each phase, however many exchanges its topology has: they are list appends.
+A layout is a sequence of stages: first those of processing, then those of the commit. Tuples move only to a
+later stage. If an edge skips stages, the stages between hand its tuples on. A batch of one Spark task has one
+stage for each phase, plus those of DataFrame bolts, however many exchanges its topology has: within a Spark
+task an exchange is a list append.
 
-Invariants. A component is in exactly one stage, and computed once per attempt, however many read it. Tasks
-that pass tuples to each other in place are spread over the same number of Spark tasks, so that every Spark
-task that has tuples has a task to take them.
+Invariants. A component is in exactly one stage and is computed once per attempt, however many bolts read it.
+Components that pass tuples to each other in place are spread over the same number of Spark tasks, so that
+every Spark task that has tuples has a task to take them.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from txstream.engine.batch.execution_plan import BoltSpec, Edge, ExecutionPlan
 
 @dataclass(frozen=True)
 class Stage:
-    """Bolts that run in the same Spark tasks; `width` is how many Spark tasks.
+    """Bolts that run in the same Spark tasks. `width` is the number of those Spark tasks.
 
-    `hosts` says over how many of them a bolt's tasks are spread. `dataframes` are computed by Spark from what
-    the stage before hands on. `relays` says that tuples for later stages come through here.
+    `hosts` has, for each component, the number of Spark tasks over which its tasks are spread. `dataframes`
+    are the bolts that Spark computes from what the stage before hands on. `relays` says that tuples for later
+    stages pass through this one.
     """
 
     position: int
@@ -42,11 +44,11 @@ class Stage:
         return range(spark_task, bolt.tasks, spread) if spark_task < spread else ()
 
     def spark_task_of(self, bolt: BoltSpec, task: int) -> int:
-        """Where a task of this bolt lives."""
+        """The Spark task in which a task of this bolt lives."""
         return task % self.hosts[bolt.id]
 
     def local_tasks(self, bolt: BoltSpec, spark_task: int) -> Sequence[int]:
-        """The tasks that are nearest to what comes from a Spark task of another stage."""
+        """The tasks of this bolt that take what a Spark task of another stage passes on."""
         if bolt.folds_anywhere:
             return self.hosted(bolt, spark_task % self.width)
         return self.hosted(bolt, spark_task % self.hosts[bolt.id])
@@ -75,22 +77,22 @@ class Layout:
         raise KeyError(component)
 
     def following(self, stage: Stage) -> Stage | None:
-        """The stage that gets what this one hands on."""
+        """The stage that takes what this one hands on; None after the last."""
         return self.stages[stage.position + 1] if stage.position + 1 < len(self.stages) else None
 
     @property
     def is_simple(self) -> bool:
-        """One stage of Python and nothing after it: no shuffle, nothing kept between jobs."""
+        """Is this a single stage of Python, without a shuffle and with nothing kept between jobs?"""
         return len(self.stages) == 1
 
 
 def max_width(plan: ExecutionPlan, slots: Mapping[str, int]) -> int:
-    """How many Spark tasks a batch of this plan can use at most."""
+    """The greatest number of Spark tasks that a batch of this plan can use."""
     return max(plan.slots(slots).values(), default=1)
 
 
 def lay_out(plan: ExecutionPlan, width: int, changed_slots: Mapping[str, int] | None = None) -> Layout:
-    """The layout of a batch that is worth `width` Spark tasks; slots may have been changed since."""
+    """The layout of a batch that gets `width` Spark tasks. `changed_slots` replace declared ones."""
     slots = plan.slots(changed_slots or {})
     levels = _levels(plan, width)
     process = [plan.spout_id, *(bolt.id for bolt in plan.bolts if not bolt.in_commit)]
@@ -115,7 +117,7 @@ def lay_out(plan: ExecutionPlan, width: int, changed_slots: Mapping[str, int] | 
 
 
 def _levels(plan: ExecutionPlan, width: int) -> dict[str, int]:
-    """The stage of each component. Bolts of the commit phase begin behind all that is processed."""
+    """The stage of each component. The commit phase begins after the last stage of processing."""
     levels = {plan.spout_id: 0, **{spout.id: 0 for spout in plan.fed}}
     fed = {spout.id for spout in plan.fed}
     specs = {bolt.id: bolt for bolt in plan.bolts}
@@ -152,8 +154,8 @@ def _spread(
     width: int,
     slots: Mapping[str, int],
 ) -> dict[str, int]:
-    """Over how many Spark tasks each component of a stage is spread. Components that pass tuples to each
-    other in place are spread alike, over the fewest slots among them."""
+    """The number of Spark tasks over which each component of a stage is spread. Components that pass tuples
+    to each other in place have the same number, the fewest slots among them."""
     members = [bolt.id for bolt in bolts if not bolt.folds_anywhere]
     if position == 0 and not plan.fed:
         members.append(plan.spout_id)

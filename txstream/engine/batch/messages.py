@@ -1,13 +1,13 @@
-"""What crosses between the driver, stages and executors: work orders, counted parcels of tuples, answers.
+"""What the driver, stages and executors send each other: work orders, counted parcels of tuples, answers.
 
-Work orders are JSON (they travel as a Spark local property, which is text). Everything else is one byte
-string: the length of a JSON header, the header, then Arrow IPC streams in the order it names. Each stream
-begins at a multiple of 8 bytes: Arrow reads them in place, and columns that are not aligned cost time and a
-warning.
+Work orders are JSON, because they travel as a Spark local property, which is text. Everything else is one
+byte string: the length of a JSON header, the header, then Arrow IPC streams in the order that the header
+names. Each stream begins at a multiple of 8 bytes, because Arrow reads it in place, and columns that are not
+aligned cost time and a warning.
 
-An element of a stage's output is a pair of a Spark task and a message. `ANSWER` instead of a Spark task is
-for the driver; every stage passes answers on as they are. Each stage sends one message to every Spark task of
-the next, also to those that get no tuples: it is how they count.
+An element of a stage's output is a pair of a Spark task and a message for it. With `ANSWER` instead of a
+Spark task the message is for the driver; every stage passes answers on unchanged. Each Spark task of a stage
+sends one message to every Spark task of the next, even without tuples: receivers count their senders.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _ALIGNMENT_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class WorkOrder:
-    """One attempt of one batch: `assignments[i]` are the partitions of Spark task i, as JSON metas.
+    """One attempt of one batch: `assignments[i]` are the partitions of Spark task i, with metas as JSON.
 
-    `slots` are those that an operator has changed since the topology was started: with them in the order,
-    every Spark task of an attempt, recomputed ones too, sees the same layout. `committed` is the attempt that
-    was committed last, where that is known: only in the commit phase.
+    `slots` are those that an operator has changed since the topology was started. The order holds them, so
+    that every Spark task of an attempt, even one that is computed again, sees the same layout. `committed` is
+    the attempt that was committed last; it is set only in the commit phase, and only if it is known.
     """
 
     attempt: TransactionAttempt
@@ -75,7 +75,7 @@ class WorkOrder:
 
 
 def pack(header: Mapping[str, Any], tables: Mapping[str, pa.Table] | None = None) -> bytes:
-    """A message: JSON header and named Arrow tables."""
+    """Return a message: a JSON header and named Arrow tables."""
     blobs: list[bytes] = []
     layout: list[tuple[str, int]] = []
     for name, table in (tables or {}).items():
@@ -105,11 +105,11 @@ def unpack(message: bytes) -> tuple[dict[str, Any], dict[str, pa.Table]]:
 
 ANSWER = -1
 
-# For which Spark task of the next stage, or ANSWER, and the message.
+# A Spark task of the next stage, or ANSWER, and the message for it.
 Element = tuple[int, bytes]
 
-# Who sends: a stage's Spark task, the driver for spouts that live there, or a partition of what a DataFrame
-# bolt computed.
+# The origin of a message: a stage's Spark tasks, or the driver, for spouts that live there. What a DataFrame
+# bolt computed has the origin "component.stream".
 PYTHON = ""
 DRIVER = "driver"
 
@@ -128,7 +128,7 @@ class Parcel(NamedTuple):
 
 @dataclass(frozen=True)
 class Message:
-    """What one sender has for one Spark task of the next stage."""
+    """What one sender sends to one Spark task of the next stage."""
 
     origin: str
     sender: int
@@ -139,13 +139,13 @@ class Message:
         header: dict[str, Any] = {"origin": self.origin, "from": self.sender}
         if self.failure is not None:
             return pack({**header, "failure": self.failure.to_document()})
-        # Counted apart from the tables: what is lost between here and there is noticed.
+        # Rows are counted apart from the tables, so that a loss on the way is noticed.
         header["parcels"] = [[*parcel, table.num_rows] for parcel, table in self.parcels.items()]
         return pack(header, {str(i): table for i, table in enumerate(self.parcels.values())})
 
     @classmethod
     def decode(cls, message: bytes) -> Message:
-        """Raises ShortBatchError when tuples are missing."""
+        """The inverse of `encode`. Raises ShortBatchError when tuples are missing."""
         header, tables = unpack(message)
         if "failure" in header:
             return cls(header["origin"], header["from"], {}, Failure(**header["failure"]))
@@ -165,9 +165,9 @@ class Message:
 
 @dataclass
 class Tracked:
-    """What a Spark task tells of the trees that its tuples belong to. Roots and values are numpy's arrays of
-    64-bit numbers. `acks` has each root once, with the XOR of what was sent and acked; `held` the roots of
-    tuples that a component neither acked nor failed."""
+    """What a Spark task reports of the trees that its tuples belong to. Roots and values are numpy arrays of
+    64-bit numbers. `acks` has each root once, with the XOR of what was sent and acked; `held` has, by
+    component, the roots of tuples that it neither acked nor failed."""
 
     acks: tuple[Any, Any] | None = None
     failed_roots: list[Any] = field(default_factory=list)
@@ -205,7 +205,7 @@ def _root_table(roots: list[Any]) -> pa.Table:
 
 @dataclass
 class Answer:
-    """What one Spark task of one stage tells the driver."""
+    """What one Spark task of one stage reports to the driver."""
 
     records: int = 0
     read_seconds: float = 0.0
@@ -215,7 +215,7 @@ class Answer:
     places: list[TaskPlace] = field(default_factory=list)
     sent: EdgeCount = field(default_factory=Counter)
     received: EdgeCount = field(default_factory=Counter)
-    # By component and name of a state that the task's bolts write themselves.
+    # By component and name of state, for states that bolts write themselves.
     written: Mapping[tuple[str, str], TableDigest] = field(default_factory=dict)
     tracked: Tracked | None = None
     failure: Failure | None = None
@@ -265,9 +265,9 @@ class Answer:
 
 
 def open_messages(messages: Iterable[bytes], senders: Mapping[str, int], who: str) -> list[Message]:
-    """The messages of all senders, in an order that does not depend on which came first.
+    """Return the messages of all senders, in an order that does not depend on which came first.
 
-    Raises ShortBatchError when one is missing, or came twice.
+    Raises ShortBatchError when a message is missing or came twice.
     """
     opened = sorted(map(Message.decode, messages), key=lambda message: (message.origin, message.sender))
     heard = [(message.origin, message.sender) for message in opened]
@@ -286,7 +286,7 @@ def address_messages(
     """One message for every Spark task of the next stage, which is `width` wide."""
     sorted_out: list[dict[Parcel, pa.Table]] = [{} for _ in range(width)]
     for parcel, table in parcels.items():
-        # The address is one of the next stage; what is for a later stage, any of its tasks may carry.
+        # The address is a Spark task of the next stage. Any of them may carry a parcel for a later stage.
         sorted_out[parcel.spark_task % width][parcel] = table
     for target, selected in enumerate(sorted_out):
         yield target, Message(origin, sender, selected).encode()

@@ -1,6 +1,6 @@
-"""Bolts whose calls are written down: for tests that look at the order of calls.
+"""Bolts whose calls are recorded, for tests that look at the order of calls.
 
-It lives beside the other callers of user code, so that tracebacks still begin in the user's own code.
+It is in the engine, like the other callers of user code, so tracebacks still begin in the user's own code.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from txstream.transaction import TransactionAttempt
 
 
 class CallKind(StrEnum):
-    """Which of a bolt's methods was called. DELTAS: a state was asked for what it has folded."""
+    """Which of a bolt's methods was called. DELTAS means that a state was asked for its folded deltas."""
 
     PREPARE = "prepare"
     EXECUTE = "execute"
@@ -30,7 +30,7 @@ class CallKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a task's method, or, for EXECUTE, calls in a row with so many `tuples` in all."""
+    """One call of a task's method. For EXECUTE it may be several calls in a row, with `tuples` in all."""
 
     attempt: TransactionAttempt
     phase: Phase
@@ -44,13 +44,13 @@ class Call:
         return f"{self.phase} {self.component}[{self.task}] {self.kind}{count}"
 
 
-# Called before each call of a bolt, in the process that makes it. It is shipped with the bolt's spec.
+# Called before each call of a bolt, in the process that makes the call. It is shipped with the bolt's spec.
 CallSink = Callable[[Call], None]
 
 
 @dataclass(frozen=True)
 class RecordedSpec(BoltSpec):
-    """A bolt's spec whose instances tell `sink` of every call."""
+    """A bolt's spec whose instances report every call to `sink`."""
 
     sink: CallSink | None = None
 
@@ -70,8 +70,8 @@ def recorded(spec: BoltSpec, sink: CallSink) -> BoltSpec:
 
 
 class _Recorder:
-    """Watches one instance. A bolt's call of its own method, such as `execute` from `execute_chunk`, is not
-    recorded again."""
+    """Watches one instance. If a bolt calls its own method, such as `execute` from `execute_chunk`, that is
+    not recorded again."""
 
     def __init__(self, spec: BoltSpec, sink: CallSink) -> None:
         self._component = spec.id
@@ -81,7 +81,7 @@ class _Recorder:
         self._in_chunk = False
 
     def watch(self, bolt: Bolt) -> None:
-        """Put the watching methods on the instance, in front of its class's."""
+        """Put the recording methods on the instance, where they hide those of its class."""
         if isinstance(bolt, BasicBolt):
             self._watch_basic(bolt)
         elif isinstance(bolt, BatchBolt):
@@ -162,5 +162,5 @@ class _Recorder:
 
 def _put(bolt: Bolt, **methods: Callable[..., Any]) -> None:
     for name, method in methods.items():
-        # Past a bolt's own __setattr__, if it has one; a bolt without __dict__ cannot be watched.
+        # Avoids a bolt's own __setattr__, if it has one. A bolt without __dict__ cannot be watched.
         object.__setattr__(bolt, name, method)

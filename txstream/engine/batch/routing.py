@@ -5,8 +5,8 @@ partial key grouping remember what they sent before. Invariants:
 
 - The same batches in the same order always go the same way: a Spark task that runs twice under one attempt
   must do the same both times. Nothing here is random or differs between processes.
-- As many rows are given out as came in; with an all grouping, as many for each task. They are counted before
-  the first is given out, so a fault sends nothing.
+- As many rows are given out as came in; with an all grouping, as many to each task. They are counted before
+  the first is given out, so if the count is wrong, nothing is sent.
 - A task's rows keep their order.
 """
 
@@ -31,19 +31,19 @@ class Router(Protocol):
     """Chooses the tasks for one subscription's tuples. Kept for all batches that one Spark task emits."""
 
     def route(self, batch: pa.RecordBatch, direct_task: int | None = None) -> Parts:
-        """The rows of `batch` for each task that gets any; nothing for a batch without rows.
+        """Return the rows of `batch` for each task that gets any; nothing for a batch without rows.
 
         `direct_task` is the task that the emitter named; only a direct grouping looks at it. Raises
         TupleError for a value that cannot be grouped by and for a direct task that is missing or does not
-        exist, ShortBatchError when a row was left out or sent twice.
+        exist, and ShortBatchError when a row would be left out or sent twice.
         """
 
 
 def open_router(grouping: Grouping, tasks: int, consumer: str, start: int, first_id: int = 0) -> Router:
-    """A router to tasks 0 to `tasks` - 1 of component `consumer`, whose ids for direct tuples begin with
-    `first_id`.
+    """Return a router to tasks 0 to `tasks` - 1 of component `consumer`, whose ids for direct tuples begin
+    with `first_id`.
 
-    An even spread begins at task `start` % `tasks`; give each emitting Spark task another start, or all of
+    An even spread begins at task `start` % `tasks`. Give each emitting Spark task another start, or all of
     their first tuples go to the same task. Raises TupleError when there is no task.
     """
     if tasks < 1:
@@ -65,9 +65,9 @@ def open_router(grouping: Grouping, tasks: int, consumer: str, start: int, first
 
 
 def open_local_router(tasks: Sequence[int], consumer: str, start: int, *, together: bool) -> Router:
-    """A router to the `tasks` of component `consumer` that live in this Spark task.
+    """Return a router to the `tasks` of component `consumer` that live in this Spark task.
 
-    An even spread over them begins at `tasks[start % len(tasks)]`; `together` sends all to the first of them.
+    An even spread over them begins at `tasks[start % len(tasks)]`; `together` sends everything to the first.
     Raises TupleError when no task lives here.
     """
     if not tasks:
@@ -79,11 +79,11 @@ def open_local_router(tasks: Sequence[int], consumer: str, start: int, *, togeth
 
 class _Splitter(Protocol):
     def split(self, batch: pa.RecordBatch, direct_task: int | None) -> list[Part]:
-        """The parts of a batch that has rows."""
+        """Return the parts of a batch, which has at least one row."""
 
 
 class _Counted:
-    """Gives out what a splitter made of a batch, if it has each row `copies` times."""
+    """Gives out the parts that a splitter made of a batch, if they hold its rows `copies` times."""
 
     def __init__(self, splitter: _Splitter, consumer: str, copies: int = 1) -> None:
         self._splitter = splitter
@@ -143,7 +143,7 @@ class _Direct:
 
 
 class _Evenly:
-    """Slices, in turn: what the tasks have got so far never differs by more than one row.
+    """Slices to the tasks in turn, so that their numbers of rows never differ by more than one.
 
     Each batch goes on where the last one ended: the tasks from `_place` on have the fewest rows.
     """
@@ -181,7 +181,7 @@ class _ByFields:
 
 
 class _ByPartialKey:
-    """Each row to the one of its key's two tasks that has had fewer rows from here; on a tie, the first."""
+    """Each row to whichever of its key's two tasks has had fewer rows from here; on a tie, the first."""
 
     def __init__(self, fields: Sequence[str], tasks: int, consumer: str) -> None:
         self._fields = fields
@@ -205,7 +205,7 @@ class _ByPartialKey:
 def _of_each_key(
     batch: pa.RecordBatch, fields: Sequence[str], consumer: str, choose: Callable[[Sequence[Any]], Choice]
 ) -> tuple[pa.Array, list[Choice]]:
-    """What `choose` says of each distinct key, asked once, and for each row the index of its answer."""
+    """Call `choose` once for each distinct key. Returns the index of each row's answer, and the answers."""
     try:
         codes, keys = _distinct_keys(batch, fields)
         return codes, [choose(key) for key in keys]
@@ -216,10 +216,10 @@ def _of_each_key(
 
 
 def _distinct_keys(batch: pa.RecordBatch, fields: Sequence[str]) -> tuple[pa.Array, list[tuple[Any, ...]]]:
-    """The distinct keys of a batch, and for each row the index of its key.
+    """Return the index of each row's key, and the distinct keys of the batch.
 
-    Arrow tells them apart, not Python: to Python the two times that a clock shows twice when it is set back
-    are equal, though their hashes are not. Keys that only Arrow tells apart (0.0 and -0.0) do no harm.
+    Arrow tells keys apart, not Python. When a clock is set back it shows some times twice; the two are equal
+    to Python, but their stable hashes differ. Keys that only Arrow tells apart (0.0 and -0.0) do no harm.
     """
     codes = None
     keys: list[tuple[Any, ...]] = [()]
@@ -231,8 +231,8 @@ def _distinct_keys(batch: pa.RecordBatch, fields: Sequence[str]) -> tuple[pa.Arr
         if codes is None:
             codes, keys = places, [(value,) for value in values]
             continue
-        # A pair of indexes as one number; it stays small, because pairs are numbered anew after each field.
-        # (An Arrow scalar: making one of a Python number inside `multiply` costs eight times the product.)
+        # A pair of indexes as one number. It stays small, because pairs are renumbered after each field.
+        # (An Arrow scalar: converting a Python number inside `multiply` costs eight times the product.)
         pairs = pc.add(pc.multiply(codes, pa.scalar(len(values), pa.int64())), places)
         encoded = pairs.dictionary_encode()
         codes = encoded.indices
@@ -246,13 +246,13 @@ def _distinct_values(column: pa.Array) -> tuple[pa.Array, list[Any]]:
         column = column.dictionary_decode()  # its dictionary may be far longer than this batch
     try:
         encoded = column.dictionary_encode(null_encoding="encode")
-    except pa.ArrowNotImplementedError:  # small decimals, extension types, lists: each row for itself
+    except pa.ArrowNotImplementedError:  # small decimals, extension types, lists: a key per row
         return pa.array(range(len(column)), pa.int32()), column.to_pylist()
     return encoded.indices, encoded.dictionary.to_pylist()
 
 
 def _apart(batch: pa.RecordBatch, tasks: pa.Array, consumer: str) -> list[Part]:
-    """The rows of each task, in their order. `tasks` has a row's task."""
+    """Split a batch by task and keep the order of rows. `tasks` has the task of each row."""
     counts = sorted((count["values"], count["counts"]) for count in tasks.value_counts().to_pylist())
     if len(counts) == 1:
         return [(counts[0][0], batch)]

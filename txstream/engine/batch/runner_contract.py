@@ -1,4 +1,4 @@
-"""How an attempt of a batch is processed and committed by bolts: the contract that the event loop knows."""
+"""The contract between the event loop and a runner, which processes a batch and runs the commit's bolts."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ class Emitted(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchResult:
-    """What a processed batch leaves: unmerged deltas by committer, and where its time went.
+    """What one phase of a batch gives: unmerged deltas by committer, and where its time went.
 
-    `places` are the tasks that ran, `written` the rows that they wrote through a `MapState`, `written_by`
-    what it was, by component and state. `kept` is the runner's own: what the commit phase reads, until
-    `release`. `tracked` is what Spark tasks tell of trees of tuples.
+    `places` are the tasks that ran. `written` is the number of rows that they wrote through a `MapState`,
+    `written_by` the digests of those rows, by component and state. `crossing` counts the tuples sent into the
+    commit phase. `kept` is the runner's own: what the commit phase reads, until `release`. `tracked` is what
+    Spark tasks report of trees of tuples.
     """
 
     deltas: Mapping[str, list[pa.Table]]
@@ -56,7 +57,7 @@ class BatchResult:
 class BatchRunner(Protocol):
     """Processes batches. Called from several threads at once, one per batch in flight.
 
-    `slots` are those that were changed since the start; an attempt uses them as they are when it starts.
+    `slots` are those that were changed since the start. An attempt uses them as they are when it starts.
     """
 
     slots: Mapping[str, int]
@@ -70,16 +71,16 @@ class BatchRunner(Protocol):
         processed: BatchResult,
         committed: TransactionAttempt | None = None,
     ) -> BatchResult:
-        """Run the bolts of the commit phase, if there are any: only for the current txid, once per attempt.
-        `committed` is the attempt that was committed last, None when that is not known. Raises as `run`."""
+        """Run the bolts of the commit phase, if there are any. Called only for the current txid, once per
+        attempt. `committed` is the attempt that was committed last, None if unknown. Raises as `run`."""
 
     def write(self, attempt: TransactionAttempt, writes: Sequence[StateWrite]) -> Sequence[int]:
-        """Have tasks write these deltas in shares (see `shares`), after the driver has begun the commit of
-        this attempt in their databases; how many rows of each were written. Raises as `run`; any of the
-        shares may then have been written, or may still be."""
+        """Have Spark tasks write these deltas in shares (see `shares`), after the driver has begun the commit
+        of this attempt in their databases. Returns how many rows of each were written. Raises as `run`; any
+        share may then have been written already, or may still be written."""
 
     def release(self, processed: BatchResult) -> None:
-        """The result is no longer needed: drop what was kept for its commit."""
+        """Drop what was kept for the commit of a result that is no longer needed."""
 
     def cancel(self, attempt: TransactionAttempt) -> None:
         """Ask a running attempt to stop; it may go on for a while."""
@@ -92,7 +93,8 @@ class FedRunner(Protocol):
     """Processes micro-batches of tuples that come from the driver."""
 
     def feed(self, order: WorkOrder, messages: Sequence[bytes]) -> BatchResult:
-        """Process one: a message for each Spark task of the first stage. Raises as `BatchRunner.run`."""
+        """Process one micro-batch. `messages` has one for each Spark task of the first stage. Raises as
+        `BatchRunner.run`."""
 
     def cancel(self, attempt: TransactionAttempt) -> None:
         """As `BatchRunner.cancel`."""

@@ -1,8 +1,8 @@
 """How many Spark tasks a batch gets, and which of its partitions each of them reads.
 
-A task costs Spark and Python 10 ms of CPU: more than reading 10,000 small records, and nothing beside a bolt
-that takes a millisecond for each tuple. So what counts is how long the batches before have taken; the number
-of records alone counts only while nothing else is known.
+A Spark task costs 10 ms of CPU in Spark and Python. That is more than reading 10,000 small records, and
+nothing beside a bolt that takes a millisecond for each tuple. So the time that earlier batches took decides;
+the number of records alone decides only while nothing else is known.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from txstream.transaction import TransactionAttempt
 
 ONE_TASK_RECORDS = 4_000
 _TWO_TASK_RECORDS = 40_000
-# What a task should take of reading and bolts. Batches of 10,000 small records take 0.03 s: 2 cores do a
-# sixth more of them in one task each than in two.
+# How long a Spark task should read and run bolts. A batch of 10,000 small records takes 0.03 s: 2 cores do a
+# sixth more of such batches in one Spark task each than in two.
 TASK_SECONDS = 0.05
-_OLDER = 0.8  # what a batch counts beside the one after it
+_OLDER = 0.8  # the weight of a batch beside the one after it
 
 
 class RecordCost:
-    """What the last batches have taken for each record, summed over Spark tasks. Larger batches count for
-    more. Several threads may add at once: what one of them adds may be lost."""
+    """The seconds that recent batches took for each record, summed over Spark tasks. Larger batches weigh
+    more. If several threads add at once, what one of them adds may be lost."""
 
     def __init__(self) -> None:
         self._sums = 0.0, 0.0
 
     def add(self, records: int, seconds: float) -> None:
-        """What a batch has taken. One without records says nothing of them."""
+        """Add what a batch has taken. A batch without records changes nothing."""
         if records:
             records_before, taken = self._sums
             self._sums = _OLDER * records_before + records, _OLDER * taken + seconds
 
     @property
     def seconds(self) -> float | None:
-        """For one record; None while nothing is known."""
+        """The seconds for one record; None while nothing is known."""
         records, taken = self._sums
         return taken / records if records else None
 
@@ -48,9 +48,9 @@ class RecordCost:
 def batch_width(
     records: int | None, partitions: int, max_width: int, record_seconds: float | None = None
 ) -> int:
-    """How many Spark tasks a batch is worth, if a record takes so long.
+    """Return how many Spark tasks a batch is worth, if a record takes `record_seconds`.
 
-    A large batch is worth all of them even where it is read from one partition, for the bolts behind an
+    A large batch is worth `max_width` even when it is read from one partition, for the bolts behind an
     exchange.
     """
     if partitions == 0:
@@ -69,7 +69,7 @@ def batch_width(
 
 
 def planned_records(metas: BatchMetas[Any]) -> int | None:
-    """How many records a batch holds, as planned; None where the source's metas do not say."""
+    """Return how many records a batch holds, as planned; None if the source's metas do not say."""
     known = [getattr(meta, "records", None) for meta in metas.partitions.values()]
     return None if None in known else sum(filter(None, known))
 
@@ -86,8 +86,8 @@ def work_order(
 ) -> WorkOrder:
     """Spread a batch's partitions over the Spark tasks of its first stage, the largest first.
 
-    The batch gets as many Spark tasks as it is worth, if a record takes `record_seconds`, or `width`, as far
-    as slots go.
+    The batch gets `width` Spark tasks, or without it as many as it is worth if a record takes
+    `record_seconds`; in either case not more than the slots allow.
     """
     sizes = {partition: getattr(meta, "records", None) for partition, meta in metas.partitions.items()}
     widest = max_width(plan, slots)
@@ -98,7 +98,7 @@ def work_order(
     )
     layout = lay_out(plan, width, slots)
     if layout.is_simple and width > len(sizes):
-        width = max(1, len(sizes))  # nothing but reading is spread, and there is nothing to read for more
+        width = max(1, len(sizes))  # only reading is spread, and there is nothing to read for more of them
         layout = lay_out(plan, width, slots)
     readers = layout.stages[0].width
     assignments: list[dict[str, Any]] = [{} for _ in range(readers)]

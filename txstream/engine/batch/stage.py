@@ -1,11 +1,11 @@
 """One stage of an attempt in one Spark task: the bolt tasks that live there, wired together.
 
 Invariants.
-- A bolt's `finish_batch` runs after every tuple that was sent to its task has come; the numbers sent and
-  received are compared per task, and a difference fails the attempt.
-- The same tuples in the same order give the same output: a Spark task may be computed again.
-- An exception of the user's code leaves here as a `TaskFailedError`, which names component, task and the
-  tuple that was being processed.
+- A bolt's `finish_batch` runs only after its task has received every tuple that was sent to it. The numbers
+  sent and received are compared per task; a difference fails the attempt.
+- The same tuples in the same order give the same output, because Spark may compute a Spark task again.
+- An exception in user code, other than CrashError, leaves here as a `TaskFailedError`, which names the
+  component, the task and the tuple that was being processed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class TaskFailedError(Exception):
-    """Carries a described failure out of nested calls, within the engine."""
+    """Carries a described failure out of nested calls. Used only within the engine."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -48,8 +48,8 @@ class TaskFailedError(Exception):
 
 @dataclass
 class Stopwatch:
-    """The time of each task alone: what it hands on in place is processed inside its call, and must not count
-    twice."""
+    """Measures the time of each task alone. Tuples that a task passes on in place are processed inside its
+    call, and that time must not count twice."""
 
     _inner: list[float] = field(default_factory=list)
 
@@ -58,7 +58,7 @@ class Stopwatch:
         return time.perf_counter()
 
     def stop(self, started: float) -> float:
-        """Seconds since `started`, without those of stopwatches that ran inside."""
+        """Return the seconds since `started`, without those measured inside that time."""
         elapsed = time.perf_counter() - started
         inner = self._inner.pop()
         if self._inner:
@@ -69,8 +69,8 @@ class Stopwatch:
 class TaskRuntime:
     """One bolt task of this attempt: the instance, its collector, its states, and how many tuples it got.
 
-    `committed` is the attempt that was committed last, where that is known. `written` is what
-    the task has written, by state, once it is finished.
+    `committed` is the attempt that was committed last, or None if that is not known. `written` is the digest
+    of what the task has written, by state, once it has finished.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class TaskRuntime:
             self.collector.flush()
 
     def _receive_tracked(self, tracked: TrackedTask, execute: Any, chunk: Chunk) -> None:
-        """BatchFailedError fails the tuple alone."""
+        """Execute tracked tuples one by one. A BatchFailedError fails only its tuple."""
         is_rich = isinstance(self.bolt, RichBolt)
         for tup in tracked.tuples(chunk):
             self._tuple = tup
@@ -173,18 +173,18 @@ class TaskRuntime:
             self.written = self._states.flush()
 
     def _call(self, method: str, *given: object) -> None:
-        """What a method returns, a generator say, would be lost without a word."""
+        """Call a method, and refuse what it returns: a generator, for example, would be lost silently."""
         result = getattr(self.bolt, method)(*given)
         if result is not None:
             refuse_result(self.bolt, method, result)
 
     def working(self) -> _Working:
-        """Enter it around a call of the bolt."""
+        """A context manager that goes around each call of the bolt."""
         return _Working(self)
 
 
 class _Working:
-    """Around every call of the user's code: takes its time, and describes what it raises."""
+    """Goes around every call of user code. It measures the time and describes what the call raises."""
 
     def __init__(self, runtime: TaskRuntime) -> None:
         self._runtime = runtime
@@ -202,7 +202,7 @@ class _Working:
 
 @dataclass
 class StageRun:
-    """The bolts of one stage, as far as they live in this Spark task. What they emit goes to `outbox`."""
+    """The bolt tasks of one stage that live in this Spark task. What they emit goes to `outbox`."""
 
     plan: ExecutionPlan
     layout: Layout
@@ -243,7 +243,7 @@ class StageRun:
         return send
 
     def deliver(self, parcel: Parcel, table: pa.Table) -> None:
-        """Give a task of this stage the tuples that came from another one."""
+        """Give a task of this stage the tuples of a parcel."""
         spec = self.plan.bolt(parcel.component)
         for batch in table.to_batches():
             chunk = self.outbox.open_chunk(batch, parcel.source, parcel.stream, parcel.source_task)
@@ -256,7 +256,8 @@ class StageRun:
         self.received[EdgeName(spec.id, chunk.source_component, chunk.source_stream)] += rows
 
     def finish(self) -> None:
-        """All tuples have come: finish the bolts from the top, so each sees what those above emit last."""
+        """Finish the bolts once all tuples have come, from the top down, so that each gets what those above
+        it emit last. Raises ShortBatchError when a task received more or fewer tuples than were sent."""
         for runtime in self._runtimes():
             sent = self._sent[runtime.spec.id, runtime.task]
             if runtime.received != sent:
@@ -267,7 +268,7 @@ class StageRun:
             runtime.finish()
 
     def tracked(self) -> Tracked | None:
-        """What there is to tell of the trees that its tuples belong to."""
+        """The report on the trees that the tuples belong to; None if they are not tracked."""
         return (
             None
             if self.tracking is None
@@ -275,7 +276,7 @@ class StageRun:
         )
 
     def deltas(self) -> dict[str, pa.Table]:
-        """What the state committers of this Spark task have folded, by component."""
+        """The deltas that the state committers of this Spark task have folded, by component."""
         tables: dict[str, pa.Table] = {}
         for runtime in self._runtimes():
             if isinstance(runtime.bolt, StateCommitter):
@@ -284,7 +285,7 @@ class StageRun:
         return tables
 
     def written(self) -> dict[tuple[str, str], TableDigest]:
-        """What the bolts of this Spark task have written, by component and state."""
+        """The digests of what the bolts of this Spark task have written, by component and state."""
         return added_up(
             ((runtime.spec.id, name), digest)
             for runtime in self._runtimes()
@@ -292,7 +293,7 @@ class StageRun:
         )
 
     def places(self) -> list[TaskPlace]:
-        """Where the tasks ran and how long each took."""
+        """Where each task ran, and how long it took."""
         return [
             TaskPlace(
                 component=runtime.spec.id,

@@ -1,7 +1,7 @@
-"""Keys and values of a state table as a bolt gives them: checked, and as the table would give them back.
+"""The keys and values that a bolt gives to a state table: checked, and converted as the table would.
 
-Invariant: what `fit` returns is what a read of the row would return, so that a value that was just written
-and one that was read are the same to the bolt, and so are two spellings of one key.
+Invariant: `fit` returns what a read of the row would return. So a bolt cannot tell a value that was just
+written from one that was read, and two spellings of one key are the same key.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Cells:
         self._only = self._fits[0] if len(self._fits) == 1 else None
 
     def fit(self, given: Any) -> Any:
-        """The scalar or tuple as the table would give it back. Raises UnfitCellError."""
+        """Return the scalar or tuple as the table would return it. Raises UnfitCellError."""
         if self._only is not None:
             return self._only(given)
         if not isinstance(given, tuple) or len(given) != len(self._fits):
@@ -65,7 +65,7 @@ class Cells:
         return [whole[self.schema.get_field_index(name)] for name in names]
 
     def show(self, cell: Any) -> str:
-        """A cell as people write it: word='spark'. What does not fit is shown as it is."""
+        """A cell as text, such as word='spark'. A cell that does not fit is shown as it is."""
         whole = (cell,) if self._only is not None else cell
         if not isinstance(whole, tuple) or len(whole) != len(self.schema):
             return f"{cell!r:.200}"

@@ -1,4 +1,4 @@
-"""What the Spark tasks of a phase answer, put together into one result.
+"""Puts the answers of a phase's Spark tasks together into one result.
 
 Invariant: no result is given out before its edges have delivered what was sent (`edge_counts`).
 """
@@ -21,7 +21,7 @@ from txstream.transaction import TransactionAttempt
 
 
 def open_answers(attempt: TransactionAttempt, messages: Iterable[bytes]) -> list[Answer]:
-    """The Spark tasks' answers. Raises the error of the first that failed."""
+    """Return the answers of Spark tasks. Raises the error of the first that failed."""
     answers = [Answer.decode(message) for message in messages]
     for answer in answers:
         if answer.failure is not None:
@@ -39,8 +39,7 @@ def collect_result(
     crossing: EdgeCount | None = None,
     kept: Any = None,
 ) -> BatchResult:
-    """Put the answers of a phase together; `crossing` is what was sent into the commit phase, when this is
-    that phase.
+    """Put the answers of a phase together. For the commit phase, `crossing` is what was sent into it.
 
     Raises ShortBatchError when an edge did not deliver what was sent.
     """
@@ -61,7 +60,7 @@ def collect_result(
             deltas.setdefault(component, []).append(table)
         under_way.update(answer.sent)
         under_way.subtract(answer.received)
-    # A tracked tuple that is lost leaves its own tree open; the others go on.
+    # A tracked tuple that is lost leaves its own tree open. The other trees go on.
     if not plan.fed:
         later = {bolt.id for bolt in plan.bolts if bolt.in_commit} if crossing is None else set()
         require_delivered(attempt, under_way, later)

@@ -1,4 +1,4 @@
-"""An attempt in the acker's terms: which component's tasks have finished, and which are missing."""
+"""An attempt in the acker's terms: which tasks of each component have finished, and which are missing."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _MOST_MISSING = 50
 
 @runtime_checkable
 class TellsTasks(Protocol):
-    """A runner that knows how far an attempt is."""
+    """A runner that knows how far an attempt has come."""
 
     def task_tree(self, attempt: TransactionAttempt) -> Mapping[str, Any] | None:
-        """As `task_tree`; None for an attempt that it does not run, or of which it cannot tell."""
+        """As the function `task_tree`; None if this runner does not run the attempt, or cannot tell."""
 
 
 def task_tree(plan: ExecutionPlan, layout: Layout, ended: Ended) -> dict[str, Any]:

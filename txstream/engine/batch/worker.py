@@ -1,10 +1,10 @@
 """One Spark task of one stage of one batch: emit or receive tuples, push them through the bolts, hand on.
 
-Runs in a worker process on an executor. It imports neither SQL nor ZooKeeper, so that executors need only
+It runs in a worker process on an executor. It imports neither SQL nor ZooKeeper, so that executors need only
 Arrow and what their spout reads with.
 
-Invariant: nothing is raised from here but the end of the process. A failure is an answer like any other, and
-goes to every Spark task below, so that none runs on half of a batch.
+Invariant: nothing but CrashError is raised from here. A failure is an answer like any other, and goes to
+every Spark task of the next stage, so that none runs on half of a batch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from txstream.engine.batch.stage import StageRun, TaskFailedError
 from txstream.engine.batch.worker_process import WorkerProcess
 from txstream.placement import TaskPlace
 
-# From here on a chunk is large enough for what a call of a bolt costs.
+# A chunk of this size is worth the cost of a bolt's call.
 _CHUNK_ROWS = 20_000
 _CHUNK_BYTES = 4 * 1024 * 1024
 
@@ -43,7 +43,7 @@ _CHUNK_BYTES = 4 * 1024 * 1024
 def run_first_stage(
     plan: ExecutionPlan, spark_task: int, order: WorkOrder, process: WorkerProcess
 ) -> list[Element]:
-    """Read this Spark task's partitions and run the first stage."""
+    """Read this Spark task's partitions and run the first stage. Returns the elements to hand on."""
     layout = lay_out(plan, order.width, order.slots)
     stage = layout.stages[0]
 
@@ -68,7 +68,8 @@ def run_later_stage(
     senders: Mapping[str, int],
     process: WorkerProcess,
 ) -> list[Element]:
-    """Take what was sent to this Spark task and run the stage at `position`; `senders` are those to hear."""
+    """Run the stage at `position` on what was sent to this Spark task. `senders` has, by origin, how many
+    senders there are: each must have sent one message. Returns the elements to hand on."""
     layout = lay_out(plan, order.width, order.slots)
     stage = layout.stages[position]
     who = stage.bolts[0].id if stage.bolts else f"stage {position}"
@@ -109,7 +110,7 @@ def _reporting(
 def _read(
     plan: ExecutionPlan, spark_task: int, order: WorkOrder, run: StageRun, process: WorkerProcess
 ) -> tuple[int, float]:
-    """Push what the emitter reads; answers how many records, and the seconds waited for them."""
+    """Push what the emitter reads. Returns the number of records and the seconds spent waiting for them."""
     assigned = order.assignments[spark_task]
     if not assigned:
         return 0, 0.0
@@ -149,8 +150,8 @@ def _read(
 
 
 class _JoinedChunks:
-    """Small chunks, of many partitions say, are pushed as one: a call of a bolt costs the same for 5 rows as
-    for 5,000. Rows keep their order."""
+    """Joins small chunks, of many partitions for example, and pushes them as one: a bolt's call costs the
+    same for 5 rows as for 5,000. Rows keep their order."""
 
     def __init__(self, push: Callable[[pa.RecordBatch], None]) -> None:
         self._push = push

@@ -1,11 +1,11 @@
 """What a worker process keeps between batches: the plan's emitter, what bolts have opened, open stores,
 and rows of states.
 
-Topologies that run side by side in one Spark session share its worker processes; each keeps its own here.
+Topologies in one Spark session share its worker processes. Each topology has its own `WorkerProcess` here.
 
-Invariant: one run of a topology at a time. When a process gets the plan of another run of it, what the run
-before had opened is closed first. What other topologies have opened is closed when they have had no task here
-for a minute: nobody tells a worker process that a run has ended.
+Invariant: a process serves one run of a topology at a time. When it gets the plan of another run of it,
+it first closes what the run before opened. It closes what another topology opened when that has had no Spark
+task here for a minute, because nobody tells a worker process that a run has ended.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# As long as Spark lets a worker process be idle.
+# Spark ends a worker process after the same idle time.
 IDLE_SECONDS = 60.0
 
 
@@ -43,14 +43,14 @@ class WorkerProcess:
     def __init__(self, plan: ExecutionPlan) -> None:
         self.plan = plan
         self.host = socket.gethostname()
-        # Spark keeps one Python daemon per executor, so its number tells executors on a host apart.
+        # Spark keeps one Python daemon per executor, so its process id tells executors on a host apart.
         self.worker = f"{self.host}:{os.getppid()}"
         self._spout: tuple[PartitionEmitter[Any], MetaCodec[Any]] | None = None
         self._resources: dict[str, tuple[Bolt, Any]] = {}
         self.stores = OpenStores()
         # By component, name of the state, and task.
         self.state_caches: dict[tuple[str, str, int], StateCache] = {}
-        # Collectors and states of bolts in the present Spark task.
+        # The collectors and states of bolts in the present Spark task.
         self.left_open: list[Collector | TaskMapState] = []
         self.used_at = 0.0
 
@@ -62,7 +62,8 @@ class WorkerProcess:
         return self._spout
 
     def resource(self, spec: BoltSpec, bolt: Bolt) -> Any:
-        """What the bolt's `prepare_worker` has opened in this process; `bolt` does it if need be."""
+        """What `prepare_worker` has opened for this component in this process, None if the class of `bolt`
+        does not define it. It is called when first needed, on an instance of its own."""
         if type(bolt).prepare_worker is Bolt.prepare_worker:
             return None
         if spec.id not in self._resources:
@@ -76,7 +77,7 @@ class WorkerProcess:
         return self._resources[spec.id][1]
 
     def track(self, order: WorkOrder, stage: Stage, spark_task: int) -> TaskTracking | None:
-        """What keeps the trees of tuples in a Spark task, where they are tracked."""
+        """What keeps the trees of tuples in a Spark task; None if they are not tracked."""
         if not self.plan.tracks:
             return None
         from txstream.engine.tracked.tasks import TaskTracking
@@ -85,21 +86,21 @@ class WorkerProcess:
         return TaskTracking([run, order.attempt.attempt, stage.position, spark_task])
 
     def tracked_task(self, spec: BoltSpec, task: int, send: Send) -> TrackedTask | None:
-        """What acks the tuples of a bolt task, in a topology that is not transactional."""
+        """What acks the tuples of a bolt task in a topology of tracked tuples; None in other topologies."""
         if not self.plan.fed:
             return None
-        # Only here: a transactional topology does without.
+        # Imported only here: a transactional topology does without it.
         from txstream.engine.tracked.tasks import TrackedTask
 
         return TrackedTask(spec, task, send, tracks=self.plan.tracks)
 
     def end_task(self) -> None:
-        """A Spark task has ended, perhaps with a failure: forget what its bolts were given."""
+        """Close what the bolts of a Spark task were given. The task has ended, perhaps with a failure."""
         while self.left_open:
             self.left_open.pop().close()
 
     def close(self) -> None:
-        """Close everything. What fails to close is logged, so that the rest is closed all the same."""
+        """Close everything. A failure to close is logged, so that the rest is closed all the same."""
         opened, self._resources = self._resources, {}
         for component, (bolt, resource) in reversed(opened.items()):
             try:
@@ -120,7 +121,7 @@ _processes: dict[str, WorkerProcess] = {}
 
 
 def worker_process(plan: ExecutionPlan, *, clock: Callable[[], float] = time.monotonic) -> WorkerProcess:
-    """This process's `WorkerProcess` for the run of `plan`, for a Spark task that begins now."""
+    """Return this process's `WorkerProcess` for the run of `plan`, for a Spark task that begins now."""
     now = clock()
     for topology_id, process in list(_processes.items()):
         is_over = process.plan.run_id != plan.run_id
@@ -137,7 +138,7 @@ def worker_process(plan: ExecutionPlan, *, clock: Callable[[], float] = time.mon
 
 
 def close_worker_process() -> None:
-    """Close what is open, when the process ends in good order."""
+    """Close what is open. Called when the process ends in good order."""
     while _processes:
         _, process = _processes.popitem()
         process.close()

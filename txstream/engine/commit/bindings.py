@@ -1,7 +1,7 @@
-"""What an executor must know of a state table to read and write it: plain values that pickle.
+"""What an executor must know of a state table to read and write it: plain values that can be pickled.
 
-Invariant: nothing here imports a database library before it is asked for a table's `spec`; every executor
-of a topology unpickles its bindings, also one that never touches a state.
+Invariant: nothing here imports a database library before it is asked for a table's `spec`. Every executor of
+a topology unpickles its bindings, even one that never touches a state.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 class StateBinding:
     """One state table of a run, as an executor uses it.
 
-    `semantics` is the topology's, which decides about the fence, `table_semantics` the table's. `reducers` by
-    value column say how a write is merged. `grouped_by` are the key columns that decide which task of the
-    component a key belongs to: without any, task 0; None where there is only one task.
+    `semantics` is the topology's and decides about the fence; `table_semantics` is the table's. `reducers`
+    say, by value column, how a write is merged. `grouped_by` are the key columns that decide which task of
+    the component owns a key. If it is empty, that is task 0; if it is None, there is only one task.
     """
 
     place: StorePlace
@@ -48,11 +48,12 @@ class StateBinding:
 
 
 Bindings = Mapping[str, Mapping[str, StateBinding]]
-"""By component, and by the name that the state has there."""
+"""By component, then by the state's name in that component."""
 
 
 def map_bindings(topology: Topology, uuid: str, targets: Sequence[StateTarget]) -> Bindings:
-    """The bindings of a topology's map states, on the driver; `targets` are its databases."""
+    """Return the bindings of a topology's map states, on the driver. `targets` are its databases. Raises
+    ValueError when a table is in none of them, or in one that executors cannot open."""
     bindings: dict[str, dict[str, StateBinding]] = {}
     for use in topology.map_states:
         target, spec = _home(use, targets)
@@ -74,7 +75,7 @@ def map_bindings(topology: Topology, uuid: str, targets: Sequence[StateTarget]) 
 
 
 def _grouped_by(component: Component) -> tuple[str, ...] | None:
-    """By `build`, all inputs of several tasks are grouped alike: by fields of the key, or globally."""
+    """`build` requires that inputs of several tasks are grouped alike: by fields of the key, or globally."""
     return None if component.tasks == 1 else component.inputs[0].fields
 
 

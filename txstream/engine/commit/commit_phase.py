@@ -1,10 +1,10 @@
-"""The commit phase as the event loop has it carried out: begin, bolts, the states' transactions, deadlines.
+"""The commit phase of the event loop: begin, bolts, the states' transactions, deadlines.
 
-Invariants. One thread commits, so commits are carried out in the order in which they were asked for. Of an
-attempt that was given up the driver writes nothing once its successor's commit begins. Bolts, and what
-executors write, have `timeout_seconds`; the runner does not wait for them when they are cancelled. Waiting
-for a database has no end. An attempt that a deadline fails in the very moment in which its last transaction
-commits does no harm: the next one undoes and redoes what it finds.
+Invariants. One thread commits, so commits are carried out in the order in which they were asked for. Once the
+commit of an attempt's successor begins, the driver writes nothing more for the attempt that was given up.
+Bolts and executors' writes are limited by `message_timeout_seconds`, and the runner does not wait for
+cancelled ones. Waiting for a database has no limit. A deadline may fail an attempt at the very moment when
+its last transaction commits. That does no harm: the next attempt undoes and redoes what it finds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from txstream.transaction import TransactionAttempt
 
 
 class CommitPhase:
-    """The commits of the event loop; its methods are called on the loop's thread. `release` drops what the
+    """Carries out the event loop's commits. Call `commit` on the loop's thread. `release` drops what the
     runner keeps of a processed batch."""
 
     def __init__(
@@ -54,8 +54,8 @@ class CommitPhase:
     def commit(
         self, emit: EmitCommit[Any], batch: ProcessedBatch, committed: TransactionAttempt | None
     ) -> None:
-        """The bolts of the commit phase first, then the states' transactions; where those bolts write states,
-        their databases' commit begins before. `committed` is the attempt that was committed last."""
+        """Run the bolts of the commit phase, then the states' transactions. If those bolts write states, the
+        commit of their databases begins before them. `committed` is the attempt that was committed last."""
         attempt = emit.attempt
         self._watcher.committing(attempt)
         batch = replace(batch, timings=self._batches.timing(attempt.txid).before_commit())
@@ -147,7 +147,8 @@ class CommitPhase:
         return lambda point: self._batches.reach(Point(point), attempt.txid)
 
     def _write_shares(self, attempt: TransactionAttempt, writes: Sequence[StateWrite]) -> Sequence[int]:
-        """On the thread that commits: tasks write, and a frozen one must not hold everything up for ever."""
+        """Have tasks write shares, on the thread that commits. A deadline ends it, because a frozen task must
+        not hold everything up for ever."""
 
         def set_deadline() -> None:
             self._batches.failures.when_overdue(

@@ -1,14 +1,14 @@
 """The commit phase on the driver: merge the deltas of all tasks, then have every database commit them.
 
-Two paths, chosen per batch and database. *Driver*: one transaction does everything. *Executors*, for many
+The path is chosen per batch and database. *Driver*: one transaction does everything. *Executors*, for many
 rows and where bolts write states themselves: the driver begins the commit, tasks write their shares, the
 driver ends it.
 
 Invariants.
 - When `commit` returns, every database has committed this very attempt. When it raises BatchFailedError or
   ServiceUnavailableError, some may have and some not; a new attempt undoes and redoes them all.
-- No task writes into a database before this attempt has begun there, and none ends before all tasks have
-  written. An attempt begins at most once in each: the fence refuses it a second time.
+- No task writes into a database before this attempt has begun there, and the attempt ends in no database
+  before all tasks have written. It begins at most once in each: the fence refuses it a second time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ __all__ = ["Committer", "ProcessedBatch", "StateTarget", "state_targets"]
 log = logging.getLogger(__name__)
 
 DRIVER_COMMIT_ROWS = 100_000
-"""About where both paths are equally fast on two cores beside PostgreSQL (`benchmarks/commit_paths.py`)."""
+"""Both paths are about equally fast here, on two cores beside PostgreSQL (`benchmarks/commit_paths.py`)."""
 
 DRIVER, EXECUTORS = "driver", "executors"
 
@@ -49,7 +49,7 @@ Digests = dict[str, TableDigest]
 
 
 class StateDeltas(NamedTuple):
-    """What a batch adds to a state: every key once; and what the ledger keeps of that."""
+    """What a batch adds to a state, every key once, and the digest of that for the ledger."""
 
     table: pa.Table
     digest: TableDigest
@@ -62,8 +62,8 @@ Prepared = Mapping[str, StateDeltas]
 @dataclass(frozen=True)
 class ProcessedBatch:
     """A batch between the phases. `deltas` are those of the states that are fed in processing. `attempts` are
-    those of its txid that failed, as the ledger keeps them; `timings` are seconds by step, to which every
-    further step adds its own."""
+    the failed ones of its txid, as the ledger keeps them. `timings` are seconds by step, to which every later
+    step adds its own."""
 
     result: BatchResult
     deltas: Prepared
@@ -82,7 +82,7 @@ class ShareWriter(Protocol):
 
 class Committer:
     """Commits processed batches. `wait_for` blocks, with backoff, until a check passes or the run ends.
-    `committed_by` is the attempt of the last txid, as ZooKeeper has it."""
+    `committed_by` has the attempt that committed the last txid, according to ZooKeeper."""
 
     def __init__(
         self,
@@ -102,14 +102,14 @@ class Committer:
         self._wait_for = wait_for
         self._bolts = state_committers(topology)
         self._fed_in_commit = {bolt.id for bolt in topology.bolts if bolt.below_committer}
-        # With commit="auto": why executors write no batch any more, and which txid failed there last.
+        # With commit="auto": why executors write no more batches, and the last txid that failed there.
         self._executors_cannot: str | None = None
         self._failed_on_executors: Txid | None = None
 
     def prepare(self, result: BatchResult, *, in_commit: bool = False) -> dict[str, StateDeltas]:
-        """The deltas of the states that were fed in this phase, to be committed. From any thread: a batch is
-        prepared while the one before it commits. Raises StateValueError for a total that its column cannot
-        hold."""
+        """Return the deltas to commit for the states that were fed in this phase, by component. May be called
+        from any thread: a batch is prepared while the one before it commits. Raises StateValueError for a
+        total that its column cannot hold."""
         found = {}
         for component, bolt in self._bolts.items():
             if (component in self._fed_in_commit) is in_commit:
@@ -129,8 +129,8 @@ class Committer:
         batch: ProcessedBatch,
         reached: Callable[[str], None],
     ) -> frozenset[int]:
-        """Begin the commit of an attempt where bolts will write: the positions of those databases, which
-        `commit` must be told. Raises as `commit`."""
+        """Begin the commit of an attempt in the databases into which bolts will write. Returns their
+        positions, which `commit` takes as `begun`. Raises as `commit`."""
         found = frozenset(at for at, target in enumerate(self._targets) if target.written_by_bolts)
         for at in sorted(found):
             self._begin(at, attempt, metas, batch, reached)
@@ -149,8 +149,8 @@ class Committer:
         written: Mapping[tuple[str, str], TableDigest] | None = None,
     ) -> None:
         """Commit to every database. `write` has tasks write shares; without it the driver writes everything.
-        `deltas` are those of all states; `begun` is what `begin` answered for this attempt, `written` what
-        bolts wrote since, by component and state.
+        `deltas` are those of all states; `begun` is what `begin` returned for this attempt; `written` is what
+        bolts have written since, by component and state.
 
         Raises BatchFailedError or ServiceUnavailableError when a new attempt is due, FencedError when a newer
         leader has taken over, BoltError when a task died, another TxstreamError when the data cannot be
@@ -210,7 +210,7 @@ class Committer:
         try:
             self._states[at].begin_commit(self._whole(attempt, metas, batch, EXECUTORS, ()), reached=reached)
         except ServiceUnavailableError as error:
-            # Begun or not, this attempt cannot begin again.
+            # Whether or not it has begun, this attempt cannot begin again.
             self._outcome(self._states[at], attempt, lost=False)
             raise BatchFailedError(f"{attempt} was not committed: {error}") from error
         _add(batch.timings, "begin", started)
@@ -223,7 +223,7 @@ class Committer:
         batch: ProcessedBatch,
         write: ShareWriter,
     ) -> dict[int, int]:
-        """Have executors write the deltas of some databases: the rows written, by database."""
+        """Have executors write the deltas of some databases. Returns the number of rows, by database."""
         started = time.perf_counter()
         writes = []
         for at, tables in work.items():
@@ -273,7 +273,7 @@ class Committer:
                 raise BatchFailedError(f"{attempt} was not committed: {error}") from error
 
     def _digests_of_bolts(self, written: Mapping[tuple[str, str], TableDigest]) -> list[Digests]:
-        """What bolts wrote, by database and table; `written` has it by component and state."""
+        """What bolts wrote, by database and table. `written` has it by component and state."""
         return [
             {
                 use.state.table: written.get((use.component, use.name), TableDigest())
@@ -312,8 +312,8 @@ class Committer:
         )
 
     def _outcome(self, states: TopologyStates, attempt: TransactionAttempt, *, lost: bool) -> bool:
-        """Has the database committed this attempt? Lost may mean committed: only the ledger knows, and only
-        once the database answers."""
+        """Wait until the database answers. Has it committed this attempt? If the answer to the commit was
+        `lost`, only the ledger knows; otherwise it has not."""
         committed = False
 
         def ask() -> None:
@@ -331,7 +331,7 @@ def state_committers(topology: Topology) -> dict[str, StateCommitter]:
 
 
 def merged_deltas(component: str, bolt: StateCommitter, results: Iterable[BatchResult]) -> pa.Table:
-    """A state's deltas from the results of a batch's phases, every key once."""
+    """Merge a state's deltas from the results of a batch's phases. The table has every key once."""
     fold = new_fold(bolt)
     for result in results:
         for part in result.deltas.get(component, []):

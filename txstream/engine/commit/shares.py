@@ -1,7 +1,7 @@
 """Shares: a batch's deltas cut into pieces that Spark tasks write, each in a transaction of its own.
 
-Invariant: no key is in two shares of an attempt. So the same share may be written twice, by two tasks at
-once even, and shares in any order: by the value rules a key's second write under one attempt changes nothing.
+Invariant: no key is in two shares of an attempt. So shares may be written in any order, and twice, even by
+two tasks at once: by the value rules, a key's second write under one attempt changes nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LARGEST_SHARE_BYTES = 900_000
 """Spark warns of tasks above 1,000 KiB. More shares than slots cost little: each is worth its transaction."""
 
 Message = tuple[bytes, bytes]
-"""A share on its way to a task: whose it is and how it is written, pickled; then its deltas as Arrow."""
+"""A share on its way to a task: a pickled head (whose it is, how it is written) and its deltas as Arrow."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class TableDeltas:
 
 @dataclass(frozen=True)
 class StateWrite:
-    """What tasks write into one database in one attempt, after the driver has begun its commit there."""
+    """What tasks write into one database in one attempt, after the driver has begun the commit there."""
 
     place: StorePlace
     life: TopologyLife
@@ -58,16 +58,16 @@ class StateWrite:
 
 
 def cut(write: StateWrite, slots: Mapping[str, int]) -> list[StateWrite]:
-    """The shares of a write: as many as the slots of its components allow, more where they would be large.
+    """Return the shares of a write: one for each slot of its widest component, or more to keep them small.
 
-    Deltas are sorted by key first, so that each share is a range of keys: what one task locks lies together.
+    Deltas are sorted by key first. Each share is a range of keys, so the rows that a task locks lie together.
     """
     sizes = [table.deltas.nbytes for table in write.tables]
     pieces = max([1, *(slots.get(table.component, 1) for table in write.tables)])
     pieces = max(pieces, -(-sum(sizes) // _LARGEST_SHARE_BYTES))
     parts: list[list[TableDeltas]] = [[] for _ in range(pieces)]
     for table in write.tables:
-        # By place, key columns come first: Arrow takes a name that begins with a dot for a path.
+        # By position, where key columns come first: Arrow takes a name that begins with a dot for a path.
         keys: list[Any] = [(place, "ascending") for place in range(len(table.spec.state.key_names))]
         deltas = table.deltas.take(pc.sort_indices(table.deltas, sort_keys=keys))
         for piece, part in enumerate(parts):
@@ -78,9 +78,9 @@ def cut(write: StateWrite, slots: Mapping[str, int]) -> list[StateWrite]:
 
 
 def to_message(share: StateWrite) -> Message:
-    """A share as bytes. Its head names the database's URL: it belongs into a task, not into a log."""
+    """Return a share as bytes. Its head has the database's URL: it may go into a task, but not into a log."""
     components = " or ".join(dict.fromkeys(table.component for table in share.tables))
-    # By itself: an executor without a database library cannot unpickle it, but must be able to say so.
+    # Pickled apart: an executor without a database library cannot unpickle it, but must be able to say so.
     bound = _pickle((share.life, [table.spec for table in share.tables]))
     head = (share.place, share.life.topology, share.attempt, components, bound)
     body = pack({}, {str(at): table.deltas for at, table in enumerate(share.tables)})
@@ -88,14 +88,14 @@ def to_message(share: StateWrite) -> Message:
 
 
 def write_share(message: Message, process: WorkerProcess) -> bytes:
-    """On an executor: write one share. What fails comes back as an answer, like a bolt's failure."""
+    """Write one share, on an executor. A failure comes back as an answer, like a bolt's."""
     started = time.perf_counter()
     head, body = message
-    place, topology, attempt, components, bound = pickle.loads(head)  # noqa: S301 - the driver's
+    place, topology, attempt, components, bound = pickle.loads(head)  # noqa: S301 - pickled by the driver
     try:
         store = process.stores.get(place, topology)
         _, tables = unpack(body)
-        life, specs = pickle.loads(bound)  # noqa: S301 - the driver's
+        life, specs = pickle.loads(bound)  # noqa: S301 - pickled by the driver
         writes = [(spec, tables[str(at)]) for at, spec in enumerate(specs)]
         rows = store.of(life.topology, life.uuid, life.semantics).write(attempt, writes)
     except Exception as error:  # noqa: BLE001 - reported to the driver, which raises it again
@@ -106,7 +106,7 @@ def write_share(message: Message, process: WorkerProcess) -> bytes:
 
 
 def rows_written(attempt: TransactionAttempt, answers: Sequence[bytes]) -> list[int]:
-    """How many rows each share wrote. Raises the error of the first that failed."""
+    """Return how many rows of each share were written. Raises the error of the first that failed."""
     rows: list[int] = []
     for answer in answers:
         document, _ = unpack(answer)
@@ -117,13 +117,13 @@ def rows_written(attempt: TransactionAttempt, answers: Sequence[bytes]) -> list[
 
 
 def cut_all(writes: Sequence[StateWrite], slots: Mapping[str, int]) -> tuple[list[Message], list[int]]:
-    """All shares as messages, and for each the position of the write that it is of."""
+    """Return all shares as messages, and for each the position of the write that it belongs to."""
     shares = [(at, share) for at, write in enumerate(writes) for share in cut(write, slots)]
     return [to_message(share) for _, share in shares], [at for at, _ in shares]
 
 
 def rows_by_write(writes: Sequence[StateWrite], positions: Sequence[int], rows: Sequence[int]) -> list[int]:
-    """The rows of the shares added up by the write that they are of."""
+    """Add up the rows of the shares by the write that they belong to."""
     totals = [0] * len(writes)
     for at, count in zip(positions, rows, strict=True):
         totals[at] += count

@@ -1,9 +1,9 @@
 """Rows of a state that a task keeps in its worker process from one batch to the next.
 
-Invariant: a cache is used by the batch after the one that left it, and only if that very attempt was
-committed. Whatever else came between (an attempt that failed, a batch that the task spent in another
-process, another leader) makes it worthless: then it is empty. It is taken out of the process while an attempt
-uses it and put back when all of its writes have been made, so what fails half-way leaves none.
+Invariant: a cache is used only by the batch after the one that left it, and only if that very attempt was
+committed. Anything else between them (an attempt that failed, a batch that the task spent in another process,
+another leader) makes it worthless, and it is emptied. An attempt takes the cache out of the process, and puts
+it back when all of its writes have been made, so an attempt that fails half-way leaves none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from txstream.transaction import TransactionAttempt
 
 
 class StateCache:
-    """The last used rows, at most `rows`: value by key, None for a key without a row."""
+    """The rows that were used last, at most `rows` of them: value by key, None for a key without a row."""
 
     def __init__(self, rows: int) -> None:
         self._rows = rows
@@ -24,7 +24,7 @@ class StateCache:
         self._entries: OrderedDict[Any, Any] = OrderedDict()
 
     def begin(self, committed: TransactionAttempt | None) -> None:
-        """An attempt takes it; `committed` is the one before it, None when that is not known."""
+        """Begin an attempt. `committed` is the attempt committed before it, None if that is not known."""
         if committed is None or committed != self._left_by:
             self._entries.clear()
         self._left_by = None
@@ -39,7 +39,7 @@ class StateCache:
         return len(self._entries)
 
     def leave(self, attempt: TransactionAttempt, rows: Iterable[tuple[Any, Any]]) -> None:
-        """An attempt has written; `rows` is what it knows of the keys that are its own."""
+        """End an attempt that has written. `rows` is what it knows of the keys that its task owns."""
         for key, value in rows:
             self._entries[key] = value
             self._entries.move_to_end(key)

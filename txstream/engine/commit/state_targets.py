@@ -1,4 +1,4 @@
-"""Which databases a topology's states are in, and what of it each holds."""
+"""Which databases hold a topology's states, and which of its tables each has."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class StateTarget:
     """One database and the tables of this topology in it; `components` fill them, in the same order.
 
     `place` is how executors open it. `written_by_bolts` are the tables that bolts of the commit phase write
-    themselves, through a `MapState`: the driver has no deltas of them. `one_writer` says that it lets in one
-    writer at a time, so that tasks are not faster than the driver, however many rows there are.
+    themselves, through a `MapState`; the driver has no deltas for them. `one_writer` says that the database
+    admits one writer at a time, so tasks are not faster than the driver, however many rows there are.
     """
 
     database: StateBackend
@@ -46,7 +46,7 @@ class StateTarget:
         ]
 
     def of(self, topology: Topology, uuid: str) -> TopologyStates:
-        """What a life of the topology does in this database."""
+        """The topology's states in this database, for the life that has this uuid."""
         return self.database.of(topology.id, uuid, topology.semantics, self.tables)
 
     def has(self, use: StateUse) -> bool:
@@ -72,14 +72,14 @@ def state_targets(
     connect_timeout_seconds: float = DEFAULT_CONNECT_TIMEOUT_SECONDS,
     in_this_process: bool = False,
 ) -> list[StateTarget]:
-    """The topology's states by database; a state without a url lives in `default_url`.
+    """Return the topology's states by database. A state without a URL is in `default_url`.
 
-    A topology without any state has its fence and ledger in `default_url`. Raises TopologyError when two
-    states fill one table, which `build` cannot tell where one has no url, and when executors are to write
-    into a database that they cannot open. `in_this_process`: bolts run here, and open every database.
+    A topology without any state has its fence and ledger in `default_url`. With `in_this_process`, bolts run
+    in this process and can open every database. Raises TopologyError when two states fill one table (`build`
+    cannot see it if one has no URL), and when executors would write into a database that they cannot open.
     """
     found: dict[str, _Found] = {}
-    spelled: dict[str, str] = {}  # the first URL that means a place
+    spelled: dict[str, str] = {}  # the first URL found for each place
     owners: dict[tuple[str, str], str] = {}
 
     def add(spec: TableSpec, component: str, owner: str, *, by_bolts: bool) -> None:
@@ -139,7 +139,7 @@ def _refuse_executors(topology: Topology, database: StateBackend, written_by_bol
 
 
 def _absolute(url: str) -> str:
-    """A URL that means the same on this machine from another working directory: SQLite's is a path."""
+    """A URL that means the same from every working directory of this machine: SQLite's is a path."""
     if not _is_sqlite(url):
         return url
     parsed = make_url(url)

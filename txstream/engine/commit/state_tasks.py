@@ -1,8 +1,8 @@
 """The states of one bolt task in one attempt: opened before `prepare`, written after `finish_batch`.
 
-Invariants. Nothing is written before the task's `finish_batch` has returned, and then in one transaction per
-database, which demands that this attempt is the current one. A state's cache goes back to its process only
-when every database has the task's writes.
+Invariants. Nothing is written before the task's `finish_batch` has returned. Then there is one transaction
+per database, which requires that this attempt is the current one. A state's cache goes back to its process
+only when every database has the task's writes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _Share = tuple[StateBinding, list[tuple["TableSpec", pa.Table]]]
 
 
 class TaskStates:
-    """All states of a task. `committed` is the attempt that was committed last, None when not known."""
+    """All states of a task. `committed` is the attempt that was committed last, None if unknown."""
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class TaskStates:
         process.left_open += self.states.values()
 
     def flush(self) -> dict[str, TableDigest]:
-        """Write what the bolt has written, and close its states; what was written, by state.
+        """Close the states and write what the bolt changed in them. Returns the digests of that, by state.
 
-        Raises StaleAttemptError when the attempt is not the current one, and what `TopologyStates.write`
-        does.
+        Raises StaleAttemptError when the attempt is not the current one, and otherwise as
+        `TopologyStates.write`.
         """
         written: dict[str, TableDigest] = {}
         shares: dict[StorePlace, _Share] = {}
@@ -105,7 +105,7 @@ class TaskStates:
 
     @contextlib.contextmanager
     def _naming_the_host(self) -> Iterator[None]:
-        """The driver may well reach what this machine does not."""
+        """Name this host in the error: the driver may reach a database that this host does not."""
         try:
             yield
         except ServiceUnavailableError as error:

@@ -1,8 +1,8 @@
-"""`MapState` as the engine has it: what was read and written in one attempt of one task, folded in memory.
+"""The engine's `MapState`: what one task reads and writes in one attempt, folded in memory.
 
-Invariants. A key is read at most once, and its present value is what the bolt sees from then on. Nothing is
-written here: `written` is what the task's flush writes, each key once, with its last value. After `close`
-nothing changes any more, so that a bolt that keeps a state cannot write into a later batch.
+Invariants. A key is read at most once; from then on the bolt sees its present value. The database is not
+written here: the task's flush writes `written`, each key once, with its last value. After `close` nothing
+changes any more, so that a bolt that keeps a state cannot write into a later batch.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from txstream.engine.batch.state_cells import Cells, UnfitCellError
 from txstream.engine.commit.state_cache import StateCache
 
 Load = Callable[[pa.Table], pa.Table]
-"""From key columns, no key twice, to key and value columns of the rows that exist."""
+"""Takes key columns, without duplicates; returns the key and value columns of the rows that exist."""
 
 
 @dataclass(frozen=True)
 class Ownership:
-    """Which of several tasks gets a key's tuples: these of its columns decide; without any, task 0."""
+    """Which of several tasks owns a key. The key columns `fields` decide; without any, it is task 0."""
 
     task: int
     tasks: int
     fields: Sequence[str]
 
     def owner(self, parts: Sequence[Any]) -> int:
-        """The task of a key, by the values of `fields`."""
+        """The task that owns a key; `parts` are the values of `fields`."""
         return task_of(parts, self.tasks) if self.fields else 0
 
 
@@ -111,7 +111,7 @@ class TaskMapState(MapState[Any, Any]):
         return [(key, value) for key, value in self._present.items() if self._other_owner(key) is None]
 
     def close(self) -> None:
-        """From now on the bolt can neither read nor write."""
+        """Refuse what the bolt reads or writes from now on."""
         self._is_open = False
 
     # --- inside -------------------------------------------------------------------------------------

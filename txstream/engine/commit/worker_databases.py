@@ -1,7 +1,7 @@
-"""The states' databases as a worker process has them: opened by their URL when a task first writes there.
+"""The states' databases that a worker process has open. Each is opened by its URL when a task first needs it.
 
-Invariant: one open `StateBackend` per place, kept from batch to batch until the process ends its run. What
-only runs ordinary batches opens none, and imports nothing of SQL.
+Invariant: there is one open `StateBackend` per place and topology, kept from batch to batch until the process
+ends its run. A process that neither reads nor writes states opens none and imports nothing of SQL.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class OpenStores:
         self._open: dict[tuple[StorePlace, str], StateBackend] = {}
 
     def get(self, place: StorePlace, topology: str) -> StateBackend:
-        """The store of a topology, opened when first asked for.
+        """Return the store of a topology, which is opened when first asked for.
 
         Raises TopologyError when this process cannot write there at all, because a library is missing or
         the topology has nothing there; ServiceUnavailableError when the store does not answer.
@@ -51,7 +51,7 @@ class OpenStores:
             return found
 
     def close(self) -> None:
-        """Close all. What fails to close is logged, so that the rest is closed all the same."""
+        """Close all stores. A failure to close is logged, so that the rest is closed all the same."""
         with self._lock:
             opened, self._open = self._open, {}
         for store in opened.values():
@@ -76,7 +76,7 @@ def _open(place: StorePlace, topology: str) -> StateBackend:
         if isinstance(error.__cause__, ImportError):
             raise _missing(error.__cause__) from error
         raise
-    except UsageError as error:  # the driver knows how, so it is not the user's URL that is wrong
+    except UsageError as error:  # the driver can open it, so the user's URL is right
         raise TopologyError(
             f"host {socket.gethostname()} cannot open the database: {error}; install the package of that "
             f"backend there, or build with {_WITHOUT_EXECUTORS}"

@@ -1,9 +1,9 @@
 """The event loop: it owns the coordinator, has its commands carried out, and feeds the answers back.
 
-Invariants. Only the loop's thread touches the coordinator; everything that blocks is done by the workers and
-comes back as an event. Plans, ZooKeeper writes and commits have one lane each, so each kind is done in the
-order in which it was asked for. Once a commit is acked, nothing fails that attempt any more: `Advance`
-is repeated until it is answered, or the run ends.
+Invariants. Only the loop's thread changes the coordinator; the workers do everything that blocks, and their
+answers come back as events. Plans, ZooKeeper writes and commits have one lane each, so each kind is done in
+the order in which it was asked for. Once a commit is acked, nothing fails that attempt any more: `Advance` is
+repeated until it is answered, or the run ends.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ log = logging.getLogger(__name__)
 
 
 class EventLoop:
-    """See the module. `run` returns when the run has ended; it raises what ended it, the `failure`.
+    """See the module. `run` returns when the run has ended well; otherwise it raises the `failure`.
 
     `steering` is what operators may change. `targets` (the end of the log) and `until_txid` say when to end;
-    neither means never. The first attempts of a run, and those after a timeout, have `warm_up_seconds` on top
-    of the message timeout. While there is little to read, a batch gathers it for `gather_seconds` at most.
+    without either it never does. A run's first attempts, and those after a timeout, have `warm_up_seconds` on
+    top of the message timeout. While there is little to read, a batch gathers for `gather_seconds` at most.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class EventLoop:
         self._watcher = watcher = watcher or Watcher()
         self._ends = False
         self._timings: dict[Txid, BatchTiming] = {}
-        # The attempt before the current txid's, where this loop has seen it commit.
+        # The attempt that committed the txid before the current one, if this loop saw it commit.
         self._committed: TransactionAttempt | None = None
         stored_plans = {txid for txid in coordinator.stored_txids() if txid >= coordinator.current}
         self._recovered = frozenset(stored_plans)
@@ -118,7 +118,7 @@ class EventLoop:
     # --- for other threads --------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """End on a txid boundary: open nothing more, finish what is open."""
+        """End on a txid boundary: open nothing more, and finish what is open."""
         self.workers.post(self._drain)
 
     def abort(self, error: BaseException | None = None) -> None:
@@ -128,12 +128,12 @@ class EventLoop:
 
     @property
     def waiting_for(self) -> str | None:
-        """The outages that are waited for, for people."""
+        """The outages that the run waits for, as text for people; None if there are none."""
         return self._waiting.shown
 
     @property
     def obstacles(self) -> tuple[list[str], Mapping[str, str]]:
-        """What is waited for, with reasons, and the partitions that the last plan could not read."""
+        """The waits with their reasons, and the partitions that the last plan could not read."""
         return self._waiting.reasons, self._unreadable.left_out
 
     def open_batches(self) -> dict[Txid, str]:
@@ -171,7 +171,7 @@ class EventLoop:
 
     @property
     def is_over(self) -> bool:
-        """Is nothing left to handle?"""
+        """Whether nothing is left to handle."""
         return self.failure is not None or (self._ends and self._operators.has_finished)
 
     def _look_for_the_end(self) -> None:

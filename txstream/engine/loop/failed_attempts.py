@@ -1,7 +1,7 @@
-"""Attempts that fail or take too long: replayed, or the end of the run.
+"""Attempts that fail or take too long: they are replayed, or they end the run.
 
-Invariants. A failure of an attempt that was superseded counts for nothing. An error that ends the run does so
-only once the batches before it are committed; otherwise every run would end before them again.
+Invariants. A superseded attempt's failure has no effect, unless a newer leader caused it. An error ends the
+run only once the batches before it are committed; otherwise every run would end before them again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class FailedAttempts:
-    """The failures of the event loop; its methods are called on the loop's thread."""
+    """The event loop's failed attempts. Its methods are called on the loop's thread."""
 
     def __init__(
         self,
@@ -60,11 +60,11 @@ class FailedAttempts:
         self._doomed: dict[TransactionAttempt, BaseException] = {}
 
     def of(self, txid: Txid) -> TxidFailures | None:
-        """Those of a txid in this run, until it is committed."""
+        """Return a txid's failures in this run, or None if there are none. They are kept until it commits."""
         return self._of_txid.get(txid)
 
     def when_overdue(self, attempt: TransactionAttempt, done: str, is_due: Callable[[], bool]) -> None:
-        """Fail the attempt if `is_due` still holds when its time is up: it was not `done`."""
+        """Fail the attempt as not `done` if `is_due()` still holds when its time is up."""
         seconds = self.time.seconds
 
         def overdue() -> None:
@@ -74,7 +74,7 @@ class FailedAttempts:
         self._batches.workers.after(seconds, overdue, is_deadline=True)
 
     def failed(self, attempt: TransactionAttempt, error: BaseException, *, is_writing: bool = False) -> None:
-        """An attempt failed; `is_writing`: in the transactions of its states."""
+        """Handle an attempt's failure. `is_writing`: it failed in the transactions of its states."""
         if isinstance(error, StaleAttemptError):
             self._verify_leader(attempt, error)
             return
@@ -98,7 +98,7 @@ class FailedAttempts:
         if failures.bugs >= self._topology.max_attempts:
             self._end_with(attempt, error)
             return
-        # A reason is told at once, and again at its 10th, 100th ... time: an outage must not fill the screen.
+        # Warns of a reason at once, and at its 10th, 100th ... time: an outage must not fill the screen.
         is_told = str(times).strip("0") == "1"
         so_often = f" (for the {times:,}th time)" if times > 1 else ""
         log.log(
@@ -111,20 +111,20 @@ class FailedAttempts:
         self._batches.carry_out(coordinator.fail(attempt))
 
     def drop(self, attempt: TransactionAttempt) -> None:
-        """The attempt is replayed, whatever it ended with."""
+        """Forget a fatal error of the attempt: its batch is replayed."""
         self._doomed.pop(attempt, None)
 
     def committed(self, txid: Txid) -> None:
-        """Its failures are in the ledger."""
+        """Forget the failures of a committed txid: they are in the ledger."""
         self._of_txid.pop(txid, None)
 
     def doomed(self, txid: Txid) -> BaseException | None:
-        """The error that will end the run once the txids before this one are committed."""
+        """Return the error that will end the run once the txids before this one are committed."""
         batch = self._batches.coordinator.active.get(txid)
         return None if batch is None else self._doomed.get(batch.attempt)
 
     def end_if_doomed(self) -> None:
-        """The txids before the current one are committed: end the run if that was all it waited for."""
+        """End the run if it only waited for the txids before the current one to be committed."""
         error = self.doomed(self._batches.coordinator.current)
         if error is not None:
             self._batches.fail_run(error)
@@ -133,10 +133,10 @@ class FailedAttempts:
         if attempt.txid == self._batches.coordinator.current:
             self._batches.fail_run(error)
         else:
-            self._doomed[attempt] = error  # never acked, it bounds what is opened behind it
+            self._doomed[attempt] = error  # it is never acked, which limits what is opened after it
 
     def _verify_leader(self, attempt: TransactionAttempt, error: StaleAttemptError) -> None:
-        """A fence was newer. If the epoch is still ours it was our own newer attempt, which goes on."""
+        """A fence was newer. If the epoch is still ours, our own newer attempt raised it, and goes on."""
         batches = self._batches
 
         def still_mine(_: None) -> None:

@@ -1,4 +1,4 @@
-"""Beside a leader's batches: does it lead still? A run that was succeeded ends."""
+"""Checks, beside a leader's batches, that it still leads. A run whose leader was succeeded ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TURN_SECONDS = 0.5
 
 
 class Abortable(Protocol):
-    """An event loop, as far as it matters here."""
+    """What the watch needs of an event loop."""
 
     def abort(self, error: BaseException | None = None) -> None: ...
 
@@ -30,9 +30,9 @@ def watch_leadership(
     check_engine: Callable[[], None],
     waiting: Callable[[str], None],
 ) -> None:
-    """Until `workers` are told to end. After a lost session: leader still if the epoch is still ours; then
-    stand for election again. Aborts `loop` with the FencedError when another leads, and with the
-    SparkLostError that `check_engine` raises."""
+    """Watch until `workers` are told to end. After a lost session this driver still leads if the epoch is its
+    own; it then stands for election again. Aborts `loop` with the FencedError if another driver leads, and
+    with the SparkLostError that `check_engine` raises."""
 
     def should_stop() -> bool:
         store.verify()  # FencedError once the leader that we wait behind has claimed its epoch

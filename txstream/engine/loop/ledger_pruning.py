@@ -1,8 +1,8 @@
-"""The ledger's old rows go while a topology runs, beside its commits.
+"""Deletes the ledger's old rows while a topology runs, beside its commits.
 
 Invariants. Only a leader prunes, and only what is older than the last two committed batches of that database.
-Each chunk is a transaction of its own, and between two chunks nobody waits: a commit gets its turn. What
-fails is logged and tried again in the next round; a run never ends because of it.
+Each chunk is a transaction of its own, and no lock is held between two chunks, so that a commit gets its
+turn. A failure is logged and tried again in the next round; it never ends a run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 FIRST_ROUND_SECONDS = 5.0
 ROUND_SECONDS = 300.0
 CHUNK_ROWS = 1000
-# SQLite's writers ask for the lock again after up to 0.1 s: they find it free.
+# SQLite's writers ask for the lock again after up to 0.1 s; during a longer pause they find it free.
 _PAUSE_SECONDS = 0.2
 
 
@@ -46,19 +46,19 @@ class LedgerPruner:
         self._thread = threading.Thread(target=self._main, name=f"txstream-prune-{topology}", daemon=True)
 
     def start(self) -> None:
-        """Begin soon. Nothing is started when everything is kept."""
+        """Begin soon, unless everything is kept."""
         if not self._keep.everything:
             self._thread.start()
 
     def stop(self, timeout_seconds: float | None = None) -> None:
-        """End between two chunks. After `timeout_seconds` a database that does not answer is not waited for:
-        what is under way there is one transaction, which closing the database ends."""
+        """End between two chunks. Waits `timeout_seconds` at most for a database that does not answer: what
+        is under way there is one transaction, which closing the database ends."""
         self._stopped.set()
         if self._thread.ident is not None:
             self._thread.join(timeout_seconds)
 
     def prune(self) -> int:
-        """One round over all databases; how many rows went. Failures are logged."""
+        """Prune all databases once. Return how many rows were deleted. Failures are logged."""
         return sum(self._prune(database) for database in self._databases)
 
     def _prune(self, database: StateBackend) -> int:

@@ -1,4 +1,4 @@
-"""The open batches: what the event loop's parts may ask of it and tell it, and what can be watched."""
+"""The open batches: what the event loop's parts may ask it and tell it, and what can be watched."""
 
 from __future__ import annotations
 
@@ -16,48 +16,48 @@ if TYPE_CHECKING:
 
 
 class Batches(Protocol):
-    """The open batches. Everything here is for the loop's thread, but for `reach` and `workers.post`."""
+    """The open batches. Only `reach` and `workers.post` may be called outside the loop's thread."""
 
     workers: Workers
     coordinator: Coordinator[Any]
     failures: FailedAttempts
 
     def is_active(self, attempt: TransactionAttempt) -> bool:
-        """Does this attempt still count?"""
+        """Return whether this attempt still counts."""
 
     def carry_out(self, commands: list[Command[Any]]) -> None:
-        """Do what the coordinator has answered."""
+        """Carry out the commands that the coordinator answered."""
 
     def fail_run(self, error: BaseException) -> None:
         """End the run with this error."""
 
     def timing(self, txid: Txid) -> BatchTiming:
-        """The times of a txid, to be written to."""
+        """Return the times of a txid, to be filled in."""
 
     def reach(self, point: Point, txid: Txid) -> None:
-        """A batch got to a point. From any thread; what listens may raise."""
+        """Tell the listener that a batch got to a point. From any thread; the listener may raise."""
 
 
 class Watcher:
-    """Called on the loop's thread; what a method raises ends the run."""
+    """Is told what becomes of attempts, on the loop's thread. What a method raises ends the run."""
 
     def emitting(self, emit: EmitBatch[Any]) -> None:
         """A new attempt is about to be processed."""
 
     def processed(self, attempt: TransactionAttempt, result: BatchResult) -> None:
-        """It was processed, though it may have been dropped meanwhile."""
+        """The attempt was processed; it may have been dropped meanwhile."""
 
     def committing(self, attempt: TransactionAttempt) -> None:
-        """Its commit is about to be asked for."""
+        """The attempt's commit is about to be asked for."""
 
     def bolts_committed(self, attempt: TransactionAttempt, result: BatchResult) -> None:
-        """The bolts of its commit phase have finished."""
+        """The bolts of the attempt's commit phase have finished."""
 
     def committed(self, attempt: TransactionAttempt) -> None:
-        """Every database has it."""
+        """Every database has committed the attempt."""
 
     def dropped(self, attempt: TransactionAttempt) -> None:
-        """It is replayed, perhaps because an earlier batch is."""
+        """The attempt's batch is replayed, perhaps because an earlier batch is."""
 
     def failed(self, attempt: TransactionAttempt, error: BaseException) -> None:
-        """It failed, and nothing has been decided yet."""
+        """The attempt failed, and nothing has been decided yet."""

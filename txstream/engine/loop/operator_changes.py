@@ -1,8 +1,8 @@
-"""What operators can change of a running topology: slots, a pause, an end.
+"""What operators can change about a running topology: its slots, a pause, its end.
 
 Invariants.
-- A request is judged once, the oldest first. When its answer could not be stored, it gets the same again.
-- One thread at a time judges, the one that owns the coordinator then.
+- A request is judged once, the oldest first. If its answer could not be stored, it gets the same one again.
+- Only the thread that owns the coordinator at the time judges.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What becomes of a request: `refused` says why not, `told` is for whoever asked."""
+    """What becomes of a request: `refused` says why it is refused, `told` is for whoever asked."""
 
     refused: str | None
     told: Mapping[str, Any]
@@ -33,7 +33,7 @@ class Judgement:
 class Steering:
     """What is in force, and what becomes of further requests.
 
-    `stopped_by` names the operator who has the run end; None while nobody has.
+    `stopped_by` names the operator who asked the run to end; None while nobody has.
     """
 
     def __init__(self, topology: Topology, coordinator: Coordinator[Any]) -> None:
@@ -45,7 +45,7 @@ class Steering:
         self._too_old: set[str] = set()
 
     def restore(self, requests: Requests, before: Requests | None = None) -> None:
-        """Begin with what is in force, as far as this code can have it, and with what waits to be judged.
+        """Start with what is in force, as far as this code can have it, and judge what waits.
 
         `before` is what there was when this driver came. It may have stood by since, and a stop that came
         meanwhile was meant for it too.
@@ -60,7 +60,7 @@ class Steering:
         self.slots.tell_changed()
 
     def judge(self, request: Request) -> Judgement:
-        """Put a request into force, or refuse it. The coordinator's next commands follow it."""
+        """Put a request into force, or refuse it. The coordinator's next commands obey it."""
         judgement = self._judged.get(request.request_id)
         if judgement is None:
             try:
@@ -72,7 +72,7 @@ class Steering:
         return judgement
 
     def answered(self, request: Request) -> None:
-        """The judgement is stored, so nobody will ask for it again."""
+        """Forget a judgement: it is stored, so nobody will ask for it again."""
         self._judged.pop(request.request_id, None)
 
     def _apply(self, request: Request) -> Mapping[str, Any]:
@@ -120,7 +120,7 @@ class Steering:
         return at
 
     def _restore_stop(self, now: InForce, before: InForce) -> None:
-        """Go by a stop that has not come to its txid yet, and by one that came while this driver stood by."""
+        """Obey a stop whose txid is not committed yet, and one that came while this driver stood by."""
         stop = now.stopped
         if stop is None:
             return
@@ -137,7 +137,7 @@ class Steering:
 
 
 def _since(paused: Request | None) -> dict[str, Any]:
-    """Since when it is paused, and by whom."""
+    """Return since when the topology is paused, and by whom."""
     if paused is None:
         return {"since": None, "by": None}
     return {"since": paused.asked_at.isoformat(timespec="seconds"), "by": paused.asked_by}

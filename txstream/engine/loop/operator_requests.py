@@ -1,10 +1,10 @@
 """What operators ask of a running topology, and what they are shown: where its tasks ran, why a batch fails,
-what is waited for.
+what it waits for.
 
 Invariants.
 - Requests are judged on the loop's thread, the oldest first, and answered once they are in force. An answer
   that could not be stored is given again.
-- The store is asked on the lane of ZooKeeper's writes only.
+- The store is read and written only on the lane of ZooKeeper's writes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 ASSIGNMENT_SECONDS = 10.0
 _RETRY_SECONDS = 1.0
-# All is committed by then; a ZooKeeper that is away must not keep a run from ending.
+# Everything is committed by then; an outage of ZooKeeper must not keep a run from ending.
 _END_SECONDS = 5.0
 _PAUSE = "pause"
 
@@ -57,24 +57,24 @@ class Operators:
         self._pauses = False
 
     def begin(self) -> None:
-        """Before the first batch: apply what is in force, and listen for requests and waits."""
+        """Apply what is in force, and listen for requests and waits. Called before the first batch."""
         self._waiting.changed = lambda: self._batches.workers.post(lambda: self._write(self._tell_waits))
         self._follow()
         self._stop_watch = self._store.watch_requests(lambda: self._batches.workers.post(self._look))
 
     def advanced(self, assignment: Assignment | None) -> None:
-        """A batch is committed and stored; its tasks ran there."""
+        """Note where the tasks of a batch ran, once it is committed and stored."""
         self._newest = assignment
         if not self._pauses:
             self._write_newest()
 
     def failed(self, batch: FailingBatch) -> None:
-        """An attempt failed. Each is stored: attempts wait longer and longer."""
+        """Store an attempt's failure. Each is stored: they are few, since attempts wait ever longer."""
         self._write(lambda: self._store.write_failing(batch))
 
     def finish(self) -> None:
-        """The run ends well: answer what waits, and store where the last tasks ran, then `has_finished`. A
-        FencedError ends the run."""
+        """Answer the waiting requests, store where the last tasks ran, then set `has_finished`. Called when
+        the run ends well; a FencedError still fails it."""
 
         def finished(_: object = None) -> None:
             self.has_finished = True
@@ -106,12 +106,12 @@ class Operators:
         self._batches.workers.submit(Lane.WRITE, self._store.read_requests, answered, unread)
 
     def shut_down(self) -> None:
-        """Stop listening. What is not answered stays for the next leader."""
+        """Stop listening. Unanswered requests stay for the next leader."""
         if self._stop_watch is not None:
             self._stop_watch()
 
     def _tell_waits(self) -> None:
-        """Store what is waited for now; a short wait is often over by then."""
+        """Store the present waits; a short wait is often over by then."""
         waits = self._waiting.waits
         if waits != self._told_waits:
             self._told_waits = waits
@@ -144,7 +144,7 @@ class Operators:
         )
 
     def _tell_tree(self, request: Request) -> None:
-        """How far the tasks of an open txid are. Asking Spark may take a moment: not on the loop's thread."""
+        """Answer how far an open txid's tasks are, off the loop's thread: asking Spark may take a moment."""
         coordinator, runner, txid = self._batches.coordinator, self._runner, request.body.get("txid")
         batch = coordinator.active.get(Txid(txid)) if type(txid) is int else None
         done = type(txid) is int and txid < coordinator.current
@@ -172,7 +172,7 @@ class Operators:
 
     def _not_carried_out(self, error: BaseException) -> None:
         if isinstance(error, CorruptStateError):
-            # It is no reason to stop the batches, though the next start would fail with it.
+            # This is no reason to stop the batches, though the next start would fail because of it.
             log.error("what operators ask cannot be read now: %s", error)
         elif isinstance(error, ServiceUnavailableError):
             log.warning("a request is not answered yet: %s", error)
@@ -183,8 +183,8 @@ class Operators:
     # --- where tasks ran ------------------------------------------------------------------------------
 
     def _write_newest(self) -> None:
-        """Store it, unless it is stored already, then nothing for a while; what comes meanwhile waits for
-        that."""
+        """Store the newest assignment, unless it is stored already, then none for a while; one that comes
+        meanwhile waits."""
         assignment = self._newest
         if assignment is None or assignment is self._written:
             return

@@ -1,6 +1,6 @@
 """What a run waits for, and the waiting itself: outages of databases, partitions, the source.
 
-Several may be waited for at once. Each is logged when its wait begins and when it ends, not at every try.
+A run may wait for several at once. Each wait is logged when it begins and when it ends, not at every try.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ T = TypeVar("T")
 
 
 class RunAbortedError(TxstreamError):
-    """The run was told to end now; whatever waits gives up. The next run recovers."""
+    """The run was told to end now, so every wait gives up. The next run recovers."""
 
 
 class Waiting:
-    """May be used from several threads. `pause` blocks before a further try, and is True when the run is to
-    end. `changed` is called whenever a wait begins or ends, on the thread that waits."""
+    """A run's waits; several threads may use it. `pause` blocks before a further try and returns True if the
+    run is to end. `changed` is called whenever a wait begins or ends, on the thread that waits."""
 
     def __init__(self, pause: Callable[[float], bool]) -> None:
         self.changed: Callable[[], None] = lambda: None
@@ -34,7 +34,7 @@ class Waiting:
 
     @property
     def waits(self) -> tuple[Wait, ...]:
-        """What is waited for now."""
+        """The waits that are under way."""
         return tuple(self._waits.values())
 
     @property
@@ -50,7 +50,7 @@ class Waiting:
     def until(
         self, what: str, ask: Callable[[], T], away: type[TxstreamError] = ServiceUnavailableError
     ) -> T:
-        """What `ask` answers once it no longer raises `away`; blocks, and asks less and less often.
+        """Call `ask`, less and less often, until it no longer raises `away`. Return its answer.
 
         Raises RunAbortedError when the run is told to end.
         """
@@ -68,7 +68,7 @@ class Waiting:
                 return answer
 
     def begin(self, key: str, what: str, reason: object, because: str = "") -> None:
-        """Say that `what` is waited for. A wait that has begun under this key goes on, even if it is for
+        """Begin to wait for `what`. A wait that has begun under this key goes on, even if it was for
         something else."""
         before = self._waits.get(key)
         if before is not None and before.what == what:
@@ -80,13 +80,13 @@ class Waiting:
         self.changed()
 
     def end(self, key: str) -> None:
-        """What was waited for under this key, if anything, is back."""
+        """End the wait under this key, if there is one: what it was for is back."""
         found = self.drop(key)
         if found is not None:
             log.warning("no longer waiting for %s", found)
 
     def drop(self, key: str) -> Wait | None:
-        """Nobody waits under this key any more, whether it is back or not; the wait, if there was one."""
+        """Forget the wait under this key, whether or not what it was for is back. Return it, or None."""
         found = self._waits.pop(key, None)
         if found is not None:
             self.changed()

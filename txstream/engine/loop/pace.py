@@ -1,9 +1,8 @@
-"""How many records the next batch may hold: the most that the spout allows, or less, to meet a latency or a
-rate (pure).
+"""How many records the next batch may hold: the spout's maximum, or fewer to meet a latency or a rate (pure).
 
-Invariants. A limit is never above the spout's `max_batch_records`, nor, with a latency to meet, below
-`FLOOR_RECORDS`. Over any time, no more records are planned than `max_records_per_second` allows for it and
-one second more. What was planned is not planned again for the sake of either.
+Invariants. The limit is never above the spout's `max_batch_records`. To meet a latency it is not lowered
+below `FLOOR_RECORDS`. Over any period, no more records are planned than `max_records_per_second` allows for
+that period plus one second. A batch that was planned is not planned again for the sake of either.
 """
 
 from __future__ import annotations
@@ -14,20 +13,20 @@ from typing import Final
 from txstream.transaction import Txid
 
 FLOOR_RECORDS: Final = 100
-"""What takes longer than this many records is the batch itself: fewer would not help."""
+"""Below this, the batch itself takes longer than its records, so fewer would not help."""
 
 _FIRST_RECORDS: Final = 10_000
-_AIM: Final = 0.8  # of the latency: batches differ
-_FULL: Final = 0.8  # of the limit: a batch with less says nothing of larger ones
+_AIM: Final = 0.8  # of the latency, because batches differ
+_FULL: Final = 0.8  # of the limit: a smaller batch says nothing about larger ones
 _MOST_CHANGE: Final = 2.0  # from one batch to the next
 _BURST_SECONDS: Final = 1.0
-# A trickle of allowance is no reason for a trickle of batches.
+# A batch waits until it has this much of the rate: many tiny batches would be a waste.
 _LEAST_SECONDS: Final = 0.1
 _ROUNDING: Final = 1e-6  # of a record
 
 
 class Pace:
-    """`now` tells seconds. `advanced` is told of every batch that was `planned`, once it is stored."""
+    """See the module. `now` returns seconds. Every `planned` batch goes to `advanced` once it is stored."""
 
     def __init__(
         self,
@@ -50,11 +49,11 @@ class Pace:
 
     @property
     def size(self) -> int:
-        """The limit without regard to the rate: for a replay, whose records were counted before."""
+        """The limit regardless of the rate: for a replay, whose records were counted before."""
         return self._size
 
     def limit(self) -> int:
-        """How many records a new batch may hold now; 0 when it has to wait for `seconds_to_wait`."""
+        """Return how many records a new batch may hold now; 0 if it has to wait for `seconds_to_wait`."""
         if self._rate is None:
             return self._size
         self._count()
@@ -62,14 +61,14 @@ class Pace:
         return min(self._size, int(allowed)) if allowed >= self._least else 0
 
     def seconds_to_wait(self) -> float:
-        """Until `limit` is above 0."""
+        """Return the seconds until `limit` is above 0."""
         if self._rate is None:
             return 0.0
         self._count()
         return max(0.0, (self._least - self._allowance) / self._rate)
 
     def planned(self, txid: Txid, records: int, *, replay: bool = False) -> None:
-        """A batch was planned. Its latency is counted from here; that of a replay is not that of its size."""
+        """Count a planned batch. Its latency begins here. A replay's latency says nothing about its size."""
         if replay:
             self._planned.pop(txid, None)
             return
@@ -77,19 +76,19 @@ class Pace:
         self._allowance -= records
 
     def advanced(self, txid: Txid) -> None:
-        """A batch is committed and stored: how long that took says how large the next ones may be."""
+        """Adapt the limit to the time that a batch took until it was committed and stored."""
         known = self._planned.pop(txid, None)
         if known is None or self._latency is None:
             return
         at, records, limit = known
-        # A clock that stood still: as fast as can be.
+        # If the clock stood still, the batch counts as extremely fast.
         wanted = self._latency * _AIM / max(self._now() - at, 1e-9)
         change = min(_MOST_CHANGE, max(1 / _MOST_CHANGE, wanted))
         if records >= _FULL * limit:
             size = int(records * change)
             self._size = max(self._size, size) if change > 1.0 else min(self._size, size)
         elif change < 1.0:
-            # A small batch that was slow, for whatever reason: fewer next time, but not so few as that.
+            # A small batch was slow, for whatever reason: lower the limit, not below half or this batch.
             self._size = min(self._size, max(records, int(limit / _MOST_CHANGE)))
         self._size = min(self._most, max(FLOOR_RECORDS, self._size))
 

@@ -1,9 +1,9 @@
-"""Asking the source: what a batch holds, and what may be forgotten.
+"""Asks the source what a batch holds, and tells it what it may forget.
 
-Invariant: the source is asked from one thread, one question at a time, in the order of the questions.
+Invariant: one thread asks the source, one question at a time, in the order of the questions.
 
-While all records there are fit into small batches, the next batch gathers them until the job of the batch
-before has ended: side by side, small jobs take each other's time, and every record would wait longer.
+As long as all waiting records fit into a small batch, the next batch gathers records until the job of the
+batch before it has ended. Side by side, small jobs slow each other down, and every record would wait longer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from txstream.zookeeper import ProgressStore
 log = logging.getLogger(__name__)
 
 GATHER_SECONDS = 0.1
-"""Longer than the job of a small batch, and no matter beside a long one."""
+"""Longer than a small batch's job, and negligible beside a long one."""
 
 _POLL_FIRST_SECONDS = 0.005
 _POLL_LONGEST_SECONDS = 0.15
@@ -39,8 +39,8 @@ _SOURCE = "the source"
 
 class Planning:
     """The source's side of the event loop; its methods are called on the loop's thread. `targets` is the end
-    of the log where the run ends, if it does. `most_of_partition` is what a batch takes of one at most, and
-    `gather_seconds` how long a small batch gathers at most."""
+    of the log at which the run ends, or None. A batch takes `most_of_partition` records of a partition at
+    most; a small batch gathers for `gather_seconds` at most."""
 
     def __init__(
         self,
@@ -70,11 +70,11 @@ class Planning:
         self._gathering: Plan[Any] | None = None
 
     def planned_at(self, txid: Txid) -> datetime:
-        """When it was planned; now for a plan that was stored by another driver."""
+        """Return when a txid was planned; for a plan that another driver stored, the present time."""
         return self._planned_at.get(txid, datetime.now(UTC))
 
     def plan(self, plan: Plan[Any]) -> None:
-        """Have the source plan a batch, now or when it has gathered its records."""
+        """Have the source plan a batch, now or once it has gathered its records."""
         jobs = (batch.phase is Phase.PROCESSING for batch in self._batches.coordinator.active.values())
         if plan.replay or not self._is_small or not self._gather_seconds or not any(jobs):
             self._ask(plan)
@@ -83,7 +83,7 @@ class Planning:
         self._batches.workers.after(self._gather_seconds, lambda: self._end_gathering(plan))
 
     def job_ended(self) -> None:
-        """A batch was processed: the next has gathered its records."""
+        """Plan the batch that gathers, if there is one, because a job has ended."""
         self._end_gathering(self._gathering)
 
     def _end_gathering(self, plan: Plan[Any] | None) -> None:
@@ -144,7 +144,7 @@ class Planning:
         batches.workers.submit(Lane.PLAN, work, done, failed)
 
     def _is_all_there_is(self, metas: BatchMetas[Any], records: int | None, limit: int) -> bool:
-        """Does a batch hold all that there was, and was that worth one Spark task at most?"""
+        """Return whether a batch holds all that there was, and that is worth one Spark task at most."""
         if records is None or records > min(limit - 1, ONE_TASK_RECORDS):
             return False
         most = self._most_of_partition
@@ -155,7 +155,7 @@ class Planning:
             self.plan(plan)
 
     def forget(self, txid: Txid) -> None:
-        """Everything up to `txid` is committed."""
+        """Have the source forget what is committed: everything up to `txid`."""
         batches = self._batches
         self._planned_at.pop(txid, None)
         self._pace.advanced(txid)

@@ -1,7 +1,7 @@
-"""Processing batches: an attempt's job, when it begins, and what it leaves for the commit: merged deltas.
+"""Processes batches: an attempt's job, when it begins, and the merged deltas that it leaves for the commit.
 
-Invariants. What an attempt left is kept until its commit takes it, or until it is dropped; never both. A plan
-that is stored begins only when all its partitions can be read, if it was recovered or has failed before.
+Invariants. What an attempt left is kept until its commit takes it or it is dropped, never both. A stored plan
+that was recovered or has failed before begins only when all its partitions can be read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Processing:
-    """The jobs of the event loop; its methods are called on the loop's thread."""
+    """The jobs of the event loop. Methods are called on the loop's thread, except `cancel` and `release`."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Processing:
         self._emitted: set[Txid] = set()
 
     def emit(self, emit: EmitBatch[Any]) -> None:
-        """Process an attempt, after the wait that its txid's failures make due."""
+        """Process an attempt, after the wait that its txid's failures call for."""
         txid = emit.attempt.txid
         self._statistics.replayed_attempts += txid in self._emitted
         self._emitted.add(txid)
@@ -69,32 +69,32 @@ class Processing:
             start()
 
     def take(self, attempt: TransactionAttempt) -> ProcessedBatch:
-        """Hand over to its commit what a processed attempt left."""
+        """Return what a processed attempt left, for its commit to take."""
         return self._processed.pop(attempt)
 
     def drop(self, attempt: TransactionAttempt) -> None:
-        """The attempt is replayed: its job may stop, and what it left is dropped."""
+        """Have the job of a dropped attempt stopped, and drop what it left: its batch is replayed."""
         self._batches.workers.submit(Lane.CANCEL, lambda: self.cancel(attempt))
         dropped = self._processed.pop(attempt, None)
         if dropped is not None:
             self._release_soon(dropped.result)
 
     def committed(self, txid: Txid) -> None:
-        """Nothing of this txid will be asked for again."""
+        """Forget a txid: nothing of it will be asked for again."""
         self._emitted.discard(txid)
 
     def cancel(self, attempt: TransactionAttempt) -> None:
         """Ask the runner to stop an attempt."""
         try:
             self._runner.cancel(attempt)
-        except Exception as error:  # noqa: BLE001 - only a wish; a cluster that is gone must not hide why
+        except Exception as error:  # noqa: BLE001 - only a wish; a lost cluster must not hide the cause
             log.info("%s could not be cancelled: %s", attempt, error)
 
     def release(self, result: BatchResult) -> None:
         """Drop what the runner keeps of a batch."""
         try:
             self._runner.release(result)
-        except Exception as error:  # noqa: BLE001 - the batch itself is not concerned; what is kept goes with Spark
+        except Exception as error:  # noqa: BLE001 - the batch is not affected; what is kept ends with Spark
             log.info("what was kept of a batch could not be dropped: %s", error)
 
     def _release_soon(self, result: BatchResult) -> None:

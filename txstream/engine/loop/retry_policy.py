@@ -1,4 +1,4 @@
-"""Which failures are replayed, which count as bugs, how long attempts may take, and what is said of them."""
+"""Which failures are replayed, which count as bugs, how long attempts may take, and what is reported."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ BACKOFF_LONGEST_SECONDS = 5.0
 
 WARM_UP_SECONDS = 30.0
 """What a run's first attempts, and those after a timeout, have on top of the message timeout: Python workers
-start, Java compiles. A worker that needed longer than the timeout to start would be cancelled for ever.
+start, Java compiles. Without it, a worker that takes longer than the timeout to start is cancelled for ever.
 Measured: 5 to 8 s on two busy cores for a job that then takes 0.25 s. A cluster may have to start executors.
 """
 
 _KEPT_FAILURES = 10
-# Of all attempts of a batch together: a ledger row of a wide topic must not grow with every failure.
+# For all attempts of a batch together: the ledger row of a wide topic must not grow with every failure.
 _KEPT_RANGES = 500
 _LONGEST_MESSAGE = 1_000
 _MOST_REASONS = 20
@@ -50,8 +50,8 @@ class Verdict(Enum):
 
 
 def judge(error: BaseException, *, is_writing: bool = False) -> Verdict:
-    """What an attempt's error means. `is_writing`: it came in the transactions of the states, where only
-    outages and dead tasks are replayed: data that cannot be stored now could not be stored the next time."""
+    """Return what an attempt's error means. `is_writing`: it came from the transactions of the states, where
+    only outages and dead tasks are replayed: data that cannot be stored now cannot be stored next time."""
     if isinstance(error, (BatchFailedError, ServiceUnavailableError)):
         return Verdict.REPLAY
     if isinstance(error, BoltError):
@@ -64,8 +64,8 @@ def judge(error: BaseException, *, is_writing: bool = False) -> Verdict:
 
 
 class AttemptTime:
-    """How long a run's next attempt may take. The first ones, and those after a timeout, which ends Python
-    workers, have `warm_up_seconds` on top of the message timeout."""
+    """How long a run's next attempt may take. The first attempts, and those after a timeout (which ends
+    Python workers), have `warm_up_seconds` on top of the message timeout."""
 
     def __init__(self, timeout_seconds: float, warm_up_seconds: float) -> None:
         self.seconds = timeout_seconds + warm_up_seconds
@@ -73,12 +73,12 @@ class AttemptTime:
         self._warm_up_seconds = warm_up_seconds
 
     def ended(self, error: BaseException | None = None) -> None:
-        """An attempt of this run has ended."""
+        """Note that an attempt of this run has ended."""
         is_warm = not isinstance(error, BatchTimeoutError)
         self.seconds = self._timeout_seconds + (0 if is_warm else self._warm_up_seconds)
 
     def is_over(self, attempt: TransactionAttempt, done: str, seconds: float) -> BatchTimeoutError:
-        """That an attempt was not `done` within so many seconds."""
+        """Return the error that an attempt was not `done` within so many seconds."""
         warm_up = " and the workers' warm-up" if seconds > self._timeout_seconds else ""
         return BatchTimeoutError(
             f"{attempt} was not {done} within {seconds:g} s (message_timeout_seconds{warm_up})"
@@ -86,14 +86,14 @@ class AttemptTime:
 
 
 def reason_of(error: BaseException | str) -> str:
-    """Why an attempt failed, in the same words for every attempt: without number, task and tuple."""
+    """Return why an attempt failed, in the same words for every attempt: without number, task and tuple."""
     text = _ATTEMPT.sub("the batch", str(error) or type(error).__name__)
     return _OF_ONE_ATTEMPT.sub("", text)
 
 
 def reason_without_data(error: BaseException) -> str:
-    """As `reason_of`, for ZooKeeper, which is no place for data: of user code's errors, whose messages may
-    hold anything, only the kind and the place."""
+    """As `reason_of`, for ZooKeeper, which is no place for data. User code's errors, whose messages may hold
+    anything, are given by kind and place only."""
     if isinstance(error, TxstreamError) and error.without_data:
         return error.without_data
     if isinstance(error, (BatchFailedError, ServiceUnavailableError)):
@@ -102,7 +102,7 @@ def reason_without_data(error: BaseException) -> str:
 
 
 def count_reason(reasons: Counter[str], reason: str) -> int:
-    """How often this reason was there, with this time. Past a number of them, others are counted together."""
+    """Count a reason, and return how often it came. Past a number of reasons, others are counted together."""
     if reason not in reasons and len(reasons) >= _MOST_REASONS:
         reason = _OTHER_REASONS
     reasons[reason] += 1
@@ -110,14 +110,14 @@ def count_reason(reasons: Counter[str], reason: str) -> int:
 
 
 def shortened(message: str) -> str:
-    """Cut to what is kept of a message."""
+    """Return a message, cut to the length that is kept."""
     return message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}..."
 
 
 @dataclass
 class TxidFailures:
-    """How often a txid has failed in this run. `last` are its latest failures and what those attempts held,
-    `reasons` are for ZooKeeper, `timeouts` counts those in a row."""
+    """How often a txid has failed in this run. `last` has its latest failures and what those attempts held;
+    `reasons` is for ZooKeeper; `timeouts` counts timeouts in a row."""
 
     attempts: int = 0
     bugs: int = 0
@@ -134,7 +134,7 @@ class TxidFailures:
         attempt: TransactionAttempt | None = None,
         held: BatchMetas[Any] | None = None,
     ) -> None:
-        """One more. Without an `attempt` it is counted, but not kept."""
+        """Add a failure. Without an `attempt` it is counted, but not kept."""
         self.attempts += 1
         self.bugs += judge(error) is Verdict.BUG
         self.timeouts = self.timeouts + 1 if isinstance(error, BatchTimeoutError) else 0
@@ -152,9 +152,9 @@ class TxidFailures:
     def for_ledger(
         self, committed: BatchMetas[Any], encode: Callable[[Any], Mapping[str, Any]]
     ) -> tuple[Mapping[str, Any], ...]:
-        """The latest failures as the ledger keeps them: `same` where the attempt held what is committed now,
-        otherwise its `ranges` and what it `left_out`, the newest first as long as there is room; `more` of
-        them there was no room for."""
+        """Return the latest failures, oldest first, as the ledger keeps them. `same` says that the attempt
+        held what is committed now; otherwise there are its `ranges` and what it `left_out`. The newest
+        failures get the room first; `more` is how many partitions found none."""
         room, kept = _KEPT_RANGES, []
         for document, held in reversed(self.last):
             if (held.partitions, held.unavailable.keys()) == (
@@ -171,7 +171,7 @@ class TxidFailures:
         return tuple(reversed(kept))
 
     def with_advice(self, error: BaseException, records: int | None) -> BaseException:
-        """A timeout that follows another one says what to change; what failed otherwise stays as it is."""
+        """Return the error. A timeout that follows another one gets advice on what to change."""
         if not (isinstance(error, BatchTimeoutError) and self.timeouts):
             return error
         size = "an unknown number of" if records is None else f"{records:,}"
@@ -183,7 +183,7 @@ class TxidFailures:
 
     @property
     def delay_seconds(self) -> float:
-        """How long the next attempt waits: the same failure seldom goes away at once."""
+        """How long the next attempt waits, because a failure seldom goes away at once."""
         if self.attempts == 0:
             return 0.0
         doubled = BACKOFF_FIRST_SECONDS * 2.0 ** min(self.attempts - 1, 30)

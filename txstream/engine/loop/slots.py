@@ -1,6 +1,6 @@
-"""The slots of a topology's components: which they have, and which they may have.
+"""The slots of a topology's components: how many they have, and how many they may have.
 
-Asked for each operator's request, and for stored slots at a start.
+Checked for each operator's request, and for the stored slots at a start.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class Slots:
-    """As declared, and as operators have changed them since.
+    """The slots as declared, and as operators have changed them since.
 
     They change in one step: `changed` is replaced, never modified, and every attempt reads it once, when it
     starts. So an attempt in flight ends with the slots that it began with.
@@ -29,13 +29,13 @@ class Slots:
         self._spout = topology.components[0].id
 
     def restore(self, slots: Mapping[str, int]) -> None:
-        """Begin with the stored slots, as far as this code can have them."""
+        """Start with those of the stored slots that this code can have."""
         self.changed, ignored = fitting_scale(slots, self._now(), spout=self._spout)
         for sentence in ignored:
             log.warning("%s", sentence)
 
     def change(self, slots: Mapping[str, int]) -> Mapping[str, int]:
-        """Put these into force; the slots that their components had until now. Raises UsageError."""
+        """Put these slots into force. Return what their components had until now. Raises UsageError."""
         now = self._now()
         granted = check_scale(slots, now, spout=self._spout)
         self.changed = {**self.changed, **granted}
@@ -45,7 +45,7 @@ class Slots:
         return before
 
     def tell_changed(self) -> None:
-        """Log which components have other slots than their code says."""
+        """Log the components that have other slots than their code declares."""
         for component, count in sorted(self.changed.items()):
             declared = self._declared[component]
             if count != declared:
@@ -64,12 +64,11 @@ class Slots:
 def check_scale(
     slots: Mapping[str, int], components: Mapping[str, tuple[int, int]], *, spout: str | None = None
 ) -> dict[str, int]:
-    """The slots asked for, when each of them can be had. `components` maps a component to its slots and
-    tasks now; `spout` is the one among them whose tasks are its parallelism. Called on the driver, once per
-    request.
+    """Return the slots asked for if all of them can be had. Called on the driver, once per request.
 
-    Raises UsageError, a sentence for each that cannot: an unknown component, fewer slots than one, more slots
-    than tasks.
+    `components` maps a component to its present slots and tasks; `spout` is the component whose tasks are its
+    parallelism. Raises UsageError if no component is named, or with a sentence for each that cannot be had:
+    an unknown component, fewer slots than one, more slots than tasks.
     """
     problems = [_problem(component, count, components, spout) for component, count in sorted(slots.items())]
     found = [problem for problem in problems if problem is not None]
@@ -83,7 +82,7 @@ def check_scale(
 def fitting_scale(
     slots: Mapping[str, int], components: Mapping[str, tuple[int, int]], *, spout: str | None = None
 ) -> tuple[dict[str, int], list[str]]:
-    """Of the slots in force those that this code can have, and a sentence for each of the others.
+    """Return those of the slots in force that this code can have, and a sentence for each of the others.
 
     Called on the driver when a leader starts: the code may have changed since the slots were asked for.
     """

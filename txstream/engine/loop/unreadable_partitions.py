@@ -22,8 +22,8 @@ _NAMED_PARTITIONS = 8
 
 
 class UnreadablePartitions:
-    """`left_out` has what the last plan could not read, with the reasons; `recheck` are stored plans that
-    must not begin before their partitions can be read: they were recovered, or have failed before."""
+    """`left_out` has the partitions that the last plan could not read, with the reasons. `recheck` has stored
+    plans, recovered ones or ones that have failed, that must not begin before all partitions can be read."""
 
     def __init__(
         self, batches: Batches, spout: PartitionCoordinator[Any], waiting: Waiting, recheck: set[Txid]
@@ -35,8 +35,8 @@ class UnreadablePartitions:
         self._waiting = waiting
 
     def leave_out(self, unavailable: Mapping[str, str]) -> None:
-        """A plan goes without these: say so when it begins, and when one is back; not in every batch. Called
-        on the thread that plans."""
+        """Note what a plan goes without. Log a partition when it is first left out and when it is back, not
+        in every batch. Called on the thread that plans."""
         gone, back = unavailable.keys() - self.left_out.keys(), self.left_out.keys() - unavailable.keys()
         self.left_out = unavailable
         if gone:
@@ -47,7 +47,7 @@ class UnreadablePartitions:
             log.warning("batches have %s again", _listed(back))
 
     def wait_for(self, emit: EmitBatch[Any], start: Callable[[EmitBatch[Any]], None]) -> None:
-        """Start a stored plan when all its partitions can be read; this is not the attempt's time."""
+        """Start a stored plan once all its partitions can be read. The attempt's time begins only then."""
         batches, key = self._batches, f"txid {emit.attempt.txid}"
         because = f"{key} must hold the same tuples"
         if not batches.is_active(emit.attempt):
@@ -75,7 +75,7 @@ class UnreadablePartitions:
 
 
 def _listed(partitions: Collection[str]) -> str:
-    """ "partitions lines/1, lines/3", cut where there are many."""
+    """Return "partitions lines/1, lines/3", cut if there are many."""
     named = sorted(partitions, key=in_order)
     more = f" and {len(named) - _NAMED_PARTITIONS:,} more" if len(named) > _NAMED_PARTITIONS else ""
     return f"partition{'s' if len(named) > 1 else ''} {', '.join(named[:_NAMED_PARTITIONS])}{more}"

@@ -1,11 +1,11 @@
-"""Where a driver's work is done, and the queue of events through which its loop hears of it.
+"""Where a driver's work is done, and the queue of events that brings the answers to its loop.
 
 A run has threads; a test holds work back until it is asked for; a simulation does one piece at a time, in an
 order that a seed decides. The loop is the same over all of them.
 
-Invariants: events run one at a time, on the thread that calls `next`; any thread may post one, but only that
-thread may submit work or set a timer. The work of one lane is done in the order in which it was submitted,
-one piece after the other; only jobs run side by side.
+Invariants. Only the thread that calls `next` runs events, one at a time. Any thread may post an event, but
+only that thread may submit work or set a timer. The work of a lane is done one piece at a time, in the order
+in which it was submitted; only jobs run side by side.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Event = Callable[[], None]
 
 
 class Lane(StrEnum):
-    """The kinds of work that a driver has done."""
+    """The kinds of work that a driver submits."""
 
     PLAN = "plan"
     """Questions to the source."""
@@ -39,7 +39,7 @@ class Lane(StrEnum):
     COMMIT = "commit"
     """Commits, with their bolts."""
     CANCEL = "cancel"
-    """Requests to the runner, on a lane of their own, because they end jobs that are stuck."""
+    """Cancels and releases in the runner. They have a lane of their own because they end stuck jobs."""
 
 
 class Workers(Protocol):
@@ -54,43 +54,43 @@ class Workers(Protocol):
         *,
         attempt: TransactionAttempt | None = None,
     ) -> None:
-        """Have `work` done; `done` with its result, or `failed` with its error, comes as an event. Without
-        them nobody hears of it. `attempt` is the one that the work processes or commits, if it does."""
+        """Have `work` done. `done` with its result, or `failed` with its error, follows as an event; without
+        them, result or error is dropped. `attempt` is the one that the work processes or commits, if any."""
 
     def now(self) -> float:
-        """Seconds from any start, which never go back."""
+        """Return seconds since some start; they never go back."""
 
     def post(self, event: Event) -> None:
-        """Have an event handled. From any thread."""
+        """Queue an event. From any thread."""
 
     def after(self, seconds: float, event: Event, *, is_deadline: bool = False) -> None:
-        """Have `event` come in so many seconds. A deadline says how long work may take; the others are waits
-        before a further try."""
+        """Have `event` come after so many seconds. A deadline limits how long work may take; other timers are
+        waits before a further try."""
 
     def next(self) -> Event:
-        """The next event; blocks until there is one."""
+        """Return the next event; blocks until there is one."""
 
     def pause(self, seconds: float) -> bool:
-        """Block before a further try; True when there is to be none. Called from inside work."""
+        """Block before a further try; return True if there is to be none. Not to be called by events."""
 
     def interrupt(self) -> None:
-        """Have every `pause` return True from now on. From any thread."""
+        """Make every `pause` return True from now on. From any thread."""
 
     @property
     def is_interrupted(self) -> bool: ...
 
     def shut_down(self) -> None:
-        """Wait for the work that is being done, but for jobs; do no other."""
+        """Wait for the work that is under way, except jobs; drop the work that has not begun."""
 
 
 class Clock(Protocol):
-    """Seconds from any start, which never go back; calling it tells them."""
+    """A clock: calling it returns seconds since some start, which never go back."""
 
     def __call__(self) -> float: ...
 
     def seconds_until(self, due: float) -> float | None:
-        """How long to block, in real seconds, before it is worth asking again; None when only a notification
-        of `changed` can make it so."""
+        """Return how long to block, in real seconds, before it is worth asking again; None if only a
+        notification of `changed` can make it so."""
 
 
 class MonotonicClock:
@@ -104,7 +104,7 @@ class MonotonicClock:
 
 
 class Timer(NamedTuple):
-    """An event that comes at a time; those of one time come by their numbers."""
+    """An event that comes at a time; timers of the same time come in the order of their numbers."""
 
     due: float
     number: int
@@ -164,14 +164,14 @@ class ThreadWorkers:
             heapq.heappush(self.timers, timer)
 
     def next(self) -> Event:
-        """The next event: a timer that is due before those that were posted."""
+        """Return the next event; timers that are due come before posted events."""
         with self.changed:
             while not self.is_ready():
                 self.changed.wait(self._seconds_to_timer())
             return self._pop()
 
     def is_ready(self) -> bool:
-        """Is there something for `next`?"""
+        """Return whether there is something for `next`."""
         return self._is_due() or bool(self.events)
 
     def pause(self, seconds: float) -> bool:

@@ -1,2 +1,2 @@
-"""Spark: started, watched and ended by `engine`, `session` and `java_process`; its jobs run by
-`spark_runner` on the driver, by `executor` and `daemon` where tasks run."""
+"""Spark. `engine`, `session` and `java_process` start, watch and end it. `spark_runner` runs jobs on it from
+the driver; `executor` and `daemon` are for the processes that run its tasks."""

@@ -1,18 +1,18 @@
-"""Spark's Python daemon: imports once what all its workers need, collects no garbage after every task, and
-gives bolts an end.
+"""Spark's Python daemon. It imports once what all its workers need, does not collect garbage after every
+task, and closes what bolts have opened.
 
-Spark puts its own zip of PySpark before everything on the path. Python compiles what it imports from a zip
-anew in every process: half a second, where the same PySpark lies installed and compiled beside it.
+Spark puts its own zip of PySpark first on the path. Python compiles what it imports from a zip anew in every
+process. That costs half a second, although the same PySpark is installed, and compiled, beside it.
 
-PySpark's daemon makes each worker run `gc.collect()` when a task ends: 10 to 40 ms, more than a small
-batch costs otherwise. This one collects once per worker and freezes what is alive then. Later garbage is
-left to Python's own generations.
+PySpark's daemon makes each worker run `gc.collect()` when a task ends: 10 to 40 ms, more than the rest of a
+small batch costs. This one collects once per worker and freezes what is alive then. Later garbage is left to
+Python's own generations.
 
 A worker process that ends in good order closes what bolts have opened in it: when Spark closes its socket
 (it was idle for a minute, a task failed, the executor ends), and when the daemon ends before it.
 
-Imported by name on executors (`spark.python.daemon.module`), before shipped files are on the path; it
-imports nothing that starts threads, since it forks. (Arrow's allocator starts one, and sees to forks.)
+It is imported by name on executors (`spark.python.daemon.module`), before shipped files are on the path. It
+imports nothing that starts threads, because it forks. (Arrow's allocator starts one, and can handle forks.)
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any
 
 
 def installed_first(path: Sequence[str]) -> list[str]:
-    """A path of imports on which the zips that an installed PySpark brings along come last."""
+    """Return an import path on which the zips that an installed PySpark brings along come last."""
 
     def is_brought_along(entry: str) -> bool:
         folder, inside, _ = entry.partition("/pyspark/python/lib/")
@@ -79,13 +79,13 @@ class HangUpGently:
 
 
 def worker(sock: socket.socket, authenticated: bool) -> int:
-    """One task, as PySpark's own `worker`, which is called again for the next. Closes what is open when it
-    will not be."""
+    """Run one task with PySpark's own `worker`, which is called again for the next task. If it will not be,
+    close what is open."""
     code = 1
     try:
         code = _spark_worker(sock, authenticated)
     except BrokenPipeError:
-        return code  # Spark has closed the socket, which is how a worker ends: no reason for a traceback
+        return code  # Spark has closed the socket. That is how a worker ends, no reason for a traceback
     finally:
         if code or not os.environ.get("SPARK_REUSE_WORKER"):
             close_worker_process()
@@ -93,8 +93,8 @@ def worker(sock: socket.socket, authenticated: bool) -> int:
 
 
 def hang_up(number: int, _: Any) -> None:
-    """The daemon is ending, and has signalled its workers. In the middle of a task a worker dies of it, as
-    PySpark's does, because what is open is in use; between two tasks it closes first."""
+    """Handle SIGHUP from a daemon that is ending. In the middle of a task the worker dies of it, as
+    PySpark's does, because what is open is in use. Between two tasks it closes that first."""
     context = sys.modules.get("pyspark.taskcontext")
     if context is not None and context.TaskContext.get() is not None:
         signal.signal(number, signal.SIG_DFL)
@@ -116,10 +116,10 @@ def close_worker_process() -> None:
 
 
 def get_ready() -> None:
-    """Import what every task needs, so that workers have it when they are forked: half a second of CPU each,
-    and memory that they share. What cannot be imported here, a worker's first task tells."""
+    """Import what every task needs, so that workers have it when they are forked. That saves half a second of
+    CPU each, and they share the memory. If an import fails here, a worker's first task reports it."""
     with contextlib.suppress(ImportError):
-        import pyarrow.acero  # noqa: F401 - groups rows, and brings pandas, where it is, as any array does
+        import pyarrow.acero  # noqa: F401 - groups rows; imports pandas, if installed, as any array does
         import pyspark.worker  # noqa: F401
 
         import txstream.engine.spark.spark_runner  # noqa: F401
@@ -127,7 +127,7 @@ def get_ready() -> None:
     gc.freeze()
 
 
-# The daemon calls these by the names that it imported; there are no settings for them.
+# The daemon uses these by the names that it imported. There are no settings for them.
 vars(pyspark.daemon).update(gc=CollectOnce(), signal=HangUpGently(), worker=worker)
 
 if __name__ == "__main__":

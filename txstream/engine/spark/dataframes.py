@@ -1,11 +1,12 @@
 """DataFrame bolts: tuples from a stage's messages to DataFrames, and back into messages.
 
-The bolt's `transform` runs on the driver and only describes; Spark computes it within the attempt's job. What
-it computes is handed on by Spark tasks of its own, one per partition, each of which tells the next stage.
+The bolt's `transform` runs on the driver and only describes the computation, which Spark does within the
+attempt's job. The results are handed on by Spark tasks of their own, one per partition, each of which sends
+messages to the next stage.
 
-Invariant: the same rows of a partition make the same messages, in whatever order Spark hands them over. What
-comes through a shuffle comes in another order when it is computed again, and an even spread would then send
-other rows to a task than the first time.
+Invariant: the same rows of a partition make the same messages, in whatever order Spark hands them over. Rows
+that come through a shuffle come in another order when they are computed again, and an even spread would then
+send other rows to a task than the first time.
 """
 
 from __future__ import annotations
@@ -91,8 +92,8 @@ def check_dataframes(plan: ExecutionPlan) -> None:
 class Sessions:
     """The sessions in which DataFrame bolts are computed: the user's, or one for each width of a batch.
 
-    Made before the first batch, and used once: what Spark needs for its first DataFrame takes seconds, which
-    must not count against the time that a batch has.
+    They are made before the first batch, and one is used at once: what Spark needs for its first DataFrame
+    takes seconds, which must not count against the time limit of a batch.
     """
 
     def __init__(self, context: SparkContext, given: SparkSession | None) -> None:
@@ -108,8 +109,8 @@ class Sessions:
         blocks.mapInArrow(_write_blocks, blocks.schema).rdd.count()
 
     def of_width(self, width: int) -> SparkSession:
-        """The session for batches that are worth so many Spark tasks: their shuffles get as many partitions.
-        A session of the user's is left as it is."""
+        """Return the session for batches of `width` Spark tasks: their shuffles get as many partitions. A
+        session of the user's is left as it is."""
         if self._given is not None:
             return self._given
         with self._lock:
@@ -140,10 +141,10 @@ def compute(
     spec: BoltSpec,
     messages: RDD[Element],
 ) -> Iterator[tuple[str, RDD[Element]]]:
-    """The results of a DataFrame bolt of `stage` over the messages before it, for each of its output streams:
-    a name for the sender, and elements for the next stage.
+    """Apply a DataFrame bolt of `stage` to the messages before it. Yields, for each of its output streams,
+    the origin of its messages and an RDD of elements for the next stage.
 
-    Raises the error of its `transform`, or TupleError when that answers with other columns than declared.
+    Raises the error of the bolt's `transform`, or TupleError when that returns other columns than declared.
     """
     bolt = spec.create()
     if not isinstance(bolt, DataFrameBolt):
@@ -187,7 +188,7 @@ def _read(
 
 
 def _blocks(session: SparkSession, blocks: RDD[tuple[bytes]]) -> DataFrame:
-    """A DataFrame whose rows are Arrow streams."""
+    """Return a DataFrame whose rows are Arrow streams."""
     return session.createDataFrame(blocks, _block_schema(), verifySchema=False)
 
 
@@ -221,7 +222,7 @@ def _check_outputs(spec: BoltSpec, outputs: Any) -> None:
 
 
 def _columns(schema: StructType) -> list[tuple[str, DataType]]:
-    """Names and types. Whether Spark thinks that there may be nulls depends on how a column was computed."""
+    """Names and types. Nullability is left out: in Spark it depends on how a column was computed."""
     return [(column.name, _with_nulls(column.dataType)) for column in schema]
 
 
@@ -238,14 +239,15 @@ def _with_nulls(kind: DataType) -> DataType:
 
 
 def _with_plain_names(df: DataFrame) -> DataFrame:
-    """PySpark looks columns up by name, and so takes a dot for a field, and two spellings for one name."""
+    """Rename columns if need be. PySpark looks them up by name: it takes a dot for a field, and two spellings
+    for one name."""
     names = df.columns
     plain = all(map(_PLAIN_NAME.fullmatch, names)) and len({name.lower() for name in names}) == len(names)
     return df if plain else df.toDF(*(f"c{position}" for position in range(len(names))))
 
 
 def _spark_schema(schema: pa.Schema, component: str, source: str, stream: str) -> StructType:
-    """Raises TopologyError for a type that Spark does not have."""
+    """Return an Arrow schema as Spark's. Raises TopologyError for a type that Spark does not have."""
     from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import from_arrow_type
     from pyspark.sql.types import StructField, StructType
@@ -271,7 +273,7 @@ def _blocks_for(
     """The tuples of one subscription in one message, as rows of one Arrow stream each."""
     message = Message.decode(element[1])
     if message.failure is not None:
-        # Only when it is computed again, and fails this time; the driver finds the error in Spark's.
+        # Only if the message is computed again and fails then. The driver finds this error in Spark's.
         raise message.failure.to_error(current_order().attempt)
     for parcel, table in message.parcels.items():
         if (parcel.stage, parcel.component, parcel.source, parcel.stream) == (
@@ -307,8 +309,8 @@ def _write_blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 def _route(
     shipped: Broadcast[bytes], run_id: str, component: str, stream: str, index: int, rows: Iterable[Any]
 ) -> Iterator[Element]:
-    """Hand on one partition of what was computed, as a task of the bolt would."""
-    # Outside of the try: what Spark raises here is not this bolt's, and ends the Spark task as usual.
+    """Hand on one partition of the results, as a task of the bolt would."""
+    # Outside `route_blocks`' try: what Spark raises here is not the bolt's failure, and ends the Spark task.
     blocks = [pa.ipc.open_stream(pa.py_buffer(row.block)).read_all() for row in rows]
     yield from route_blocks(shipped_plan(shipped, run_id), component, stream, index, current_order(), blocks)
 
@@ -321,7 +323,7 @@ def route_blocks(
     order: WorkOrder,
     blocks: Iterable[pa.Table],
 ) -> Iterator[Element]:
-    """The elements for the next stage, and the answer, of partition `index` of what `component` computed."""
+    """Yield the answer, and the elements for the next stage, of partition `index` of a bolt's results."""
     layout = lay_out(plan, order.width, order.slots)
     stage = layout.home(component)
     following = layout.following(stage)
@@ -360,7 +362,7 @@ def _as_declared(blocks: Iterable[pa.Table], schema: pa.Schema, component: str, 
 
 
 def _in_order(table: pa.Table) -> pa.Table:
-    """The rows in an order that depends on nothing but their values."""
+    """Return the rows in an order that depends only on their values."""
     keys = pa.table(
         [_sortable(column) for column in table.columns], [str(n) for n in range(table.num_columns)]
     )
@@ -368,7 +370,7 @@ def _in_order(table: pa.Table) -> pa.Table:
 
 
 def _sortable(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
-    """Arrow does not order nested values; their text will do."""
+    """Return a column that Arrow can sort: it does not order nested values, so these become text."""
     if pa.types.is_nested(column.type):
         return pa.array([repr(value) for value in column.to_pylist()], pa.string())
     return column

@@ -1,7 +1,7 @@
 """Spark as a driver uses it: started, kept warm while the driver stands by, and ended.
 
-Invariants. Without a session of the user's, Spark gets a process of its own. What was started is ended,
-however far a start has come. When that process has ended, the next start makes another one.
+Invariants. Without a session of the user's, Spark gets a process of its own. Whatever was started is ended,
+however far a start has come. If that process has ended, the next start makes another one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import pyarrow.acero  # noqa: F401 - otherwise the first batch does, when it groups rows
+import pyarrow.acero  # noqa: F401 - otherwise the first batch imports it, when it groups rows
 from pyspark import cloudpickle
 
 from txstream.api.errors import SparkLostError
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# The first time workers import all that a batch needs, which takes seconds, and longer on a busy machine.
+# The first time, workers import all that a batch needs. That takes seconds, and longer on a busy machine.
 _WARM_SECONDS = 60.0
 
 
 class SparkEngine:
-    """`pause` waits so many seconds, and answers True when the run is to end: a start ends then, too. Not for
-    several threads at once, except `check`."""
+    """Starts and ends Spark. `pause` waits so many seconds, and returns True when the run is to end, which
+    ends a start too. Only `check` may be called from several threads at once."""
 
     def __init__(
         self,
@@ -69,13 +69,13 @@ class SparkEngine:
         return self
 
     def __exit__(self, *raised: Any) -> bool | None:
-        """End what was started. What has failed because Spark's process has ended is raised as that."""
+        """End what was started. An error caused by the end of Spark's process is raised as SparkLostError."""
         opened = self._opened
         self._forget()
         return opened.__exit__(*raised)
 
     def check(self) -> None:
-        """Raises SparkLostError when Spark's process has ended."""
+        """Raise SparkLostError when Spark's process has ended."""
         self._process.check()
 
     def start(self) -> SparkContext:
@@ -118,8 +118,8 @@ class SparkEngine:
         return SparkRunner(self.start(), plan, self._session, sessions=self._sessions)
 
     def keep_warm(self, plan: ExecutionPlan) -> None:
-        """Start Spark unless it is up, and have Python workers import what a batch needs, which also keeps
-        Spark from ending them as idle. What fails is ended, so that the next start makes it anew."""
+        """Start Spark unless it is up, and have Python workers import what a batch needs. That also keeps
+        Spark from ending them as idle. If it fails, Spark is ended, so that the next start makes it anew."""
         with contextlib.ExitStack() as stack:
             stack.push(self._end_if_failed)
             context = self.start()
@@ -129,9 +129,8 @@ class SparkEngine:
                 stack.enter_context(self._process.killed_after(_WARM_SECONDS, told))
             stack.enter_context(self._process.blamed())
             if self._warm is None:
-                run_id = (
-                    uuid.uuid4().hex
-                )  # the plan that is run has states, which are known to a leader alone
+                # An id of its own: the plan that is run has states too, which only a leader knows.
+                run_id = uuid.uuid4().hex
                 self._warm = run_id, context.broadcast(pickled(plan))
                 if any(bolt.is_dataframe for bolt in plan.bolts):
                     check_dataframes(plan)
@@ -142,7 +141,7 @@ class SparkEngine:
             context.parallelize(range(tasks), tasks).mapPartitions(get_ready).count()
 
     def _given_up_on_stop(self) -> contextlib.AbstractContextManager[None]:
-        """The Java process of this run is killed when the run is stopped in this block: it may be frozen."""
+        """Kill this run's Java process if the run is stopped in this block: the process may be frozen."""
         if self._session is not None:
             return contextlib.nullcontext()
         return self._process.killed_when(lambda: self._pause(0))
@@ -154,8 +153,8 @@ class SparkEngine:
 
 
 def _get_ready(shipped: Broadcast[bytes], run_id: str, numbers: Iterable[int]) -> Iterable[int]:
-    """A Spark task that imports what those of a batch do: this module those of the engine, the plan the
-    user's."""
+    """A Spark task that imports what those of a batch need: this module brings the engine's modules, the
+    plan brings the user's."""
     if run_id not in _ready:
         plan: ExecutionPlan = cloudpickle.loads(shipped.value)
         if not plan.fed:

@@ -1,8 +1,8 @@
-"""What Spark raises when a job dies, as the error of a bolt.
+"""Turns what Spark raises when a job dies into the error of a bolt.
 
-A bolt's own failure comes back as an answer (see `executor_failures`). What is left dies inside Spark:
-functions of the user's that a DataFrame calls, expressions that the JVM evaluates, and worker processes
-that end.
+A bolt's own failure comes back as an answer (see `executor_failures`). The other failures happen inside
+Spark: in user functions that a DataFrame calls, in expressions that the JVM evaluates, and when a worker
+process ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TRACEBACK = "Traceback (most recent call last):"
 _OURS = "Traceback (on the executor, most recent call last):"
 _FRAME = re.compile(r'  File "(?:.*/)?([^"/]+)", line (\d+), in ')
 _OF_SPARK = re.compile(r'  File "[^"]*/pyspark(?:\.zip)?/')
-# What ends a traceback: the error's class, and what it says.
+# The end of a traceback: the error's class and its message.
 _RAISED = re.compile(r"([\w.]*\.)?(\w+)(?:: (.*))?", re.DOTALL)
 _ERRORS_MODULE = f"{errors.__name__}."
 
@@ -25,10 +25,10 @@ _ERRORS_MODULE = f"{errors.__name__}."
 def spark_error(
     error: BaseException, attempt: TransactionAttempt, dataframes: Sequence[str]
 ) -> errors.TxstreamError:
-    """The error to raise for one of Spark's; `dataframes` are the DataFrame bolts that the job computed.
+    """Return the error to raise for one of Spark's. `dataframes` are the DataFrame bolts that it computed.
 
-    A TxstreamError that a worker process raised comes back as what it was, a module that it lacks as
-    UsageError, anything else as BoltError.
+    A TxstreamError that a worker process raised keeps its class. A module that the process lacks is a
+    UsageError, anything else a BoltError.
     """
     if isinstance(error, errors.TxstreamError):
         return error
@@ -41,7 +41,7 @@ def spark_error(
     if trace is None:
         return errors.BoltError(f"{who}: its Spark job failed: {_reason(text)}")
     kind, message, details = _raised(trace)
-    # A bolt above has named itself in what it reported.
+    # A bolt further up has named itself in what it reported.
     raised = kind(message if message.startswith(str(attempt)) else f"{who}: {message}")
     raised.add_note(details)
     return raised
@@ -54,7 +54,7 @@ def _who(attempt: TransactionAttempt, dataframes: Sequence[str]) -> str:
 
 
 def _missing_module(text: str) -> str | None:
-    """What an executor could not import, with the remedy."""
+    """What an executor could not import, with the remedy; None if that is not the cause."""
     for line in map(str.strip, reversed(text.splitlines())):
         if "No module named" in line and "txstream" in line:
             return f"{line} (make the framework a zip with `txstream package`, ship it with --py-files)"
@@ -64,7 +64,7 @@ def _missing_module(text: str) -> str | None:
 
 
 def _python_traceback(text: str) -> str | None:
-    """The traceback of a worker process, without the JVM's stack behind it."""
+    """The traceback of a worker process, without the JVM's stack after it; None if there is none."""
     start = text.find(_TRACEBACK)
     if start < 0:
         return None
@@ -77,7 +77,7 @@ def _python_traceback(text: str) -> str | None:
 
 
 def _raised(trace: str) -> tuple[type[errors.TxstreamError], str, str]:
-    """The class for the driver, the message, and the traceback to show. One of ours is known by its name."""
+    """The class for the driver, the message, and the traceback to show. txstream's are known by name."""
     lines = trace.splitlines()
     frames = max(at for at, line in enumerate(lines) if line == _TRACEBACK) + 1
     end = next((at for at in range(frames, len(lines)) if not lines[at].startswith(" ")), len(lines))

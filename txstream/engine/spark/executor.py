@@ -1,5 +1,5 @@
-"""What a Spark task finds on its executor: its run's plan, unpickled once per process, and its job's work
-order."""
+"""What a Spark task finds on its executor: the plan of its run, unpickled once per process, and the work
+order of its job."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 WORK_PROPERTY = "txstream.work"
 
-# By run, the last used at the end. With more topologies than that, plans are unpickled again and again.
+# By run, the last used at the end. With more topologies than `_MOST_PLANS`, plans are unpickled repeatedly.
 _plans: dict[str, ExecutionPlan] = {}
 _MOST_PLANS = 8
 
 
 def shipped_plan(shipped: Broadcast[bytes], run_id: str) -> ExecutionPlan:
-    """The plan of a run."""
+    """Return the plan of a run."""
     plan = _plans.pop(run_id, None)
     if plan is None:
         plan = cloudpickle.loads(shipped.value)
@@ -32,7 +32,7 @@ def shipped_plan(shipped: Broadcast[bytes], run_id: str) -> ExecutionPlan:
 
 
 def current_order() -> WorkOrder:
-    """The work order of the job that this Spark task belongs to."""
+    """Return the work order of the job that this Spark task belongs to."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

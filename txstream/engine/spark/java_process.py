@@ -1,7 +1,7 @@
 """Spark's Java process: started out of reach of the driver's signals, watched, and ended with the run.
 
-Invariants: a run without a session has a process of its own, so that nothing of its settings is left for the
-next run. The process reads a pipe that only the driver holds, and so ends with it, however the driver ends.
+Invariants. A run without a session has a process of its own, so that none of its settings stay for the next
+run. The process reads a pipe that only the driver holds, so it ends with the driver, however the driver ends.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MEMORY = (
 )
 _END_SECONDS = 10.0
 _POLL_SECONDS = 0.1
-# A connection breaks a moment before the process that had it can be waited for.
+# A connection breaks a moment before the end of the process can be seen.
 _DEATH_SECONDS = 2.0
 
 
@@ -38,7 +38,7 @@ _DEATH_SECONDS = 2.0
 class SparkProcess:
     """The Java process behind a SparkContext, and the file that it prints to, if that is known.
 
-    There is no `process` where Java has started Python, as spark-submit does.
+    `process` is None where Java has started Python, as spark-submit does.
     """
 
     process: subprocess.Popen[bytes] | None
@@ -49,7 +49,7 @@ class SparkProcess:
         return cls(getattr(gateway, "proc", None), getattr(gateway, "txstream_log", None))
 
     def check(self) -> None:
-        """Raises SparkLostError when the process has ended."""
+        """Raise SparkLostError when the process has ended."""
         status = None if self.process is None else self.process.poll()
         if status is not None:
             how = f"with status {status}" if status >= 0 else f"by signal {-status} ({_name(-status)})"
@@ -58,7 +58,7 @@ class SparkProcess:
 
     @contextlib.contextmanager
     def blamed(self) -> Iterator[None]:
-        """Turns what fails in this block because the process has ended into SparkLostError."""
+        """Raise SparkLostError for any error in this block that the end of the process has caused."""
         try:
             yield
         except SparkLostError:
@@ -75,7 +75,8 @@ class SparkProcess:
 
     @contextlib.contextmanager
     def killed_after(self, seconds: float, message: str) -> Iterator[None]:
-        """End the process, and raise ServiceUnavailableError with `message`, if the block takes longer."""
+        """Kill the process if the block takes longer than `seconds`. The error that the block then raises
+        becomes ServiceUnavailableError with `message`."""
         expired = threading.Event()
 
         def expire() -> None:
@@ -97,7 +98,7 @@ class SparkProcess:
 
     @contextlib.contextmanager
     def killed_when(self, is_due: Callable[[], bool]) -> Iterator[None]:
-        """End the process as soon as `is_due` says so in the time of the block, which then fails."""
+        """Kill the process as soon as `is_due` returns True during the block, which then fails."""
         over = threading.Event()
 
         def watch() -> None:
@@ -112,7 +113,7 @@ class SparkProcess:
             over.set()
 
     def end(self, context: SparkContext | None, gateway: Any) -> None:
-        """Stop the context, if there is one, and the process."""
+        """Stop the context, if there is one, and end the process."""
         if context is not None:
             if self.process is not None and self.process.poll() is not None:
                 context._jsc = None  # the process is gone
@@ -136,10 +137,11 @@ def launch(
     conf: SparkConf, log_file: Path | None, environment: Mapping[str, str], is_given_up: Callable[[], bool]
 ) -> None:
     """Start the process for the next SparkContext, with further variables in its environment. It is killed as
-    soon as `is_given_up` says so.
+    soon as `is_given_up` returns True. Raises SparkLostError when it ends while it starts.
 
-    It leads a session of its own and ignores SIGTERM: a signal to the driver's process group, or to all
-    processes of a service, is the driver's to handle, which still needs Spark to finish its open batches.
+    The process leads a session of its own and ignores SIGTERM and SIGHUP. A signal to the driver's process
+    group, or to all processes of a service, is for the driver alone, which still needs Spark to finish its
+    open batches.
     """
     from pyspark import SparkContext, java_gateway
     from pyspark.errors import PySparkRuntimeError
@@ -152,7 +154,7 @@ def launch(
             stack.enter_context(SparkProcess(process).killed_when(is_given_up))
             return process
 
-        # PySpark waits for the process before it hands it out.
+        # PySpark hands the process out only when it answers. The watch must begin before that.
         stack.callback(vars(java_gateway).update, Popen=subprocess.Popen)
         vars(java_gateway).update(Popen=popen)
         stack.enter_context(_variables(environment))
@@ -180,7 +182,7 @@ def launch(
 
 @contextlib.contextmanager
 def _variables(changes: Mapping[str, str]) -> Iterator[None]:
-    """PySpark gives the process the environment of this one. Users' own values win."""
+    """Set variables for the time of the block: PySpark passes them to the process. Users' own values win."""
     added = [name for name in changes if name not in os.environ]
     os.environ.update({name: changes[name] for name in added})
     try:

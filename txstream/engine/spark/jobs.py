@@ -1,7 +1,7 @@
-"""One Spark job as the runner has it run: its local properties, and what it gives.
+"""How the runner has one Spark job run: its local properties, and its results.
 
-Each call of a Java method is a question to another process and a turn of the interpreter's lock, so the way
-with the fewest is taken.
+Each call of a Java method is a request to another process and a turn of the interpreter's lock, so the code
+here takes the way with the fewest calls.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ T = TypeVar("T")
 
 
 class JobProperties(threading.local):
-    """The local properties of each thread's Spark jobs while an attempt uses it: a copy, made once, since the
-    thread may be the user's, whose next job must not be taken for this attempt's. It is made with the runner
-    in that thread, and in others when they first have an attempt."""
+    """The local properties of a thread's Spark jobs while an attempt uses the thread. They are a copy,
+    because the thread may be the user's, whose next job must not be taken for this attempt's. The copy is
+    made once per thread: together with the runner in its thread, in others at their first attempt."""
 
     def __init__(self, context: SparkContext) -> None:
         self._context = context._jsc.sc()
@@ -37,7 +37,7 @@ class JobProperties(threading.local):
 
     @contextlib.contextmanager
     def set(self, tag: str, pool: str, order: WorkOrder | None = None) -> Iterator[None]:
-        """For the time of the block."""
+        """Set the properties of an attempt for the time of the block."""
         context = self._context
         context.setLocalProperties(self._attempts)
         try:
@@ -50,16 +50,17 @@ class JobProperties(threading.local):
 
 
 def collect(rdd: RDD[T]) -> list[T]:
-    """As `rdd.collect()`, which has Spark read the byte code of `RDD` and twice that of `SparkContext` anew
-    for every job, to look for what its own closures should not hold: a third of an empty job.
+    """Return the elements of an RDD, as `rdd.collect()` does, but cheaper. `rdd.collect()` has Spark read the
+    byte code of `RDD` once and of `SparkContext` twice for every job, to look for what its own closures
+    should not hold. That is a third of an empty job.
 
-    The elements come over a socket of their own. As answers of calls they would take fewer of them, but an
-    answer of more than 8 kB waits 40 ms for a delayed acknowledgement of TCP.
+    The elements come over a socket of their own. To take them as results of calls would need fewer calls,
+    but a result of more than 8 kB waits 40 ms for a delayed TCP acknowledgement.
     """
     try:
         found = rdd._jrdd.collectAsync().get()
     except Py4JJavaError as error:
-        # Outside is only that the job failed. What of, PySpark tells as it does for `rdd.collect()`.
+        # The outer error says only that the job failed. PySpark tells its cause as for `rdd.collect()`.
         error.java_exception = error.java_exception.getCause() or error.java_exception
         told = convert_exception(error.java_exception)
         if isinstance(told, UnknownException):
@@ -73,6 +74,6 @@ def collect(rdd: RDD[T]) -> list[T]:
 
 @functools.lru_cache(1)
 def _functions(jvm: Any) -> tuple[Any, Any]:
-    """Each part of a Java name costs a question to the JVM."""
+    """Look up Java's functions once: each part of a Java name costs a request to the JVM."""
     to_scala = jvm.scala.jdk.javaapi.CollectionConverters.asScala
     return to_scala, jvm.org.apache.spark.api.python.PythonRDD.serveIterator

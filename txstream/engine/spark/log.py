@@ -1,5 +1,5 @@
-"""Where Spark's Java process prints: a file of its own for each run, so that no log line gets between what a
-terminal or a notebook shows."""
+"""The file that Spark's Java process prints to, so that none of its lines gets between what a terminal or a
+notebook shows. There is one for each topology and driver process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def spark_log(folder: Path, topology_id: str) -> Path:
 
 
 def writable_spark_log(folder: Path, topology_id: str) -> Path | None:
-    """As `spark_log`, in a folder that is there; None where nothing can be written."""
+    """As `spark_log`, but create the file and delete old logs. None if the file cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = spark_log(folder, topology_id)
@@ -29,7 +29,7 @@ def writable_spark_log(folder: Path, topology_id: str) -> Path | None:
 
 
 def prune_logs(folder: Path) -> None:
-    """Every run leaves its logs; the newest are enough."""
+    """Delete all but the newest logs, because every run leaves its own."""
     for pattern in ("spark-*.log", "txstream-*.log"):
         found = [(path.stat().st_mtime, path) for path in folder.glob(pattern)]
         for _, path in sorted(found)[:-_KEPT]:

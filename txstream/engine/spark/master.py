@@ -1,4 +1,4 @@
-"""The master that a SparkContext is for: where it is, whether it is there, and whether it gives executors."""
+"""The master of a SparkContext: where it is, whether it is there, and whether it gives executors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STANDALONE = "spark://"
 
 @dataclass(frozen=True)
 class Master:
-    """A master's URL, understood as far as it is needed here."""
+    """A master's URL, parsed as far as it is needed here."""
 
     url: str
     _addresses: list[tuple[str, int]] = field(init=False)
@@ -34,12 +34,12 @@ class Master:
 
     @property
     def is_local(self) -> bool:
-        """Do all tasks run on this machine, whose files they can read?"""
+        """Do all tasks run on this machine, so that they can read its files?"""
         return self.url.startswith("local")
 
     @property
     def is_in_process(self) -> bool:
-        """Do they run in the driver's own Java process?"""
+        """Do all tasks run in the driver's own Java process?"""
         return self.is_local and not self.url.startswith("local-cluster")
 
     @property
@@ -53,7 +53,7 @@ class Master:
         )
 
     def reach(self, timeout_seconds: float) -> None:
-        """Raises ServiceUnavailableError when nobody listens at any of its addresses: Spark itself would try
+        """Raise ServiceUnavailableError when nothing listens at any of its addresses. Spark itself would try
         for a minute."""
         problem: OSError | None = None
         for address in self._addresses:
@@ -77,10 +77,10 @@ def await_executor(
     wait: Callable[[float], bool],
     tell: Callable[[str], None],
 ) -> None:
-    """Block until a cluster has given the first executor; `wait` pauses, and answers True to give up.
+    """Block until a cluster has given the first executor. `wait` pauses, and returns True to give up.
 
     After `patience_seconds`, `tell` is called once with the reason. A master that lacks cores or memory gives
-    no executor until it has them, and every batch would time out meanwhile.
+    no executor until it has them, and every batch would time out in the meantime.
     """
     conf = context._conf
     if Master(str(context.master)).is_in_process or conf.get("spark.dynamicAllocation.enabled") == "true":

@@ -1,4 +1,4 @@
-"""The SparkSession: made with the settings that keep small batches cheap, or a user's own, checked.
+"""The SparkSession: made with the settings that keep small batches cheap, or a user's own, checked for them.
 
 Measured on 2 cores: Spark's defaults cost 76 to 324 ms for a batch of 1,000 records, these about 20 ms.
 """
@@ -28,16 +28,16 @@ log = logging.getLogger(__name__)
 
 DAEMON_MODULE = "txstream.engine.spark.daemon"
 DEFAULT_MASTER = "local[*]"
-# Spark would ask for a minute. On a busy machine, a context takes ten seconds when all is well.
+# Spark would try for a minute. On a busy machine, a context takes ten seconds when all is well.
 MASTER_SECONDS = 30.0
 
-# A commit holds up every batch behind it, and is short; so its tasks go before those of processing.
+# A commit is short and holds up every batch behind it, so its tasks go before those of processing.
 PROCESSING_POOL = "processing"
 COMMIT_POOL = "commit"
 ALLOCATION_SETTING = "spark.scheduler.allocation.file"
 
-# A pool that has less than its minimum share is served first, and no cluster has so many cores. Within a
-# pool the jobs are served in the order in which they began: the older batch first.
+# A pool that has less than its minimum share is served first, and no cluster has so many cores. Within a pool
+# jobs are served in the order in which they began, so the older batch goes first.
 _ALLOCATIONS = f"""<?xml version="1.0"?>
 <allocations>
   <pool name="{COMMIT_POOL}">
@@ -49,9 +49,9 @@ _ALLOCATIONS = f"""<?xml version="1.0"?>
 </allocations>
 """
 
-# What each is for: unix sockets spare a 40 ms delayed acknowledgement between JVM and Python; the daemon
-# spares a garbage collection after every task; FAIR lets several batches share the cores; a task never
-# waits for a better place to run.
+# Unix sockets save a 40 ms delayed acknowledgement between JVM and Python. The daemon saves a garbage
+# collection after every task. FAIR lets several batches share the cores. With locality.wait at 0, a task
+# never waits for a better place to run.
 RECIPE: Mapping[str, str] = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.daemon.module": DAEMON_MODULE,
@@ -64,18 +64,18 @@ RECIPE: Mapping[str, str] = {
 }
 
 
-# Without it Java lingers when memory is gone, with threads missing, and every batch times out.
+# Without this option Java lives on when memory is gone, with threads missing, and every batch times out.
 JAVA_OPTIONS = "-XX:+ExitOnOutOfMemoryError"
 # Java's second compiler takes half of the CPU time of a start and of the first hundred batches. Where the
 # work is done in Python, Java only schedules, and is no slower without it after thousands of batches. What a
-# job calls once is called once for each batch: compiled after 20 calls instead of 200, the first hundreds of
-# batches take two thirds of the CPU time.
+# job calls once is called once for each batch. If that is compiled after 20 calls instead of 200, the first
+# hundreds of batches take two thirds of the CPU time.
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:CompileThresholdScaling=0.1"
 
 
 @contextlib.contextmanager
 def pool_settings() -> Iterator[dict[str, str]]:
-    """Settings for the start of a SparkContext, which reads their file once: it is gone afterwards."""
+    """The pools' settings, for starting a SparkContext. Their file is read then and gone after the block."""
     with tempfile.TemporaryDirectory(prefix="txstream-") as folder:
         file = Path(folder) / "pools.xml"
         file.write_text(_ALLOCATIONS)
@@ -83,9 +83,9 @@ def pool_settings() -> Iterator[dict[str, str]]:
 
 
 def worker_settings(workers: int | None, slots: int, master: str | None) -> dict[str, str]:
-    """Spark's settings for so many workers (executor processes) that have `slots` cores together, at least.
+    """Return Spark's settings for `workers` executor processes that together have at least `slots` cores.
 
-    A local master has one worker, this process: asked for more, it warns. Other settings of the user's win.
+    A local master has one worker, this process; more give a warning. Other settings of the user's win.
     """
     if workers is None:
         return {}
@@ -106,13 +106,13 @@ def worker_settings(workers: int | None, slots: int, master: str | None) -> dict
 
 
 def missing_settings(context: SparkContext) -> dict[str, str]:
-    """Settings of the recipe that a user's session lacks, with the value that they should have."""
-    conf = context._conf  # `getConf` copies it: 260 questions to the JVM
+    """Return the settings of the recipe that a user's session lacks, with the values they should have."""
+    conf = context._conf  # `getConf` copies it, with 260 requests to the JVM
     return {name: value for name, value in RECIPE.items() if conf.get(name, "") != value}
 
 
 def warn_of_missing_settings(context: SparkContext) -> None:
-    """Tell the user of a session which settings would make small batches cheaper."""
+    """Warn the user of a session of the settings that would make small batches cheaper."""
     missing = missing_settings(context)
     if missing:
         wanted = ", ".join(f"{name}={value}" for name, value in missing.items())
@@ -133,8 +133,8 @@ def create_context(
 ) -> SparkContext:
     """A SparkContext with the recipe: all that batches need, two seconds sooner than a SparkSession.
 
-    `log_file` takes all that Spark's JVM prints; `package` is the zip of the framework for executors that
-    do not have it. The start fails as soon as `is_given_up` says so. Raises ServiceUnavailableError when
+    `log_file` takes all that Spark's JVM prints; `package` is the zip of the framework for executors that do
+    not have it. The start fails as soon as `is_given_up` returns True. Raises ServiceUnavailableError when
     Spark or its master cannot be started or reached.
     """
     where = Master(master or DEFAULT_MASTER)
@@ -169,7 +169,7 @@ def create_context(
                 settings.set(name, (conf or {}).get(name, value))
             context = SparkContext.getOrCreate(settings)
             context.setLogLevel("WARN" if log_file else "ERROR")
-        # It would print a traceback when the process dies.
+        # PySpark's own handler would print a traceback when the process dies.
         vars(context._accumulatorServer)["handle_error"] = lambda *_: None
         return context
     except TxstreamError:
@@ -180,8 +180,8 @@ def create_context(
 
 
 def share_path(context: SparkContext) -> None:
-    """Let workers on this machine import what the driver can: a script's own folder is on no path of theirs.
-    What is installed they find themselves."""
+    """Let workers on this machine import what the driver can. The folder of a script, for example, is not on
+    their path. They find installed packages themselves."""
     if not Master(str(context.master)).is_local:
         return
     installed = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")}
@@ -192,21 +192,21 @@ def share_path(context: SparkContext) -> None:
 
 
 def create_session(**options: Any) -> SparkSession:
-    """A SparkSession over `create_context`, which takes the same options."""
+    """Return a SparkSession over `create_context`, which takes the same options."""
     from pyspark.sql import SparkSession
 
     return SparkSession(create_context(**options))
 
 
-# A process has one SparkContext at most.
+# A process has at most one SparkContext.
 _own = threading.Lock()
 
 
 @contextlib.contextmanager
 def own_context(**options: Any) -> Iterator[SparkContext]:
-    """A SparkContext in a Java process of its own, both for the time of the block, so that the settings of
-    one run are not those of the next. Options and errors are those of `create_context`; UsageError when there
-    is a SparkContext in this process."""
+    """Start a SparkContext in a Java process of its own, and end both after the block, so that the settings
+    of one run do not stay for the next. Options and errors are those of `create_context`, and UsageError
+    when this process already has a SparkContext."""
     from pyspark import SparkContext
 
     with contextlib.ExitStack() as stack:
@@ -233,14 +233,14 @@ def _end_own() -> None:
 
 
 def _put_back(gateway: Any, jvm: Any) -> None:
-    """The Java process of a session that the user has stopped, and may start again."""
+    """Put back the Java process of a session that the user has stopped and may start again."""
     from pyspark import SparkContext
 
     SparkContext._gateway, SparkContext._jvm = gateway, jvm
 
 
 def _answering(master: Master, process: SparkProcess) -> contextlib.AbstractContextManager[None]:
-    """Something listens there: is it a master?"""
+    """Kill the process if what listens at the master's address does not answer as a master in time."""
     if not master.is_standalone:
         return contextlib.nullcontext()
     seconds = MASTER_SECONDS

@@ -1,13 +1,13 @@
 """Batches on Spark: each phase of an attempt is one job, whose partitions are the Spark tasks of its stages.
 
-A layout of a single stage is built once per width and used for every batch: the batch's ranges travel as a
-local property of the job, so several batches may be in flight. With an exchange, a DataFrame or a commit
-phase it is built for each attempt, because Spark would hand back the blocks of an older one.
+The RDD of a single-stage layout is built once per width and used for every batch: the batch's ranges travel
+as a local property of the job, so several batches may be in flight. With an exchange, a DataFrame or a commit
+phase, RDDs are built for each attempt, because Spark would hand back the blocks of an older one.
 
-What crosses into the commit phase is persisted on the executors, and so is what a DataFrame bolt reads. What
-is lost there is computed again from the ranges, which were fixed before the attempt began.
+What crosses into the commit phase is persisted on the executors, and so is what a DataFrame bolt reads. If it
+is lost there, it is computed again from the ranges, which were fixed before the attempt began.
 
-Invariant: nothing stays persisted for an attempt that failed, or was released, or when the runner is closed.
+Invariant: nothing stays persisted for an attempt that failed or was released, nor once the runner is closed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ T = TypeVar("T")
 def _blaming(
     call: Callable[Concatenate[SparkRunner, P], T],
 ) -> Callable[Concatenate[SparkRunner, P], T]:
-    """Have a method raise SparkLostError for any error that the end of Spark's process causes."""
+    """Make a method raise SparkLostError for any error that the end of Spark's process causes."""
 
     def blaming(self: SparkRunner, /, *args: P.args, **kwargs: P.kwargs) -> T:
         with self._process.blamed():
@@ -76,9 +76,9 @@ def _blaming(
 class _Pipeline:
     """The RDDs of one attempt, as far as they are built.
 
-    `senders` are those whose messages the RDD holds, with their number of partitions. `settled` says that
-    what it holds is persisted and computed, and its answers are taken. `dataframes` were put behind what is
-    settled.
+    `senders` are the origins whose messages the RDD holds, with their number of partitions. `settled` says
+    that the RDD is computed and persisted, and its answers are collected. `dataframes` are the DataFrame
+    bolts that were added since it was last settled.
     """
 
     attempt: TransactionAttempt
@@ -88,7 +88,7 @@ class _Pipeline:
     senders: Mapping[str, int]
     answers: list[Answer] = field(default_factory=list)
     dataframes: list[str] = field(default_factory=list)
-    # The positions of stages by the Spark stage that runs them; None with a DataFrame, where Spark decides.
+    # The positions of the stages that each Spark stage runs; None with a DataFrame, where Spark decides.
     spark_stages: list[list[int]] | None = field(default_factory=lambda: [[0]])
     settled: bool = False
     cancelled: bool = False
@@ -103,10 +103,10 @@ class _Pipeline:
 class SparkRunner:
     """A `BatchRunner` on Spark.
 
-    `session` is the user's, for DataFrame bolts; without one they get sessions of the runner's own. `width`
-    is the number of Spark tasks that every batch gets, as far as slots go; None leaves it to its size and to
-    what the batches before it took.
-    `sessions` are those for its DataFrame bolts, if they are made.
+    `session` is the user's, for DataFrame bolts; without one they get sessions of the runner's own.
+    `sessions` are those for DataFrame bolts, if they are made already. `width` is the number of Spark tasks
+    that every batch gets, as far as slots go; with None it depends on the batch's size and on how long
+    earlier batches took.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class SparkRunner:
             self._codec,
             self.slots,
             width=self._width,
-            # Of DataFrame bolts nobody knows what they take.
+            # Nobody knows how long DataFrame bolts take.
             record_seconds=None if self._sessions else self._cost.seconds,
         )
         layout = lay_out(self.plan, order.width, order.slots)
@@ -176,7 +176,7 @@ class SparkRunner:
         return self._process_all(_Pipeline(order.attempt, order, layout, rdd, {PYTHON: width}))
 
     def _process_all(self, pipeline: _Pipeline) -> BatchResult:
-        """Run the processing phase, whose first stage there is."""
+        """Run the processing phase of a pipeline that has only its first stage."""
         started = time.perf_counter()
         attempt, order, layout = pipeline.attempt, pipeline.order, pipeline.layout
         self._begin(pipeline)
@@ -233,8 +233,8 @@ class SparkRunner:
 
     @_blaming
     def write(self, attempt: TransactionAttempt, writes: Sequence[StateWrite]) -> Sequence[int]:
-        """Write deltas in shares, a Spark task for each. Raises the TxstreamError that a task reported, or
-        BoltError when Spark gave one up."""
+        """Write deltas in shares, each in a Spark task. Raises the TxstreamError that a Spark task reported,
+        or BoltError when Spark gave one up."""
         with self._lock:
             self._writing = {attempt}
         messages, positions = cut_all(writes, self.plan.slots(self.slots))
@@ -246,7 +246,7 @@ class SparkRunner:
             try:
                 answers = collect(shares.mapPartitions(write))
             except TxstreamError:
-                raise  # from itself, it would be its own cause
+                raise  # `from error` would make it its own cause
             except Exception as error:
                 raise spark_error(error, attempt, ()) from error
         return rows_by_write(writes, positions, rows_written(attempt, answers))
@@ -261,7 +261,7 @@ class SparkRunner:
             pipeline = self._live.get(attempt)
             self._writing.discard(attempt)
         if pipeline is not None:
-            pipeline.cancelled = True  # for the jobs that it has not begun yet
+            pipeline.cancelled = True  # for the jobs that the attempt has not begun yet
         self._context.cancelJobsWithTag(_tag(self.plan.run_id, attempt))
 
     @_blaming
@@ -275,7 +275,7 @@ class SparkRunner:
         return None if ended is None else task_tree(self.plan, pipeline.layout, ended)
 
     def close(self) -> None:
-        """Drop what is persisted for any attempt; one that still runs drops its own when it ends."""
+        """Drop what is persisted for any attempt. An attempt that still runs drops its own when it ends."""
         with self._lock:
             self._closed = True
             live = list(self._live.values())
@@ -283,7 +283,7 @@ class SparkRunner:
             for pipeline in live:
                 self._drop(pipeline)
             self._shipped.unpersist()
-        except Exception as error:  # noqa: BLE001 - a cluster that is gone keeps nothing, and must not hide why
+        except Exception as error:  # noqa: BLE001 - a lost cluster keeps nothing; this must not hide its loss
             log.info("what the run kept on its executors could not be dropped: %s", error)
 
     def _begin(self, pipeline: _Pipeline) -> None:
@@ -323,7 +323,7 @@ class SparkRunner:
             pipeline.settled = False
             return
         pipeline.spark_stages = None
-        # Read by each DataFrame and by the bolts beside them: computed before any of them reads it.
+        # Each DataFrame, and the bolts beside them, read this, so it is computed before any of them does.
         self._settle(pipeline)
         parts: list[RDD[Any]] = []
         senders: dict[str, int] = {}
@@ -341,7 +341,7 @@ class SparkRunner:
         pipeline.settled = False
 
     def _compute(self, pipeline: _Pipeline, stage: Stage, component: str) -> list[tuple[str, RDD[Element]]]:
-        """The output streams of a DataFrame bolt. With adaptive execution, Spark already runs a part here."""
+        """The output streams of a DataFrame bolt. With adaptive execution, Spark already runs part of it."""
         if self._sessions is None:
             raise RuntimeError("a plan with DataFrame bolts was run without a session for them")
         session = self._sessions.of_width(pipeline.order.width)
@@ -349,7 +349,7 @@ class SparkRunner:
         try:
             return list(compute(session, self.plan, self._shipped, pipeline.order, stage, bolt, pipeline.rdd))
         except TxstreamError:
-            raise  # from itself, it would be its own cause
+            raise  # `from error` would make it its own cause
         except Exception as error:
             raise spark_error(error, pipeline.attempt, pipeline.dataframes) from error
 
@@ -363,7 +363,7 @@ class SparkRunner:
         return rdd.mapPartitionsWithIndex(later)
 
     def _finish(self, pipeline: _Pipeline, *, settle: bool) -> None:
-        """The last job of a phase."""
+        """Run the last job of a phase."""
         if settle:
             self._settle(pipeline)
         else:
@@ -388,7 +388,7 @@ class SparkRunner:
         try:
             found = collect(rdd)
         except TxstreamError:
-            raise  # from itself, it would be its own cause
+            raise  # `from error` would make it its own cause
         except Exception as error:
             raise spark_error(error, pipeline.attempt, pipeline.dataframes) from error
         messages = [message for target, message in found if target == ANSWER]

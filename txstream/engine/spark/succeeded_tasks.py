@@ -1,4 +1,4 @@
-"""Which Spark tasks of a job have succeeded, as Spark's own status store has it: asked for by people."""
+"""Which Spark tasks of a job have succeeded, according to Spark's status store. Read when a person asks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ _MOST_TASKS = 10_000
 def succeeded_tasks(
     context: SparkContext, tag: str, spark_stages: Sequence[Sequence[int]] | None
 ) -> set[tuple[int, int]] | None:
-    """By position of a stage and number of a Spark task, of the newest job with this tag; `spark_stages` are
-    the positions that each of its Spark stages runs. None where Spark's stages are not those."""
+    """Return the Spark tasks that have succeeded in the newest job with this tag: the position of the stage,
+    and the number of the Spark task. `spark_stages` are the positions of the stages that each Spark stage
+    runs. Returns None if they are unknown, or if Spark has another number of stages."""
     if spark_stages is None:
         return None
     store = context._jsc.sc().statusStore()
@@ -25,7 +26,7 @@ def succeeded_tasks(
         return set()
     stages = max(tagged, key=lambda job: job.jobId()).stageIds()
     numbers = sorted(map(stages.apply, range(stages.size())))
-    # In the commit phase what was processed is skipped, and counts as a stage or not, as Spark likes.
+    # In the commit phase Spark skips what was processed, and may or may not count it as a stage.
     if len(numbers) != len(spark_stages):
         return None
     ended: set[tuple[int, int]] = set()

@@ -1,2 +1,2 @@
-"""From an election to the first batch. The order of a start is `Driver.start`, in `driver`; its last
-steps, which need the epoch, are gone through by `takeover`."""
+"""Everything from a driver's election to its first batch. `Driver.start`, in `driver`, fixes the order;
+`takeover` does the last steps, from the identity to the coordinator."""

@@ -1,7 +1,7 @@
-"""One driver of a topology, from its election to its last batch: put together here, and only here.
+"""One driver of a topology, from its election to its last batch. Its parts are put together only here.
 
-What it reads from and writes to is given to it as `Services`: real ones in a run (`run_services`), others in
-a test and in the simulation. The order of a start is `Driver.start`.
+What the driver reads from and writes to is passed in as `Services`: the real ones in a run (`run_services`),
+others in tests and in the simulation. `Driver.start` fixes the order of a start.
 """
 
 from __future__ import annotations
@@ -39,46 +39,46 @@ RunnerFactory = Callable[[ExecutionPlan], BatchRunner]
 
 class Services(AbstractContextManager["Services"], Protocol):
     """What a driver reads from and writes to; leaving the context closes all of it. The methods are called
-    in this order, each once but `locked`. `state` says what the driver does, for people."""
+    in this order, each once, except `locked`. `state` tells people what the driver is doing."""
 
     workers: Workers
     state: str
 
     def connect(self) -> Sequence[StateTarget]:
-        """The topology's databases, open and answering, once the progress store is reached too."""
+        """Reach the progress store and the topology's databases. Return the databases, open and answering."""
 
     def asked_before(self) -> Requests:
-        """What operators have asked so far. What they ask while this driver stands by is asked of it too."""
+        """Return the requests so far. What operators ask while this driver stands by is meant for it too."""
 
     def context(self) -> SpoutContext:
-        """Addresses and deadlines for the source, on the driver and on executors."""
+        """Return the addresses and deadlines for the source, on the driver and on executors."""
 
     def lead(self, codec: MetaCodec[Any], plan: ExecutionPlan) -> ProgressStore:
-        """Be elected, and write to this from now on. What will run `plan` begins to start then; a standby
-        that is warm has started it, and opened the source, meanwhile."""
+        """Wait to be elected, and return the store to write to from now on. What will run `plan` begins to
+        start then; a warm standby has started it, and opened the source, while it waited."""
 
     def open_source(self, context: SpoutContext) -> PartitionCoordinator[Any]:
-        """The source, asked from the driver."""
+        """Open the source and return its coordinator, which the driver asks."""
 
     def start_engine(self) -> RunnerFactory:
-        """Wait for what runs batches."""
+        """Wait until batches can be run, and return what makes the runner."""
 
     def locked(self, error: FenceLockedError) -> None:
-        """A frozen driver holds a fence: wait before a further try, or raise."""
+        """Wait before the next try while a frozen driver holds a fence, or raise to give up."""
 
     def keep(self, runner: BatchRunner) -> BatchRunner:
-        """The runner that was made, to be closed at the end."""
+        """Return `runner`, and close it at the end."""
 
     def beside(self, loop: EventLoop) -> AbstractContextManager[object]:
-        """What goes on beside the batches, from the first to the last."""
+        """Return the context of what goes on beside the batches, from the first to the last."""
 
 
 class Driver:
-    """One driver's turn. `run` is called once; `stop`, `abort` and the rest are for any thread.
+    """One driver's turn. `run` is called once; `stop`, `abort` and the rest may be called from any thread.
 
-    `until_caught_up` ends it when the end of the log, as it is at the start, is committed; `until_txid` after
-    that txid. `loop`, and `goal` (that end of the log), are there once batches may run. `plan` is one
-    that was compiled before, `committer` what commits.
+    `until_caught_up` ends the turn once everything up to the log's end, as it is at the start, is committed;
+    `until_txid` ends it after that txid. `loop` and `goal` (that end of the log) are set once batches may
+    run. `plan`, if given, was compiled before; `committer` is the class that commits.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Driver:
 
     @property
     def state(self) -> str:
-        """What it is doing, for people."""
+        """What the driver is doing, for people."""
         return self._services.state
 
     @property
@@ -123,7 +123,7 @@ class Driver:
         return self._stopped.is_set()
 
     def stop(self) -> None:
-        """End between two batches."""
+        """End the run between two batches."""
         self._stopped.set()
         if self.loop is None:
             self._services.workers.interrupt()
@@ -131,14 +131,14 @@ class Driver:
             self.loop.stop()
 
     def abort(self) -> None:
-        """End at once, as a crash would; the next run recovers."""
+        """End the run at once, as a crash would; the next run recovers."""
         self._stopped.set()
         self._services.workers.interrupt()
         if self.loop is not None:
             self.loop.abort()
 
     def run(self) -> RunReport | None:
-        """The whole turn. Raises what ended it; None when it was stopped before its first batch."""
+        """Run the whole turn. Return None if it was stopped before its first batch. Raises what ended it."""
         with self._services as services:
             loop = self.start()
             if loop is None or self.is_told_to_stop:
@@ -150,12 +150,12 @@ class Driver:
             return self._report(loop, time.monotonic() - started)
 
     def start(self) -> EventLoop | None:
-        """Everything before the first batch, in the order that makes it safe; None when it was stopped.
+        """Do everything that comes before the first batch, in the safe order. Return None if stopped.
 
-        A bolt that cannot be shipped is told before anything. Then the election, so that a standby waits
-        without writing anything; Spark starts beside what follows it. Then the source and Spark, so that a
-        run whose topic or cluster is not there leaves nothing behind; then identity, tables, epoch, fences
-        and recovery (`take_up`). An id that stands for something else is told without waiting for Spark.
+        A bolt that cannot be shipped is reported before the election. The election comes next, so that a
+        standby waits without writing anything; Spark starts beside the steps after it. Source and Spark come
+        before identity, tables, epoch, fences and recovery (`take_up`), so that a run without its topic or
+        cluster leaves nothing behind. An id that stands for something else is refused before Spark is there.
         """
         topology, services = self.topology, self._services
         codec: MetaCodec[Any] = MetaCodec(topology.spout.source.meta_type)

@@ -1,9 +1,9 @@
-"""Whose topology is this: what must hold before a leader claims an epoch.
+"""Whether an id belongs to this topology: what must hold before a leader claims an epoch.
 
-Invariant: an id stands for one topology in ZooKeeper and in every database. A first run that is refused
-takes back what it made and nothing else, so that the corrected run is not refused for its sake. A state that
-is added later is *joining* until ZooKeeper's identity names it: until then nothing has been committed to it,
-and every start takes its joining up again (`joining`).
+Invariants. An id stands for one topology, in ZooKeeper and in every database. A refused first run removes
+what it made and nothing else, so that the corrected run is not refused because of it. A state that is added
+later is *joining* until ZooKeeper's identity names it: until then nothing has been committed to it, and every
+start begins its joining again (`joining`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from txstream.zookeeper import Identity, ProgressStore
 
 
 def identity_of(topology: Topology) -> Identity:
-    """What must stay the same under one topology id, with a new uuid."""
+    """Return what must stay the same under one topology id, with a new uuid."""
     source = topology.spout.source
     return Identity.new(
         topology.semantics,
@@ -46,7 +46,7 @@ def identity_of(topology: Topology) -> Identity:
 
 @dataclass(frozen=True)
 class Claim:
-    """The identity that a topology runs under, as ZooKeeper has it, and its present state tables."""
+    """The identity that a topology runs under, as ZooKeeper has it, and the state tables of its code."""
 
     identity: Identity
     tables: tuple[str, ...]
@@ -58,12 +58,12 @@ class Claim:
 
     @property
     def joined(self) -> Identity:
-        """The identity once they have joined."""
+        """The identity once those tables have joined."""
         return replace(self.identity, tables=self.tables)
 
 
 def check_identity(topology: Topology, store: ProgressStore) -> None:
-    """Raises IdentityMismatchError when the id stands for another topology already. Writes nothing."""
+    """Raise IdentityMismatchError if the id stands for another topology already. Writes nothing."""
     stored = store.read_identity()
     if stored is not None:
         _refuse_other(topology.id, stored, identity_of(topology))
@@ -76,11 +76,12 @@ def claim_identity(
     *,
     locked: Callable[[FenceLockedError], None],
 ) -> Claim:
-    """The identity under which this topology runs: the stored one if it is the same topology, else a new one
-    where there was none; fences and tables are there when it returns. States may have been added since.
+    """Return the identity under which this topology runs, with its fences and tables in place.
 
-    `locked` is called while a frozen writer holds a database's lock, before each further try; it raises to
-    end them. Raises IdentityMismatchError, ProgressMismatchError, StateTableError or SchemaRevisionError.
+    It is the stored identity if that is the same topology (states may have been added since), or a new one if
+    there was none. While a frozen writer holds a database's lock, `locked` is called before each further try;
+    it raises to give up. Raises IdentityMismatchError, ProgressMismatchError, StateTableError or
+    SchemaRevisionError.
     """
     mine = identity_of(topology)
     stored = compared = store.read_identity()
@@ -100,7 +101,7 @@ def claim_identity(
     try:
         for target in targets:
             database = target.database
-            # Only a leader replaces an identity that is kept already: a newer driver may lead by now.
+            # Only a leader replaces an identity that is already kept: a newer driver may lead by now.
             fence = database.read_fence(topology.id)
             first = None if fence is not None and fence.identity else kept
             known = tuple(spec for spec in target.tables if spec.state.table not in claim.joining)
@@ -113,14 +114,14 @@ def claim_identity(
             joined.append(database)
     except TxstreamError:
         if identity.uuid == mine.uuid:
-            # MySQL commits each table that it creates: the one that has failed may have left some too.
+            # MySQL commits each table that it creates, so the database that failed may hold some too.
             _undo(topology.id, store, identity, [*joined, target.database])
         raise
     return claim
 
 
 def kept_of(identity: Identity, databases: Iterable[StateBackend | TopologyStates]) -> dict[str, Any]:
-    """What is kept beside each fence. Each database knows the others, so that one of them leads to all."""
+    """Return what is kept beside each fence. It names all databases, so that one of them leads to all."""
     return {
         "identity": identity.to_document(),
         "databases": sorted(database.url_for_people for database in databases),
@@ -128,7 +129,7 @@ def kept_of(identity: Identity, databases: Iterable[StateBackend | TopologyState
 
 
 def keep_identity(identity: Identity, states: Sequence[TopologyStates], attempt: AttemptId) -> None:
-    """Have every database keep the identity that this leader runs under, where it keeps another one."""
+    """Store the identity that this leader runs under in every database that keeps another one or none."""
     kept = kept_of(identity, states)
     document = json.loads(to_json(kept))
     for one in states:
@@ -138,10 +139,10 @@ def keep_identity(identity: Identity, states: Sequence[TopologyStates], attempt:
 
 
 def confirm(topology: Topology, claim: Claim, store: ProgressStore) -> Claim:
-    """The final claim, which nobody else can change: after the epoch was claimed.
+    """Return the final claim. Called after the epoch was claimed, so that nobody else can change it.
 
-    Another driver may have led between `claim_identity` and that, with other code: what has joined under it
-    counts. Raises IdentityMismatchError when this code lacks it, CorruptStateError when all was deleted.
+    Since `claim_identity`, another driver may have led with other code; states that joined under it count.
+    Raises IdentityMismatchError if this code lacks one of them, CorruptStateError if the topology is gone.
     """
     stored = store.read_identity()
     if stored is None or stored.uuid != claim.identity.uuid:
@@ -156,8 +157,8 @@ def confirm(topology: Topology, claim: Claim, store: ProgressStore) -> Claim:
 def _undo(
     topology_id: str, store: ProgressStore, identity: Identity, databases: Sequence[StateBackend]
 ) -> None:
-    """The next run reports what cannot be removed now. Only what carries the fresh uuid is dropped, and
-    nothing that another driver has taken up meanwhile."""
+    """Remove what a refused first run made: only what carries its fresh uuid, and nothing that another driver
+    has taken up meanwhile. The next run reports what cannot be removed now."""
     with contextlib.suppress(TxstreamError):
         for database in databases:
             database.delete(topology_id, drop_state=True, uuid=identity.uuid, attempt=AttemptId(0))
@@ -165,8 +166,8 @@ def _undo(
 
 
 def _refuse_orphan(topology_id: str, store: ProgressStore, database: StateBackend) -> Identity | None:
-    """ZooKeeper knows nothing of this topology, a database does: one of the two was lost. The identity when
-    another driver has made both meanwhile; None when there is neither."""
+    """Raise if a database knows this topology and ZooKeeper does not: one of the two was lost. Return the
+    identity if another driver has made both meanwhile, None if there is neither."""
     fence = database.read_fence(topology_id)
     if fence is not None and (stored := store.read_identity()) is not None:
         return stored
@@ -185,7 +186,7 @@ def _refuse_other(topology_id: str, stored: Identity, mine: Identity) -> None:
     comparable = mine
     if mine.tables != stored.tables:
         removed = Counter(stored.tables) - Counter(mine.tables)
-        # Of two tables with one name nobody could tell which is the new one.
+        # If two tables have one name, nobody can tell which of them is new.
         same_name = (Counter(mine.tables) - Counter(stored.tables)).keys() & set(stored.tables)
         if not removed and not same_name:
             comparable = replace(mine, tables=stored.tables)

@@ -1,9 +1,9 @@
-"""What has changed about a topology's states since its last run: tables that grew, states that were added.
+"""Changes to a topology's states since its last run: tables that grew, states that were added.
 
-Invariants. All of it is done by a leader that has raised every fence, before its first batch, and each step
-demands the fence. A state that was added holds nothing and counts from the txid that is current. A database
-that was not the topology's before gets the ledger's row of the txid before that one, so that the recovery of
-the next leader finds all ledgers alike. The identity in ZooKeeper is the last step: a leader that finds it
+Invariants. Only a leader that has raised every fence makes these changes, before its first batch, and each
+step requires its fence. An added state is empty and counts from the current txid on. A database that is new
+to the topology gets the ledger row of the txid before the current one, so that the next leader's recovery
+finds all ledgers alike. The identity in ZooKeeper is replaced after all of this: a leader that finds it
 without the new state, after a crash, begins again, and nothing has been committed to that state.
 """
 
@@ -33,8 +33,9 @@ log = logging.getLogger(__name__)
 def newcomers_of(
     topology: Topology, claim: Claim, store: ProgressStore, states: Sequence[TopologyStates]
 ) -> list[TopologyStates]:
-    """The databases that hold nothing but states that are joining, and no ledger that goes on from there: it
-    is empty, or was left by a joining that was broken off and given up. Called after every fence was raised.
+    """Return the databases that hold only joining states and have no ledger up to the current txid.
+
+    Their ledger is empty, or left by a joining that was broken off and given up. Every fence must be raised.
     """
     if not claim.joining:
         return []
@@ -68,9 +69,9 @@ def settle_changes(
     *,
     locked: Callable[[FenceLockedError], None],
 ) -> Identity:
-    """Migrate tables that grew and let states join that were added; the identity from now on.
+    """Migrate tables that grew, let added states join, and return the identity from now on.
 
-    Raises StateTableError for a change that must wait until a txid that is committed in part is done.
+    Raises StateTableError for a change that must wait until a partly committed txid is done.
     """
     fence = attempt_id(epoch, 0)
     unfinished = min(resume.replays, default=None)
@@ -84,7 +85,7 @@ def settle_changes(
     identity = claim.joined if claim.joining else claim.identity
     if claim.joining:
         store.replace_identity(identity)
-    # Before the first batch: who rebuilds ZooKeeper from here must know of every state that counts.
+    # Before the first batch: a rebuild of ZooKeeper from these databases must know every state that counts.
     patiently(partial(keep_identity, identity, states, fence), locked)
     for name in sorted(claim.joining):
         log.info("topology %s: state %s counts from txid %d on", topology.id, name, resume.progress.current)
@@ -94,8 +95,8 @@ def settle_changes(
 def _last_batch(
     topology: Topology, uuid: str, states: Sequence[TopologyStates], resume: Resume, codec: MetaCodec[Any]
 ) -> BatchRecord:
-    """The ledger's row of the txid before the current one: what ZooKeeper knows of it and, for display, what
-    another database knows."""
+    """Return the ledger row of the txid before the current one: what ZooKeeper knows about it and, for
+    display, what another database knows."""
     progress = resume.progress
     txid = Txid(progress.current - 1)
     attempt, metas = progress.committed_by, codec.encode(progress.batches[txid].metas)

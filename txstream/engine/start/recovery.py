@@ -1,7 +1,7 @@
-"""What a new leader does before anything else, and what it decides: the order is the protocol.
+"""What a new leader does before anything else, and what it decides. The order of the steps is the protocol.
 
-Invariant: nothing that the decision depends on is read before every fence of every database is raised, so
-no older leader can change it afterwards. Any disagreement that the rules do not explain is an error that
+Invariants. Nothing that the decision depends on is read before every fence of every database is raised, so
+that no older leader can change it afterwards. A disagreement that the rules do not explain is an error that
 names both figures; nothing is guessed.
 """
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class FencedStates(Protocol):
-    """What recovery needs of a topology's part of a database: `TopologyStates`."""
+    """What recovery needs from a topology's part of a database; `TopologyStates` provides it."""
 
     @property
     def url_for_people(self) -> str: ...
@@ -37,7 +37,7 @@ class FencedStates(Protocol):
 
 @dataclass(frozen=True)
 class Resume:
-    """Go on at `progress.current`; `replays` were committed in part and must run again in every database."""
+    """Go on at `progress.current`. The `replays` were partly committed; all databases must run them again."""
 
     progress: Progress
     replays: frozenset[Txid] = frozenset()
@@ -45,7 +45,7 @@ class Resume:
 
 @dataclass(frozen=True)
 class AdvanceFirst:
-    """`txid` is committed everywhere, only the progress store does not know yet: nothing runs again."""
+    """`txid` is committed in all databases; only the progress store does not know yet. Nothing runs again."""
 
     txid: Txid
     attempt: AttemptId
@@ -73,10 +73,10 @@ def take_over(
     *,
     locked: Callable[[FenceLockedError], None] = _give_up,
 ) -> Epoch:
-    """Claim an epoch above every other's and raise every fence to it.
+    """Claim an epoch above all others, raise every fence to it, and return it.
 
-    `locked` is called while a frozen writer holds a fence, before each further try; it raises to end them.
-    Raises FencedError when another leader was faster.
+    While a frozen writer holds a fence, `locked` is called before each further try; it raises to give up.
+    Raises FencedError if another leader was faster.
     """
     highest = Epoch(0)
     for database in databases:
@@ -95,7 +95,7 @@ def take_over(
 
 
 def patiently(step: Callable[[], T], locked: Callable[[FenceLockedError], None]) -> T:
-    """The result of `step` once no session holds the fence; `locked` is called before each retry."""
+    """Return the result of `step`, retried until no session holds the fence; `locked` precedes each retry."""
     while True:
         try:
             return step()
@@ -110,7 +110,7 @@ def recover(
     databases: Sequence[FencedStates],
     codec: MetaCodec[Any],
 ) -> Resume:
-    """Read progress and ledgers, settle what a crash left between them. Call it after `take_over`.
+    """Read progress and ledgers, and settle what a crash left between them. Call it after `take_over`.
 
     Raises ProgressMismatchError, CorruptStateError or FencedError.
     """
@@ -122,7 +122,7 @@ def recover(
         try:
             decision = decide(topology, semantics, progress, ledgers, codec)
         except ProgressMismatchError:
-            # Another leader may have moved on since: then this is not a mismatch but the end of our turn.
+            # If another leader has moved on since, this is no mismatch but the end of our turn: FencedError.
             store.verify()
             raise
         match decision:
@@ -141,9 +141,10 @@ def decide(
     ledgers: Mapping[str, BatchRecord | None],
     codec: MetaCodec[Any],
 ) -> Decision:
-    """What progress and ledgers together mean. Pure; `ledgers` has each database's last row.
+    """Decide what progress and ledgers mean together. Pure; `ledgers` has each database's last row.
 
-    Raises ProgressMismatchError for anything but: all at C-1; all committed at C by one attempt; some at C.
+    C is the current txid. Raises ProgressMismatchError unless all ledgers are at C-1, all committed C by one
+    attempt, or some are at C and the others at C-1.
     """
     current = progress.current
     at_current: dict[str, BatchRecord] = {}
@@ -181,7 +182,7 @@ def _check_last(
             topology, progress, database, row,
             f"ZooKeeper has attempt {progress.committed_by} for it, the ledger {row.attempt}",
         )  # fmt: skip
-    # Decoded and encoded again, or a row of an older version, which lacks a new field, would look different.
+    # Decoded and encoded again: a row of an older version lacks new fields and would look different.
     ledger = codec.decode(row.metas, f"ledger of {database}, txid {row.txid}")
     if stored is not None and codec.encode(stored.metas) != codec.encode(ledger):
         raise _mismatch(topology, progress, database, row, "they hold different ranges for that batch")

@@ -1,6 +1,6 @@
 """What a run's driver reads from and writes to: ZooKeeper, databases, the source, Spark.
 
-Invariant: what was opened is closed at the end, in the opposite order, however far a start has come.
+Invariant: whatever was opened is closed at the end, in reverse order, however far the start got.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _RETRY_SECONDS = 0.5
 
 
 class RunServices:
-    """`Services` of a run. `spark` is a session of the user's; with a `runner_factory` there is no Spark."""
+    """The `Services` of a run. `spark` is the user's own session; a `runner_factory` does without Spark."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class RunServices:
         wait_for_leadership: bool = True,
         runner_factory: RunnerFactory | None = None,
     ) -> None:
-        # A cancelled job may hold its thread for seconds, beside its successor.
+        # A cancelled job may hold its thread for seconds while its successor runs.
         in_flight = 1 if isinstance(topology, TrackedTopology) else topology.max_spout_pending
         self.workers: Workers = ThreadWorkers(jobs=2 * in_flight + 2)
         self.state = "starting"
@@ -70,7 +70,7 @@ class RunServices:
         self._engine: SparkEngine | None = None
         self._engine_state = "starting Spark"
         self._is_engine_awaited = False
-        # Spark starts beside the rest. An empty job to warm its workers would only hold up the first batch.
+        # Spark starts beside the rest. An empty job to warm up its workers would only delay the first batch.
         self._beside = concurrent.futures.ThreadPoolExecutor(1, "txstream-spark")
         self._starting: concurrent.futures.Future[None] | None = None
         self._create_runner = runner_factory or self._make_engine(spark).create_runner
@@ -118,14 +118,14 @@ class RunServices:
         readiness.end()
         if self._engine is not None and not self.workers.is_interrupted:
             self._starting = self._beside.submit(self._on_engine, self._engine.start)
-        # A resumed process may get here long after it was elected; from here on the epoch decides.
+        # A process that was suspended may get here long after its election; from here on the epoch decides.
         self._store = ZooKeeperProgress(
             zookeeper, topology_id, codec, waiting=self._warn, should_stop=self._is_interrupted
         )
         return self._store
 
     def _steps(self, plan: ExecutionPlan) -> dict[str, Callable[[], object]]:
-        """What a warm standby keeps ready."""
+        """Return what a warm standby keeps ready, each with the step that makes it so."""
         steps: dict[str, Callable[[], object]] = {}
         if not plan.fed:
             steps["the source"] = partial(self.open_source, plan.context)
@@ -157,7 +157,7 @@ class RunServices:
         return self._create_runner
 
     def _give_up_engine(self) -> None:
-        """End a start that is under way. A process that was started for it ends."""
+        """Break off a start of Spark that is under way. A process that was started for it ends."""
         self.workers.interrupt()
         self._beside.shutdown(wait=False, cancel_futures=True)
         if self._starting is not None:
@@ -168,7 +168,7 @@ class RunServices:
         return runner
 
     def locked(self, error: FenceLockedError) -> None:
-        """A frozen driver holds the fence inside its transaction: its end, or the database's, frees it."""
+        """Wait a moment. A frozen driver's transaction holds the fence until the driver or database ends."""
         self.state = f"waiting for a lock: {error}"
         self._warn(str(error))
         if self.workers.pause(_RETRY_SECONDS):
@@ -176,7 +176,7 @@ class RunServices:
 
     @contextlib.contextmanager
     def beside(self, loop: Abortable) -> Iterator[None]:
-        """Old rows of the ledgers go, and the leadership is watched."""
+        """Prune the ledgers' old rows and watch the leadership."""
         timeout_seconds = self._settings.connect_timeout_seconds
         watch = threading.Thread(target=self.watch, args=(loop,), name="txstream-leader", daemon=True)
         watch.start()
@@ -199,7 +199,7 @@ class RunServices:
         return self._stack.__exit__(*raised)
 
     def watch(self, loop: Abortable) -> None:
-        """Until the run ends: Spark must be there, and this must be the leader."""
+        """Check until the run ends that Spark is there and that this driver leads."""
         check_engine = self._engine.check if self._engine is not None else lambda: None
         watch_leadership(
             self._leadership,
@@ -242,7 +242,7 @@ class RunServices:
         if spark is None:
             slots = max(component.parallelism for component in topology.components)
             if any(isinstance(bolt.instance, DataFrameBolt) for bolt in topology.bolts):
-                conf = {"spark.driver.extraJavaOptions": JAVA_OPTIONS, **conf}  # what Java does itself counts
+                conf = {"spark.driver.extraJavaOptions": JAVA_OPTIONS, **conf}  # here Java's own work counts
             conf = {**worker_settings(topology.workers, slots, self._settings.master), **conf}
 
         def tell_state(state: str) -> None:
@@ -258,7 +258,7 @@ class RunServices:
         return self._engine
 
     def _on_engine(self, start: Callable[[], object]) -> None:
-        """Whatever fails in a start that was stopped, fails because of that."""
+        """Run `start`. If the run was stopped meanwhile, a failure is put down to that."""
         try:
             start()
         except TxstreamError as error:
@@ -268,7 +268,7 @@ class RunServices:
 
 
 def source_context(topology: Topology, settings: Settings) -> SpoutContext:
-    """What a topology's source is told of where it is."""
+    """Return the context of a topology's source: its ids, addresses and deadlines."""
     return SpoutContext(
         topology_id=topology.id,
         component=topology.components[0].id,

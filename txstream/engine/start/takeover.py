@@ -1,8 +1,8 @@
-"""Taking a topology up, from its identity to its coordinator. `Driver.start` is the whole order of a start:
+"""Taking up a topology, from its identity to its coordinator. `Driver.start` has the whole order of a start:
 election, source and Spark come before this.
 
-Invariant: nothing that a decision depends on is read before every fence is raised (`recovery`), and no table
-is changed before that either (`joining`), so that no older leader can write beside it.
+Invariant: before every fence is raised, nothing that a decision depends on is read (`recovery`) and no table
+is changed (`joining`), so that no older leader can write at the same time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from txstream.zookeeper import Identity, ProgressStore, Requests
 
 @dataclass(frozen=True)
 class Takeover:
-    """A topology taken up: under which identity and epoch, where it resumes, and how operators steer it."""
+    """A topology that was taken up: its identity and epoch, where it resumes, how operators steer it."""
 
     identity: Identity
     epoch: Epoch
@@ -47,9 +47,9 @@ def take_up(
 ) -> Takeover:
     """Claim the id and an epoch, recover, and make the coordinator that goes on from there.
 
-    `locked` is called while a frozen writer holds a database's lock; it raises to give up. `last_txid` is
-    the last that the coordinator opens, `asked_before` what operators had asked before this driver stood for
-    election. Raises what `claim_identity`, `take_over` and `recover` do.
+    `locked` is called while a frozen writer holds a database's lock; it raises to give up. `last_txid` is the
+    last txid that the coordinator opens. `asked_before` is what operators had asked before this driver stood
+    for election. Raises what its steps raise, `claim_identity` to `settle_changes`.
     """
     claim = claim_identity(topology, store, targets, locked=locked)
     states = [target.of(topology, claim.identity.uuid) for target in targets]

@@ -1,4 +1,4 @@
-"""What a driver that stands by warm keeps ready for the moment in which it is elected."""
+"""What a warm standby keeps ready for the moment of its election."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Callable, Mapping
 
 from txstream.engine.loop.outages import RunAbortedError, Waiting
 
-TURN_SECONDS = 20.0  # Spark ends Python workers that have had nothing to do for a minute
+TURN_SECONDS = 20.0  # Spark ends Python workers that have been idle for a minute
 _POLL_SECONDS = 0.1
 _END_SECONDS = 10.0
 
 
 class Readiness:
-    """Takes the steps, one after the other and again every 20 s, on a thread of its own, until `end`.
+    """Takes the steps one by one, and all of them again every 20 s, on a thread of its own, until `end`.
 
-    A step makes something ready, or sees that it still is. One that fails is logged once and taken again in
-    the next turn: what is away does not end a standby. What is not ready at the election is made ready then,
-    as a cold standby does it, and raises what that raises. `pause` answers True when the run is to end;
-    `tell_ready` is called when all is ready, and again when it is so again.
+    A step makes something ready, or checks that it still is. A failure is logged once, and the step is taken
+    again in the next turn: an outage does not end a standby. What is not ready at the election is made ready
+    then, as on a cold standby, and its errors are raised then. `pause` returns True when the run is to end.
+    `tell_ready` is called each time everything has become ready.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Readiness:
             self._thread.start()
 
     def end(self) -> None:
-        """Take no further step. Blocks while one is being taken; for a moment only when the run is to end."""
+        """Take no further step. Blocks while one is being taken; for at most 10 s if the run is to end."""
         self._ended.set()
         while self._thread.is_alive() and not self._pause(0):
             self._thread.join(_POLL_SECONDS)

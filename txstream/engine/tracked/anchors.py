@@ -1,12 +1,11 @@
-"""What ties tuples to their trees on their way: hidden columns beside a tuple's fields, and a Spark task's
-acks.
+"""What ties tuples to their trees: hidden columns beside a tuple's fields, and a Spark task's acks.
 
 Before tuples are routed they carry the roots that they descend from. Each copy that is sent to a task gets
-an id of its own, which its roots take when it is sent and again when it is acked. What a Spark task has sent
-and acked is folded, so that it answers each root once.
+an id of its own, which its roots take when it is sent and again when it is acked: they are XORed with it.
+What a Spark task has sent and acked is folded, so that its answer has each root once.
 
-Invariant: a Spark task that is computed again draws the same ids, or others would have seen ids that nobody
-acks.
+Invariant: a Spark task that is computed again draws the same ids. Otherwise others would have seen ids that
+nobody acks.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ Anchor = int | tuple[int, ...]
 
 class Marks:
     """The roots and ids of a chunk's tuples, and what became of each: OPEN, ACKED or FAILED. `owner` is the
-    task that has them, as long as its micro-batch lasts."""
+    task that has them, for as long as its micro-batch lasts."""
 
     __slots__ = ("_lists", "ids", "owner", "roots", "state")
 
@@ -53,19 +52,19 @@ class Marks:
         self._lists: list[list[int]] | None = None
 
     def of(self, row: int) -> list[int]:
-        """The roots of one tuple."""
+        """Return the roots of one tuple."""
         if self._lists is None:
             self._lists = self.roots.to_pylist()
         return self._lists[row]
 
     def chosen(self, state: int) -> NDArray[np.intp]:
-        """The rows of that state."""
+        """Return the rows in that state."""
         return np.flatnonzero(np.frombuffer(self.state, np.uint8) == state)
 
 
 class AckLog:
-    """What a Spark task, or the driver for its spouts, has sent and acked. `seed` are numbers that nobody
-    else has, and that are the same when the Spark task is computed again."""
+    """What a Spark task, or the driver for its spouts, has sent and acked. The numbers in `seed` are nobody
+    else's, and are the same when the Spark task is computed again."""
 
     def __init__(self, seed: Sequence[int]) -> None:
         self._ids = TupleIds(list(seed))
@@ -73,21 +72,21 @@ class AckLog:
         self._values: list[Values] = []
 
     def mark(self, part: pa.RecordBatch) -> pa.RecordBatch:
-        """Tuples for one task, from now on with ids, which their roots take."""
+        """Give ids to the tuples for one task, have their roots take them, and return the tuples with ids."""
         ids = self._ids.draw(part.num_rows)
         self.take(part.column(ROOTS), ids)
         return part.append_column(IDS, pa.array(ids))
 
     def take(self, roots: pa.ListArray, ids: Values) -> None:
-        """Each tuple's roots take its id: it was sent, or acked."""
+        """Have each tuple's roots take its id, because it was sent or acked."""
         flat = flattened(roots)
         if len(flat):
             self._roots.append(flat)
             self._values.append(np.repeat(ids, roots.value_lengths().to_numpy()))
 
     def folded(self, roots: Sequence[Roots] = ()) -> tuple[Roots, Values]:
-        """Each root once with the XOR of the ids that it took; `roots` are there also when they took none.
-        The log is empty then."""
+        """Empty the log. Return each root once, with the XOR of the ids that it took; `roots` are included
+        even if they took none."""
         zeros = [np.zeros(len(some), np.uint64) for some in roots]
         taken, values = [*self._roots, *roots], [*self._values, *zeros]
         self._roots, self._values = [], []
@@ -97,7 +96,7 @@ class AckLog:
 
 
 def flattened(roots: pa.ListArray) -> Roots:
-    """All roots of all tuples, in a row."""
+    """Return all roots of all tuples in one array."""
     numbers: Roots = roots.flatten().to_numpy(zero_copy_only=False)
     return numbers
 
@@ -107,21 +106,21 @@ def with_roots(batch: pa.RecordBatch, roots: pa.ListArray) -> pa.RecordBatch:
 
 
 def single_roots(roots: Roots, tracked: NDArray[np.bool_]) -> pa.ListArray:
-    """The column for a spout's tuples: those that are `tracked` have one of `roots` each, in their order."""
+    """Return the column of a spout's tuples: the `tracked` ones have one of `roots` each, in order."""
     offsets = np.zeros(len(tracked) + 1, np.int32)
     np.cumsum(tracked, out=offsets[1:])
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(roots, pa.uint64()))
 
 
 def open_chunk(part: pa.RecordBatch, source: str, stream: str, task: int) -> Chunk:
-    """A chunk of tuples as they came, without the hidden columns among its fields."""
+    """Return a chunk of tuples as they came, without the hidden columns among its fields."""
     chunk = Chunk(visible(part), source, stream, task)
     chunk.marks = Marks(part.column(ROOTS), part.column(IDS).to_numpy(zero_copy_only=False))
     return chunk
 
 
 class AnchoringCollector(Collector):
-    """A task's collector whose tuples descend from `anchor`, a row of `marks` or some roots; with `tracks`
+    """A task's collector. Its tuples descend from `anchor`, a row of `marks` or some roots; if `tracks` is
     False, from nothing."""
 
     anchor: Anchor = ()
@@ -130,7 +129,7 @@ class AnchoringCollector(Collector):
     def __init__(self, spec: BoltSpec, task: int, send: Send, *, tracks: bool) -> None:
         super().__init__(spec, task, send)
         self._tracks = tracks
-        # In the order of a stream's rows; those of a direct stream are sorted by task, each with its anchor.
+        # In the order of a stream's rows. A direct stream's rows are sorted by task, so each has its anchor.
         self._anchors: dict[str, list[Anchor]] = {
             stream: [] for stream in spec.streams if tracks and stream not in spec.direct_streams
         }

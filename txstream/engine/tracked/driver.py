@@ -1,11 +1,11 @@
-"""One driver of a topology of tracked tuples: elected, spouts opened, turns until it is told to stop.
+"""One driver of a topology of tracked tuples: it is elected, opens the spouts, and takes turns until a stop.
 
 It stores no progress: what was open when a driver dies comes again from its source. ZooKeeper has the
-election, so that one driver runs a topology at a time, its identity, what operators ask, and a note of how it
-goes.
+election, so that one driver at a time runs a topology; the topology's identity; what operators ask; and a
+note of how the run goes.
 
-Invariant: spouts and ledger are touched by the thread that calls `run` alone; micro-batches run in another,
-and come back as events.
+Invariant: only the thread that calls `run` calls the spouts and changes the ledger. Micro-batches run in
+another thread, and come back as events.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ _IDLE_FIRST_SECONDS = 0.001
 _IDLE_LONGEST_SECONDS = 0.05
 _NOTE_SECONDS = 2.0
 _LAST_NOTE_SECONDS = 5.0
-# A source without an end has caught up when it had nothing for so long.
+# A source without an end has caught up once it has had nothing for this long.
 _QUIET_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class _NoMeta:
-    """There are no partitions, so no places are stored."""
+    """The meta of a topology without partitions: no positions are stored."""
 
 
 class TrackedDriver:
-    """One driver's turn. `run` is called once; `stop`, `abort` and the rest are for any thread."""
+    """One driver's turn. `run` is called once; `stop`, `abort` and the rest may be called from any thread."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class TrackedDriver:
 
     @property
     def state(self) -> str:
-        """What it is doing, for people."""
+        """What the driver is doing, for people."""
         return self._services.state
 
     @property
@@ -102,7 +102,7 @@ class TrackedDriver:
         self.stop()
 
     def progress(self, seconds: float) -> RunProgress:
-        """A snapshot."""
+        """Return a snapshot of the run, which has taken `seconds` so far."""
         loop = self.loop
         if loop is None:
             return RunProgress(self.topology.id, 0, {}, 0, 0, 0, seconds, self.state, None)
@@ -121,7 +121,7 @@ class TrackedDriver:
         )
 
     def run(self) -> TrackedReport | None:
-        """The whole turn. Raises what ended it; None when it was stopped before its first micro-batch."""
+        """Run the whole turn. Return None if stopped before its first micro-batch. Raises what ended it."""
         with self._services as services:
             services.connect()
             before = services.asked_before()
@@ -169,7 +169,7 @@ class TrackedDriver:
         spouts = {spout.id: type(spout.instance).__qualname__ for spout in self.topology.spouts}
         first = type(self.topology.spouts[0].instance)
         name = f"{first.__module__}.{first.__qualname__}"
-        # What tracked tuples promise is what that semantics does: at least once, and nothing is stored.
+        # Tracked tuples promise what this semantics does: at least once, and nothing is stored.
         mine = Identity.new(Semantics.NON_TRANSACTIONAL, name, {"tracked": spouts}, ())
         stored = store.create_identity(mine)
         if differences := stored.differences(mine):
@@ -204,7 +204,7 @@ class TrackedDriver:
             workers.shut_down()
 
     def _turn(self) -> None:
-        """One turn, and the next one is set up."""
+        """Take one turn, and schedule the next."""
         busy = self._look_round()
         if self._done:
             return
@@ -216,13 +216,13 @@ class TrackedDriver:
             self._idle_seconds = min(2 * self._idle_seconds, _IDLE_LONGEST_SECONDS)
 
     def _react(self) -> None:
-        """Something has happened."""
+        """Look round, because something has happened."""
         self._look_round()
 
     def _look_round(self) -> bool:
-        """Do what there is to do now; were there tuples?"""
+        """Do what there is to do now. Return whether spouts emitted tuples."""
         loop = self.loop
-        assert loop is not None  # events come only then
+        assert loop is not None  # events come only once it is there
         if self._fatal is not None:
             raise self._fatal
         now = time.monotonic()
@@ -246,7 +246,7 @@ class TrackedDriver:
         return emitted
 
     def _follow(self, loop: TrackedLoop) -> None:
-        """Spouts are active unless the topology is paused or stops."""
+        """Keep the spouts active unless the topology is paused or stops."""
         if self._stopped.is_set() and self._drained_by is None:
             self._services.state = "stopping"
             self._drained_by = time.monotonic() + self.topology.message_timeout_seconds
@@ -285,7 +285,7 @@ class TrackedDriver:
     # --- the end ------------------------------------------------------------------------------------
 
     def _close(self, loop: TrackedLoop) -> None:
-        """Close the spouts. What they emit meanwhile is processed, but they hear no more of it."""
+        """Close the spouts. What they emit meanwhile is processed, but they hear nothing about it."""
         if not self._deactivated:
             loop.deactivate()
         loop.close()
@@ -296,13 +296,13 @@ class TrackedDriver:
     def _close_after_failure(self, loop: TrackedLoop) -> None:
         try:
             loop.close()
-        except Exception as error:  # noqa: BLE001 - what ended the run is told, not this
+        except Exception as error:  # noqa: BLE001 - what ended the run is raised, not this
             log.warning("a spout could not be closed: %s", error)
 
     # --- operators ----------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        """Operators may have asked for something."""
+        """Read the requests, because operators may have asked for something."""
         self._services.workers.submit(Lane.WRITE, self._store.read_requests, self._judge, self._not_read)
 
     def _judge(self, requests: Requests) -> None:
@@ -314,7 +314,7 @@ class TrackedDriver:
             self._services.workers.submit(Lane.WRITE, answer, failed=self._not_read)
 
     def _grant(self, request: Request, told: dict[str, Any]) -> str | None:
-        """Do what is asked; why not, if it cannot be. `told` is for whoever asked."""
+        """Do what is asked. Return why not if it is refused. `told` is filled in for whoever asked."""
         paused = self._paused or (request if request.kind == Kind.PAUSE else None)
         told["since"] = None if paused is None else paused.asked_at.isoformat(timespec="seconds")
         told["by"] = None if paused is None else paused.asked_by
@@ -334,7 +334,7 @@ class TrackedDriver:
         return None
 
     def _write_note(self) -> None:
-        """How it goes, for `txstream status`. Nothing depends on it."""
+        """Store how the run goes, for `txstream status`. Nothing depends on it."""
         if self._note_is_under_way:
             return
         self._note_is_under_way = True
@@ -350,7 +350,7 @@ class TrackedDriver:
         self._services.workers.submit(Lane.WRITE, lambda: self._store.write_trees(document), written, failed)
 
     def _write_last_note(self) -> None:
-        """As `_write_note`, at the end, when what is queued is done no more: wait for it."""
+        """As `_write_note`, but wait for the write: at the end, queued work is dropped."""
         document = self._meter.document(time.monotonic())
         written = threading.Event()
 

@@ -1,12 +1,12 @@
 """The turns of a topology of tracked tuples: ask the spouts, run a micro-batch, end trees.
 
-The loop does nothing by itself and knows no threads: a run calls it from one thread and has `run_batch` done
-by another; a test calls it step by step.
+The loop does nothing by itself and knows no threads: a run calls it from one thread, and `run_batch` from
+another; a test calls it step by step.
 
 Invariants. One micro-batch runs at a time, so a task sees its tuples in the order in which they were sent. A
 spout's `next_tuple` is called only while fewer than `max_spout_pending` of its task's trees are open. The
-acker's ledger may be lost at any time: the spout tasks have their own list of what is open, and end it when
-its time is over.
+acker's ledger may be lost at any time: the spout tasks have their own list of the open trees, and end each
+when its time is over.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# So that events are looked at now and then, and a micro-batch stays what a few Spark tasks can hold.
+# Limits, so that events get their turn and a micro-batch stays small enough for a few Spark tasks.
 _MOST_CALLS_A_TURN = 1_000
 _MOST_TUPLES = 100_000
 
@@ -64,8 +64,8 @@ class Cut:
 
 @dataclass
 class Counts:
-    """What has happened so far, by component. `failed` and `held` are tuples of bolts: failed by it, neither
-    acked nor failed by it. `reasons` says why trees failed."""
+    """What has happened so far, by component. `failed` counts tuples that a bolt failed, `held` those that it
+    neither acked nor failed. `reasons` says why trees failed."""
 
     received: Counter[str] = field(default_factory=Counter)
     acked: Counter[str] = field(default_factory=Counter)
@@ -79,7 +79,7 @@ class Counts:
 
 
 class TrackedLoop:
-    """See the module. `clock` tells seconds."""
+    """See the module. `clock` returns seconds."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class TrackedLoop:
         self._holders: dict[int, str] = {}
         self._rotated = clock()
         self.failures_in_a_row = 0
-        # When a tree ended last, and how many had by then.
+        # When a tree last ended, and how many had ended by then.
         self._last_progress = clock()
         self._ended = 0
 
@@ -137,12 +137,12 @@ class TrackedLoop:
             spout.ack_untracked()
 
     def ask(self) -> bool:
-        """Ask the spouts for tuples, as far as there is room; was there one?"""
+        """Ask the spouts for tuples, as far as there is room. Return whether there was one."""
         emitted = False
         for _ in range(_MOST_CALLS_A_TURN):
-            # A list: all tasks are asked in turn.
             if self._waiting_tuples >= _MOST_TUPLES:
                 break
+            # A list, so that every task is asked before `any` looks.
             asked = [spout.next_tuple() for spout in self.spouts if self.has_room(spout)]
             emitted |= any(asked)
             if not any(asked):
@@ -150,7 +150,7 @@ class TrackedLoop:
         return emitted
 
     def has_room(self, spout: SpoutTask) -> bool:
-        """May this task open another tree?"""
+        """Return whether this task may open another tree."""
         return spout.open < self.topology.max_spout_pending
 
     @property
@@ -163,13 +163,13 @@ class TrackedLoop:
 
     @property
     def is_at_rest(self) -> bool:
-        """Is nothing under way?"""
+        """Whether nothing is under way."""
         return self.running is None and not self._waiting_tuples and not self.open_trees
 
     # --- micro-batches ------------------------------------------------------------------------------
 
     def cut(self) -> Cut | None:
-        """The next micro-batch: all that was emitted, unless one is running."""
+        """Return all that was emitted as the next micro-batch; None if there is nothing or one is running."""
         if self.running is not None or not self._waiting_tuples:
             return None
         roots: list[Roots] = []
@@ -191,11 +191,11 @@ class TrackedLoop:
         return cut
 
     def run_batch(self, cut: Cut) -> BatchResult:
-        """Have it processed. From any thread. Raises as `FedRunner.feed`."""
+        """Have a micro-batch processed. From any thread. Raises what `FedRunner.feed` raises."""
         return self._runner.feed(cut.order, cut.messages)
 
     def finished(self, cut: Cut, result: BatchResult) -> None:
-        """It was processed: end the trees that are complete or have failed."""
+        """End the trees that are complete or have failed, now that a micro-batch was processed."""
         if cut is not self.running:
             return  # its time was over: its trees have failed
         self.running = None
@@ -214,7 +214,7 @@ class TrackedLoop:
                 self._hold(cut, component, np.concatenate(held))
         if self.ackers is None:
             return
-        for tracked in result.tracked:  # failed first: a tree that failed and is complete has failed
+        for tracked in result.tracked:  # failures first: a tree that failed and is complete has failed
             for roots in tracked.failed_roots:
                 self._settle(self.ackers.fail(roots))
         for tracked in result.tracked:
@@ -222,7 +222,8 @@ class TrackedLoop:
                 self._settle(self.ackers.ack(*tracked.acks))
 
     def broke(self, cut: Cut, error: BaseException) -> None:
-        """It could not be processed: its trees fail. Raises the error when there is no hope."""
+        """Fail the trees of a micro-batch that could not be processed. Raises the error if it is fatal, or a
+        bug after `max_attempts` failures in a row."""
         if cut is not self.running:
             return
         self.running = None
@@ -255,7 +256,7 @@ class TrackedLoop:
             self.broke(running, self._time.is_over(running.order.attempt, "processed", timeout))
         if self.ackers is not None and now - self._rotated >= timeout / (DEFAULT_BUCKETS - 1):
             self._rotated = now
-            self.ackers.rotate()  # the spout tasks know better when a time is over
+            self.ackers.rotate()  # its answer is ignored: the spout tasks know better
         for spout in self.spouts:
             roots = spout.overdue(timeout)
             if len(roots):
@@ -280,7 +281,7 @@ class TrackedLoop:
             self._holders.pop(root, None)
 
     def _look_at_windows(self, now: float) -> None:
-        """Is a window full, and nobody empties it?"""
+        """Set `stuck`, and warn once, if a pending window stays full and no tree ends."""
         ended = sum(spout.acked + spout.failed + spout.timed_out for spout in self.spouts)
         full = [spout for spout in self.spouts if not self.has_room(spout)]
         if not full or self.running is not None or ended != self._ended:
@@ -334,7 +335,7 @@ class TrackedLoop:
             spout.deactivate()
 
     def close(self) -> None:
-        """Close every spout task, also when one of them fails at that; the first error is raised."""
+        """Close every spout task, even if closing one of them fails; then raise the first error."""
         errors = []
         for spout in self.spouts:
             try:
@@ -346,7 +347,7 @@ class TrackedLoop:
 
 
 def _tasks_of(folded: Roots, roots: Sequence[Roots], numbers: Sequence[Tasks]) -> Tasks:
-    """The spout task of each folded root."""
+    """Return the spout task of each folded root."""
     known, tasks = np.concatenate(roots), np.concatenate(numbers)
     order = np.argsort(known)
     found: Tasks = tasks[order][np.searchsorted(known[order], folded)]

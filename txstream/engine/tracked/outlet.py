@@ -1,4 +1,4 @@
-"""Where the spouts' tuples gather until a micro-batch is cut: routed to tasks, with an id for each copy."""
+"""Where the spouts' tuples gather until a micro-batch is cut, routed to tasks, with an id for each copy."""
 
 from __future__ import annotations
 
@@ -33,20 +33,19 @@ class _Address(NamedTuple):
 
 @dataclass(eq=False)
 class Emission:
-    """Tuples that a spout task emitted to one stream together. `sent` has, for each subscriber, which of
-    their rows went to which task, by its id."""
+    """Tuples of one stream that a spout task handed on together. `sent` has, for each subscriber, the ids of
+    the tasks that got tuples and the rows that each of them got."""
 
     rows: int = 0
     sent: list[list[tuple[int, NDArray[np.int32]]]] | None = None
 
     def tasks_of(self, row: int) -> list[int]:
-        """The tasks that got one tuple."""
+        """Return the ids of the tasks that got one tuple."""
         return [task for parts in self.sent or () for task, rows in parts if row in rows]
 
 
 class SentTo(Sequence[int]):
-    """The tasks that get a tuple. Which they are is worked out when it is looked at, since most spouts do
-    not."""
+    """The tasks that get a tuple. They are worked out only when a spout looks at them: most do not."""
 
     __slots__ = ("_emission", "_flush", "_row")
 
@@ -81,9 +80,9 @@ class SentTo(Sequence[int]):
 
 @dataclass
 class Outlet:
-    """The tuples of all spout tasks; whoever adds or takes some holds `lock`. `log` gives their ids, where
-    they are tracked; `width` is how many Spark tasks each micro-batch gets, as far as slots go, None leaves
-    it to its size."""
+    """The tuples of all spout tasks; hold `lock` to add or take some. `log` gives tracked tuples their ids.
+    `width` is how many Spark tasks each micro-batch gets, as far as there are slots; with None, its size
+    decides."""
 
     plan: ExecutionPlan
     log: AckLog | None
@@ -94,8 +93,8 @@ class Outlet:
     _routers: dict[tuple[str, str], list[tuple[BoltSpec, Router]]] = field(default_factory=dict)
 
     def subscribers(self, source: str, stream: str) -> list[tuple[BoltSpec, Router]]:
-        """Who gets the tuples of a stream. Tuples come from outside of every Spark task, so a local grouping
-        is an even spread."""
+        """Return who gets the tuples of a stream. The tuples come from outside any Spark task, so a local
+        grouping spreads them evenly."""
         found = self._routers.get((source, stream))
         if found is None:
             found = self._routers[source, stream] = [
@@ -115,11 +114,11 @@ class Outlet:
         direct: int | None,
         emission: Emission,
     ) -> None:
-        """Take tuples; with roots, where they are tracked."""
+        """Add tuples, which have their roots if they are tracked, and route them to tasks."""
         numbered = batch.append_column(_ROW, pa.array(np.arange(batch.num_rows, dtype=np.int32)))
         emission.sent = []
         subscribers = self.subscribers(source, stream)
-        if direct is not None:  # one has the id, or the first says that it has not
+        if direct is not None:  # the one that has the id, or the first, which raises
             subscribers = [one for one in subscribers if direct in one[0].task_ids] or subscribers[:1]
         for bolt, router in subscribers:
             parts = []
@@ -133,7 +132,7 @@ class Outlet:
         self.tuples += batch.num_rows
 
     def cut(self, attempt: TransactionAttempt) -> tuple[WorkOrder, list[bytes]]:
-        """A micro-batch of all that is there, as a message for each Spark task of its first stage."""
+        """Take all that is there as a micro-batch, with a message for each Spark task of its first stage."""
         widest = max_width(self.plan, {})
         width = batch_width(self.tuples, widest, widest) if self.width is None else min(self.width, widest)
         layout = lay_out(self.plan, width)

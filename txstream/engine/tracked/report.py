@@ -1,4 +1,4 @@
-"""What a run of tracked tuples tells: a snapshot for `txstream status`, and a report at the end."""
+"""What a run of tracked tuples reports: a snapshot for `txstream status`, and a report at the end."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from txstream.api.tracked_builder import TrackedTopology
     from txstream.engine.tracked.loop import TrackedLoop
 
-# A tree is counted with the first of these that it is not older than, or with "older".
+# A tree counts under the first of these ages that it is not older than, or under "older".
 AGES_SECONDS = (1, 5, 10, 30, 60)
 
 
 @dataclass(frozen=True, slots=True)
 class TrackedReport(RunReport):
-    """What one run of tracked tuples did. `batches` are micro-batches, `records` tuples that spouts emitted;
-    the others count trees."""
+    """What one run of tracked tuples did. `batches` counts micro-batches, `records` the tuples that spouts
+    emitted; the fields below count trees."""
 
     acked: int = 0
     failed: int = 0
@@ -31,7 +31,7 @@ class TrackedReport(RunReport):
 
     @classmethod
     def of_standby(cls, topology: TrackedTopology, uuid: str, stopped_by: str) -> TrackedReport:
-        """Of one that was stopped with its leader: it did nothing."""
+        """Return the report of a standby that was stopped with its leader: it did nothing."""
         return cls(
             topology=topology.id,
             uuid=uuid,
@@ -51,7 +51,7 @@ class TrackedReport(RunReport):
 
 
 def in_words(report: TrackedReport) -> str:
-    """The run in one line."""
+    """Return the run in one line."""
     return (
         f"{report.topology}: {report.records:,} tuples in {report.batches:,} micro-batches, "
         f"{report.acked:,} trees acked, {report.failed:,} failed, {report.timed_out:,} timed out, "
@@ -61,7 +61,7 @@ def in_words(report: TrackedReport) -> str:
 
 
 class Meter:
-    """Takes snapshots of a loop; the rates in each are since the one before."""
+    """Takes snapshots of a loop. The rates in a snapshot are those since the one before."""
 
     def __init__(self, loop: TrackedLoop, now: float) -> None:
         self._loop = loop
@@ -69,7 +69,7 @@ class Meter:
         self._before: Mapping[str, int] = {}
 
     def document(self, now: float) -> dict[str, Any]:
-        """As JSON values. It has no words of the user's code, which may be data."""
+        """Return a snapshot as JSON values. It has no words of the user's code, which may be data."""
         loop, counts = self._loop, self._loop.counts
         emitted: dict[str, int] = {}
         components: dict[str, dict[str, Any]] = {}
@@ -112,7 +112,7 @@ class Meter:
 def report_of(
     loop: TrackedLoop, uuid: str, epoch: int, seconds: float, *, caught_up: bool, stopped_by: str | None
 ) -> TrackedReport:
-    """What the run did."""
+    """Return what the run did."""
     counts, spouts = loop.counts, loop.spouts
     return TrackedReport(
         topology=loop.topology.id,

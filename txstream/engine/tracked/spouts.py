@@ -1,8 +1,8 @@
 """The tasks of spouts, in the driver's process: what each has emitted, and which of its trees are open.
 
-Invariants. A tree ends once: `ack` or `fail` of the task that emitted it, with its message id. It ends at
-the latest when its time is over, whatever has become of its acker: the spout task keeps its own list. All
-calls of the user's spout are made by the thread that opened it.
+Invariants. A tree ends once: `ack` or `fail` is called, with its message id, on the task that emitted it. It
+ends at the latest when its time is over, whatever has become of its acker, because the spout task keeps its
+own list. Only the thread that opened the user's spout calls it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ _NEVER = np.inf
 
 
 class _Out(Collector):
-    """Checks what a spout emits, as a bolt's collector does; beside its values each row has its message
-    id."""
+    """Checks what a spout emits, as a bolt's collector does. A row has its message id beside its values."""
 
     message_id: MessageId | None = None
 
@@ -50,10 +49,10 @@ class _Out(Collector):
 
 
 class SpoutTask:
-    """One task of a spout: it is the `SpoutCollector` of its instance.
+    """One task of a spout, and the `SpoutCollector` of its instance.
 
-    `number` is that of the task among `tasks` of all spouts; `clock` tells seconds. `acked_at_once` has the
-    message ids of what was emitted without being tracked.
+    `number` is the task's number among the `tasks` of all spouts; `clock` returns seconds. `acked_at_once`
+    has the message ids of tuples that were emitted without being tracked.
     """
 
     def __init__(
@@ -93,7 +92,7 @@ class SpoutTask:
             self._out.message_id = message_id
             emission = self._emissions.get(stream)
             self._out.emit(values, stream)
-            assert emission is not None  # or the stream is unknown, and nothing was emitted
+            assert emission is not None  # for an unknown stream, `emit` has raised
             emission.rows += 1
             self._count(message_id)
             return SentTo(emission, emission.rows - 1, self.flush)
@@ -121,7 +120,7 @@ class SpoutTask:
                 self.open += 1
 
     def flush(self) -> None:
-        """Hand on what was emitted."""
+        """Hand on to the outlet what was emitted."""
         with self._lock:
             self._out.flush()
 
@@ -134,7 +133,7 @@ class SpoutTask:
     # --- trees --------------------------------------------------------------------------------------
 
     def _begin(self, batch: pa.RecordBatch, message_ids: Sequence[MessageId | None]) -> pa.RecordBatch:
-        """The tuples with their roots; each with a message id is the beginning of a tree."""
+        """Return the tuples with their roots; each tuple that has a message id begins a tree."""
         if self._outlet.log is None:
             return batch
         tracked = np.fromiter((one is not None for one in message_ids), bool, len(message_ids))
@@ -157,7 +156,7 @@ class SpoutTask:
             self._message_ids += [None] * more
 
     def _end(self, roots: Roots) -> list[MessageId]:
-        """The message ids of those trees that were open until now."""
+        """End these trees. Return the message ids of those that were open until now."""
         with self._lock:
             roots = roots[self._ids.release(roots)]
             own = slots_of(roots) // self._tasks
@@ -170,21 +169,21 @@ class SpoutTask:
             return ended
 
     def overdue(self, timeout_seconds: float) -> Roots:
-        """The trees whose time is over."""
+        """Return the trees whose time is over."""
         with self._lock:
             return self._ids.roots_at(np.flatnonzero(self._began <= self._clock() - timeout_seconds))
 
     def ages(self) -> NDArray[np.float64]:
-        """How old the open trees are, in seconds."""
+        """Return how old the open trees are, in seconds."""
         return self._clock() - self._began[self._began < _NEVER]
 
     @property
     def nbytes(self) -> int:
-        """The memory that its open trees take, without the message ids themselves."""
+        """The bytes that its open trees take, without the message ids themselves."""
         return self._ids.nbytes + self._began.nbytes + sys.getsizeof(self._message_ids)
 
     def open_messages(self) -> list[MessageId]:
-        """The message ids of the open trees that have been sent."""
+        """Return the message ids of the open trees that have been sent."""
         return [one for one in self._message_ids if one is not None]
 
     def fail_message(self, message_id: MessageId) -> None:
@@ -194,19 +193,19 @@ class SpoutTask:
     # --- calls of the spout -------------------------------------------------------------------------
 
     def start(self, context: SpoutContext) -> None:
-        """Open and activate it."""
+        """Open and activate the spout."""
         self._call("open", context, self)
         self.activate()
 
     def next_tuple(self) -> bool:
-        """Ask for tuples; was there one?"""
+        """Ask for tuples. Return whether there was one."""
         before = self.emitted
         self._call("next_tuple")
         self.ack_untracked()
         return self.emitted > before
 
     def ack_untracked(self) -> None:
-        """Ack what nobody tracks."""
+        """Ack the tuples that are not tracked."""
         while self.acked_at_once:
             with self._lock:
                 acked, self.acked_at_once = self.acked_at_once, []
@@ -215,14 +214,14 @@ class SpoutTask:
                 self._call("ack", message_id)
 
     def ack(self, roots: Roots) -> None:
-        """These trees are complete."""
+        """Ack these trees: they are complete."""
         ended = self._end(roots)
         self.acked += len(ended)
         for message_id in ended:
             self._call("ack", message_id)
 
     def fail(self, roots: Roots, *, timed_out: bool = False) -> int:
-        """These trees failed, or their time is over; how many were open."""
+        """Fail these trees: they failed, or their time is over. Return how many were open."""
         ended = self._end(roots)
         if timed_out:
             self.timed_out += len(ended)
@@ -239,13 +238,13 @@ class SpoutTask:
         self._call("deactivate")
 
     def close(self) -> None:
-        """Its last tuples are handed on."""
+        """Close the spout, and hand on its last tuples."""
         self._call("close")
         self.flush()
         self._out.close()
 
     def _call(self, method: str, *given: object) -> None:
-        """What the user's code raises says whose it is."""
+        """Call the user's spout. Its errors become a BoltError that names component, task and method."""
         try:
             result = getattr(self.spout, method)(*given)
             if result is not None:

@@ -1,9 +1,9 @@
 """The acks of one bolt task in one micro-batch: what a RichBolt's collector does, and a BasicBolt has done
 for it.
 
-Invariants. A tuple is acked or failed once. Nothing is emitted that descends from a tuple that was acked or
-failed before: its tree may have ended. Whatever is still open when the task is over can be acked by nobody,
-and is told.
+Invariants. A tuple is acked or failed at most once. Nothing is emitted that descends from a tuple that was
+already acked or failed: its tree may have ended. Nobody can ack what is still open when the task is over, so
+it is reported.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TaskTracking(AckLog):
     open_chunk = staticmethod(open_chunk)
 
     def told(self, tasks: Iterable[TrackedTask | None]) -> Tracked:
-        """What the Spark task answers, when its bolt tasks are over."""
+        """Return what the Spark task answers once its bolt tasks are over."""
         told = Tracked()
         for task in tasks:
             if task is not None:
@@ -56,8 +56,7 @@ class TaskTracking(AckLog):
 
 
 class TrackedTask:
-    """One bolt task. It is the `RichCollector` of a RichBolt; tuples of an untracked topology have no
-    marks."""
+    """One bolt task, and the `RichCollector` of a RichBolt. Tuples of an untracked topology have no marks."""
 
     def __init__(self, spec: BoltSpec, task: int, send: Send, *, tracks: bool) -> None:
         self.out = AnchoringCollector(spec, task, send, tracks=tracks)
@@ -68,8 +67,8 @@ class TrackedTask:
     # --- for the engine -----------------------------------------------------------------------------
 
     def tuples(self, chunk: Chunk) -> Iterator[Tuple]:
-        """The tuples of a chunk; what is emitted meanwhile descends from the present one, unless it is
-        said."""
+        """Yield the tuples of a chunk. What is emitted meanwhile descends from the present one, unless the
+        bolt gives anchors."""
         marks: Marks | None = chunk.marks
         out = self.out
         out.marks = marks
@@ -89,7 +88,7 @@ class TrackedTask:
             chunk.marks.state = chunk.marks.state.replace(bytes([OPEN]), bytes([ACKED]))
 
     def finish(self, log: AckLog, into: Tracked) -> None:
-        """The task is over: its acks to the log, the rest into what the Spark task answers."""
+        """End the task: its acks go to `log`, the rest into `into`, which the Spark task answers."""
         self.out.marks = None
         for marks in self._marks:
             marks.owner = None
