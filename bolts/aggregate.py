@@ -1,4 +1,4 @@
-"""Aggregation within a batch: `ReduceBolt`, and `CountBolt` for the commonest case."""
+"""Aggregation within a batch: `ReduceBolt`, and `CountBolt` for the most common case."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from txstream.folding import Fold, bound, check_reducers
 
 
 class ReduceBolt(MergeableBolt):
-    """One row per key and batch: `ReduceBolt("word", n=Count(), longest=Max("length"))`.
+    """Emits one row per key and batch: `ReduceBolt("word", n=Count(), longest=Max("length"))`.
 
-    Emits the key fields and one field per reducer, at the end of the batch. Group its input by the key. Where
-    it feeds only states that merge its rows alike, it runs where its tuples are, and emits one row per key
-    and Spark task. Without a key it reduces all of a task's tuples into one row, also when there were none;
-    group its input globally then. Raises TopologyError when a field is missing or a reducer cannot take its
-    type.
+    A row has the key fields and one field per reducer, and is emitted at the end of the batch. Group the
+    input by the key. If the bolt feeds only states that merge its rows in the same way, it runs where its
+    tuples are and emits one row per key and Spark task. Without a key it reduces all of a task's tuples into
+    one row, even if there were none; then group its input globally. Raises TopologyError if a field is
+    missing or a reducer cannot take its type.
     """
 
     def __init__(self, *keys: str, **reducers: Reducer) -> None:
@@ -52,7 +52,7 @@ class ReduceBolt(MergeableBolt):
 
 
 class CountBolt(ReduceBolt):
-    """How often each key occurs in the batch: `CountBolt("word")` emits `word` and `n bigint`."""
+    """Counts how often each key occurs in the batch: `CountBolt("word")` emits `word` and `n bigint`."""
 
     def __init__(self, *keys: str, output_field: str = "n") -> None:
         super().__init__(*keys, **{output_field: Count()})

@@ -1,4 +1,4 @@
-"""`DeduplicateBolt`: of several messages about the same thing, the first alone goes on."""
+"""`DeduplicateBolt`: of several messages with the same key, only the first passes."""
 
 from __future__ import annotations
 
@@ -31,30 +31,29 @@ Values = tuple[Any, ...]
 
 
 class DeduplicateBolt(RichBolt):
-    """Passes the first tuple of each key on, and drops what comes later with that key:
+    """Passes on the first tuple of each key and drops later tuples with that key:
     `DeduplicateBolt("order_id", message="entry_id")`.
 
-    A message that failed comes again with the same key, and it must pass, or it would be lost: what stands
-    behind this bolt may not have seen it. So the bolt remembers which message was the first, and lets that
-    one pass as often as it comes. Duplicates that a producer made are dropped; those that a replay makes are
-    not: what stands behind must bear them, or be the table of this bolt.
+    A message that failed comes again with the same key. It must pass then, or it would be lost, because the
+    bolts below may not have seen it. So this bolt remembers which message was the first, and lets that one
+    pass as often as it comes. It drops duplicates that a producer made, but not those that a replay makes:
+    the bolts below must tolerate them, or this bolt's table must be the result.
 
-    keys: the fields that tell what a tuple is about.
-    message: the field, or fields, that tell messages apart and are the same when one comes again: the
-        `id_field` of a RedisStreamSpout, Kafka's topic, partition and offset.
-    window: how many keys are remembered, the oldest is forgotten first. In memory, in each worker process: a
-        key is not remembered when its task runs in another process, or after a restart. Group the input by
-        the key, so that it has one task.
-    state: instead of a window, a table: its key columns are the keys, its value columns (the fields of
-        `message` among them) are filled from the fields of their names. It holds the first row of each key,
-        whatever is replayed, whoever else writes to it, and whichever process dies: with it each order is in
-        the table once. It is made when it is not there, and belongs to no topology: `txstream state` does not
-        list it.
-    keep: with a state, for how long its rows are kept; unset: for ever. It needs a column `seen` of type
-        timestamp, which the bolt fills with the time of the first tuple.
+    keys: the fields that identify what a tuple is about.
+    message: the field or fields that tell messages apart, and that stay the same when a message comes again:
+        the `id_field` of a RedisStreamSpout, or Kafka's topic, partition and offset.
+    window: how many keys are remembered; the oldest is forgotten first. They are in memory, in each worker
+        process: a key is forgotten when its task runs in another process, and after a restart. Group the
+        input by the key, so that each key has one task.
+    state: a table instead of a window. Its key columns are the keys; its value columns (among them the fields
+        of `message`) are filled from the fields of the same names. It holds the first row of each key,
+        whatever is replayed, whoever else writes to it, and whichever process dies: each order is in it once.
+        The bolt makes it if it does not exist. It belongs to no topology: `txstream state` does not list it.
+    keep: with a state, how long its rows are kept; unset: for ever. It needs a column of type timestamp named
+        `seen`, which the bolt fills with the time of the first tuple.
 
-    What it emits has the fields of its input. While the database of the state is away, tuples fail, and come
-    again. Raises TopologyError for what cannot be meant.
+    What it emits has the fields of its input. While the database of the state is unreachable, tuples fail and
+    come again. Raises TopologyError for impossible options.
     """
 
     def __init__(
@@ -133,7 +132,7 @@ class DeduplicateBolt(RichBolt):
         self._tuples.append(tup)
 
     def cleanup(self) -> None:
-        """All of a micro-batch at once: one transaction, however many tuples."""
+        """Handle all tuples of the micro-batch at once, in one transaction."""
         if not self._tuples:
             return
         keys = [tuple(tup[name] for name in self.keys) for tup in self._tuples]
@@ -151,7 +150,7 @@ class DeduplicateBolt(RichBolt):
             self.collector.ack(tup)
 
     def _columns(self) -> list[pa.Field]:
-        """The columns of the table that are filled from fields."""
+        """Return the columns of the table that are filled from fields."""
         if self.state is None:
             return []
         columns = [*self.state.key_schema, *self.state.value_schema]
@@ -159,7 +158,7 @@ class DeduplicateBolt(RichBolt):
 
 
 class _Window:
-    """The first message of each of the keys that came last, in this process."""
+    """The first message of each of the latest keys, in this process."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -176,11 +175,11 @@ class _Window:
         return found
 
     def close(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: nothing is open."""
 
 
 class _TableOfFirst:
-    """The first message of each key, in a table."""
+    """The first message of each key, kept in a table."""
 
     def __init__(self, bolt: DeduplicateBolt, rows: FirstRows) -> None:
         self._bolt = bolt
@@ -215,6 +214,6 @@ class _TableOfFirst:
 
 
 def _times(moment: datetime, data_type: pa.DataType, count: int) -> pa.Array:
-    """A moment as a timestamp column has it; one without a zone has the time of UTC."""
+    """Return `count` times a moment as a timestamp column holds it: in UTC if the type has no time zone."""
     shown = moment if data_type.tz is not None else moment.replace(tzinfo=None)
     return pa.array([shown] * count, data_type)

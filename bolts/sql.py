@@ -21,9 +21,10 @@ _BIGINT_DIGITS = 19
 class SqlStateBolt(StateCommitter):
     """Stores its input in a `SqlState`: `SqlStateBolt(state, n=Sum("n"))`.
 
-    Each value column has a reducer; one that is not given is `Sum` of the field of that name. Key columns
-    are taken from the input's fields of the same names. Group its input by the key or a subset of it.
-    Tuples with a null in a key end the run with StateValueError: a row without a key cannot be found again.
+    Each value column has a reducer, by default `Sum` of the field of that name. Key columns are filled from
+    the input's fields of the same names. Group the input by the key or a part of it. A tuple with a null in
+    its key, or with NaN in a key or in a value other than a count or a custom one, ends the run with
+    StateValueError: a row without a key could not be found again, and a sum would stay NaN.
     """
 
     def __init__(self, state: SqlState, **reducers: Reducer) -> None:
@@ -82,7 +83,7 @@ class SqlStateBolt(StateCommitter):
                 )
             self._refuse_nan(chunk, column, f"key column {name!r}")
         for name, reducer in self.reducers.items():
-            # Arrow's minimum skips NaN and a database's may be NaN; a sum would stay NaN forever.
+            # Arrow's minimum skips NaN, but a database's may be NaN. A sum would stay NaN for ever.
             if reducer.field is not None and not isinstance(reducer, (Count, Custom)):
                 column = chunk.batch.column(chunk.index[reducer.field])
                 self._refuse_nan(chunk, column, f"value column {name!r}")
@@ -100,13 +101,13 @@ class SqlStateBolt(StateCommitter):
         raise StateValueError(f"{what} of table {self.state.table!r} got {got}, in {found!r}; {remedy}")
 
     def deltas(self) -> pa.Table:
-        """This task's deltas, as `Fold.partial` has them: one row per key, keys first, then one delta per
+        """Return this task's deltas as `Fold.partial` does: one row per key, keys first, then one delta per
         value column."""
         return self.fold.partial()
 
 
 def _holds(column: pa.DataType, result: pa.DataType) -> bool:
-    """Can a column of this type hold such results? Numbers out of its range are told when they come."""
+    """Return whether a column of this type can hold such results. Numbers out of range are refused later."""
     if column.equals(result):
         return True
     if pa.types.is_integer(result):

@@ -1,11 +1,11 @@
-"""A ledger of accounts: deposits and withdrawals in their order, and none that an account does not cover.
+"""A ledger of accounts: books deposits and withdrawals in order, and refuses what an account does not cover.
 
 txstream run txstream.examples.accounts:topology -p topic=movements --until caught-up
 
 The topic's values are JSON: {"account": "anna", "amount": -20}. Whether a withdrawal is accepted depends on
-the balance, which no reducer could tell: so the committer `ledger` reads and writes its table itself, as a
-`MapState`. By what it reads it decides about a second table, of what was refused; a batch that fails half-way
-counts nowhere, and its replay decides by the same balances.
+the balance, which a reducer cannot see. So the committer `ledger` reads and writes its table itself, as a
+`MapState`. What it refuses goes into a second table. A batch that fails half-way counts in neither, and its
+replay decides by the same balances.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from txstream.examples.word_count import SPOUTS
 FIELDS = "account string, amount bigint"
 
 Balance = tuple[int, int]
-"""The balance, and how many movements made it."""
+"""The balance, and the number of movements behind it."""
 
 
 class Ledger(BatchBolt, Committer):
-    """Books what an account covers, and emits the rest."""
+    """Books the movements that an account covers, and emits the rest."""
 
     output = FIELDS
 
@@ -59,7 +59,7 @@ class Ledger(BatchBolt, Committer):
 
     def finish_batch(self) -> None:
         accounts: MapState[str, Balance] = self.context.state("accounts")
-        # One query for all accounts of the batch; what is put below is written when this returns.
+        # One query for all accounts of the batch. What is put below is written after this returns.
         accounts.multi_get([account for account, _ in self.movements])
         for account, amount in self.movements:
             balance, movements = accounts.get(account) or (0, 0)
@@ -70,7 +70,7 @@ class Ledger(BatchBolt, Committer):
 
 
 def graph(spout: SourceSpout[Any], *, prefix: str = "", max_spout_pending: int = 2) -> Topology:
-    """The topology over any source of movements. `prefix` begins the names of its tables."""
+    """Return the topology over any source of movements. The names of its tables begin with `prefix`."""
     builder = TransactionalTopologyBuilder(
         "accounts", "movements", spout, max_spout_pending=max_spout_pending
     )

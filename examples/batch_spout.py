@@ -3,8 +3,8 @@
 python -m txstream.examples.batch_spout orders.db 1000
 txstream run txstream.examples.batch_spout:topology -p orders=orders.db --until caught-up
 
-The first command makes the table, or adds to it. Driver and executors open the same file, so this runs on one
-machine; with a database server it would be the same code.
+The first command makes the table or adds to it. Driver and executors open the same file, so this runs on one
+machine. The code for a database server would be the same.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CITIES = ("Berlin", "Nairobi", "Lima", "Hanoi")
 
 @dataclass(frozen=True)
 class IdRange:
-    """The orders with ids `first` to `last`; `count` of them, since ids may have gaps."""
+    """The orders with ids `first` to `last`. `count` is their number, since ids may have gaps."""
 
     first: int
     last: int
@@ -48,10 +48,10 @@ class IdRange:
 
 
 class OrdersSpout(BatchSpout[IdRange]):
-    """Orders in the order of their ids, `orders_per_batch` at a time.
+    """Reads orders by ascending id, `orders_per_batch` at a time.
 
-    Ids must become visible in their order, or those that come late are passed over: SQLite has one writer at
-    a time, so they do. With `delete` orders are removed once they are committed.
+    Ids must become visible in ascending order, or the spout misses those that come late. They do in SQLite,
+    which has one writer at a time. With `delete`, orders are removed once they are committed.
     """
 
     output = "city string, amount bigint"
@@ -71,7 +71,7 @@ class OrdersSpout(BatchSpout[IdRange]):
                 f"{self.database} does not exist; make it with "
                 f"`python -m txstream.examples.batch_spout {self.database} 1000`"
             )
-        # Used from one thread at a time, but on the driver not always from the same one.
+        # Used from one thread at a time, but on the driver not always by the same thread.
         self.connection = sqlite3.connect(self.database, isolation_level=None, check_same_thread=False)
         self.firsts: dict[Txid, int] = {}
 
@@ -135,7 +135,7 @@ def topology(
 
 
 def add_orders(database: str | Path, count: int) -> None:
-    """Add orders to the table, which is made if it is not there."""
+    """Add `count` orders to the table, which is made if it does not exist."""
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute(

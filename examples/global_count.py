@@ -1,4 +1,4 @@
-"""Exactly-once count of all records of a topic: each task counts its own, the table adds them up.
+"""Exactly-once count of all records of a topic: each task counts its own records, the table adds them up.
 
 txstream run txstream.examples.global_count:topology -p topic=lines --until caught-up
 """
@@ -24,7 +24,7 @@ from txstream.examples.word_count import SPOUTS
 
 
 class CountRecords(BatchBolt):
-    """One row per task and batch, also when the task got nothing."""
+    """Emits one row per task and batch, even if the task got nothing."""
 
     output = "id string, n bigint"
 

@@ -1,11 +1,11 @@
-"""Storm's transactional test topology: the same records counted in both phases of a transaction.
+"""Storm's transactional test topology: counts the same records in both phases of a transaction.
 
 txstream run txstream.examples.storm_counts:topology -p topic=amounts --until caught-up
 
-The topic's values are JSON: {"word": "oak", "amount": 5}. In the processing phase, where several batches are
-in work at once, run `id1`, `id2`, `global` and `sum`. In the commit phase, one txid after the other, run
-`gcommit`, `count` and `count2`: `gcommit` counts as `global` does, and `count2` is a committer below a
-committer. What leaves `count2` in the commit of a batch goes nowhere; the rest is kept in three tables.
+The topic's values are JSON: {"word": "oak", "amount": 5}. `id1`, `id2`, `global` and `sum` run in the
+processing phase, where several batches are in work at once. `gcommit`, `count` and `count2` run in the commit
+phase, one txid after the other: `gcommit` counts as `global` does, and `count2` is a committer below a
+committer. What `count2` emits goes nowhere; the other results are kept in three tables.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FIELDS = "word string, amount bigint"
 
 
 class Identity(BasicBolt):
-    """Emits what it gets."""
+    """Emits its input unchanged."""
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
         declarer.declare(declarer.inputs[0])
@@ -45,7 +45,7 @@ class Identity(BasicBolt):
 
 
 class CountAll(BatchBolt):
-    """How many tuples the batch has: one row per task, also when the task got nothing."""
+    """Counts the batch's tuples: one row per task, even if the task got nothing."""
 
     output = "counter string, n bigint"
 
@@ -67,7 +67,7 @@ class CountAllInCommit(CountAll, Committer):
 
 
 class SumByWord(BatchBolt):
-    """The batch's sum of each word."""
+    """Sums the batch's amounts by word."""
 
     output = FIELDS
 
@@ -86,7 +86,7 @@ class SumByWord(BatchBolt):
 
 
 class CountByWord(BatchBolt):
-    """How many tuples of each word the batch has, whichever inputs they come from."""
+    """Counts the batch's tuples by word, whichever inputs they come from."""
 
     output = "word string, n bigint"
 
@@ -109,7 +109,7 @@ class CountByWordInCommit(CountByWord, Committer):
 
 
 def graph(spout: SourceSpout[Any], *, prefix: str = "storm", max_spout_pending: int = 2) -> Topology:
-    """The topology over any source of words and amounts. `prefix` begins the names of its tables."""
+    """Return the topology over any source of words and amounts. Its tables' names begin with `prefix`."""
     builder = TransactionalTopologyBuilder(
         "storm-counts", "spout", spout, parallelism=2, max_spout_pending=max_spout_pending
     )

@@ -1,10 +1,11 @@
-"""Orders from a Redis stream into a SQL table, at least once, and each order once in the table.
+"""Orders from a Redis stream into a SQL table: delivered at least once, but each order is in the table once.
 
 txstream run txstream.examples.tracked_orders:topology -p redis=redis://127.0.0.1:6379/0
 redis-cli XADD orders '*' order_id 4711 customer Ada amount 12.30
 
-An entry is acknowledged to Redis when its order is in the table. One whose driver died comes again, and a
-producer may add an order twice: the table keeps the first row of each, whatever comes later.
+An entry is acknowledged to Redis once its order is in the table. If the driver dies, its unacknowledged
+entries come again, and a producer may add an order twice. The table keeps the first row of each order,
+whatever comes later.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ FIELDS = "entry string, order_id string, customer string, amount decimal(10,2)"
 
 
 class OnlyOrders(BasicBolt):
-    """Drops what has no id or no amount: a table of orders has no row for it."""
+    """Drops entries without an id or an amount, which make no row in the table of orders."""
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
         declarer.declare(declarer.inputs[0])

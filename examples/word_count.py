@@ -31,7 +31,7 @@ SPOUTS = {
 
 
 class SplitLine(BasicBolt):
-    """A line's words: what whitespace separates, unchanged. A null value has no words."""
+    """Splits a line at whitespace and emits its words unchanged. A null value has no words."""
 
     output = "word string"
 

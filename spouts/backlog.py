@@ -1,4 +1,4 @@
-"""How much of a backlog a batch takes: all of it up to a limit, which the partitions share.
+"""How much of the backlog a batch takes: all of it, up to a limit that the partitions share.
 
 Pure: no clock, no client, no memory of earlier plans.
 """
@@ -9,17 +9,18 @@ from collections.abc import Mapping
 
 _FEW_PARTITIONS = 16
 _PIECE = 250
-"""Records of one partition that are worth asking for: a partition costs a batch about as much as so many."""
+"""The fewest records worth asking of one partition: a partition costs a batch about as much as this many."""
 
 
 def share_limit(backlogs: Mapping[str, int], limit: int, progress: int = 0) -> dict[str, int]:
-    """What each partition gets of `limit` records: never more than its backlog, all of it while backlogs
-    last.
+    """Share `limit` records among the partitions. Return each partition's share, at most its backlog. The
+    shares use up the limit, unless the backlogs are smaller.
 
-    Half of the limit is shared equally, so that a small partition does not starve beside a large one; the
-    rest goes by what is left of the backlogs, so that a large one catches up. Where many partitions wait and
-    each would get a few records, some get a piece in their turn instead. `progress` (any number that grows by
-    what is read, such as the sum of all positions) decides whose turn it is.
+    Half of the limit is shared equally, so that a small partition does not starve beside a large one. The
+    rest is shared in proportion to what is left of the backlogs, so that a large one catches up. If many
+    partitions wait and each would get only a few records, some of them take turns to get a larger piece.
+    `progress` (any number that grows with what is read, such as the sum of all positions) decides whose turn
+    it is.
     """
     waiting = {name: backlog for name, backlog in sorted(backlogs.items()) if backlog > 0}
     if sum(waiting.values()) > limit:
@@ -34,7 +35,7 @@ def share_limit(backlogs: Mapping[str, int], limit: int, progress: int = 0) -> d
     for name, backlog in left.items():
         given[name] += backlog * rest // total
     remainder = limit - sum(given.values())
-    # What rounding down left over, at most one record for each partition, to those with most still waiting.
+    # Rounding down leaves at most one record per partition. Those with the most still waiting get it.
     for name in sorted(waiting, key=lambda name: given[name] - waiting[name]):
         if remainder == 0:
             break
@@ -45,7 +46,7 @@ def share_limit(backlogs: Mapping[str, int], limit: int, progress: int = 0) -> d
 
 
 def _in_turn(waiting: Mapping[str, int], limit: int, progress: int) -> dict[str, int]:
-    """Those whose turn it is: as many as fill the limit with pieces worth asking for, or a few."""
+    """The partitions whose turn it is: as many as fill the limit with pieces worth asking for, or a few."""
     names = list(waiting)
     at_once = min(limit, max(_FEW_PARTITIONS, limit // _PIECE))
     if len(names) <= at_once:

@@ -1,10 +1,10 @@
-"""Failures as data: `Fail` and `Crash` stand among the rows of a source and fail the batch that reads them.
+"""Failures as data: `Fail` and `Crash`, put among the rows of a source, fail the batch that reads them.
 
     spout = MemorySpout(partitions={"a": ["one", Fail("flaky disk"), "two"]})
 
-A marker takes an offset of its partition and is no row. A source that meets one while it emits a batch asks
-whether it is still due: it is for the first `times` times, counted over all attempts, processes and runs.
-Then it is passed over in silence; with `times=0` it always is, a position without a row.
+A marker takes an offset of its partition but is not a row. A source that meets one while emitting a batch
+asks whether it is still due. It is due the first `times` times, counted over all attempts, processes and
+runs; after that it is skipped silently. With `times=0` it is never due: a position without a row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from txstream.engine.batch.executor_failures import CrashError as CrashError
 
 
 class Marker(ABC):
-    """Something among a source's rows that is no row."""
+    """Something among a source's rows that is not a row."""
 
     __slots__ = ()
 
@@ -28,8 +28,8 @@ class Marker(ABC):
 
     @abstractmethod
     def strike(self, where: str, *, in_worker: bool) -> NoReturn:
-        """Do it. `where` names partition and offset; `in_worker` says that this process only emits, and so
-        may die alone."""
+        """Cause the failure. `where` names partition and offset. `in_worker` says that this process does
+        nothing but emit, so it may die without taking the driver along."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ class Fail(Marker):
 
 @dataclass(frozen=True, slots=True)
 class Crash(Marker):
-    """The worker process that emits is killed (SIGKILL) here; without worker processes, CrashError is raised
-    and stands for the death of the driver."""
+    """The worker process that emits is killed (SIGKILL) here. Without worker processes CrashError is raised
+    instead and stands for the death of the driver."""
 
     times: int = 1
 
@@ -58,7 +58,7 @@ class Crash(Marker):
 
     def strike(self, where: str, *, in_worker: bool) -> NoReturn:
         if in_worker:
-            # To this very thread, or it might go on past this point for a moment.
+            # To this very thread: otherwise it might run on past this point for a moment.
             signal.pthread_kill(threading.get_ident(), signal.SIGKILL)
         raise CrashError(f"{where}: a Crash marker stands here")
 

@@ -3,11 +3,11 @@
 Invariants:
 
 - A source is a description: a directory, a format, options. It holds no open file.
-- What a batch holds is fixed by `FileRange`s alone. Reading a range again gives the same rows in the same
-  order, or an error: the bytes of a range have a checksum, and what lies before its end a fingerprint.
-- Only what is complete is planned: whole lines that end in a newline, whole Parquet files.
+- `FileRange`s alone determine what a batch holds. Reading a range again gives the same rows in the same
+  order, or an error: a checksum covers the bytes of the range, a fingerprint what lies before its end.
+- Only complete data is planned: whole lines that end in a newline, whole Parquet files.
 
-The driver's side is `files_coordinator`, the executors' `files_emitter`; `files_lines` and `files_parquet`
+The driver's side is `files_coordinator`, the executors' is `files_emitter`; `files_lines` and `files_parquet`
 know the formats.
 """
 
@@ -39,9 +39,9 @@ _ORIGIN = (pa.field("path", pa.string()), pa.field("offset", pa.int64()))
 class FileRange(Span):
     """Positions `[start, end)` of one file: bytes of a file of lines, rows of a Parquet file.
 
-    records: how many lines or rows that is.
-    seen: the end of the file when this was planned, in positions; what lies behind `end` is unread.
-    mark: fingerprint of what lies before `end`, so that another file of the same name is not taken for this.
+    records: how many lines or rows the range holds.
+    seen: the end of the file, in positions, when this was planned; anything past `end` is unread.
+    mark: fingerprint of what lies before `end`, so that another file of the same name is not mistaken for it.
     crc32: checksum of the bytes of the range; 0 for Parquet, whose files do not change.
     """
 
@@ -51,46 +51,46 @@ class FileRange(Span):
     crc32: int = 0
 
     def __post_init__(self) -> None:
-        Span.__post_init__(self)  # super() does not know a class that has got its slots
+        Span.__post_init__(self)  # super() fails here: slots=True has replaced the class
         if not 0 <= self.records <= self.end - self.start:
             raise ValueError(f"{self.records} records do not fit positions {self.start} to {self.end}")
 
 
 class FileSpout(PartitionedSpout[FileRange]):
-    """The files of a directory, each of them a partition, named by its path relative to the directory.
+    """The files of a directory. Each is a partition, named by its path relative to the directory.
 
     directory: where the files are. The driver and every Spark executor must see it under this path.
     format: "text" (UTF-8; the output is `value string`, one row per line), "json" (one JSON object per line)
         or "parquet".
     schema: the columns, as Spark DDL or as an Arrow schema, for "json" and "parquet". JSON fields that it
-        does not name are ignored and those that a line lacks are null; `json_values` says what fits which
+        does not name are ignored, and fields that a line lacks are null; `json_values` says what fits which
         type. The columns of a Parquet file are found by name; a wider type of the same family may be
         declared.
-    pattern: which files are read, by their name without folders ("*.log").
-    recursive: also read the files of folders below, as "folder/name". Links to folders are not followed.
+    pattern: which files are read, matched against the name without folders ("*.log").
+    recursive: also read the files in subfolders, as "folder/name". Links to folders are not followed.
     with_origin: add the columns `path string` (the partition) and `offset bigint` (the byte at which the line
         begins, or the number of the row in its Parquet file).
-    errors: for invalid UTF-8: "strict" is a DecodeError that names file, byte and line; "replace"
-        puts U+FFFD.
+    errors: what to do with invalid UTF-8: "strict" raises a DecodeError that names file, byte and line;
+        "replace" puts U+FFFD.
     max_records_per_partition: upper bound, per batch, on the records taken from one file.
     max_batch_bytes: upper bound on the bytes of a batch; a batch holds at least one record all the same.
     max_line_bytes: a line longer than this is a DecodeError.
 
     How files must be written:
 
-    - Text and JSON files grow at their end and are not changed otherwise. A line is read when its newline is
-      there ("\\n" or "\\r\\n"). Blank lines are rows of text, and nothing in JSON. A byte order mark at the
-      beginning is passed over.
+    - Text and JSON files only grow at their end. A line is read once its newline is there ("\\n" or
+      "\\r\\n"). A blank line is a row of text; in JSON it is ignored. A byte order mark at the beginning is
+      ignored too.
     - A Parquet file does not change once it is there: write it under a name that begins with a dot or an
-      underscore, then rename it. One that is not complete is left out, and a warning says so.
+      underscore, then rename it. An incomplete one is left out, with a warning.
     - Files and folders whose names begin with "." or "_" are ignored.
-    - A file keeps its name, and its name is not used again: a renamed one is a new file and is read again,
-      one that was truncated or replaced is DataLostError. Do not rotate logs within the directory.
-    - A file may be deleted when it has been read to its end and its batches are committed; deleted earlier,
-      it is DataLostError. Its place is kept in the topology's progress: use thousands of files, not millions.
+    - A file keeps its name, and the name is not used again. A renamed file is a new file and is read again; a
+      truncated or replaced one is DataLostError. Do not rotate logs within the directory.
+    - A file may be deleted once it has been read to its end and its batches are committed; earlier it is
+      DataLostError. Its place stays in the topology's progress: use thousands of files, not millions.
 
-    A directory or file that cannot be read for the moment is an outage, and waited for. Raises TopologyError
-    or SchemaError for anything that cannot be meant.
+    A directory or file that cannot be read for the moment is an outage, which the spout waits out. Raises
+    TopologyError or SchemaError for invalid arguments.
     """
 
     meta_type: ClassVar[type[FileRange]] = FileRange
@@ -125,7 +125,7 @@ class FileSpout(PartitionedSpout[FileRange]):
             raise TopologyError(
                 f"pattern is {pattern!r}; it matches a file's name without folders, such as '*.log'"
             )
-        # Executors work in another folder, so a relative path would be another one there.
+        # Executors work in another folder: a relative path would mean something else there.
         self.directory = Path(directory).expanduser().absolute()
         self.format = format
         self.columns = _columns(format, schema)
@@ -148,14 +148,14 @@ class FileSpout(PartitionedSpout[FileRange]):
         return f"FileSpout({str(self.directory)!r}, {self.format!r})"
 
     def coordinator(self, context: SpoutContext) -> FileCoordinator:
-        """Raises UsageError when the directory does not exist, PartitionUnavailableError when it cannot be
-        read now."""
+        """Open the driver's side. Raises UsageError when the directory does not exist,
+        PartitionUnavailableError when it cannot be read now."""
         from txstream.spouts.files_coordinator import FileCoordinator
 
         return FileCoordinator(self)
 
     def emitter(self, context: SpoutContext) -> FileEmitter:
-        """Opens nothing yet: each `emit` opens its file."""
+        """Open the executors' side. Opens no file yet: each `emit` opens its own."""
         from txstream.spouts.files_emitter import FileEmitter
 
         return FileEmitter(self)
@@ -164,7 +164,7 @@ class FileSpout(PartitionedSpout[FileRange]):
         return {"directory": str(self.directory), "format": self.format}
 
     def reader(self) -> FileFormat:
-        """What reads this format."""
+        """The reader of this format."""
         if self.format == "parquet":
             from txstream.spouts.files_parquet import ParquetFormat
 

@@ -1,11 +1,11 @@
-"""The driver's side of `FileSpout`: what the next batch takes, from the last places and the files alone.
+"""The driver's side of `FileSpout`: plans the next batch from the last places and the files alone.
 
 Invariants:
 
-- A plan goes on where the last one ended, in a file that is still the one it was, or it says why it cannot.
-- Counting lines ends after a second or at the bounds of a batch, and what was counted by then is planned.
-- What is remembered between plans can be looked up again: which files were found unchanged, by their
-  signature, how long they were seen to be, and how long a look at the directory took.
+- A plan continues where the last one ended, in a file that is still the same, or it says why it cannot.
+- Counting lines stops after a second or at the bounds of a batch. Whatever was counted by then is planned.
+- Everything remembered between plans could be looked up again: which files were found unchanged (by their
+  signature), how long they were seen to be, and how long a look at the directory took.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from txstream.spouts.files_format import Backlog, File, Incomplete
 log = logging.getLogger(__name__)
 
 _PLANNING_SECONDS = 1.0
-# Between two looks that find nothing: fifty times what one takes, so that waiting costs 2% of a core.
+# The pause after a look that finds nothing is fifty times as long as the look: waiting costs 2% of a core.
 _IDLE_FACTOR = 50
 _IDLE_LONGEST_SECONDS = 10.0
 _IDLE_ANYWAY_SECONDS = 0.1
 
 
 class FileCoordinator(PartitionCoordinator[FileRange]):
-    """Plans ranges. Raises UsageError when the directory does not exist or is none,
+    """Plans ranges. Raises UsageError when the directory does not exist or is not a directory,
     PartitionUnavailableError when it cannot be read now."""
 
     def __init__(self, source: FileSpout, clock: Callable[[], float] = time.monotonic) -> None:
@@ -52,11 +52,11 @@ class FileCoordinator(PartitionCoordinator[FileRange]):
         return self._clock() >= self._ready_at
 
     def plan(self, last: Mapping[str, FileRange], limit: int) -> Mapping[str, FileRange | Unavailable]:
-        """Raises PartitionUnavailableError when the directory cannot be read, DataLostError when what is to
-        be read is gone, DecodeError when a line is too long or a Parquet file has other columns."""
+        """Raises PartitionUnavailableError when the directory cannot be read, DataLostError when unread data
+        is gone, DecodeError when a line is too long or a Parquet file has other columns."""
         started = self._clock()
         files, unreadable = self._directory.look()
-        # Folders among them: what they hold that is new cannot even be named.
+        # Some may be folders, whose new files we cannot even name.
         answer: dict[str, FileRange | Unavailable] = {
             name: Unavailable(reason) for name, reason in unreadable.items()
         }
@@ -71,7 +71,7 @@ class FileCoordinator(PartitionCoordinator[FileRange]):
                 if backlog is not None:
                     backlogs[name] = backlog
             except FileNotFoundError:
-                continue  # deleted a moment ago: the next plan sees it so
+                continue  # deleted a moment ago: the next plan will notice
             except (OSError, Incomplete) as error:
                 answer[name] = self._unavailable(name, error)
         failures = self._share(backlogs, limit, sum(meta.end for meta in last.values()))
@@ -102,7 +102,7 @@ class FileCoordinator(PartitionCoordinator[FileRange]):
         return answer
 
     def targets(self) -> Mapping[str, int]:
-        """Where each file ends now, as far as it is complete. Raises PartitionUnavailableError."""
+        """The end of the complete part of each file now. Raises PartitionUnavailableError."""
         files, unreadable = self._directory.look()
         for name, reason in unreadable.items():
             raise PartitionUnavailableError(f"cannot tell where the files end now: {name}: {reason}")
@@ -122,7 +122,7 @@ class FileCoordinator(PartitionCoordinator[FileRange]):
         return all(_place(last, name) >= end for name, end in targets.items())
 
     def lag_records(self, last: Mapping[str, FileRange], targets: Mapping[str, Any]) -> int | None:
-        """None while there are lines to read, since only reading would tell how many."""
+        """None while there are lines to read, since only reading them would tell how many."""
         total = 0
         for name, end in targets.items():
             lag = self._format.lag_records(_place(last, name), end)
@@ -143,8 +143,8 @@ class FileCoordinator(PartitionCoordinator[FileRange]):
         return self._format.backlog(file, 0 if meta is None else meta.end)
 
     def _missing(self, name: str, meta: FileRange) -> str | None:
-        """A file that was read and is no longer listed: why it cannot be read now; None when it was deleted
-        after it had been read to its end, or when the pattern no longer has it. Raises DataLostError."""
+        """Why a file that was read and is no longer listed cannot be read now. None when it was deleted after
+        it had been read to its end, or when the pattern no longer matches it. Raises DataLostError."""
         try:
             File.look(self._source.directory, name)
         except FileNotFoundError as error:
@@ -167,10 +167,10 @@ class FileCoordinator(PartitionCoordinator[FileRange]):
     def _share(
         self, backlogs: Mapping[str, Backlog], limit: int, progress: int
     ) -> Mapping[str, OSError | Incomplete]:
-        """Take from the backlogs what one batch may hold, in rounds: each file gets an equal part of what is
-        left, until nothing is. Answers the files that could not be read.
+        """Take from the backlogs what one batch may hold. In each round every file gets an equal part of what
+        is left, until nothing is. Return the files that could not be read.
 
-        `progress` changes as batches are read; it decides whose turn it is when there are more files than
+        `progress` changes as batches are read. It decides whose turn it is when there are more files than
         records.
         """
         names = sorted(backlogs)

@@ -21,8 +21,8 @@ class Directory:
         self._device = self.check()
 
     def check(self) -> int:
-        """The device that the directory is on. An empty mount point would look like files deleted, so another
-        device than at first is an outage."""
+        """The device that the directory is on. An empty mount point would look as if all files were deleted,
+        so another device than at first is an outage."""
         try:
             device = self._path.stat().st_dev
         except OSError as error:
@@ -35,7 +35,7 @@ class Directory:
         return device
 
     def look(self) -> tuple[dict[str, File], dict[str, str]]:
-        """All files by name, and the folders and files that cannot be looked at, each with the reason."""
+        """All files by name, and the folders and files that cannot be looked at, each with its reason."""
         self.check()
         files: dict[str, File] = {}
         unreadable: dict[str, str] = {}
@@ -46,7 +46,7 @@ class Directory:
         return files, unreadable
 
     def reason(self, unreadable: Mapping[str, str], name: str) -> str | None:
-        """Why a file, or a folder that it is in, cannot be looked at."""
+        """Why a file, or a folder above it, cannot be looked at."""
         while name:
             if name in unreadable:
                 return unreadable[name]
@@ -75,7 +75,7 @@ class Directory:
 
 
 def _checked(name: str) -> str:
-    """A name can be stored only if it is text."""
+    """Return the name. Raises UsageError if it is not UTF-8: only text can be stored."""
     try:
         name.encode()
     except UnicodeEncodeError as error:

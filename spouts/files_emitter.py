@@ -25,9 +25,9 @@ class FileEmitter(PartitionEmitter["FileRange"]):
         self._format = source.reader()
 
     def emit(self, attempt: TransactionAttempt, partition: str, meta: FileRange) -> Iterator[pa.RecordBatch]:
-        """The rows of one range. Raises DecodeError for what cannot be read as declared. A file that is not
-        what was planned is DataLostError on the driver's host; another host may only see it late (a network
-        file system), so there it is PartitionUnavailableError and is tried again."""
+        """The rows of one range. Raises DecodeError for what cannot be read as declared. A file that differs
+        from the plan is DataLostError on the driver's host. Another host may see changes late (a network file
+        system), so there it is PartitionUnavailableError, and the batch is tried again."""
         if meta.is_empty:
             return
         directory = self._source.directory

@@ -1,4 +1,4 @@
-"""What a format must be able to say of a file, for the coordinator that plans and the emitter that reads."""
+"""What a format must tell about a file, to the coordinator that plans and to the emitter that reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One file as the file system shows it now. A change of `signature` tells that it was written to."""
+    """One file as the file system shows it now. `signature` changes when the file is written to."""
 
     name: str
     path: Path
@@ -29,7 +29,7 @@ class File:
 
     @classmethod
     def look(cls, directory: Path, name: str) -> File:
-        """Raises OSError; FileNotFoundError also for what is no regular file."""
+        """Look at one file. Raises OSError, and FileNotFoundError also for what is not a regular file."""
         path = directory / name
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
@@ -42,7 +42,7 @@ class File:
 
     @classmethod
     def missing(cls, directory: Path, name: str) -> File:
-        """One that is not there, for errors about it."""
+        """A file that is not there, for errors about it."""
         return cls(name, directory / name, 0, (0, 0, 0))
 
     def lost(self, meta: FileRange, what: str) -> DataLostError:
@@ -53,19 +53,19 @@ class File:
 
 
 class Incomplete(Exception):  # noqa: N818 - no error: the file is still being written
-    """The file cannot be read as its format yet; the message says what is missing."""
+    """The file cannot be read in its format yet; the message says what is missing."""
 
 
 class Backlog(ABC):
-    """What one file holds behind a place, taken piece by piece. Opens the file only while it takes."""
+    """What one file holds after a place, taken piece by piece. The file is open only during `take`."""
 
     taken_bytes = 0
     exhausted = False
 
     @abstractmethod
     def take(self, records: int, max_bytes: int) -> int:
-        """Take up to `records` more, within so many bytes unless there would be none at all; answers how many
-        that were. Sets `exhausted` when it met the end of what is complete. Raises OSError."""
+        """Take up to `records` more records within `max_bytes`, but at least one in all. Return how many.
+        Sets `exhausted` when it meets the end of what is complete. Raises OSError."""
 
     @abstractmethod
     def range(self) -> FileRange:
@@ -73,28 +73,28 @@ class Backlog(ABC):
 
 
 class FileFormat(ABC):
-    """Stateless but for what may be read again at any time. All methods raise OSError when the file cannot be
-    read, and Incomplete where it is still being written."""
+    """Keeps no state that it could not read again at any time. All methods raise OSError when the file cannot
+    be read, and Incomplete when it is still being written."""
 
     @abstractmethod
     def check(self, file: File, meta: FileRange) -> None:
-        """Is this still the file that `meta` was read or planned from? Raises DataLostError."""
+        """Raises DataLostError unless this is still the file that `meta` was read or planned from."""
 
     @abstractmethod
     def backlog(self, file: File, start: int) -> Backlog | None:
-        """What lies behind `start`; None when that is certainly nothing."""
+        """What lies after `start`; None when that is certainly nothing."""
 
     @abstractmethod
     def length(self, file: File) -> int:
-        """Behind the last position, complete or not."""
+        """The end of the file, complete or not, as a position."""
 
     @abstractmethod
     def end(self, file: File) -> int:
-        """Behind the last position that is complete."""
+        """The end of the complete part, as a position."""
 
     @abstractmethod
     def lag_records(self, start: int, end: int) -> int | None:
-        """How many records are between two positions; None where only reading would tell."""
+        """How many records are between two positions; None when only reading would tell."""
 
     @abstractmethod
     def read(self, file: File, meta: FileRange) -> Iterator[pa.RecordBatch]:

@@ -2,9 +2,9 @@
 
 Invariants:
 
-- A line belongs to the range that holds its newline. Ranges begin and end behind a newline, so they never cut
-  a line or a character.
-- The checksum of a range is made while its lines are counted, and compared while they are read.
+- A line belongs to the range that holds its newline. Ranges begin and end right after a newline, so they
+  never cut a line or a character.
+- The checksum of a range is computed while its lines are counted, and compared while they are read.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class LineFormat(FileFormat):
                     if batch.num_rows:
                         yield batch
             except DecodeError:
-                # Other bytes than those that were planned may well be undecodable: that is the finding then.
+                # If the bytes are no longer the planned ones, DataLostError is the better answer.
                 for _ in _blocks(handle, file, meta):
                     pass
                 raise
@@ -93,7 +93,7 @@ class LineFormat(FileFormat):
             raise file.lost(meta, "what lies before that is no longer the same: it was replaced or changed")
 
     def _decode(self, file: File, start: int, block: bytes) -> pa.RecordBatch:
-        """The lines of a block, which begins at byte `start` and ends in a newline."""
+        """The lines of a block that begins at byte `start` and ends in a newline."""
         lines = block[:-1].split(b"\n")
         offsets = list(accumulate((len(line) + 1 for line in lines[:-1]), initial=start))
         if b"\r\n" in block:
@@ -137,14 +137,14 @@ class LineFormat(FileFormat):
 
 
 class LineBacklog(Backlog):
-    """Counts lines, and makes their checksum, from `start` on."""
+    """Counts lines from `start` on and computes their checksum."""
 
     def __init__(self, file: File, start: int, max_line_bytes: int) -> None:
         self._file = file
         self._max_line_bytes = max_line_bytes
         self._start = self._end = self._scanned = start
         self._records = 0
-        # Of the bytes up to `_end` and up to `_scanned`.
+        # The checksums of the bytes up to `_end` and up to `_scanned`.
         self._end_crc = self._scanned_crc = 0
         self._mark = ""
 
@@ -198,7 +198,7 @@ class LineBacklog(Backlog):
 
 
 def fingerprint(handle: int, end: int) -> str:
-    """Of the first and the last bytes before `end`: those of a file that only grows stay as they are."""
+    """A hash of the first and the last bytes before `end`, which do not change in a file that only grows."""
     first = os.pread(handle, min(end, _MARK_BYTES), 0)
     last = os.pread(handle, min(end, _MARK_BYTES), max(0, end - _MARK_BYTES))
     return hashlib.blake2b(first + last, digest_size=8).hexdigest()
@@ -214,7 +214,7 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 def _behind(data: bytes, lines: int) -> int:
-    """The position behind so many newlines, of which there are enough."""
+    """The position right after the given number of newlines; `data` must hold that many."""
     at = 0
     for _ in range(lines):
         at = data.index(b"\n", at) + 1
@@ -222,8 +222,8 @@ def _behind(data: bytes, lines: int) -> int:
 
 
 def _blocks(handle: int, file: File, meta: FileRange) -> Iterator[tuple[int, bytes]]:
-    """The range in blocks of whole lines, each with the byte at which it begins. Raises DataLostError at its
-    end when it is not what was planned."""
+    """The range in blocks of whole lines, each with the byte at which it begins. Raises DataLostError at the
+    end when the bytes are not those that were planned."""
     start = at = meta.start
     crc = 0
     parts: list[bytes] = []
@@ -249,7 +249,7 @@ def _undecodable(file: File, offset: int, line: bytes, reason: str) -> DecodeErr
 
 
 def _line_number(file: File, offset: int) -> int:
-    """Counted only for an error: planning does not need it."""
+    """The number of a line, counted only for an error: planning does not need it."""
     newlines = 0
     with _opened(file.path) as handle:
         at = 0

@@ -1,7 +1,7 @@
 """Parquet files: complete or not there, and never changed.
 
-A range is a range of rows, read by way of the row groups that they lie in: so a limit holds whatever the size
-of the row groups. Row groups much larger than a batch are read several times, one batch after the other.
+A range is a range of rows, so a limit holds whatever the size of the row groups. To read it, the row groups
+that contain it are read: one that is much larger than a batch is read several times, once for each batch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FOOTERS = 10_000
 
 
 class _Footer:
-    """What the end of a file says about it."""
+    """What the footer of a file says about it."""
 
     def __init__(self, metadata: pq.FileMetaData, mark: str) -> None:
         self.mark = mark
@@ -42,8 +42,7 @@ class _Footer:
 
 
 class ParquetFormat(FileFormat):
-    """Positions are rows. Footers are kept by the file's signature, since a coordinator asks for them
-    often."""
+    """Positions are rows. Footers are cached by the file's signature: a coordinator asks for them often."""
 
     def __init__(self, source: FileSpout) -> None:
         self._source = source
@@ -68,7 +67,7 @@ class ParquetFormat(FileFormat):
 
     def read(self, file: File, meta: FileRange) -> Iterator[pa.RecordBatch]:
         with file.path.open("rb") as stream, _parquet(file, stream) as parquet:
-            # Of the open file, not of the one that has its name now.
+            # The mark of the open file, not of the one that has its name by now.
             if _mark(stream.fileno(), file) != meta.mark:
                 raise file.lost(meta, "its footer is no longer the same: it was replaced")
             self._check_schema(file, parquet.schema_arrow)
@@ -99,7 +98,7 @@ class ParquetFormat(FileFormat):
                 )
 
     def _fit(self, file: File, row: int, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The declared columns in their order and types; a value that a type cannot hold is an error."""
+        """The declared columns in their order and types. Raises DecodeError for a value that does not fit."""
         columns: list[pa.Array] = []
         for field in self._source.columns:
             column = batch.column(field.name)
@@ -131,7 +130,7 @@ class ParquetFormat(FileFormat):
         with file.path.open("rb") as stream:
             mark = _mark(stream.fileno(), file)
             with _parquet(file, stream) as parquet:
-                # Refused before it is planned: it can still be taken away then.
+                # Refused before it is planned, while it can still be removed.
                 self._check_schema(file, parquet.schema_arrow)
                 footer = _Footer(parquet.metadata, mark)
         if len(self._footers) >= _FOOTERS:
@@ -141,7 +140,7 @@ class ParquetFormat(FileFormat):
 
 
 class ParquetBacklog(Backlog):
-    """The footer tells all."""
+    """Takes rows by the footer alone."""
 
     def __init__(self, footer: _Footer, start: int) -> None:
         self._footer = footer
@@ -164,7 +163,7 @@ class ParquetBacklog(Backlog):
 
 
 def _mark(handle: int, file: File) -> str:
-    """Fingerprint of the footer, which says where every row group lies."""
+    """The fingerprint of the footer, which says where every row group lies."""
     size = os.fstat(handle).st_size
     tail = os.pread(handle, _TAIL.size, max(0, size - _TAIL.size))
     if len(tail) < _TAIL.size:
@@ -186,12 +185,12 @@ def _parquet(file: File, stream: object) -> pq.ParquetFile:
 
 
 def _is_of_the_disk(error: Exception) -> bool:
-    """Arrow raises OSError also for what a file holds, but then it has no number."""
+    """Did the disk fail? Arrow raises OSError also for a file's content, but then without an errno."""
     return isinstance(error, OSError) and error.errno is not None
 
 
 def _rows(parquet: pq.ParquetFile, meta: FileRange, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    """Rows `[start, end)`, from the row groups that they lie in."""
+    """Rows `[start, end)`, from the row groups that contain them."""
     ends = list(accumulate(parquet.metadata.row_group(at).num_rows for at in range(parquet.num_row_groups)))
     first, last = bisect_right(ends, meta.start), bisect_left(ends, meta.end)
     groups = list(range(first, min(last + 1, len(ends))))
@@ -217,7 +216,7 @@ def _holds(declared: pa.DataType, found: pa.DataType) -> bool:
         return bool(declared.bit_width >= found.bit_width)  # Arrow would round the other way
     if any(of_family(declared) and of_family(found) for of_family in _FAMILIES):
         return True
-    # Names and nullability of what lists and maps hold differ from writer to writer.
+    # Writers differ in how they name the elements of lists and maps and in whether these may be null.
     if any(is_nested(declared) and is_nested(found) for is_nested in (pa.types.is_list, pa.types.is_map)):
         pairs = zip(_children(declared), _children(found), strict=True)
         return all(_holds(mine.type, theirs.type) for mine, theirs in pairs)

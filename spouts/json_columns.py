@@ -1,8 +1,8 @@
-"""JSON values, parsed already, as Arrow arrays: which value fits which type, and why another does not.
+"""Turns parsed JSON values into Arrow arrays: which value fits which type, and why another does not.
 
-A reader takes the values of a whole column, so that types are compared and arrays are built by C code. It
-raises MisfitError when any value does not fit, with the reason of the one that it met first. That need not be
-the first row: a caller that needs the first row asks again, value by value.
+A reader takes the values of a whole column, so that C code compares the types and builds the arrays. It
+raises MisfitError when a value does not fit, with the reason of the first misfit that it met. That need not
+be in the first bad row: a caller that needs the first bad row asks again, value by value.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from txstream.api.schema import format_type
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _SHOWN_CHARACTERS = 60
 _TIMESTAMP, _TIMESTAMP_NTZ = pa.timestamp("us", tz="UTC"), pa.timestamp("us")
-# Years 1 to 9999, which Python's dates have, in the types' own units.
+# Years 1 to 9999, the range of Python's dates, in the types' own units.
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 _DAY_MICROSECONDS = 86_400_000_000
 
@@ -30,7 +30,7 @@ Column = Sequence[Any]
 
 
 class MisfitError(Exception):
-    """A value does not fit its type; `path` is where in the record, from the outside in."""
+    """A value does not fit its type; `path` says where it is in the record, from the outside in."""
 
     def __init__(self, reason: str, path: str = "") -> None:
         super().__init__(reason)
@@ -55,7 +55,7 @@ def _read(values: Column, data_type: pa.DataType) -> pa.Array:
 
 
 def read_fields(rows: Sequence[dict[str, Any]], row_type: pa.StructType) -> list[pa.Array]:
-    """One array per field of objects. Raises MisfitError."""
+    """Return one array per field of the objects. Raises MisfitError."""
     arrays = []
     for field in row_type:
         name = field.name
@@ -101,7 +101,7 @@ def _maps(values: Column, data_type: pa.MapType) -> pa.Array:
 
 
 def _elements(values: Column, field: pa.Field, names: Sequence[str] | None = None) -> pa.Array:
-    """The elements of lists or maps. A misfit is named by its place in the list, or its name in the map."""
+    """The elements of lists or maps. A misfit is named by its index in the list or its name in the map."""
     try:
         _check_nulls(values, field)
         return _read(values, field.type)
@@ -168,8 +168,8 @@ def _floats(values: Column, data_type: pa.DataType) -> pa.Array:
 def _decimals(values: Column, data_type: pa.Decimal128Type) -> pa.Array:
     _expect(values, data_type, Decimal, int, str)
     numbers = [value if value is None or type(value) is Decimal else _decimal(value) for value in values]
-    # Arrow gets numbers of exactly its scale and precision: it makes wrong ones of what has more than 38
-    # digits, and compares the precision of the first number only.
+    # Give Arrow numbers of exactly its scale and precision: it corrupts numbers of more than 38 digits, and
+    # it checks the precision of the first number only.
     context = Context(prec=data_type.precision, traps=[Inexact, InvalidOperation])
     unit = Decimal((0, (1,), -data_type.scale))
     try:

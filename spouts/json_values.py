@@ -2,9 +2,9 @@
 
 Invariants:
 
-- A value is read in full or refused: what comes out is what the schema says, and no value was changed to fit
-  (a double takes the nearest number that it has).
-- Each value is parsed by itself. What one record holds can neither hide nor complete another's.
+- A value is read in full or refused. The result matches the schema, and no value is changed to fit it, except
+  that a double takes the nearest number that it can hold.
+- Each value is parsed by itself: the content of one record can neither hide nor complete another's.
 - Whether a value is refused, and why, depends on that value alone, not on the values read with it.
 
 What fits which type:
@@ -22,11 +22,11 @@ What fits which type:
 | timestamp_ntz | the same without a zone |
 | array, map<string,...>, struct | an array, an object, an object |
 
-A field that is missing or null is null, and a field that the schema does not have is ignored. In an object
-each name may stand once. NaN and Infinity are no JSON. Python's recursion limit bounds the nesting.
+A field that is missing or null is null, and a field that the schema does not have is ignored. A name may
+occur only once in an object. NaN and Infinity are not JSON. Python's recursion limit bounds the nesting.
 
-Why not `pyarrow.json`: it is three times as fast, but it takes NaN, several objects in one value, and invalid
-UTF-8 in ignored fields, and a value `null` at the top ends the process.
+Why not `pyarrow.json`: it is three times as fast, but it accepts NaN, several objects in one value, and
+invalid UTF-8 in ignored fields, and a value `null` at the top ends the process.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from txstream.api.errors import SchemaError
 from txstream.api.schema import format_type, parse_schema
 from txstream.spouts.json_columns import SIMPLE_TYPES, MisfitError, kind_of, read_fields, shown
 
-_SLICE_ROWS = 4096  # a fifth faster than 50,000 rows at once, whose dicts fill the processor's cache
+_SLICE_ROWS = 4096  # a fifth faster than 50,000 rows at once, whose dicts overflow the processor's cache
 
 
 class BadValueError(Exception):
-    """The value of one row cannot be read: `reason` names the field, as far as there is one."""
+    """The value of one row cannot be read. `reason` names the field, if there is one."""
 
     def __init__(self, row: int, reason: str) -> None:
         super().__init__(reason)
@@ -56,9 +56,9 @@ class BadValueError(Exception):
 
 
 def json_schema(declaration: str | pa.Schema) -> pa.Schema:
-    """The schema, when JSON values can be read by it.
+    """Return the schema, checked: JSON values can be read by it.
 
-    Raises SchemaError for one that cannot be understood and for a type that JSON has no form for.
+    Raises SchemaError for one that cannot be understood and for a type that JSON cannot express.
     """
     schema = parse_schema(declaration)
     for field in schema:
@@ -90,7 +90,7 @@ def _check_type(data_type: pa.DataType, path: str) -> None:
 
 
 class JsonReader:
-    """Reads values by one schema, which `json_schema` has checked. Stateless between calls."""
+    """Reads values by a schema that `json_schema` has checked. Keeps no state between calls."""
 
     def __init__(self, schema: pa.Schema, *, replace_invalid_utf8: bool = False) -> None:
         self._type = pa.struct(list(schema))
@@ -102,7 +102,7 @@ class JsonReader:
         )
 
     def read(self, values: Sequence[bytes | None]) -> list[pa.Array]:
-        """One array per field of the schema. A value of None, Kafka's tombstone, is a row of nulls.
+        """Return one array per field of the schema. A value of None, Kafka's tombstone, is a row of nulls.
 
         Raises BadValueError for the first value that cannot be read.
         """
@@ -130,7 +130,7 @@ class JsonReader:
         return arrays
 
     def _parse(self, values: Iterable[bytes | None], rows: list[dict[str, Any]]) -> None:
-        """Appends to `rows`; when it raises, their number is the row of the value that is no JSON object."""
+        """Append to `rows`. When it raises, `len(rows)` is the row of the value that is not a JSON object."""
         raw_decode, errors, add = self._decoder.raw_decode, self._errors, rows.append
         try:
             for value in values:
@@ -142,7 +142,7 @@ class JsonReader:
                     found, end = raw_decode(text)
                 except json.JSONDecodeError:
                     end = -1
-                if end != len(text):  # spaces around it, or something that is no JSON
+                if end != len(text):  # spaces around it, or not JSON
                     found = self._decoder.decode(text)
                 if type(found) is not dict:
                     raise MisfitError(f"it is not a JSON object but {kind_of(found)}")
@@ -155,7 +155,7 @@ class JsonReader:
             raise MisfitError("it is nested too deeply") from None
         except DecimalException:
             raise MisfitError("it has a number whose exponent is out of any range") from None
-        except ValueError:  # what Python takes of an integer at most
+        except ValueError:  # an integer with more digits than Python accepts
             raise MisfitError(f"it has a number of more than {sys.get_int_max_str_digits()} digits") from None
 
 

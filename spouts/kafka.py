@@ -4,11 +4,11 @@ Invariants:
 
 - A source is a description: addresses, options, formats. It holds no connection, so it can be pickled to
   executors; Kafka's client is imported only where a connection is opened.
-- What a batch holds is fixed by `KafkaRange`s alone: the offsets `[start, end)` of one partition of the topic
-  that had `topic_id`. Reading a range again gives the same rows in the same order, or an error.
+- `KafkaRange`s alone determine what a batch holds: the offsets `[start, end)` of one partition of the topic
+  with that `topic_id`. Reading a range again gives the same rows in the same order, or an error.
 - Passwords never appear in `repr`, in messages or in logs: options are shown by name only.
 
-The driver's side is `kafka_coordinator`, the executors' `kafka_emitter`.
+The driver's side is `kafka_coordinator`, the executors' is `kafka_emitter`.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class KafkaRange(RecordSpan):
     """Offsets `[start, end)` of one partition; not every offset need hold a record.
 
     `topic_id` is Kafka's id of the topic (empty with brokers older than 2.8), so that a topic deleted and
-    created again is never taken for the old one. `skipped_from` is set when `on_data_loss="skip"` left a gap
-    before this range: the place where reading should have gone on. Below `start`, the offsets
-    `[skipped_from, start)` were lost; above it, the log was cut back or the topic created again.
+    created again is never mistaken for the old one. `skipped_from` is set when `on_data_loss="skip"` left a
+    gap before this range: it is the offset where reading should have continued. If it is below `start`, the
+    offsets `[skipped_from, start)` were lost; if above, the log was cut back or the topic created again.
     """
 
     topic_id: str = ""
@@ -60,36 +60,36 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
     topics: one name or several.
     bootstrap: "host:port,..."; by default the run's Kafka address.
     topic_pattern: instead of topics, a regular expression (Python's) that matches whole topic names, such as
-        "orders-.*"; names that begin with "__" are never matched. New topics are in the next new batch, from
-        their beginning; a topic that goes after it has a place in the topology is lost data. Kafka hides
-        topics that the user may not describe, so nothing of them is read. Topics and pattern are part of the
+        "orders-.*"; names that begin with "__" are never matched. The next new batch reads new topics, from
+        their beginning. A topic that disappears once it has a place in the topology is lost data. Kafka hides
+        topics that the user may not describe, so these are not read. Topics and pattern are part of the
         topology's identity.
-    starting_offsets: where partitions begin that have no place yet: "earliest", "latest" (what exists when
-        the first run opens the source is passed over), a datetime with a time zone (the first record with
-        that timestamp or a later one, the end when there is none), or a mapping from "topic/number" to an
-        offset, "earliest", "latest" or a datetime, with "*" for all others (default "earliest"). Partitions
-        that appear after the first run has opened the source begin at their beginning.
+    starting_offsets: where partitions without a place begin: "earliest", "latest" (what exists when the
+        first run opens the source is skipped), a datetime with a time zone (the first record with that
+        timestamp or a later one, the end when there is none), or a mapping from "topic/number" to an offset,
+        "earliest", "latest" or a datetime, with "*" for all others (default "earliest"). Partitions that
+        appear after the first run has opened the source begin at their beginning.
     max_records_per_partition: upper bound, per batch, on the offsets taken from one partition.
     isolation_level: "read_committed" (the default: never counts what a producer has aborted) or
         "read_uncommitted".
     key_format: "binary" or "string" (UTF-8).
-    value_format: "string", "binary", or "json": UTF-8 JSON objects, read into the fields of `schema`. What
-        fits which type is in `json_values`; what does not fit is a DecodeError with topic, partition, offset,
-        field, reason and the beginning of the value. Missing fields are null, unknown ones are ignored. A
-        record without a value (a tombstone) is a row of nulls.
+    value_format: "string", "binary", or "json": UTF-8 JSON objects, read into the fields of `schema`.
+        `json_values` says what fits which type. A value that does not fit is a DecodeError with topic,
+        partition, offset, field, reason and the beginning of the value. Missing fields are null, unknown ones
+        are ignored. A record without a value (a tombstone) is a row of nulls.
     schema: the fields of JSON values: "user string, amount decimal(10,2)" or an Arrow schema.
-    kafka_columns: which of Kafka's columns are emitted, in that order; behind the fields of a schema. By
-        default all of them, with "json" none. "value" does not go with "json".
-    errors: for invalid UTF-8: "strict" is a DecodeError that names topic, partition and offset; "replace"
-        puts U+FFFD.
-    on_data_loss: "fail" raises DataLostError when records are gone before they were planned; "skip" goes on
-        behind the gap and records it in `KafkaRange.skipped_from`. A stored transactional plan is never
+    kafka_columns: which of Kafka's columns are emitted, in that order, after the fields of a schema. By
+        default all of them, but with "json" none. "value" is not allowed with "json".
+    errors: what to do with invalid UTF-8: "strict" raises a DecodeError that names topic, partition and
+        offset; "replace" puts U+FFFD.
+    on_data_loss: "fail" raises DataLostError when records are gone before they were planned; "skip" continues
+        after the gap and records it in `KafkaRange.skipped_from`. A stored transactional plan is never
         skipped.
-    client_options: kafka-python's connection options (security_protocol, sasl_*, ssl_*, ...). A value that it
-        would pass over, as it does with a misspelt security_protocol, is refused.
-    partition_discovery_seconds: how often new topics, new partitions and re-created topics are looked for.
+    client_options: kafka-python's connection options (security_protocol, sasl_*, ssl_*, ...). A value that
+        kafka-python would ignore, such as a misspelt security_protocol, is refused.
+    partition_discovery_seconds: how often to look for new topics, new partitions and re-created topics.
 
-    Raises TopologyError for anything that cannot be meant, SchemaError where it is about columns.
+    Raises TopologyError for invalid arguments, SchemaError if they concern columns.
     """
 
     meta_type: ClassVar[type[KafkaRange]] = KafkaRange
@@ -149,13 +149,14 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
         return f"KafkaSource({', '.join(shown)})"
 
     def coordinator(self, context: SpoutContext) -> KafkaPartitionCoordinator:
-        """Connects; raises ServiceUnavailableError when no broker answers or a named topic does not exist."""
+        """Open the driver's side, which connects. Raises ServiceUnavailableError when no broker answers or a
+        named topic does not exist."""
         from txstream.spouts.kafka_coordinator import KafkaPartitionCoordinator
 
         return KafkaPartitionCoordinator(self, context)
 
     def emitter(self, context: SpoutContext) -> KafkaPartitionEmitter:
-        """Opens no connection yet: the first `emit` does."""
+        """Open the executors' side. The first `emit` connects."""
         from txstream.spouts.kafka_emitter import KafkaPartitionEmitter
 
         return KafkaPartitionEmitter(self, context)

@@ -1,4 +1,4 @@
-"""What `KafkaSource` is given: checked, and brought into one form. Everything here raises TopologyError."""
+"""Checks and normalizes the arguments of `KafkaSource`. Everything here raises TopologyError."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def one_of(name: str, value: Any, *allowed: str) -> str:
 def starting_offsets(
     given: Start | Mapping[str, StartingOffset], selection: TopicSelection
 ) -> dict[str, StartingOffset]:
-    """As a mapping that always has an entry for all others."""
+    """Return the starting offsets as a mapping that always has an entry for all others."""
     if isinstance(given, (str, datetime)):
         given = {ALL_OTHERS: given}
     if not isinstance(given, Mapping):
@@ -77,12 +77,12 @@ def _check_start(partition: str, start: Any) -> None:
 
 
 def epoch_milliseconds(moment: datetime) -> int:
-    """The first millisecond, Kafka's unit, that is not before this moment."""
+    """The first millisecond (Kafka's unit) that is not before this moment."""
     return -((_EPOCH - moment) // timedelta(milliseconds=1))
 
 
 def kafka_schema(key_format: str, value_format: str) -> pa.Schema:
-    """The columns of Spark's Kafka source, key and value typed by their formats."""
+    """The columns of Spark's Kafka source, with key and value typed by their formats."""
     return pa.schema(
         [
             pa.field("key", _FORMATS[key_format]),
@@ -114,7 +114,7 @@ def value_schema(value_format: str, declaration: str | pa.Schema | None) -> pa.S
 def output_columns(
     chosen: Sequence[str] | None, kafka: pa.Schema, fields: pa.Schema | None
 ) -> tuple[str, ...]:
-    """Which of Kafka's columns are emitted: all without JSON fields, and none beside them, unless chosen."""
+    """Return which of Kafka's columns are emitted: by default all, or none beside JSON fields."""
     if chosen is None:
         return tuple(kafka.names) if fields is None else ()
     if isinstance(chosen, str):

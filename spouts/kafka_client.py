@@ -8,8 +8,8 @@ a range that is no longer wanted. Here every request is explicit, goes to one br
 Invariants:
 
 - One thread at a time. Nothing runs between calls: the caller that waits for an answer drives the event loop.
-- Every call returns within its deadline. What one broker or one partition cannot answer is that broker's or
-  that partition's error and does not touch the others.
+- Every call returns within its deadline. The failure of one broker or one partition is an error of that
+  broker or partition and does not affect the others.
 - Asking for a topic never creates it.
 """
 
@@ -56,7 +56,7 @@ _REFUSALS = (
 
 
 class _Socket(socket.socket):
-    """Receives what is there. kafka-python asks for 4 kB at a time: 8 % more CPU time of reading."""
+    """Receives all that is there. kafka-python asks for 4 kB at a time: reading takes 8 % more CPU time."""
 
     def recv(self, size: int, flags: int = 0) -> bytes:
         return super().recv(max(size, _RECEIVED_BYTES), flags)
@@ -103,8 +103,8 @@ class KafkaClient:
         self._questions: dict[int, list[Any]] = {}
 
     def connect(self, timeout_seconds: float) -> None:
-        """Find the cluster. Raises ServiceUnavailableError when nobody answers within the deadline, and at
-        once when a broker says that it refuses who we are."""
+        """Find the cluster. Raises ServiceUnavailableError when no broker answers within the deadline, and at
+        once when a broker refuses our credentials."""
         deadline = time.monotonic() + timeout_seconds
         self._manager.config["request_timeout_ms"] = timeout_seconds * 1000
         reason = ""
@@ -118,7 +118,7 @@ class KafkaClient:
             else:
                 why = reason or reason_of(error)
                 if self._logs_in and "disconnected" in why:
-                    # Brokers answer a wrong log-in and hang up in one breath; the answer mostly goes unread.
+                    # A broker that refuses a log-in answers and hangs up at once; its answer is rarely read.
                     why += "; hanging up is how brokers refuse a user name, a password or a mechanism"
                 what = f"no Kafka broker answered at {self.bootstrap} within {timeout_seconds:g} s ({why})"
             raise ServiceUnavailableError(
@@ -128,8 +128,8 @@ class KafkaClient:
 
     @contextlib.contextmanager
     def _search_only_at(self, node_id: str | None) -> Iterator[None]:
-        """The search for the cluster draws an address by lot, and stays with a silent one until its time is
-        over: have it draw the one that answers."""
+        """Make the search for the cluster use the address that answers. Otherwise it picks one at random, and
+        stays with a silent one until its time is up."""
         cluster = self._manager.cluster
         addresses = cluster._bootstrap_brokers
         if node_id is not None:
@@ -140,13 +140,13 @@ class KafkaClient:
             cluster._bootstrap_brokers = addresses
 
     def _knock(self, deadline: float) -> tuple[str | None, str]:
-        """Open the first connection ourselves: the search for the cluster tries until its time is over and
-        does not say why it failed. Answers the first address that answers, and why those before it, or all,
-        do not; raises a refusal."""
+        """Open the first connection ourselves: the search for the cluster tries until its time is up and does
+        not say why it failed. Return the first address that answers (None if none does) and why the last one
+        tried before it did not. A refusal is raised."""
         reason = ""
         brokers = list(self._manager.cluster.bootstrap_brokers())
         for position, broker in enumerate(brokers):
-            # Each address its share of what is left: a frozen broker must not use up all the time.
+            # Each address gets its share of what is left: a frozen broker must not use up all the time.
             now = time.monotonic()
             share = max(0.001, (deadline - now) / (len(brokers) - position))
             connection = self._manager.get_connection(
@@ -164,8 +164,8 @@ class KafkaClient:
         return None, reason
 
     def topics(self, names: Iterable[str] | None, timeout_seconds: float) -> dict[str, TopicInfo]:
-        """Those of the topics that exist, None for all that the user may describe. Raises KafkaError when no
-        broker answers."""
+        """Describe those of the topics that exist; names=None asks for all that the user may describe. Raises
+        KafkaError when no broker answers."""
         request = names if names is None else [MetadataRequest.MetadataRequestTopic(name=n) for n in names]
         deadline = time.monotonic() + timeout_seconds
         nodes = [broker.node_id for broker in self._manager.cluster.brokers()]
@@ -182,7 +182,7 @@ class KafkaClient:
                 return self._read_topics(answer[0])
             error = answer
         remaining = deadline - time.monotonic()
-        if remaining > 0:  # every broker that we know may have moved: begin again at the given addresses
+        if remaining > 0:  # all known brokers may have moved: start again from the given addresses
             self._manager.bootstrap(remaining * 1000)
         raise error
 
@@ -215,7 +215,7 @@ class KafkaClient:
         self.drive(lambda: False, time.monotonic() + seconds)
 
     def alive(self, node: int, timeout_seconds: float) -> Exception | None:
-        """Does this broker answer? None, or why not."""
+        """Return None if this broker answers, otherwise why not."""
         answer = self.ask({node: [metadata_request([])]}, timeout_seconds)[node]
         return answer if isinstance(answer, Exception) else None
 
@@ -225,10 +225,10 @@ class KafkaClient:
         specs: Sequence[OffsetQuery],
         timeout_seconds: float,
     ) -> tuple[dict[Partition, tuple[int, ...] | PartitionError], dict[int, Exception]]:
-        """For each partition one offset per query, or its error; and the brokers that did not answer, whose
-        partitions are left out. One round: all questions are in flight at once."""
+        """Return one offset per query, or an error, for each partition; and the brokers that did not answer,
+        whose partitions are left out. One round: all questions are in flight at once."""
         answers = self.ask(self._questions_for(leaders, specs), timeout_seconds)
-        # By plain pairs, which equal partitions: making one for each answer costs more than reading it.
+        # Keyed by plain pairs, which equal Partitions: making a Partition costs more than reading its answer.
         told: dict[tuple[str, int], tuple[int, ...] | PartitionError] = {}
         unanswered: dict[int, Exception] = {}
         for node, answer in answers.items():
@@ -251,7 +251,7 @@ class KafkaClient:
     def _questions_for(
         self, leaders: Mapping[Partition, Leader], specs: Sequence[OffsetQuery]
     ) -> dict[int, list[Any]]:
-        """Each broker's questions. Plans ask the same ones over and over: they are made once."""
+        """Each broker's questions. Kept, as plans ask the same ones over and over."""
         if (leaders, specs) != self._asked:
             by_node: dict[int, dict[str, list[Partition]]] = defaultdict(lambda: defaultdict(list))
             for partition, leader in leaders.items():
@@ -266,7 +266,7 @@ class KafkaClient:
     def log_end(
         self, partition: Partition, leader: Leader, timeout_seconds: float
     ) -> int | PartitionError | Exception:
-        """The end of the leader's log, behind what is not yet readable: nothing can be beyond it."""
+        """The end of the leader's log, including what is not readable yet. Nothing can lie beyond it."""
         answer = self.ask({leader.node: [log_end_request(partition, leader)]}, timeout_seconds)[leader.node]
         if isinstance(answer, Exception):
             return answer
@@ -275,24 +275,24 @@ class KafkaClient:
         return error if error is not None else int(data.end_offset)
 
     def send(self, node: int, request: Any, timeout_seconds: float) -> Any:
-        """kafka-python's future for the answer; failed at once when the node cannot be asked."""
+        """Return kafka-python's future for the answer; a failed one when the node cannot be asked."""
         try:
             return self._manager.send(request, node_id=node, request_timeout_ms=timeout_seconds * 1000)
         except _ERRORS as error:
             return Failed(error)
 
     def flush(self) -> None:
-        """Let what was sent leave without waiting for answers: kafka-python writes when it is driven, and
-        takes two turns for it."""
+        """Write out what was sent, without waiting for answers. kafka-python writes only while it is driven,
+        and needs two turns for it."""
         for _ in range(2):
             self._net.poll(timeout_ms=0)
 
     def hang_up(self, node: int) -> None:
-        """Close the connection, with all that waits for an answer: the next question opens another."""
+        """Close the connection and fail all that waits on it for an answer. The next question reconnects."""
         self._manager.close(node)
 
     def drive(self, until: Callable[[], bool], deadline: float) -> bool:
-        """Let answers come in until the condition holds; False when the deadline (monotonic) came first."""
+        """Let answers come in until the condition holds. False when the deadline (monotonic) comes first."""
         while not until():
             remaining = deadline - time.monotonic()
             if remaining <= 0:
@@ -303,9 +303,9 @@ class KafkaClient:
     def ask(
         self, requests: Mapping[int, Sequence[Any]], timeout_seconds: float
     ) -> dict[int, list[Any] | Exception]:
-        """Each broker's answers to its requests, or the first error; all brokers are asked at once.
+        """Return each broker's answers to its requests, or its first error. All brokers are asked at once.
 
-        A connection that was closed meanwhile (brokers close idle ones) is opened again once.
+        A connection that was closed in the meantime (brokers close idle ones) is reopened once.
         """
         deadline = time.monotonic() + timeout_seconds
         answers = self._ask_once(requests, timeout_seconds, deadline)
@@ -343,7 +343,7 @@ class KafkaClient:
         return answers
 
     def _await_backoff(self, nodes: Iterable[int], deadline: float) -> None:
-        """kafka-python refuses to send while it waits to reconnect: such a pause is within the deadline."""
+        """Wait until kafka-python may reconnect, at most to the deadline: before that it refuses to send."""
         pauses = [self._manager.connection_delay(node) for node in nodes]
         if any(pauses):
             self.drive(lambda: False, min(deadline, time.monotonic() + max(pauses)))
@@ -364,7 +364,7 @@ class Failed:
 
 
 def _keep_credentials_out_of_logs() -> None:
-    """kafka-python logs whole requests at DEBUG, the ones that carry passwords among them."""
+    """kafka-python logs whole requests at DEBUG, even those that carry passwords."""
     for name in ("kafka.net", "kafka.protocol"):
         logger = logging.getLogger(name)
         if logger.isEnabledFor(logging.DEBUG):

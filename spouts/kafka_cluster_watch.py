@@ -1,16 +1,15 @@
-"""What the cluster looks like, kept up to date beside planning: topics, leaders, and brokers that do not
-answer.
+"""Keeps a view of the cluster up to date beside planning: topics, leaders, and brokers that do not answer.
 
 Invariants:
 
 - `view()` answers at once, from the last successful look.
-- A broker that failed to answer a planner is probed here, with backoff, until it answers; planners leave its
-  partitions out meanwhile, so that an outage costs them one deadline altogether.
-- A topic's disappearance, or another id under its name, is `confirmed` only when it was seen in two answers
-  `CONFIRM_SECONDS` apart: one broker may learn of it later than the others.
-- A topic that is expected is in the view whether the cluster has it or not; others only while it has them.
+- A broker that failed to answer a planner is probed here, with backoff, until it answers. Meanwhile planners
+  leave its partitions out, so an outage costs them one deadline in all.
+- A topic's disappearance, or another id under its name, is `confirmed` only when two answers at least
+  `CONFIRM_SECONDS` apart have shown it: one broker may learn of it later than the others.
+- An expected topic is in the view whether the cluster has it or not; other topics only while it has them.
   Named topics are expected from the start, those of a pattern once they have a place.
-- The thread owns its client; nobody else touches it.
+- Only the watch's own thread uses its client.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _FIRST_BACKOFF_SECONDS, _LAST_BACKOFF_SECONDS = 0.1, 2.0
 
 @dataclass(frozen=True, slots=True)
 class TopicView:
-    """What is known of one topic; `info` is None while the cluster has none of that name."""
+    """What is known of one topic. `info` is None while the cluster has no topic of that name."""
 
     info: TopicInfo | None
     since: float
@@ -47,8 +46,7 @@ class TopicView:
 
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """`down` has, by broker, why it is left out; `error` why the last look at the cluster failed, if it
-    did."""
+    """`down` says for each broker that is left out why; `error` says why the last look failed, if it did."""
 
     topics: Mapping[str, TopicView] = field(default_factory=dict)
     down: Mapping[int, str] = field(default_factory=dict)
@@ -81,7 +79,7 @@ class ClusterWatch:
         self._thread = threading.Thread(target=self._run, name="txstream-kafka-watch", daemon=True)
 
     def start(self, first_look: Mapping[str, TopicInfo]) -> None:
-        """Begin with what a client has seen already."""
+        """Start the thread, with what a client has already seen as the first view."""
         if self._selection.pattern is not None and not first_look:
             log.warning("no topic matches %r yet", self._selection.pattern)
         self._publish(first_look, self._expected)
@@ -92,7 +90,7 @@ class ClusterWatch:
             return self._view
 
     def expect(self, topics: Iterable[str]) -> None:
-        """These topics have a place: from the next look on they are in the view, also when they are gone."""
+        """These topics have a place: from the next look on the view has them, even if they are gone."""
         with self._changed:
             if not self._expected.issuperset(topics):
                 self._expected = self._expected.union(topics)
@@ -101,7 +99,7 @@ class ClusterWatch:
                     self._changed.notify_all()
 
     def broker_failed(self, node: int, reason: str) -> None:
-        """A planner got no answer: leave the broker out until it answers a probe."""
+        """Leave a broker out, as it did not answer a planner, until it answers a probe."""
         with self._changed:
             if node not in self._probes:
                 self._probes[node] = _Probe(reason, time.monotonic() + _FIRST_BACKOFF_SECONDS)
@@ -110,13 +108,13 @@ class ClusterWatch:
             self._changed.notify_all()
 
     def look_again(self) -> None:
-        """Something does not fit what is known: look at the cluster now."""
+        """Look at the cluster now: something contradicts the view."""
         with self._changed:
             self._look_wanted = True
             self._changed.notify_all()
 
     def wait_for_look(self, after: int, timeout_seconds: float) -> ClusterView:
-        """Ask for a look and wait until there has been one after look number `after`, or the timeout."""
+        """Ask for a look, and wait until there has been one after look number `after` or time is up."""
         self.look_again()
         with self._changed:
             self._changed.wait_for(lambda: self._view.looks > after or self._closing, timeout_seconds)
@@ -152,7 +150,7 @@ class ClusterWatch:
                 client.close()
 
     def _wait(self) -> bool:
-        """Until the next look is due; True when there will be none."""
+        """Wait until the next look is due. True when the watch is closing."""
         with self._changed:
             now = time.monotonic()
             pause = self._interval
@@ -160,7 +158,7 @@ class ClusterWatch:
                 pause = min(pause, max(0.0, min(probe.due for probe in self._probes.values()) - now))
             if self._view.error is not None or self._unsettled():
                 pause = min(pause, CONFIRM_SECONDS)
-            # However often a planner asks, one look in that time is enough.
+            # However often a planner asks, one look in this time is enough.
             self._changed.wait_for(lambda: self._closing, min(pause, _BETWEEN_LOOKS_SECONDS))
             self._changed.wait_for(lambda: self._closing or self._look_wanted, pause)
             self._look_wanted = False
@@ -177,7 +175,7 @@ class ClusterWatch:
         )
 
     def _publish(self, found: Mapping[str, TopicInfo], expected: Set[str]) -> None:
-        """`expected` are those that the look has asked for."""
+        """Make a look's answer the view. `expected` are the topics that the look expected."""
         now = time.monotonic()
         with self._changed:
             topics = {}
@@ -195,7 +193,7 @@ class ClusterWatch:
             self._changed.notify_all()
 
     def _tell(self, name: str, info: TopicInfo | None, before: TopicView | None) -> None:
-        """Say in the log what a look has brought, once."""
+        """Log what a look has changed, once."""
         known = before.info if before is not None else None
         if info is not None and info.refused and (known is None or known.refused != info.refused):
             log.warning("Kafka does not describe the topic %r: %s", name, info.refused)

@@ -1,5 +1,4 @@
-"""Records as the columns that a source emits. What cannot be decoded is named by topic, partition and
-offset."""
+"""Turns records into the columns that a source emits. Errors name topic, partition and offset."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ _SHOWN_BYTES = 200
 
 
 def json_reader(source: KafkaSource) -> JsonReader | None:
-    """What reads the values of a source with JSON; None for other formats."""
+    """The reader of a source's JSON values; None for other formats."""
     if source.schema is None:
         return None
     return JsonReader(source.schema, replace_invalid_utf8=source.errors == "replace")
@@ -29,7 +28,7 @@ def json_reader(source: KafkaSource) -> JsonReader | None:
 def record_batch(
     source: KafkaSource, reader: JsonReader | None, partition: Partition, columns: RecordColumns
 ) -> pa.RecordBatch:
-    """Records as a source emits them, `reader` being its `json_reader`. Raises DecodeError."""
+    """Return records as a source emits them. `reader` is its `json_reader`. Raises DecodeError."""
     arrays = [] if reader is None else json_columns(reader, partition, columns)
     for name in source.kafka_columns:
         data_type = source.output.field(name).type
@@ -40,10 +39,10 @@ def record_batch(
 def joined_batch(
     source: KafkaSource, reader: JsonReader | None, parts: Sequence[tuple[Partition, RecordColumns]]
 ) -> pa.RecordBatch:
-    """The records of several partitions, one behind the other; made together, as arrays cost by the piece.
-    Raises DecodeError."""
+    """Return the records of several partitions, one after the other. They are made together, since every
+    array has a fixed cost. Raises DecodeError."""
     if len(parts) > 1:
-        with suppress(DecodeError):  # which of them it is, is found below
+        with suppress(DecodeError):  # decoded one by one, below, the error names its partition
             return _made_together(source, reader, parts)
     return pa.concat_batches([record_batch(source, reader, *part) for part in parts])
 
@@ -61,8 +60,7 @@ def _made_together(
 
 
 def json_columns(reader: JsonReader, partition: Partition, columns: RecordColumns) -> list[pa.Array]:
-    """The fields of the values. Raises DecodeError, which shows the beginning of the value that cannot be
-    read."""
+    """Return the fields of the values. Raises DecodeError, which shows the beginning of the bad value."""
     values = columns.values.to_pylist()
     try:
         return reader.read(values)
@@ -81,7 +79,7 @@ def json_columns(reader: JsonReader, partition: Partition, columns: RecordColumn
 def kafka_column(
     name: str, data_type: pa.DataType, partition: Partition, columns: RecordColumns, replace: bool
 ) -> pa.Array:
-    """One of Kafka's columns. Raises DecodeError for invalid UTF-8, unless it is to be replaced."""
+    """Return one of Kafka's columns. Raises DecodeError for invalid UTF-8, unless `replace` is set."""
     rows = len(columns)
     match name:
         case "key":
@@ -112,8 +110,7 @@ def _payload(
     columns: RecordColumns,
     replace: bool,
 ) -> pa.Array:
-    """Keys or values. Arrow checks UTF-8 for the whole column; the culprit is looked for only if there is
-    one."""
+    """Keys or values. Arrow checks UTF-8 for the whole column; the bad row is looked for only if it fails."""
     if data_type == pa.binary():
         return raw
     try:
@@ -141,7 +138,7 @@ def _first_invalid(column: Iterable[bytes | None]) -> tuple[int, UnicodeDecodeEr
 
 
 def _headers(columns: RecordColumns, data_type: pa.DataType, partition: Partition, replace: bool) -> pa.Array:
-    """Null where a record has none, as Spark has it."""
+    """The headers, null where a record has none, as in Spark's source."""
     rows = len(columns)
     found = columns.headers
     if not found:

@@ -1,4 +1,4 @@
-"""What a record batch's compression has packed."""
+"""Unpacks compressed record batches."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import zlib
 import pyarrow as pa
 
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
-_MOST_SNAPPY_EXPANDS = 64  # its longest copy, of 64 bytes, takes 3
+_MOST_SNAPPY_EXPANDS = 64  # snappy's longest copy makes 64 bytes from 3
 
 
 def unpack(packed: bytes, codec: int) -> bytes:
-    """The bytes, unpacked. Raises ValueError with the reason when they cannot be."""
+    """Return the bytes, unpacked. Raises ValueError, with the reason, when that fails."""
     if codec not in (1, 2, 3, 4):
         raise ValueError(f"its compression {codec} is unknown")
     try:

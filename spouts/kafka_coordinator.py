@@ -1,14 +1,14 @@
-"""The driver's side of `KafkaSource`: what the next batch takes, from the last places and the logs alone.
+"""The driver's side of `KafkaSource`: plans the next batch from the last places and the logs alone.
 
 Invariants:
 
 - A plan begins each partition exactly where the last one ended, or says that it cannot: `Unavailable`,
-  `DataLostError`, or a range with `skipped_from` when the source was told to go on behind a gap.
+  `DataLostError`, or a range with `skipped_from` when the source was told to continue after a gap.
 - All questions of one plan share one deadline. A broker that misses it is left to `ClusterWatch`, so later
   plans do not wait for it again.
-- A topic with a place that is gone is lost data, however the topics were chosen. Which topics of a pattern
-  have a place is learned from `last` alone.
-- The only thing remembered between plans is where partitions begin that have no place: see
+- If a topic has a place and is gone, that is lost data, however the topics were chosen. Only `last` tells
+  which topics of a pattern have a place.
+- The only thing remembered between plans is where partitions without a place begin: see
   `kafka_starting_places`.
 """
 
@@ -49,7 +49,7 @@ _MISSING_TOPIC_SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where reading goes on; `skipped_from` where it should have."""
+    """Where reading continues; after a gap, `skipped_from` is where it should have continued."""
 
     position: int
     skipped_from: int | None = None
@@ -57,8 +57,8 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A log as seen once: its first offset, where a run that begins without any place starts reading it, its
-    end, and whose log it is."""
+    """A log as it was at one moment: its first offset, where a run that begins without any place starts to
+    read it, its end, and its topic's id."""
 
     first: int
     start: int
@@ -99,9 +99,9 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
     def is_ready(self) -> bool:
         view = self._watch.view()
         if self._selection.pattern is not None and not self._knows_places:
-            return True  # only the places tell that a topic is gone
+            return True  # only a plan's places show that a topic is gone
         if self._source.on_data_loss == "fail" and self._vanished(view):
-            return True  # for `plan` to say so
+            return True  # `plan` reports it
         return any(
             leader.node != NO_NODE and leader.node not in view.down
             for topic in view.topics.values()
@@ -171,7 +171,7 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         return unavailable
 
     def targets(self) -> Mapping[str, Target]:
-        """The ends as read once, of all partitions. Raises PartitionUnavailableError."""
+        """The ends of all partitions, read once. Raises PartitionUnavailableError."""
         deadline = time.monotonic() + PLANNING_SECONDS
         while True:
             view = self._watch.view()
@@ -197,16 +197,16 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         if self.lag_records(last, targets) > 0:
             return False
         if any(name in last and self._is_elsewhere(name, last[name], targets[name]) for name in targets):
-            return False  # for `plan` to judge, also when the new topic is empty
+            return False  # `plan` must judge it, even if the new topic is empty
         if self._selection.pattern is None or self._source.on_data_loss == "skip":
             return True
-        # Targets are of topics that are there; one with a place that is not is for `plan` to judge.
+        # Targets cover only topics that exist. `plan` must judge a topic that has a place and is gone.
         topics = self._expect(last)
         known = self._watch.view().topics
         return all(name in known and known[name].info is not None for name in topics)
 
     def lag_records(self, last: Mapping[str, KafkaRange], targets: Mapping[str, Any]) -> int:
-        """In offsets: what compaction or markers left empty counts too."""
+        """The lag in offsets, including those that compaction or markers left empty."""
         first_start = self._starts.is_first_start(last)
         lag = 0
         for name, target in targets.items():
@@ -218,8 +218,8 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         return lag
 
     def _is_elsewhere(self, name: str, meta: KafkaRange, target: Target) -> bool:
-        """Is this place in a topic that was deleted, and the target in the one that has its name now? A
-        target may be the older one, too, when the topic is created again later."""
+        """Is this place in a deleted topic, and the target in the one that has its name now? The target may
+        also be the older one, if the topic is created again later."""
         topic = self._watch.view().topics.get(_topic_of(name))
         now = topic.info.id if topic is not None and topic.info is not None else ""
         return bool(meta.topic_id and now) and now == target.topic_id != meta.topic_id
@@ -240,7 +240,7 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         return KafkaClient(self._address, options, client_id=options.get("client_id", default))
 
     def _find_topics(self) -> dict[str, TopicInfo]:
-        """A topic created a moment ago may not be known to every broker yet."""
+        """Look for the topics for some seconds: not every broker knows a new topic at once."""
         deadline = time.monotonic() + min(_MISSING_TOPIC_SECONDS, self._context.connect_timeout_seconds)
         while True:
             try:
@@ -266,7 +266,7 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         return ServiceUnavailableError(f"Kafka at {self._address} does not describe {what}: {reason}")
 
     def _expect(self, places: Iterable[str]) -> set[str]:
-        """The source's topics that these partitions belong to; from now on the watch tells when one goes."""
+        """Return the source's topics of these partitions. From now on the watch tells when one is gone."""
         topics = {topic for topic in set(map(_topic_of, places)) if self._selection.reads(topic)}
         self._watch.expect(topics)
         self._knows_places = True
@@ -321,8 +321,8 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         view: ClusterView,
         deadline: float,
     ) -> dict[str, _Place | Unavailable]:
-        """Places behind the log's end: either the end of what is committed (an open transaction, after a
-        change of the isolation level), or of a log that was cut back, or of another topic."""
+        """Judge places past the log's end. Either only the committed part ends there (an open transaction,
+        after a change of the isolation level), or the log was cut back, or it is another topic's."""
         fresh = self._watch.wait_for_look(view.looks, max(0.0, deadline - time.monotonic()))
         written, _ = self._logs.look(beyond, fresh, LATEST_WRITTEN, deadline)
         places: dict[str, _Place | Unavailable] = {}
@@ -361,7 +361,8 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         )
 
     def _vanished(self, view: ClusterView) -> list[str]:
-        """Named topics were there when this coordinator was opened, those of a pattern have a place."""
+        """Expected topics that are gone: named ones existed when this coordinator was opened, those of a
+        pattern have a place."""
         return [name for name, topic in view.topics.items() if topic.info is None and topic.confirmed]
 
     def _refuse_vanished(self, topics: Iterable[str]) -> None:

@@ -1,5 +1,5 @@
-"""Records one by one, about a microsecond each: for batches that do not fit `kafka_decode_numpy`, and as the
-judge of what that makes. The loop in `read_records` is written out on purpose."""
+"""Decodes records one by one, at about a microsecond each: for batches that `kafka_decode_numpy` cannot take,
+and as the reference for its results. The loop in `read_records` is written out on purpose."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from txstream.spouts.kafka_record_blocks import Block, Headers, Records
 
 
 class RecordLists:
-    """One batch's rows, as Python lists of equal length; headers only where a record has some."""
+    """One batch's rows as Python lists of equal length; headers, by row, only where a record has some."""
 
     __slots__ = ("headers", "keys", "offsets", "timestamps", "values")
 
@@ -32,7 +32,7 @@ class RecordLists:
         self.headers = {row - low: headers for row, headers in self.headers.items() if low <= row < high}
 
     def block(self, append_time: int | None) -> Block:
-        """`append_time` is the broker's time, where it counts instead of the producers'."""
+        """Return the rows as a block. `append_time` is the broker's time, if it replaces the producers'."""
         rows = len(self.offsets)
         times = self.timestamps if append_time is None else [append_time] * rows
         return Records(
@@ -55,9 +55,9 @@ def skip_records(data: bytes, at: int, count: int) -> int:
 def read_records(
     data: bytes, at: int, count: int, base: int, first_time: int, stop_delta: int, columns: RecordLists
 ) -> int:
-    """Read `count` records, or up to the first with an offset delta of `stop_delta`; answer where it ended.
+    """Read `count` records, or up to the first whose offset delta is at least `stop_delta`. Return the end.
 
-    Zigzag varints: an even byte below 128 is a small number, 1 is -1 (null).
+    Numbers are zigzag varints: an even byte below 128 is a small number, 1 is -1 (null).
     """
     add_key, add_value = columns.keys.append, columns.values.append
     add_offset, add_time = columns.offsets.append, columns.timestamps.append

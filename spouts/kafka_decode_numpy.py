@@ -1,14 +1,14 @@
-"""The records of many batches at once, of many partitions even, by numpy: no loop per record but the one that
-finds where each begins.
+"""Decodes the records of many batches at once with numpy, even of many partitions. The only loop over records
+is the one that finds where each begins.
 
 Invariants:
 
-- `decode` answers what `kafka_decode_loop` would make of the same batches, or None: whatever is not certain
-  to be right is left to the loop, which also has the words for what is wrong. Pieces of several partitions
-  make the same blocks together as each by itself.
-- A varint is read from all records together. A place that wrong bytes lead to may be outside; then the last
-  byte is read instead. In the end each record must end where its length says, and no length may be negative
-  but the -1 of a null: so no place was outside.
+- `decode` returns what `kafka_decode_loop` would make of the same batches, or None. Whatever is not certain
+  to be right is left to the loop, which also reports what is wrong. Pieces of several partitions decoded
+  together make the same blocks as each by itself.
+- A varint is read from all records together. Damaged bytes may lead to an index outside the data; then the
+  last byte is read instead. This cannot go unnoticed: in the end each record must end where its length says,
+  and no length may be negative except the -1 of a null.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ from txstream.spouts.kafka_record_blocks import Block, Headers, Integers, Payloa
 
 _RUN_WORTH_TRYING = 16
 _MOST_VARINT_BYTES = 5
-_MOST_DATA_BYTES = 2**31 - 1  # Arrow's offsets of 32 bits
+_MOST_DATA_BYTES = 2**31 - 1  # Arrow's offsets have 32 bits
 _SAFE_TIME = 2**62
 
 Octets = npt.NDArray[np.uint8]
 
 
 class RecordBatch(NamedTuple):
-    """A batch that has passed its checksum. `body` has its records, unpacked, from `records_at` on;
-    `following` is the offset behind it. `append_time` is the broker's time, where it counts instead of the
-    producers'."""
+    """A batch whose checksum is right. `body` holds its records, unpacked, from `records_at` on; `following`
+    is the offset after its last. `append_time` is the broker's time, if it replaces the producers'."""
 
     base: int
     following: int
@@ -46,17 +45,17 @@ class RecordBatch(NamedTuple):
 
     @property
     def is_dense(self) -> bool:
-        """Has it a record for each of its offsets?"""
+        """Does it have a record for each of its offsets?"""
         return self.records == self.following - self.base
 
 
 class _UnfitError(ValueError):
-    """These batches are for the loop."""
+    """These batches must be left to the loop."""
 
 
 class Piece(NamedTuple):
-    """Consecutive batches of one partition, whose records of `[start, end)` are wanted: only the first may
-    begin before `start`, and only the last may end behind `end`."""
+    """Consecutive batches of one partition. Their records in `[start, end)` are wanted: only the first batch
+    may begin before `start`, and only the last may end after `end`."""
 
     batches: Sequence[RecordBatch]
     start: int
@@ -64,7 +63,7 @@ class Piece(NamedTuple):
 
 
 def decode(pieces: Sequence[Piece]) -> list[Block] | None:
-    """The records of each piece. None when they must be read one by one, or each piece by itself."""
+    """Return the records of each piece. None if they must be read one by one, or each piece by itself."""
     data = b"".join([batch.body for piece in pieces for batch in piece.batches])
     if len(data) > _MOST_DATA_BYTES:
         return None
@@ -80,7 +79,7 @@ def _decode(data: bytes, pieces: Sequence[Piece]) -> list[Block]:
     at, counts = _record_starts(data, octets, pieces)
     length, at = _varints(octets, at)
     stops = at + length
-    time_deltas, at = _varints(octets, at + 1)  # behind the attributes, of which none are defined
+    time_deltas, at = _varints(octets, at + 1)  # skips the attributes: none are defined
     offset_deltas, at = _varints(octets, at)
     if (offset_deltas < 0).any():
         raise _UnfitError
@@ -95,7 +94,7 @@ def _decode(data: bytes, pieces: Sequence[Piece]) -> list[Block]:
     records = Records(offsets, timestamps, log_append, keys, values, headers)
     blocks = []
     first = first_batch = 0
-    falling = set((np.flatnonzero(offsets[1:] < offsets[:-1]) + 1).tolist())  # but where a piece begins
+    falling = set((np.flatnonzero(offsets[1:] < offsets[:-1]) + 1).tolist())  # allowed where a piece begins
     for piece in pieces:
         following_batch = first_batch + len(piece.batches)
         following = first + sum(counts[first_batch:following_batch])
@@ -115,7 +114,7 @@ def _decode(data: bytes, pieces: Sequence[Piece]) -> list[Block]:
 
 
 def _record_starts(data: bytes, octets: Octets, pieces: Sequence[Piece]) -> tuple[Integers, list[int]]:
-    """Where the records begin, as far as they may be wanted, and how many there are of each batch."""
+    """Return where the records that may be wanted begin, and how many of them each batch has."""
     found: list[Integers] = []
     few: list[int] = []  # of batches too small for arrays of their own
     counts = []
@@ -124,7 +123,7 @@ def _record_starts(data: bytes, octets: Octets, pieces: Sequence[Piece]) -> tupl
         for batch in batches:
             stop = first + len(batch.body)
             skipped, wanted = 0, batch.records
-            if batch.is_dense:  # what lies outside the range is counted off, but for one that shows its end
+            if batch.is_dense:  # counts off what lies outside the range, except one record that shows its end
                 skipped = max(0, start - batch.base)
                 wanted = min(batch.records, end - batch.base + 1)
             begins: Sequence[int] | Integers
@@ -149,8 +148,8 @@ def _record_starts(data: bytes, octets: Octets, pieces: Sequence[Piece]) -> tupl
 
 
 def _batch_starts(data: bytes, octets: Octets, at: int, stop: int, count: int) -> tuple[Integers, int]:
-    """Where `count` records begin, and where the last one ends. Records of one size are found together, until
-    they come in runs that are too short for it."""
+    """Return where `count` records begin, and where the last one ends. Records of the same size are found
+    together, until a run of them is too short for that to pay."""
     runs: list[Integers] = []
     left = count
     while left >= _RUN_WORTH_TRYING:
@@ -181,7 +180,7 @@ def _begins_one_by_one(data: bytes, at: int, count: int) -> tuple[list[int], int
 
 
 def _run_of_one_size(data: bytes, octets: Octets, at: int, stop: int, most: int) -> tuple[int, int]:
-    """How many records from `at` on have the same length, one at least, and the bytes of each."""
+    """Return how many records from `at` on have the same length (at least one), and the bytes of each."""
     length, behind = decode_varint(data, at)
     size = behind + length - at
     if length < 0 or at + size > stop:
@@ -200,7 +199,7 @@ def _run_of_one_size(data: bytes, octets: Octets, at: int, stop: int, most: int)
 
 
 def _varints(octets: Octets, at: Integers) -> tuple[Integers, Integers]:
-    """The zigzag varints at these places, and the places behind them."""
+    """Return the zigzag varints at these indices, and the indices after them."""
     read = octets.take(at, mode="clip").astype(np.int64)
     at = at + 1
     if read.max(initial=0) < 128:
@@ -218,7 +217,8 @@ def _varints(octets: Octets, at: Integers) -> tuple[Integers, Integers]:
 
 
 def _payload(octets: Octets, at: Integers) -> tuple[tuple[Integers, Integers], Integers]:
-    """Where the keys or values are whose lengths are at these places, and the places behind them."""
+    """Return starts and lengths of the keys or values whose lengths are at these indices, and the indices
+    after them."""
     lengths, starts = _varints(octets, at)
     nulls = lengths < 0
     if not nulls.any():
@@ -229,7 +229,7 @@ def _payload(octets: Octets, at: Integers) -> tuple[tuple[Integers, Integers], I
 
 
 def _headers(data: bytes, octets: Octets, at: Integers, stops: Integers) -> dict[int, Headers]:
-    """The headers of the records that have some. Those that are alike are read once."""
+    """Return the headers of the records that have some. Equal ones are decoded once."""
     with_some = octets.take(at, mode="clip") != 0
     if (at + 1 != stops)[~with_some].any():
         raise _UnfitError
@@ -264,9 +264,9 @@ def _is_all_wanted(piece: Piece) -> bool:
 
 
 def _rows_within(piece: Piece, last_count: int, offsets: Integers, first: int) -> slice:
-    """The rows that are wanted of a piece, whose own begin at `first`, if their offsets ascend. Only a batch
-    that ends behind `end` may have some there; where not all of its records were looked at, the last one
-    must be."""
+    """Return which rows of a piece are wanted; `first` is its first row, and its offsets must ascend. Only a
+    last batch that ends after `end` may have rows past `end`. If not all of its records were looked at, the
+    last one that was must lie past `end`."""
     last = piece.batches[-1]
     low, high = offsets.searchsorted([piece.start, piece.end]).tolist()
     beyond = len(offsets) - high

@@ -2,9 +2,9 @@
 
 Invariants:
 
-- One emitter, one client, one connection per broker in each worker process, kept between batches. Connections
-  are opened by the first read.
-- A range gives the same rows in the same order whenever it is read; rows of one partition are ordered by
+- Each worker process has one emitter, with one client and one connection per broker, kept between batches.
+  The first read opens the connections.
+- A range gives the same rows in the same order whenever it is read. Rows of one partition are ordered by
   offset.
 """
 
@@ -39,7 +39,7 @@ class KafkaPartitionEmitter(PartitionEmitter[KafkaRange]):
         self._json = json_reader(source)
 
     def emit(self, attempt: TransactionAttempt, partition: str, meta: KafkaRange) -> Iterator[pa.RecordBatch]:
-        """The rows of one range. Errors as in the contract, and DecodeError for invalid UTF-8 or JSON."""
+        """The rows of one range. Raises the contract's errors, and DecodeError for invalid UTF-8 or JSON."""
         for _, batch in self.emit_many(attempt, {partition: meta}):
             yield batch
 
@@ -56,7 +56,7 @@ class KafkaPartitionEmitter(PartitionEmitter[KafkaRange]):
     def emit_joined(
         self, attempt: TransactionAttempt, metas: Mapping[str, KafkaRange]
     ) -> Iterator[tuple[Mapping[str, int], pa.RecordBatch]]:
-        """See `emit_many`."""
+        """As `emit_many`, with chunks of several partitions in one batch and the row counts of each."""
         reads = [RangeRead(name, wanted) for name, wanted in metas.items() if not wanted.is_empty]
         if not reads:
             return
@@ -85,7 +85,7 @@ class KafkaPartitionEmitter(PartitionEmitter[KafkaRange]):
         )
         try:
             client.connect(context.connect_timeout_seconds)
-        except ServiceUnavailableError as error:  # on an executor that is an outage: the batch waits
+        except ServiceUnavailableError as error:  # on an executor this is an outage: the batch waits
             client.close()
             raise PartitionUnavailableError(str(error)) from error
         self._client = client
@@ -101,7 +101,7 @@ class KafkaPartitionEmitter(PartitionEmitter[KafkaRange]):
 
 
 def _chunks(reads: Iterable[RangeRead]) -> Iterator[list[RangeRead]]:
-    """Those whose rows are ready, as many as make a chunk."""
+    """The reads whose rows are ready, grouped into chunks."""
     ready: list[RangeRead] = []
     rows = size = 0
     for read in reads:

@@ -1,19 +1,19 @@
-"""Fetching planned ranges: several partitions and brokers in one loop, until each position is at its end.
+"""Fetches planned ranges: several partitions and brokers in one loop, until each range is read to its end.
 
 Invariants:
 
-- A range is finished when its position has reached its end, whatever records there were on the way:
-  compaction gaps, markers and aborted transactions are read past, a shorter log is not.
-- No session: a fetch asks for ranges that are being read and for nothing else, so a later range (another
+- A range is finished when its position has reached its end, whatever records there were on the way.
+  Compaction gaps, markers and aborted transactions are read past; a log that is too short is not.
+- There is no fetch session. A fetch asks only for ranges that are being read, so a later range (another
   partition, an earlier offset) cannot meet what was fetched for this one.
-- While an answer is decoded and the caller works, the next fetch of the same ranges is on its way: one answer
-  of at most `max_bytes` for each broker, beside the one that is worked on. It asks for what follows if all of
-  the former answer is sound; an answer for another position than the one that was reached is dropped.
-- A fetch names the topic by its id where the broker can: a topic created again under the same name is an
-  unknown topic, not another one's records.
-- Without progress a partition ends as an error, `DataLostError` as soon as its leader's log shows that the
-  range cannot come, otherwise `PartitionUnavailableError` after the fetch timeout. Only waiting counts
-  towards it, not the time that the caller takes between two chunks.
+- While an answer is decoded and the caller works, the next fetch of the same ranges is on its way: for each
+  broker one answer of at most `max_bytes`, besides the one being worked on. It asks for what follows if all
+  of the previous answer is sound. An answer for a position other than the one reached is dropped.
+- A fetch names the topic by its id where the broker supports that. A topic created again under the same name
+  is then an unknown topic, and its records are not mistaken for the old one's.
+- A partition that makes no progress ends in an error: `DataLostError` as soon as its leader's log shows that
+  the range cannot come, otherwise `PartitionUnavailableError` after the fetch timeout. Only waiting counts
+  towards the timeout, not the time that the caller takes between two chunks.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ _ASIDE_SECONDS = 2.0
 _CONFIRM_SECONDS = 1.0
 _LOG_END_CHECK_SECONDS = 0.5
 _FETCHES_OF_A_DAMAGED_BATCH = 3
-_CALLER_SECONDS = 3600.0  # how long an answer may lie unread before its connection is given up
+_CALLER_SECONDS = 3600.0  # how long an answer may stay unread before its connection is given up
 _NAMES_ONLY_VERSION = 12
-_VERSION_WITHOUT_TAGS = 16  # the tags of a partition, which only brokers use, double what it costs to write
+_VERSION_WITHOUT_TAGS = 16  # a partition's tags, which only brokers use, double the cost of writing it
 _OFFSET_OUT_OF_RANGE = kafka_errors.OffsetOutOfRangeError.errno
 
 
 class RangeFetcher:
-    """Reads ranges through one client. What it learns about topics and sizes serves the next ranges."""
+    """Reads ranges through one client. Keeps what it learns about topics and sizes for the next ranges."""
 
     def __init__(
         self,
@@ -95,11 +95,11 @@ class RangeFetcher:
         self._lock = Lock()
 
     def run(self, reads: Sequence[RangeRead]) -> Iterator[list[RangeRead]]:
-        """Yields reads when they have new rows or have come to their end; take their columns then."""
+        """Yield reads that have new rows or have reached their end. The caller then takes their columns."""
         unfinished = [read for read in reads if not read.finished]
         pending: dict[int, Fetch] = {}
         while unfinished:
-            with self._lock:  # the client serves one thread at a time; it is free while the caller works
+            with self._lock:  # the client serves one thread at a time, and others while this caller works
                 progressed = self._step(unfinished, pending)
             yield progressed
             unfinished = [read for read in unfinished if not read.finished]
@@ -140,7 +140,7 @@ class RangeFetcher:
 
     def _read_ahead(self, answers: Sequence[tuple[RangeRead, Any]], pending: dict[int, Fetch]) -> None:
         """Ask for what follows these answers before they are decoded. A range that got nothing, because the
-        others took all the room, is asked for again with them."""
+        others filled the answer, is asked for again with them."""
         for read, data in answers:
             read.ahead = position_behind(data.records or b"", read.position, read.range.end)
         if not self._stale and any(read.ahead > read.position for read, _ in answers):
@@ -148,7 +148,7 @@ class RangeFetcher:
             self._client.flush()
 
     def _hang_up(self, read: RangeRead, pending: Mapping[int, Fetch]) -> None:
-        """A fetch that may wait for the caller would hold up its connection when it is waited for in vain."""
+        """Close the connections of this read's fetches ahead: their long timeout would keep them blocked."""
         for node, fetch in pending.items():
             if fetch.is_ahead and read in fetch.asked:
                 self._client.hang_up(node)
@@ -182,11 +182,11 @@ class RangeFetcher:
                 read.put_off(reason_of(error))
 
     def _leader(self, read: RangeRead) -> Leader | None:
-        """Whom to ask, None when nobody can be now. Raises when the topic is gone or is another one."""
+        """The leader to ask, None when there is none now. Raises when the topic is gone or is another one."""
         topic = self._topics.get(read.partition.topic)
         known = read.range.topic_id
         if topic is None or (known and topic.id and topic.id != known):
-            # One broker may know a new or deleted topic later than the others: believe it the second time.
+            # One broker may learn of a new or deleted topic later than the others: wait for confirmation.
             now = time.monotonic()
             if read.strange_since is None:
                 read.strange_since = now
@@ -205,7 +205,7 @@ class RangeFetcher:
         return leader
 
     def _fetch_request(self, asked: list[RangeRead]) -> Any:
-        # Kafka fills its answer in the order of the request: those that got nothing last time come first.
+        # Kafka fills its answer in the order of the request: ranges that got nothing last time come first.
         by_topic: dict[str, list[RangeRead]] = defaultdict(list)
         for read in sorted(asked, key=lambda read: (read.ahead > read.position, -read.waited_seconds)):
             by_topic[read.partition.topic].append(read)
@@ -241,8 +241,8 @@ class RangeFetcher:
         )
 
     def _fetch_bytes(self, read: RangeRead) -> int:
-        """What the rest of the range, or a chunk of it, should take by what its topic took before, with room
-        for the rest of the batches that it begins and ends in: half of one each."""
+        """Estimate the bytes of the rest of the range, or of a chunk of it, from what its topic took so far.
+        Add room for the rest of the batches in which it begins and ends: half a batch each."""
         topic = read.partition.topic
         per_offset = self._bytes_per_offset.get(topic, _FIRST_BYTES_PER_OFFSET)
         around = self._largest_batch.get(topic, _FIRST_BATCH_BYTES)
@@ -252,7 +252,7 @@ class RangeFetcher:
     # --- answers ---------------------------------------------------------------------------------------
 
     def _receive(self, response: Any, asked: Sequence[RangeRead]) -> list[tuple[RangeRead, Any]]:
-        """The answers that bring what was asked for. Errors put a range off, or end the batch."""
+        """Return the answers without errors. An error puts its range off or is raised."""
         reads: Mapping[tuple[str, int], RangeRead] = {
             (key, read.partition.number): read
             for read in asked
@@ -291,7 +291,7 @@ class RangeFetcher:
         return True
 
     def _decode(self, answers: Sequence[tuple[RangeRead, Any]]) -> list[RangeRead]:
-        """The ranges that have come further."""
+        """Decode the answers. Return the ranges that have advanced."""
         parts = [
             Fetched(data.records or b"", read.position, read.range.end, data.aborted_transactions)
             for read, data in answers
@@ -314,7 +314,7 @@ class RangeFetcher:
         self._bytes_per_offset |= {topic: sizes[topic] / offsets[topic] for topic in +offsets}
 
     def _take(self, read: RangeRead, data: Any, part: Fetched) -> bool:
-        """Has the range come further?"""
+        """Give a range what was decoded of it. True if it has advanced."""
         read.ahead = read.position
         match part.error:
             case CorruptBatchError():
@@ -346,8 +346,8 @@ class RangeFetcher:
         read.put_off(text)
 
     def _check_log_end(self, read: RangeRead) -> None:
-        """What can be read may lag behind for a moment after a change of leaders. The log's own end does not:
-        a plan beyond it waits in vain."""
+        """Raise if the plan ends past the log's own end. What is readable may lag for a moment after a change
+        of leaders, the log's own end does not: nothing beyond it will come."""
         now = time.monotonic()
         leader = self._topics[read.partition.topic].leaders[read.partition.number]
         if now - read.end_checked_at < _LOG_END_CHECK_SECONDS:
@@ -376,7 +376,7 @@ class RangeFetcher:
             "what is lost cannot be read again; with on_data_loss='skip' a new plan goes on behind it, or "
             "start under a new topology id"
         )
-        if self._skip_lost:  # the next plan goes on behind the gap and records it
+        if self._skip_lost:  # the next plan continues after the gap and records it
             kind, remedy = ShortReadError, "the next plan of this batch goes on behind it and records the gap"
         raise kind(
             f"partition {read.name}, planned {read.planned}, position {read.position}: {what}; {remedy}"

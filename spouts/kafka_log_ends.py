@@ -3,7 +3,7 @@
 Invariants:
 
 - One look is one round of questions under the caller's deadline. A broker that misses it is handed to
-  `ClusterWatch` and not asked again before it has answered there.
+  `ClusterWatch` and not asked again until it has answered there.
 - Every partition asked for is in the answer, either with its log or with the reason why not.
 """
 
@@ -31,7 +31,7 @@ from txstream.spouts.kafka_protocol import (
 
 @dataclass(frozen=True, slots=True)
 class PartitionLog:
-    """A partition's log: its first offset and its end, as the question's isolation level sees it."""
+    """A partition's log: its first offset, and its end at the isolation level that was asked for."""
 
     first: int
     end: int
@@ -47,7 +47,7 @@ class LogReader:
         self._seen_down: Mapping[int, str] = {}
 
     def names(self, view: ClusterView) -> list[str]:
-        """All partitions that the cluster has of the source's topics."""
+        """All partitions of the source's topics that the cluster has."""
         return [
             Partition(topic, number).name
             for topic, known in view.topics.items()
@@ -58,7 +58,7 @@ class LogReader:
     def look(
         self, names: Iterable[str], view: ClusterView, latest: OffsetQuery, deadline: float
     ) -> tuple[dict[str, PartitionLog], dict[str, Unavailable]]:
-        """The logs of these partitions, and why others cannot be looked at. `deadline` is monotonic."""
+        """Return the logs of these partitions, and why some have none now. `deadline` is monotonic."""
         found, unavailable = self._ask(names, view, [EARLIEST, latest], deadline)
         logs: dict[str, PartitionLog] = {}
         for partition, (first, end) in found.items():
@@ -69,7 +69,7 @@ class LogReader:
     def find(
         self, names: Iterable[str], view: ClusterView, place: OffsetQuery, deadline: float
     ) -> tuple[dict[str, int], dict[str, Unavailable]]:
-        """The offset of one place in these partitions, -1 where the log does not have it, and why others
+        """Return the offset of one place in these partitions (-1 if the log does not have it), and why some
         cannot be asked."""
         found, unavailable = self._ask(names, view, [place], deadline)
         return {partition.name: offsets[0] for partition, offsets in found.items()}, unavailable
@@ -121,7 +121,7 @@ class LogReader:
     def _learn_addresses(
         self, leaders: Mapping[Partition, Leader], view: ClusterView, deadline: float
     ) -> None:
-        """A broker that is new, or back, may have another address than this client knows."""
+        """Learn the brokers' addresses again if one is new, or is back perhaps under another address."""
         came_back = any(node not in view.down for node in self._seen_down)
         self._seen_down = view.down
         if came_back or not all(map(self._client.knows, {leader.node for leader in leaders.values()})):

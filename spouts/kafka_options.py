@@ -1,7 +1,7 @@
 """Which of kafka-python's options a user may set, and which would break what a source promises.
 
-kafka-python passes over what it does not understand: with a misspelt security_protocol it connects in plain
-text. What it would not use is refused here.
+kafka-python ignores what it does not understand: with a misspelt security_protocol it connects in plain text.
+Options that it would ignore are refused here.
 """
 
 from __future__ import annotations
@@ -77,13 +77,13 @@ MECHANISMS: Mapping[str, tuple[str, ...]] = {
     "SCRAM-SHA-256": _LOGIN,
     "SCRAM-SHA-512": _LOGIN,
 }
-"""With the options that each needs."""
+"""Each with the options that it needs."""
 DNS_LOOKUPS = ("use_all_dns_ips", "resolve_canonical_bootstrap_servers_only")
 
 
 def check_client_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options as given. Raises TopologyError for one that txstream owns, that nobody knows, or that
-    kafka-python would pass over; messages never show a password."""
+    """Return the options as given. Raises TopologyError for an option that txstream owns, that is unknown, or
+    that kafka-python would ignore. Messages never show a password."""
     for name in options:
         if name in OWNED:
             raise TopologyError(f"client_options cannot set {name!r}: {OWNED[name]}")
@@ -103,7 +103,7 @@ def check_client_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_files(options: Mapping[str, Any]) -> None:
-    """Raises UsageError for a file that cannot be read here; kafka-python's error would not name it."""
+    """Raise UsageError for a file that cannot be read here; kafka-python's error would not name it."""
     for name in ("ssl_cafile", "ssl_certfile", "ssl_keyfile", "ssl_crlfile"):
         path = options.get(name)
         if path is None:

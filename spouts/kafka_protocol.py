@@ -1,5 +1,4 @@
-"""Questions to Kafka and the words of its answers, over kafka-python's protocol classes. No connections
-here."""
+"""Kafka's requests and the parts of its answers, over kafka-python's protocol classes. No connections."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from kafka.protocol.consumer import (
 from kafka.protocol.metadata import MetadataRequest
 
 NO_NODE = -1
-_LIST_OFFSETS_WITHOUT_TAGS = 5  # which cost half as much again, for each partition, and say nothing
+_LIST_OFFSETS_WITHOUT_TAGS = 5  # tags add half the cost again to each partition, and say nothing
 
 
 class Partition(NamedTuple):
@@ -40,7 +39,7 @@ class Partition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Who answers for a partition now: `node` is NO_NODE while it has no leader."""
+    """Who answers for a partition now. `node` is NO_NODE while there is no leader."""
 
     node: int
     epoch: int
@@ -48,8 +47,8 @@ class Leader:
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """What the cluster says about a topic; `id` is "" with brokers that have none. `refused` is why it says
-    nothing more than that, as for a user who may not describe the topic."""
+    """What the cluster says about a topic. `id` is "" with brokers that have no ids. `refused` says why there
+    is nothing but the name, for example because the user may not describe the topic."""
 
     name: str
     id: str
@@ -58,7 +57,7 @@ class TopicInfo:
 
 
 class PartitionError(Exception):
-    """One partition's refusal; `stale` when asking the cluster for topics and leaders again may help."""
+    """The error in one partition's answer. `stale`: asking for topics and leaders again may help."""
 
     def __init__(self, reason: str, *, stale: bool) -> None:
         super().__init__(reason)
@@ -66,15 +65,16 @@ class PartitionError(Exception):
 
 
 def reason_of(error: BaseException) -> str:
-    """An error of kafka-python in few words."""
+    """Describe an error of kafka-python in a few words."""
     text = str(error)
     name = type(error).__name__
     return text if name in text else f"{name}: {text}" if text else name
 
 
 class OffsetQuery(NamedTuple):
-    """Which place in a log: kafka-python's OffsetSpec, or milliseconds since 1970 for the first record with
-    that timestamp or a later one (-1 when there is none); and whether only what is committed counts."""
+    """A place in a log. `spec` is kafka-python's OffsetSpec, or milliseconds since 1970 for the first record
+    with that timestamp or a later one (its offset is -1 when there is none). With `read_committed` only what
+    is committed counts."""
 
     spec: int
     read_committed: bool
@@ -100,7 +100,7 @@ _STALE = (
 
 
 def partition_error(code: int) -> PartitionError | None:
-    """The error of a partition's answer, None for none."""
+    """Return the error of a partition's answer, or None."""
     if code == 0:
         return None
     error = kafka_errors.for_code(code)
@@ -108,7 +108,7 @@ def partition_error(code: int) -> PartitionError | None:
 
 
 def metadata_request(topics: list[Any] | None) -> Any:
-    """None asks for all topics, an empty list for none: then the answer has the brokers alone."""
+    """Ask for topics. None asks for all, an empty list for none: then the answer has only the brokers."""
     return MetadataRequest(
         topics=topics,
         allow_auto_topic_creation=False,
@@ -144,7 +144,7 @@ def list_offsets_request(
 
 
 def log_end_request(partition: Partition, leader: Leader) -> Any:
-    """The current leader epoch's end is the log's own end."""
+    """Ask for the end of the leader's current epoch, which is the log's own end."""
     topic_type = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
     return OffsetForLeaderEpochRequest(
         replica_id=-1,

@@ -2,14 +2,14 @@
 
 Invariants:
 
-- The offset that is committed for a partition is that of its oldest record whose tree is open, or the end of
-  what was read. So a record is passed over only when the trees of all records up to it are complete.
-- A partition that the group takes away is forgotten with all that was pending of it: its next owner reads on
-  from the committed offset. An ack that comes later changes nothing, also when the partition has come back:
-  message ids carry the number of the assignment.
-- Kafka's consumer is asked by one thread, `_read`: joining a group takes polls that wait, and the spout's own
-  thread must not. What is pending is shared with it, and with the group's callbacks on a thread of the
-  client, under `_lock`, which nobody holds while waiting for Kafka.
+- The offset committed for a partition is that of its oldest record whose tree is open, or the end of what was
+  read. So the group moves past a record only when the trees of all records up to it are complete.
+- A partition that the group takes away is forgotten, with everything pending of it: its next owner continues
+  from the committed offset. A later ack changes nothing, even if the partition has come back: message ids
+  carry the number of the assignment.
+- Only the reader's thread, `_read`, polls Kafka's consumer: joining a group takes polls that wait, and the
+  spout's own thread must not wait. Pending rows are shared with it, and with the group's callbacks on a
+  thread of the client, under `_lock`. Nobody holds the lock while waiting for Kafka.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _STARTS = ("earliest", "latest")
 
 
 class KafkaMessage(NamedTuple):
-    """The message id of a record. `assignment` counts how often partitions were given to this task."""
+    """The message id of a record. `assignment` counts how often this task was given partitions."""
 
     topic: str
     partition: int
@@ -61,8 +61,8 @@ class KafkaMessage(NamedTuple):
 
 @dataclass
 class _Assigned:
-    """A partition that this task has: `pending` are the rows of records by offset, ascending, from being read
-    until their trees are complete; `end` is behind the last one read, None before the first."""
+    """A partition that this task has. `pending` holds rows by offset, ascending, from the time they are read
+    until their trees are complete. `end` is the offset after the last one read, None before the first."""
 
     assignment: int
     pending: OrderedDict[int, tuple[Any, ...]] = field(default_factory=OrderedDict)
@@ -71,7 +71,7 @@ class _Assigned:
 
     @property
     def due(self) -> int | None:
-        """What may be committed now; None when that is nothing new."""
+        """The offset that may be committed now; None when that is nothing new."""
         offset = next(iter(self.pending), self.end)
         return None if offset == self.committed else offset
 
@@ -79,20 +79,20 @@ class _Assigned:
 class KafkaQueueSpout(Spout):
     """Kafka topics as a source of tracked tuples: `KafkaQueueSpout(KafkaSource("orders", ...))`.
 
-    The tasks, and whoever else is in the group, share the partitions. Records are decoded as the source says,
-    message ids are `KafkaMessage`s. A record whose tree fails is emitted again from memory. What was open
-    when a process died comes again, to whoever gets its partitions, and with it what was complete behind the
-    oldest open record: offsets are committed below that one alone. The same holds for a partition that moves.
+    The tasks and any other members of the group share the partitions. Records are decoded as the source says;
+    message ids are `KafkaMessage`s. A record whose tree fails is emitted again from memory. When a process
+    dies, its open records come again, to whoever gets its partitions, and so do completed records after the
+    oldest open one: offsets are committed only up to that one. The same holds for a partition that moves.
 
-    source: topics, formats and connection. Of `starting_offsets` only "earliest" and "latest" go, for
+    source: topics, formats and connection. `starting_offsets` may only be "earliest" or "latest", for
         partitions of which the group has no offset; `on_data_loss` says what happens when the group's offset
         is no longer there; `max_records_per_partition` does not apply.
     group: the consumer group, by default the topology's id. Other members must use cooperative-sticky
         assignment too.
     commit_seconds: how often offsets are committed.
-    session_timeout_seconds: after how long without a sign of life a task's partitions go to others.
+    session_timeout_seconds: a task without a sign of life for this long loses its partitions to others.
 
-    Raises TopologyError for what cannot be meant.
+    Raises TopologyError for invalid arguments.
     """
 
     def __init__(
@@ -129,10 +129,10 @@ class KafkaQueueSpout(Spout):
         declarer.declare(self.source.output)
 
     def open(self, context: SpoutContext, collector: SpoutCollector) -> None:
-        """Joins the group. Raises ServiceUnavailableError when no broker answers or a named topic does not
+        """Join the group. Raises ServiceUnavailableError when no broker answers or a named topic does not
         exist."""
         source = self.source
-        source.coordinator(context).close()  # it says what is wrong with the address, the options, the topics
+        source.coordinator(context).close()  # checks the address, the options and the topics
         self._collector = collector
         self._json = json_reader(source)
         self._lock = threading.Lock()
@@ -164,11 +164,11 @@ class KafkaQueueSpout(Spout):
             self._consumer.subscribe(topics=source.selection.names, listener=_Listener(self))
         self._reader = threading.Thread(target=self._read, name=f"{context.component} reader", daemon=True)
         self._reader.start()
-        # A spout that emits nothing is taken for one that has nothing, as `--until caught-up` does.
+        # Wait for partitions: `--until caught-up` takes a spout that emits nothing for one that has nothing.
         self._joined.wait(context.connect_timeout_seconds)
 
     def next_tuple(self) -> None:
-        """Raises what reading has met: DecodeError, DataLostError, ServiceUnavailableError."""
+        """Raises the reader's error: DecodeError, DataLostError, ServiceUnavailableError."""
         while self._ready:
             message = self._ready.popleft()
             row = self._row(message)
@@ -194,18 +194,18 @@ class KafkaQueueSpout(Spout):
         self._active = True
 
     def deactivate(self) -> None:
-        """Reads no more, but stays in the group."""
+        """Stop reading, but stay in the group."""
         self._active = False
 
     def close(self) -> None:
-        """Commits and leaves the group, so that others need not wait; within some seconds."""
+        """Commit and leave the group, so that others need not wait. Takes some seconds at most."""
         self._stopping.set()
         self._reader.join(3 * _CLOSE_SECONDS)
 
     # --- what is pending ------------------------------------------------------------------------------------
 
     def _state(self, message: KafkaMessage) -> _Assigned | None:
-        """The partition of a message, if this task still has it from the same assignment."""
+        """The partition of a message, if this task still has it under the same assignment."""
         state = self._assigned.get(TopicPartition(message.topic, message.partition))
         return state if state is not None and state.assignment == message.assignment else None
 
@@ -262,7 +262,7 @@ class KafkaQueueSpout(Spout):
     def _poll(self) -> None:
         if self._active:
             self._consumer.resume(*self._consumer.paused())
-        else:  # what is paused stays in the group
+        else:  # polling paused partitions keeps the task in the group
             self._consumer.pause(*self._consumer.assignment())
         began = self._assignments
         found: dict[TopicPartition, list[Any]] = {}
@@ -279,7 +279,7 @@ class KafkaQueueSpout(Spout):
             if state is not None and state.assignment <= began:
                 self._take(place, state, records)
                 continue
-            # It was given to us while we asked: these records may be from when we had it before.
+            # It was assigned to us during the poll: these records may be from an earlier assignment.
             with self._kafka(), contextlib.suppress(ValueError, IllegalStateError):  # it is no longer ours
                 self._consumer.seek(place, min(records[0].offset, self._consumer.position(place)))
 
@@ -314,7 +314,7 @@ class KafkaQueueSpout(Spout):
 
     @contextlib.contextmanager
     def _kafka(self) -> Iterator[None]:
-        """Kafka's errors that will not pass by themselves."""
+        """Raise Kafka's errors that will not pass by themselves; log the others."""
         try:
             yield
         except KafkaError as error:
@@ -337,7 +337,7 @@ class KafkaQueueSpout(Spout):
                 self._assigned.pop(place, None)
 
     async def losing(self, partitions: Iterable[TopicPartition]) -> None:
-        """What is complete is committed while the partitions are ours: the next owner begins behind it."""
+        """Commit what is complete while the partitions are still ours: the next owner begins after it."""
         offsets = self._due(partitions)
         self.lost(partitions)
         if offsets:

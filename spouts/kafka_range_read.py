@@ -41,7 +41,7 @@ class RangeRead:
         return columns
 
     def put_off(self, reason: str) -> None:
-        """Not now: try again after a pause that grows up to half a second."""
+        """Try again after a pause, which grows up to half a second."""
         self.reason = reason
         self.not_before = time.monotonic() + min(0.5, 0.05 * 2 ** min(self.failures, 5))
         self.failures += 1
@@ -53,7 +53,7 @@ class RangeRead:
 
 
 class Fetch(NamedTuple):
-    """A fetch on its way: kafka-python's future, and where each of its ranges was asked for."""
+    """A fetch on its way: kafka-python's future, and the offset at which it asks for each of its ranges."""
 
     future: Any
     asked: dict[RangeRead, int]

@@ -4,14 +4,14 @@ Invariants:
 
 - Only records with offsets in `[start, end)` that a consumer of the isolation level may see reach the
   columns: no control records, and under read_committed none of an aborted transaction.
-- The position that `decode_records` comes to is behind every batch it has read, also where compaction, a
-  marker or an aborted transaction left nothing to show; it never passes a batch that it has not read.
-- Every batch's checksum is compared before anything in it is believed.
-- What is damaged in one partition changes nothing in the others.
+- The position that `decode_records` reaches is past every batch it has read, even if compaction, a marker or
+  an aborted transaction left nothing to show. It is never past a batch that was not read.
+- Every batch's checksum is compared before its content is used.
+- Damage in one partition changes nothing in the others.
 
-Batches, those of several partitions too, are decoded together where they can be, and otherwise record by
-record; a partition's error is always that of its first batch that has one. The format is that of Kafka's
-documentation, "Record Batch" (magic 2); older ones are refused.
+Batches, also of several partitions, are decoded together if possible, otherwise record by record. A
+partition's error is always that of its first bad batch. The format is described in Kafka's documentation,
+"Record Batch" (magic 2); older formats are refused.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _LAST_DELTA_AT = 23
 _OFFSETS_UP_TO = _LAST_DELTA_AT + _LAST_DELTA.size
 _MAGIC_AT = 16
 _CRC_COVERS_FROM = 21
-_OLD_CRC = slice(12, 16)  # formats 0 and 1: it covers the rest from the magic on
+_OLD_CRC = slice(12, 16)  # formats 0 and 1: it covers everything from the magic on
 _CODEC_MASK, _LOG_APPEND_TIME, _TRANSACTIONAL, _CONTROL = 0x07, 0x08, 0x10, 0x20
-_TOGETHER_BYTES = 1 << 20  # more at once leaves the processor's cache
+_TOGETHER_BYTES = 1 << 20  # more at once would not fit the processor's cache
 
 
 class AbortedTransaction(Protocol):
@@ -47,7 +47,7 @@ class AbortedTransaction(Protocol):
 
 
 class CorruptBatchError(Exception):
-    """A batch is damaged: `offset` is its first one. Another fetch may bring it whole."""
+    """A batch is damaged; `offset` is its first offset. Another fetch may bring it undamaged."""
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(reason)
@@ -66,12 +66,12 @@ class OldFormatError(Exception):
 
 @dataclass(slots=True, eq=False)
 class Fetched:
-    """What a fetch brought of a partition's log, of which the records of `[start, end)` are wanted; and what
+    """What a fetch brought of a partition's log, of which the records in `[start, end)` are wanted, and what
     `decode_records` makes of it.
 
-    `position` is where reading goes on; `size` is how many bytes it took up to there, in batches of
-    `covered` offsets, and `unpacked` how many their records take. `largest` is the size of the largest batch,
-    also of one that was cut off. With an `error` the rest does not count.
+    `position` is where reading continues. `size` is the number of bytes up to there, in batches that cover
+    `covered` offsets; `unpacked` is the size of their records. `largest` is the size of the largest batch,
+    even if that one was cut off. With an `error` the rest does not count.
     """
 
     data: bytes | memoryview
@@ -93,8 +93,7 @@ class Fetched:
 def decode_records(parts: Iterable[Fetched], *, read_committed: bool = True) -> None:
     """Decode what was fetched of several partitions.
 
-    A batch that is not there in full (Kafka cuts its answers at a number of bytes) is left for the next
-    fetch.
+    An incomplete batch (Kafka cuts its answers at a number of bytes) is left for the next fetch.
     """
     together: list[tuple[Fetched, list[RecordBatch]]] = []
     size = 0
@@ -113,12 +112,12 @@ def decode_records(parts: Iterable[Fetched], *, read_committed: bool = True) -> 
                     if part.error is not None:
                         break
         except (CorruptBatchError, OldFormatError) as error:
-            part.error = error  # that of a batch before this one, which is yet to be decoded, takes its place
+            part.error = error  # replaced if an earlier batch, not decoded yet, turns out to be bad
     _decode(together)
 
 
 def position_behind(data: bytes | memoryview, start: int, end: int) -> int:
-    """Where `decode_records` will say that reading goes on, unless a batch is damaged."""
+    """Return the position that `decode_records` will reach, unless a batch is damaged."""
     position, at, size = start, 0, len(data)
     while at + _OFFSETS_UP_TO <= size and position < end:
         base, length = _PREFIX.unpack_from(data, at)
@@ -131,7 +130,7 @@ def position_behind(data: bytes | memoryview, start: int, end: int) -> int:
 
 
 def _batches(part: Fetched, read_committed: bool) -> Iterator[RecordBatch]:
-    """What may be seen of the batches; `position` and `size` are behind the ones that were read."""
+    """Yield the batches that may be seen. `position` and `size` advance past those that were read."""
     view, start, end = memoryview(part.data), part.start, part.end
     size = len(view)
     waiting = sorted(part.aborted or (), key=lambda transaction: transaction.first_offset, reverse=True)
@@ -190,7 +189,7 @@ def _unpacked(batch: memoryview, codec: int, base: int) -> bytes:
 
 
 def _decode(together: Iterable[tuple[Fetched, Sequence[RecordBatch]]]) -> None:
-    """The error of a part is that of its first batch whose records cannot be read."""
+    """Decode the batches. A part's error becomes that of its first batch whose records cannot be read."""
     parts = [(part, batches) for part, batches in together if batches]
     if not parts:
         return
@@ -213,7 +212,7 @@ def _decode_one_by_one(batch: RecordBatch, start: int, end: int) -> Block:
     body, at, count, base = bytes(batch.body), batch.records_at, batch.records, batch.base
     found = RecordLists()
     try:
-        if start > base and batch.is_dense:  # what lies before the range is counted off
+        if start > base and batch.is_dense:  # the number of records before the range is known: skip them
             at = skip_records(body, at, start - base)
             count -= start - base
         done = read_records(body, at, count, base, batch.first_time, end - base, found)
@@ -227,7 +226,7 @@ def _decode_one_by_one(batch: RecordBatch, start: int, end: int) -> Block:
 
 
 def _is_abort_marker(batch: memoryview, base: int) -> bool:
-    """A control batch has one record, whose key is its version and its kind: 0 is an abort."""
+    """A control batch has one record; its key holds a version and a kind, of which 0 is an abort."""
     marker = RecordLists()
     try:
         read_records(bytes(batch), _HEADER.size, 1, base, 0, 1 << 62, marker)

@@ -1,6 +1,6 @@
 """Decoded records on their way to Arrow: blocks of rows, and the columns that a range collects from them.
 
-Keys and values become Arrow arrays only where a source emits them: until then a block knows where their bytes
+Keys and values become Arrow arrays only if a source emits them. Until then a block knows where their bytes
 are.
 """
 
@@ -20,7 +20,7 @@ Integers = npt.NDArray[np.int64]
 
 
 class Payload(NamedTuple):
-    """Where keys or values are in `data`; a length of -1 is a null."""
+    """Where keys or values lie in `data`; a length of -1 is a null."""
 
     data: bytes
     starts: Integers
@@ -39,7 +39,7 @@ def _within(payloads: Payloads, rows: slice) -> Payloads:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """What was decoded together; `headers` has the rows that have some."""
+    """Records that were decoded together; `headers` has an entry for each row with headers."""
 
     offsets: Integers
     timestamps: Integers
@@ -50,13 +50,13 @@ class Records:
 
     @property
     def block(self) -> Block:
-        """All of them."""
+        """All of the records."""
         return Block(self, 0, len(self.offsets))
 
 
 class Block(NamedTuple):
-    """The rows of one partition among `records`, in the order of their offsets. Where many partitions have a
-    few rows each, arrays for every one of them would cost more than the rows."""
+    """The rows of one partition among `records`, in the order of their offsets. If many partitions have a few
+    rows each, separate arrays would cost more than the rows."""
 
     records: Records
     first: int
@@ -69,14 +69,14 @@ class Block(NamedTuple):
 
 @dataclass(slots=True)
 class RecordColumns:
-    """Blocks as columns; `size_bytes` is what their batches take, unpacked."""
+    """Blocks as columns; `size_bytes` is the size of their batches, unpacked."""
 
     blocks: list[Block] = field(default_factory=list)
     size_bytes: int = 0
 
     @classmethod
     def joined(cls, parts: Iterable[RecordColumns]) -> RecordColumns:
-        """The rows of all parts, one behind the other; neighbours in the same records become one block."""
+        """The rows of all parts, one after the other. Neighbours in the same records become one block."""
         blocks: list[Block] = []
         for part in parts:
             for block in part.blocks:
@@ -103,7 +103,7 @@ class RecordColumns:
 
     @property
     def timestamp_types(self) -> npt.NDArray[np.int32]:
-        """Kafka's: 0 is the producer's time, 1 the broker's."""
+        """Kafka's timestamp types: 0 is the producer's time, 1 the broker's."""
         parts = [block.records.log_append[block.rows] for block in self.blocks]
         return np.concatenate([np.empty(0, np.int32), *parts])
 
@@ -132,7 +132,7 @@ def _joined(parts: Sequence[Integers]) -> Integers:
 
 
 def _binary(parts: Sequence[Payloads]) -> pa.Array:
-    """As one binary array. Each array costs: neighbours that lie in the same bytes are made at once."""
+    """Join the parts into one binary array. Each array has a cost: neighbours in the same bytes share one."""
     arrays: list[pa.Array] = []
     for _, some in groupby(parts, lambda part: id(part.data) if isinstance(part, Payload) else id(part)):
         first, *others = some
@@ -147,8 +147,8 @@ def _binary(parts: Sequence[Payloads]) -> pa.Array:
 
 
 def _array(payload: Payload) -> pa.Array:
-    """Arrow copies the bytes: a view of all of the data has every other element one of ours, and `take` has
-    those."""
+    """Let Arrow copy the bytes: every other element of a view of all the data is one of ours, and `take`
+    picks those."""
     data, starts, lengths = payload
     rows = len(starts)
     nulls = lengths < 0

@@ -1,14 +1,14 @@
-"""Where partitions begin that have no place yet.
+"""Where partitions without a place begin.
 
 Invariants:
 
-- What a source says for "all others" holds for the partitions that were there when the run opened it, and
-  only if the run began without any place. Every other partition begins at its beginning: nobody could have
-  read it before.
+- A source's rule for "all others" holds for the partitions that were there when the run opened it, and only
+  if the run began without any place. Every other partition begins at its beginning: nobody could have read it
+  before.
 - "latest" and a timestamp are looked up once for each partition and kept. Otherwise a topology without a
-  first batch would pass over whatever arrives between two plans.
-- A timestamp is looked up after the log's end. So a record that comes in between is found or lies behind the
-  end; it is never passed over.
+  first batch would skip whatever arrives between two plans.
+- A timestamp is looked up after the log's end. So a record that arrives in between is either found or lies
+  past the end; it is never skipped.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from txstream.spouts.kafka_protocol import OffsetQuery
 
 
 class StartingPlaces:
-    """For one run. `rules` always has an entry for all others; `opening` are the partitions that were there
-    when the run opened the source."""
+    """The starting places of one run. `rules` always has an entry for all others; `opening` holds the
+    partitions that were there when the run opened the source."""
 
     def __init__(
         self,
@@ -43,21 +43,22 @@ class StartingPlaces:
         self._began_without_places = False
 
     def begin(self, last: Mapping[str, object]) -> bool:
-        """A plan from these places: does it belong to a run that began without any?
+        """Does a plan from these places belong to a run that began without any place?
 
-        Places never go away, so one plan without them shows it.
+        Places never go away, so one plan without places shows it.
         """
         self._began_without_places = self.is_first_start(last)
         return self._began_without_places
 
     def is_first_start(self, last: Mapping[str, object]) -> bool:
-        """As `begin`, for places that no plan need follow."""
+        """As `begin`, for places from which no plan need be made."""
         return self._began_without_places or not last
 
     def look_up(
         self, logs: Mapping[str, PartitionLog], view: ClusterView, deadline: float, *, first_start: bool
     ) -> dict[str, Unavailable]:
-        """Make `start_of` answer for these partitions; why it cannot for some. `deadline` is monotonic."""
+        """Look up what `start_of` needs for these partitions. Return why that failed for some. `deadline` is
+        monotonic."""
         unavailable: dict[str, Unavailable] = {}
         by_time: dict[datetime, list[str]] = {}
         for name, log in logs.items():
@@ -77,18 +78,18 @@ class StartingPlaces:
         return unavailable
 
     def start_of(self, name: str, log: PartitionLog, *, first_start: bool) -> int:
-        """The offset to begin at."""
+        """Return the offset to begin at."""
         rule = self._rule(name, first_start)
         if rule == "earliest":
             return log.first
         if rule == "latest":
             return self._pins[name]
-        if isinstance(rule, datetime):  # older records may be gone since then
+        if isinstance(rule, datetime):  # records may have been deleted since the lookup
             return max(self._pins[name], log.first)
         return int(rule)
 
     def must_wait_for(self, unavailable: Iterable[str]) -> bool:
-        """Before the first batch: would one of these, found after it, begin elsewhere than it should?"""
+        """Before the first batch: would one of these begin at the wrong offset if it were found after it?"""
         return self._rules[ALL_OTHERS] != "earliest" and any(
             name in self._opening and name not in self._rules and name not in self._pins
             for name in unavailable

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from txstream.spouts.kafka_protocol import TopicInfo
 
 _TOPIC_NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
-_INTERNAL = "__"  # Kafka keeps its own books in such topics
+_INTERNAL = "__"  # Kafka's internal topics
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class TopicSelection:
 
     @classmethod
     def of(cls, topics: str | Sequence[str] | None, pattern: str | None) -> TopicSelection:
-        """Raises TopologyError for names and patterns that are none."""
+        """Check the arguments. Raises TopologyError for invalid names and patterns."""
         if (topics is None) == (pattern is None):
             raise TopologyError(
                 "KafkaSource takes either topics, such as KafkaSource('lines'), or a pattern, such as "
@@ -41,7 +41,7 @@ class TopicSelection:
 
     @property
     def argument(self) -> str:
-        """As it stands in a call of KafkaSource."""
+        """The selection as it is written in a call of KafkaSource."""
         if self.pattern is not None:
             return f"topic_pattern={self.pattern!r}"
         return repr(self.names[0] if len(self.names) == 1 else list(self.names))
@@ -54,10 +54,10 @@ class TopicSelection:
     def look(
         self, client: KafkaClient, expected: Collection[str], timeout_seconds: float
     ) -> dict[str, TopicInfo]:
-        """Those of the topics that the cluster has, with one request for all of them.
+        """Return those of the topics that the cluster has, with one request for all of them.
 
-        A list of all topics leaves out what the user may not see, so a topic of a pattern that is `expected`
-        and not listed is asked for by name. Raises KafkaError when no broker answers.
+        A list of all topics leaves out those that the user may not see. So a topic of a pattern that is
+        `expected` but not listed is asked for by name. Raises KafkaError when no broker answers.
         """
         if self.pattern is None:
             return client.topics(self.names, timeout_seconds)

@@ -1,8 +1,8 @@
 """`MemorySpout`: partitions as lists that can grow while a topology runs, for tests and tutorials.
 
-The rows live in the process that made the spout. An emitter in the same process reads them there. When the
-spout is shipped to another process it becomes the address of a spool (`memory_spool`): files in a temporary
-folder, which every later `append` is written to as well.
+The rows live in the process that made the spout, and an emitter in that process reads them there. A spout
+that is shipped to another process becomes the address of a spool (`memory_spool`): files in a temporary
+folder, to which every later `append` is written as well.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from txstream.transaction import TransactionAttempt
 
 _CHUNK_ROWS = 10_000
 
-# The logs of this process by token: a spout that comes back from pickle here finds its own again.
+# The logs of this process by token: a spout that is unpickled here finds its own again.
 _logs: weakref.WeakValueDictionary[str, MemoryLog] = weakref.WeakValueDictionary()
 os.register_at_fork(after_in_child=_logs.clear)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryRange(RecordSpan):
-    """Positions `[start, end)` of one partition. A marker takes a position and is no row."""
+    """Positions `[start, end)` of one partition. A marker takes a position but is not a row."""
 
 
 class MemorySpout(PartitionedSpout[MemoryRange]):
@@ -49,16 +49,16 @@ class MemorySpout(PartitionedSpout[MemoryRange]):
 
     output: the schema of the rows, as Spark DDL or as an Arrow schema.
     partitions: rows by partition. A row is a tuple with a value for each field; for a schema of one field
-        anything but a tuple is that field's value. `Fail` and `Crash` of `txstream.testing` may stand among
-        the rows: they take a position, and are no rows.
+        anything but a tuple is that field's value. `Fail` and `Crash` of `txstream.testing` may be put among
+        the rows: they take a position but are not rows.
     max_records_per_partition: upper bound, per batch, on the positions taken from one partition.
 
-    It may be used in several runs, at once or one after the other; rows stay until `close`, which is also
-    called at the end of a `with` block, when the last reference goes, and when Python ends.
-    Spark's workers can read it on the machine, and as the user, of the process that made it; elsewhere they
-    raise UsageError.
+    Several runs may use it, at once or one after the other. Rows stay until `close`, which is also called at
+    the end of a `with` block, when the last reference goes, and when Python ends.
+    Spark's workers can read it only on the same machine and as the same user as the process that made it;
+    elsewhere they raise UsageError.
 
-    Raises TopologyError, SchemaError or TupleError for what cannot be meant.
+    Raises TopologyError, SchemaError or TupleError for invalid arguments.
     """
 
     meta_type: ClassVar[type[MemoryRange]] = MemoryRange
@@ -97,13 +97,13 @@ class MemorySpout(PartitionedSpout[MemoryRange]):
     # --- for the user, on the driver -------------------------------------------------------------------
 
     def append(self, partition: str, *rows: Any) -> None:
-        """Add rows at the end of a partition, all of them or none; a new name makes a new partition. From any
-        thread, before, while and after a topology runs. Raises TupleError, which names partition, row, field
-        and value; UsageError in any other process than the one that made the spout."""
+        """Add rows at the end of a partition, all of them or none; a new name makes a new partition. May be
+        called from any thread, before, while and after a topology runs. Raises TupleError, which names
+        partition, row, field and value, and UsageError in any process but the one that made the spout."""
         self._own().append(partition, rows)
 
     def hide(self, partition: str, reason: str = "it is hidden") -> None:
-        """Make a partition unreadable, as an outage does, until `show`."""
+        """Make a partition unreadable until `show`, as an outage does."""
         self._own().hide(partition, reason)
 
     def show(self, partition: str) -> None:
@@ -111,7 +111,7 @@ class MemorySpout(PartitionedSpout[MemoryRange]):
         self._own().show(partition)
 
     def close(self) -> None:
-        """Let go of the rows and remove the spool. May be called again."""
+        """Drop the rows and remove the spool. May be called again."""
         if self._log is not None:
             self._log.close()
 
@@ -124,11 +124,12 @@ class MemorySpout(PartitionedSpout[MemoryRange]):
     # --- for the engine ----------------------------------------------------------------------------------
 
     def coordinator(self, context: SpoutContext) -> MemoryCoordinator:
-        """Raises UsageError in another process than the one that made the spout."""
+        """Open the driver's side. Raises UsageError in any process but the one that made the spout."""
         return MemoryCoordinator(self._own(), self.max_records_per_partition)
 
     def emitter(self, context: SpoutContext) -> MemoryEmitter:
-        """Raises UsageError where the rows cannot be read: on another host, or after `close`."""
+        """Open a reader of the rows. Raises UsageError where they cannot be read: on another host, or after
+        `close`."""
         if self._log is not None:
             self._log.check_open()
             return MemoryEmitter(self._log)
@@ -168,7 +169,7 @@ class MemoryCoordinator(PartitionCoordinator[MemoryRange]):
         self._cap = max_records_per_partition
 
     def plan(self, last: Mapping[str, MemoryRange], limit: int) -> Mapping[str, MemoryRange | Unavailable]:
-        """Raises DataLostError when a place is behind the end: the rows are another program's."""
+        """Raises DataLostError when a place is past the end: these are another program's rows."""
         answer: dict[str, MemoryRange | Unavailable] = {}
         backlogs: dict[str, int] = {}
         places: dict[str, int] = {}
@@ -195,7 +196,7 @@ class MemoryCoordinator(PartitionCoordinator[MemoryRange]):
         return {name: Unavailable(reason) for name, reason in reasons.items() if reason is not None}
 
     def targets(self) -> Mapping[str, int]:
-        """The ends as they are now. Raises PartitionUnavailableError when a partition is hidden."""
+        """The ends now. Raises PartitionUnavailableError when a partition is hidden."""
         ends = self._log.ends()
         for name in ends:
             reason = self._log.hidden(name)
@@ -207,7 +208,7 @@ class MemoryCoordinator(PartitionCoordinator[MemoryRange]):
         return self.lag_records(last, targets) == 0
 
     def lag_records(self, last: Mapping[str, MemoryRange], targets: Mapping[str, Any]) -> int:
-        """In positions, markers among them."""
+        """The lag in positions, including markers."""
         return sum(max(0, end - (last[name].end if name in last else 0)) for name, end in targets.items())
 
     def _check_end(self, partition: str, end: int, ends: Mapping[str, int]) -> None:
@@ -220,7 +221,7 @@ class MemoryCoordinator(PartitionCoordinator[MemoryRange]):
 
 
 class MemoryEmitter(PartitionEmitter[MemoryRange]):
-    """Reads the log of this process, or the spool of another's."""
+    """Reads the log in this process, or the spool of another process."""
 
     def __init__(self, view: LogView) -> None:
         self._view = view
@@ -228,7 +229,7 @@ class MemoryEmitter(PartitionEmitter[MemoryRange]):
     def emit(
         self, attempt: TransactionAttempt, partition: str, meta: MemoryRange
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of one range. A marker that is due strikes when the rows before it have been emitted."""
+        """The rows of one range. A marker that is due strikes after the rows before it have been emitted."""
         if meta.is_empty:
             return
         pending: list[pa.RecordBatch] = []
@@ -252,7 +253,7 @@ class MemoryEmitter(PartitionEmitter[MemoryRange]):
         yield from self._chunks(partition, pending)
 
     def _chunks(self, partition: str, batches: list[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows as batches of a good size, however they were appended."""
+        """The rows as batches of a sensible size, however they were appended."""
         if not batches:
             return
         for batch in pa.Table.from_batches(batches).combine_chunks().to_batches(max_chunksize=_CHUNK_ROWS):

@@ -2,8 +2,8 @@
 
 Invariants:
 
-- Positions of a partition count from 0; each holds a row or a marker, and never changes.
-- Once there is a spool, what the log holds is in it: a row is written there before any plan can see it.
+- Positions of a partition count from 0. Each holds a row or a marker, and never changes.
+- Once there is a spool, it holds everything in the log: a row is written there before any plan can see it.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class LogView(Protocol):
     in_worker: bool
 
     def frames(self, partition: str, start: int, end: int) -> Iterator[Frame]:
-        """The frames that positions `start` to `end` - 1 lie in. Raises DataLostError."""
+        """The frames that hold positions `start` to `end` - 1. Raises DataLostError."""
 
     def hidden(self, partition: str) -> str | None:
         """Why the partition cannot be read now."""
 
     def take(self, partition: str, position: int, times: int) -> bool:
-        """Is the marker at `position` still due? Counts this time."""
+        """Is the marker at `position` still due? If so, this time is counted."""
 
 
 @dataclass
@@ -48,7 +48,7 @@ class _Partition:
 
 
 class MemoryLog:
-    """See the module. Safe to use from several threads."""
+    """The rows behind a `MemorySpout`. Safe to use from several threads."""
 
     in_worker = False
 
@@ -65,7 +65,7 @@ class MemoryLog:
     # --- written by the user --------------------------------------------------------------------------
 
     def append(self, partition: str, rows: Sequence[Any]) -> None:
-        """All of the rows or none of them. Raises TupleError."""
+        """Append all of the rows or none. Raises TupleError."""
         with self._lock:
             self.check_open()
             known = self._partitions.get(partition, _Partition())
@@ -99,7 +99,7 @@ class MemoryLog:
                 self._spool.close()
 
     def spool(self) -> str:
-        """The folder that other processes read; made, and filled, when it is first asked for."""
+        """The folder that other processes read. Made and filled when it is first asked for."""
         with self._lock:
             self.check_open()
             if self._spool is None:
@@ -117,7 +117,7 @@ class MemoryLog:
     # --- read by the coordinator and, in this process, by the emitter ----------------------------------
 
     def ends(self) -> Mapping[str, int]:
-        """For each partition the position behind its last."""
+        """For each partition, the position after its last."""
         with self._lock:
             self.check_open()
             return {name: partition.end for name, partition in self._partitions.items()}
@@ -166,7 +166,7 @@ class MemoryLog:
             )
 
     def _frames(self, partition: str, first: int, rows: Sequence[Any]) -> Iterator[Frame]:
-        """The rows as frames: each marker is one of its own."""
+        """The rows as frames. Each marker gets a frame of its own."""
         _check_name(partition)
         pending: list[Sequence[Any]] = []
         for position, row in enumerate(rows, first):

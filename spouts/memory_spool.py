@@ -1,10 +1,11 @@
 """The spool of a `MemorySpout`: files through which other processes of the same machine read its rows.
 
-A folder that only its user can open. Each append to a partition is a file, an Arrow IPC stream of its frames,
-named by the positions in it; a marker is JSON beside a batch without rows. Beside them are `.hidden` files
-(an outage, with its reason) and `.taken-N` files (a marker struck for the N-th time).
+The spool is a folder that only its user can open. Each append to a partition is a file: an Arrow IPC stream
+of its frames, named by the positions in it. A marker is JSON beside a batch without rows. There are also
+`.hidden` files (an outage, with its reason) and `.taken-N` files (a marker struck for the N-th time).
 
-Invariant: one process writes rows, and a file gets its name when it is whole, before its rows are planned.
+Invariant: one process writes the rows, and a file gets its name once it is complete, before its rows are
+planned.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _MARKERS: dict[str, type[Marker]] = {"fail": Fail, "crash": Crash}
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Positions `first` to `end` - 1: as many rows, or one marker."""
+    """Positions `first` to `end` - 1: that many rows, or one marker."""
 
     first: int
     count: int
@@ -45,15 +46,15 @@ class Frame:
 
 
 class SpoolWriter:
-    """The side of the process that has the rows."""
+    """The spool in the process that has the rows."""
 
     def __init__(self, owner: object) -> None:
-        """A new folder; `close` removes it, and so do the end of `owner` and of Python."""
+        """Make a new folder. It is removed by `close`, and when `owner` or Python ends."""
         self.directory = tempfile.mkdtemp(prefix="txstream-memory-")
         self._finalizer = weakref.finalize(owner, _remove, self.directory, os.getpid())
 
     def write(self, partition: str, frames: Sequence[Frame]) -> None:
-        """Append frames, all or none. Raises ServiceUnavailableError, when the disk is full for example."""
+        """Append frames, all or none. Raises ServiceUnavailableError, for example when the disk is full."""
         if not frames:
             return
         path = _file(self.directory, partition, f"{frames[0].first:020}-{frames[-1].end:020}.rows")
@@ -78,7 +79,7 @@ class SpoolWriter:
 
 
 class SpoolReader:
-    """The side of a worker process."""
+    """The spool in a worker process."""
 
     in_worker = True
 
@@ -123,7 +124,7 @@ class SpoolReader:
             raise self._unreadable(partition, error) from error
 
     def check_there(self) -> None:
-        """Raises UsageError when the folder is not there."""
+        """Raise UsageError when the folder is not there."""
         if Path(self.directory).is_dir():
             return
         here = platform.node()
@@ -170,7 +171,7 @@ def _decode(content: bytes) -> Iterator[Frame]:
 
 
 def _marker_document(marker: Marker | None) -> dict[str, Any] | None:
-    """A marker as JSON values. Raises UsageError for a kind that could not be read back."""
+    """Return a marker as JSON values. Raises UsageError for a kind that could not be read back."""
     if marker is None:
         return None
     for kind, known in _MARKERS.items():
@@ -180,7 +181,7 @@ def _marker_document(marker: Marker | None) -> dict[str, Any] | None:
 
 
 def _put(path: Path, data: bytes) -> None:
-    """Give a file its name when it is whole."""
+    """Write a file that gets its name only when it is complete."""
     handle, partial = tempfile.mkstemp(dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
@@ -192,7 +193,7 @@ def _put(path: Path, data: bytes) -> None:
 
 
 def _take(directory: str, partition: str, position: int, times: int) -> bool:
-    """The process that creates the N-th file has taken the N-th time."""
+    """Take one of the times. The process that creates the N-th file has taken the N-th time."""
     for time in range(1, times + 1):
         path = _file(directory, partition, f"{position}.taken-{time}")
         with contextlib.suppress(FileExistsError):
@@ -211,6 +212,6 @@ def _file(directory: str, partition: str, what: str) -> Path:
 
 
 def _remove(directory: str, owner: int) -> None:
-    """A fork of the owner must not take the folder from it."""
+    """Remove the folder, but not in a fork of its owner."""
     if os.getpid() == owner:
         shutil.rmtree(directory, ignore_errors=True)

@@ -1,5 +1,4 @@
-"""What the metas of sources with numbered records have in common: a range, which may be empty and then only
-holds a place."""
+"""Base classes for the metas of sources with numbered records: ranges. An empty range only holds a place."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Positions `[start, end)` of one partition. Raises ValueError for what is no range."""
+    """Positions `[start, end)` of one partition. Raises ValueError for what is not a range."""
 
     start: int
     end: int
@@ -19,15 +18,15 @@ class Span:
 
     @property
     def is_empty(self) -> bool:
-        """True when the range holds a place only."""
+        """True when the range only holds a place."""
         return self.start == self.end
 
 
 @dataclass(frozen=True, slots=True)
 class RecordSpan(Span):
-    """A span whose positions are records, or were: some may be gone, or be no row."""
+    """A span whose positions are, or were, records: some may be gone or not be rows."""
 
     @property
     def records(self) -> int:
-        """At most so many records: what the engine chooses the number of Spark tasks by."""
+        """An upper bound on the records, from which the engine chooses the number of Spark tasks."""
         return self.end - self.start

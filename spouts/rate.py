@@ -1,7 +1,7 @@
-"""`RateSpout`: numbered rows at a steady rate, made and not read: for load tests and examples.
+"""`RateSpout`: generates numbered rows at a steady rate, for load tests and examples.
 
-Invariant: row n is a function of n, of the rate and of the time of the start, which every meta carries. So a
-replay, another process and a run after a restart make the same rows.
+Invariant: row n depends only on n, the rate and the start time, which every meta carries. So a replay,
+another process and a run after a restart make the same rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from txstream.transaction import TransactionAttempt
 
 _CHUNK_ROWS = 10_000
 _MICROSECONDS = 1_000_000
-# Beyond it the number of a row does not fit a bigint.
+# Beyond this the number of a row does not fit a bigint.
 _MAX_ROWS = 1 << 62
 
 
@@ -37,17 +37,17 @@ class RateRange(RecordSpan):
 
 
 class RateSpout(PartitionedSpout[RateRange]):
-    """Rows `n bigint, timestamp timestamp`, with n = 0, 1, 2 ...: row n is due n / rate seconds after the
-    start, and that is its timestamp. What became due while nothing ran is made up for.
+    """Rows `n bigint, timestamp timestamp`, with n = 0, 1, 2 ... Row n is due n / rate seconds after the
+    start, and that is its timestamp. Rows that became due while nothing ran are emitted later.
 
-    rows_per_second: of all partitions together.
-    partitions: "0", "1", ...; row n is in partition n modulo their number.
-    limit_rows: end after so many rows, over all partitions; without it there is no end.
-    start: when row 0 is due, a datetime with a zone. By default when a topology first opens the source; it is
-        then kept with the topology's progress.
+    rows_per_second: the rate of all partitions together.
+    partitions: their number; they are called "0", "1", ..., and row n is in partition n modulo that number.
+    limit_rows: end after so many rows, over all partitions; by default there is no end.
+    start: when row 0 is due, a datetime with a zone. By default this is when a topology first opens the
+        source; it is then kept with the topology's progress.
     clock: seconds since 1970, for tests; it stays on the driver.
 
-    Raises TopologyError for what cannot be meant.
+    Raises TopologyError for invalid arguments.
     """
 
     meta_type: ClassVar[type[RateRange]] = RateRange
@@ -88,7 +88,7 @@ class RateSpout(PartitionedSpout[RateRange]):
         return RateEmitter(self)
 
     def identity(self) -> Mapping[str, Any]:
-        """What row n is made of. A later `limit_rows` is the same topology, with more rows."""
+        """What row n depends on. `limit_rows` may change: it is still the same topology, with more rows."""
         return {
             "rows_per_second": float(self.rows_per_second),
             "partitions": self.partitions,
@@ -113,7 +113,7 @@ class RateCoordinator(PartitionCoordinator[RateRange]):
     def __init__(self, source: RateSpout) -> None:
         self._source = source
         self._rate = Fraction(source.rows_per_second)
-        # Fixed when it is opened: at the first plan it would move on with every plan that finds nothing.
+        # Fixed at opening: if it were fixed at the first plan, each plan that finds nothing would move it.
         first = source.clock() if source.start is None else source.start.timestamp()
         self._started_us = round(first * _MICROSECONDS)
 
@@ -131,7 +131,7 @@ class RateCoordinator(PartitionCoordinator[RateRange]):
         }
 
     def targets(self) -> Mapping[str, int]:
-        """The last rows of a source with `limit_rows`, due or not. Raises TopologyError without one."""
+        """The ends of a source with `limit_rows`, due or not. Raises TopologyError without a limit."""
         limit = self._source.limit_rows
         if limit is None:
             raise TopologyError(
@@ -166,7 +166,7 @@ class RateEmitter(PartitionEmitter[RateRange]):
         self._numerator, self._denominator = _MICROSECONDS * rate.denominator, rate.numerator
 
     def emit(self, attempt: TransactionAttempt, partition: str, meta: RateRange) -> Iterator[pa.RecordBatch]:
-        """Raises DataLostError for rows that this source does not have."""
+        """Make the rows of one range. Raises DataLostError for rows that this source does not have."""
         step = self._source.partitions
         if not partition.isdecimal() or int(partition) >= step:
             raise DataLostError(f"RateSpout has the partitions 0 to {step - 1}, but {partition!r} is planned")

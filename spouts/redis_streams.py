@@ -2,9 +2,10 @@
 
 Invariants:
 
-- An entry is acknowledged to Redis (XACK) when its tree is complete, never before. Until then it stands in
-  the group's list of pending entries, under the name of this task, whatever happens to this process.
-- What is in `_pending` was read and is not acknowledged; an entry that Redis shows again is not read again.
+- An entry is acknowledged to Redis (XACK) when its tree is complete, never before. Until then it stays in the
+  group's list of pending entries, under the name of this task, whatever happens to this process.
+- `_pending` holds entries that were read and not acknowledged. If Redis delivers one of them again, it is
+  not read again.
 - Passwords never appear in `repr`, in messages or in logs: an address is shown as host, port and database.
 """
 
@@ -45,7 +46,7 @@ _STARTS = {"earliest": "0", "latest": "$"}
 _ENTRY_ID = re.compile(r"[0-9]+(-[0-9]+)?")
 _MANY_ACKS = 1000
 _RETRY_SECONDS = 2.0
-_SILENT_SECONDS = 2.0  # other spouts wait meanwhile: all share one thread
+_SILENT_SECONDS = 2.0  # other spouts wait in the meantime: all share one thread
 _NO_MORE_HISTORY = ">"
 
 
@@ -53,29 +54,29 @@ class RedisStreamSpout(Spout):
     """A Redis stream as a source of tracked tuples: `RedisStreamSpout("orders", "order_id string, n int")`.
 
     The tasks share the entries through a consumer group: each entry goes to one of them. Message ids are the
-    ids of entries. An entry whose tree fails is emitted again from memory. What a task had not finished when
-    its process died comes again when a task of that name starts, or goes to another task of the group when it
-    was idle for `claim_idle_seconds`. Needs Redis 6.2 or newer and `pip install 'txstream[redis]'`.
+    ids of entries. An entry whose tree fails is emitted again from memory. If a process dies, the unfinished
+    entries of its tasks come again when a task of the same name starts, or go to another task of the group
+    after `claim_idle_seconds` idle. Needs Redis 6.2 or newer and `pip install 'txstream[redis]'`.
 
     stream: the stream's key. It must exist, unless `create_stream` makes an empty one.
     output: the columns, each from the field of that name: "order_id string, amount decimal(10,2)". Fields are
-        text, as numbers, `true`, `2026-11-21` or `2026-11-21T10:00:00Z` are written; a missing one is null,
-        a field that is not declared is ignored.
+        text: numbers, `true`, `2026-11-21` or `2026-11-21T10:00:00Z`. A missing field is null, a field that
+        is not declared is ignored.
     url: "redis://[[user]:password@]host:port/database", rediss:// or unix://; by default the run's address
         "redis".
-    group: the consumer group, by default the topology's id; made when it is not there.
+    group: the consumer group, by default the topology's id; made if it is not there.
     start: where a new group begins: "earliest", "latest", or the id of the entry after which it begins.
-    id_field: the column that gets the entry's id, as a DeduplicateBolt needs it.
-    consumer: the name in the group, with the task's number behind it; by default the component's. Two
-        topologies in one group need different ones.
+    id_field: the column that gets the entry's id, which a DeduplicateBolt needs.
+    consumer: the name in the group, followed by the task's number; by default the component's name. Two
+        topologies in one group need different names.
     on_bad_entry: what to do with an entry that does not fit: "fail" ends the run with a DecodeError, and
         the entry stays pending; "skip" acknowledges it and logs a warning.
     claim_idle_seconds: how long an entry must have been idle with another consumer before it is claimed.
-        Longer than the topology's message timeout, or a living task's entries are claimed, and processed
-        twice.
+        Must be longer than the topology's message timeout: otherwise entries of a task that is still alive
+        are claimed and processed twice.
     read_count: how many entries are asked for at once.
 
-    Raises TopologyError or SchemaError for what cannot be meant.
+    Raises TopologyError or SchemaError for invalid arguments.
     """
 
     def __init__(
@@ -125,8 +126,8 @@ class RedisStreamSpout(Spout):
         declarer.declare(self._reader.schema)
 
     def open(self, context: SpoutContext, collector: SpoutCollector) -> None:
-        """Raises ServiceUnavailableError when no Redis answers, UsageError for what is not there or is no
-        stream."""
+        """Connect and join the group. Raises ServiceUnavailableError when no Redis answers, UsageError when
+        the key does not exist or is not a stream."""
         url = self.url or context.addresses.get("redis")
         if not url:
             raise UsageError(
@@ -141,7 +142,7 @@ class RedisStreamSpout(Spout):
         self._pending: dict[str, tuple[Any, ...]] = {}
         self._ready: deque[str] = deque()
         self._acked: list[str] = []
-        # What was delivered under this name before comes first.
+        # Entries that were delivered under this name before come first.
         self._history = "0"
         self._claim_from = "0-0"
         self._claim_at = self._clock()
@@ -153,10 +154,10 @@ class RedisStreamSpout(Spout):
             had_history = self._history != _NO_MORE_HISTORY
             self._fetch()
             if had_history and self._history == _NO_MORE_HISTORY and not self._ready:
-                self._fetch()  # there was none: nothing emitted means nothing there
+                self._fetch()  # there was no history: emitting nothing must mean that the stream has nothing
         while self._ready:
             entry_id = self._ready.popleft()
-            if entry_id in self._pending:  # it may be acked while it waits to be emitted again
+            if entry_id in self._pending:  # it may have been acked while it waited to be emitted again
                 self._collector.emit(self._pending[entry_id], entry_id)
                 return
 
@@ -164,7 +165,7 @@ class RedisStreamSpout(Spout):
         entry_id = str(message_id)
         if self._pending.pop(entry_id, None) is not None:
             self._acked.append(entry_id)
-            if len(self._acked) % _MANY_ACKS == 0:  # not at each in an outage
+            if len(self._acked) % _MANY_ACKS == 0:  # in an outage, do not ask at every ack
                 self._ask()
 
     def fail(self, message_id: MessageId) -> None:
@@ -181,7 +182,7 @@ class RedisStreamSpout(Spout):
     # --- Redis ----------------------------------------------------------------------------------------------
 
     def _fetch(self) -> None:
-        """Read more: this name's own history, then what is new, and what others have left behind."""
+        """Read more: first this name's own history, then new entries and those that others have left idle."""
         now = self._clock()
         if self._away_since is not None and now < self._away_since + _RETRY_SECONDS:
             return
@@ -207,14 +208,15 @@ class RedisStreamSpout(Spout):
         if len(answers) > 1:
             cursor, claimed, *_ = answers[1]
             self._claim_from = _text(cursor)
-            if self._claim_from == "0-0":  # all have been looked at
+            if self._claim_from == "0-0":  # all pending entries have been looked at
                 self._claim_at = now + self.claim_idle_seconds / 2
             if claimed:
                 log.info("%s: %d entries are claimed from other consumers", self._where, len(claimed))
             self._take(claimed)
 
     def _ask(self, *questions: Question) -> list[Any]:
-        """The answers, after the acknowledgements that are due; nothing in an outage, which is waited for."""
+        """Send the acknowledgements that are due, then the questions, and return the answers. Return nothing
+        in an outage: the spout waits for its end."""
         import redis
 
         pipeline = self._client.pipeline(transaction=False)
@@ -230,7 +232,7 @@ class RedisStreamSpout(Spout):
             if self._away_since is None:
                 log.warning("%s does not answer (%s); waiting for it", self._where, error)
             self._away_since = self._clock()
-            # Entries whose delivery got lost on the way are found in the history.
+            # Entries whose delivery was lost on the way are found in the history.
             self._history = "0"
             return []
         except redis.ResponseError as error:
@@ -268,8 +270,8 @@ class RedisStreamSpout(Spout):
             self._ready.append(entry_id)
 
     def _sorted_out(self, entries: list[Entry]) -> tuple[list[Entry], list[tuple[Any, ...]]]:
-        """Those that fit, with their rows. Raises DecodeError for the first that does not, unless it is to be
-        skipped."""
+        """The entries that fit, with their rows. Raises DecodeError for the first that does not fit, unless
+        such entries are skipped."""
         good: list[Entry] = []
         rows: list[tuple[Any, ...]] = []
         for entry in entries:
@@ -299,7 +301,7 @@ class RedisStreamSpout(Spout):
             start = _STARTS.get(self.start, self.start)
             self._client.xgroup_create(self.stream, self._group, start, mkstream=self.create_stream)
         except redis.ResponseError as error:
-            if "BUSYGROUP" not in str(error):  # it is there
+            if "BUSYGROUP" not in str(error):  # BUSYGROUP: the group exists
                 raise UsageError(f"{self._where} cannot be read by group {self._group!r}: {error}") from error
         except redis.RedisError as error:
             raise ServiceUnavailableError(

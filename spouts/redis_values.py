@@ -1,4 +1,4 @@
-"""Fields of Redis entries, which are bytes, as the values of declared columns."""
+"""Turns the fields of Redis entries, which are bytes, into the values of declared columns."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _KNOWN = (
 
 
 class BadEntryError(Exception):
-    """An entry does not fit the columns; the message names the field and shows the beginning of its value."""
+    """An entry does not fit the columns. The message names the field and shows the beginning of its value."""
 
 
 class EntryReader:
-    """Reads entries by a schema, in which `id_field` is the column that gets an entry's id.
+    """Reads entries by a schema; `id_field` is the column that gets an entry's id.
 
-    Raises SchemaError for a type that a text has no form for.
+    Raises SchemaError for a type that text cannot express.
     """
 
     def __init__(self, output: str | pa.Schema, id_field: str | None) -> None:
@@ -47,7 +47,7 @@ class EntryReader:
                 )
 
     def read(self, entries: Sequence[Entry]) -> list[tuple[Any, ...]]:
-        """The rows of these entries. Raises BadEntryError for any that does not fit."""
+        """Return the rows of these entries. Raises BadEntryError if any does not fit."""
         columns = [
             self._column(field, name, entries) for field, name in zip(self.schema, self._names, strict=True)
         ]

@@ -2,12 +2,12 @@
 
 Invariants:
 
-- The spout lives on the driver, in the source's coordinator, and is called by the thread that plans. A
-  message is acked when the batch that holds it is committed, never before.
-- Until then its rows lie in a file, one for each batch, so that a replay of a batch, and a Spark task that is
-  computed again, read the same rows. A file gets its name when it is whole, before its batch is planned.
-- The files go with the driver's process. A message that was not acked by then comes again from where the
-  spout got it.
+- The spout lives on the driver, in the source's coordinator; only the thread that plans calls it. A message
+  is acked when the batch that holds it is committed, never before.
+- Until then its rows are in a file, one for each batch, so that a replay of a batch, or a Spark task that is
+  computed again, reads the same rows. A file gets its name once it is complete, before its batch is planned.
+- The files disappear with the driver's process. A message that was not acked by then comes again from where
+  the spout got it.
 """
 
 from __future__ import annotations
@@ -33,29 +33,30 @@ from txstream.api.tuples import DEFAULT_STREAM
 from txstream.transaction import TransactionAttempt, Txid
 
 DEFAULT_BATCH_RECORDS = 10_000
-_MOST_SECONDS = 1.0  # of the two that planning may take
+_MOST_SECONDS = 1.0  # out of the two that planning may take
 
 
 def as_source(spout: Spout, *, batch_records: int = DEFAULT_BATCH_RECORDS) -> TrackedSource:
-    """A spout of tracked tuples as a source: `NonTransactionalSpout(as_source(RedisStreamSpout(...)))`.
+    """Make a source of a spout of tracked tuples: `NonTransactionalSpout(as_source(RedisStreamSpout(...)))`.
 
     Delivery is at least once. The spout's `ack` follows the commit of the batch that holds the message; its
-    `fail` is never called, since a batch that fails is replayed from its file. When the driver dies, all that
-    was not acked comes again, and what of it was committed is counted twice: there is nothing that could
-    tell. When it ends in good order that may still be its last batch. So only `NonTransactionalSpout` takes
-    it. Use a topology of tracked tuples with a `DeduplicateBolt` where that matters.
+    `fail` is never called, since a batch that fails is replayed from its file. When the driver dies, every
+    message that was not acked comes again. Those already committed are counted twice, as nothing can tell
+    them apart. Even when the driver ends in good order this may happen to its last batch. So only
+    `NonTransactionalSpout` takes this source. If that matters, use a topology of tracked tuples with a
+    `DeduplicateBolt`.
 
-    A batch holds at most `batch_records` tuples, or few more when `next_tuple` emits several. Its rows pass
+    A batch holds at most `batch_records` tuples, or a few more when `next_tuple` emits several. Its rows pass
     through a file in the driver's temporary folder: Spark's workers must run on the driver's machine, as they
-    do with a local master. One task reads them. The source has no end (`--until caught-up` never comes).
-    The spout must declare one stream, "default". Raises TopologyError for what cannot be meant.
+    do with a local master. One task reads them. The source has no end, so `--until caught-up` never ends.
+    The spout must declare one stream, "default". Raises TopologyError for invalid arguments.
     """
     return TrackedSource(spout, batch_records)
 
 
 @dataclass(frozen=True)
 class SpooledRows:
-    """A batch's rows: the folder of the driver that has them, and their file in it."""
+    """Where a batch's rows are: the driver's folder, and the file in it."""
 
     folder: str
     file: str
@@ -126,7 +127,7 @@ class TrackedSource(BatchSpout[SpooledRows]):
 
 
 class _Reading:
-    """The open spout, and the batches whose messages are not acked yet. It is the spout's collector."""
+    """The open spout and the batches whose messages are not acked yet. Also the spout's collector."""
 
     def __init__(self, source: TrackedSource, context: SpoutContext) -> None:
         self._spout = source.spout
@@ -141,7 +142,7 @@ class _Reading:
         self._spout.activate()
 
     def batch(self, txid: Txid) -> SpooledRows | None:
-        """What this transaction holds: the same at each call."""
+        """What this transaction holds; every call returns the same."""
         if txid in self._held:
             return self._held[txid][0]
         deadline = time.monotonic() + _MOST_SECONDS
@@ -202,6 +203,6 @@ class _Reading:
 
 
 def _remove(folder: Path, owner: int) -> None:
-    """A fork of the owner must not take the folder from it."""
+    """Remove the folder, but not in a fork of its owner."""
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)

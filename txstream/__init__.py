@@ -1,7 +1,7 @@
 """txstream: exactly-once state in a SQL database from Kafka.
 
-Everything public is importable from here. Names are loaded when first used, so that an executor, which
-needs only contracts and Arrow, imports no database, ZooKeeper or Spark library.
+Everything public can be imported from here. A name is loaded when it is first used, so an executor, which
+needs only the contracts and Arrow, imports no database, ZooKeeper or Spark library.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m txstream` is the command `txstream`."""
+"""`python -m txstream` runs the `txstream` command."""
 
 from __future__ import annotations
 

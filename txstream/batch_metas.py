@@ -1,9 +1,9 @@
 """`BatchMetas`: what one batch holds, partition by partition, and where every other partition stands.
 
-Invariant: `positions()` of a batch has every partition that any batch before it had, so the next plan can
-start from this batch alone, however many batches are in flight and whatever a batch left out.
+Invariant: `positions()` of a batch has every partition that any earlier batch had. So the next plan can start
+from this batch alone, however many batches are in flight and whatever a batch left out.
 
-Stored as JSON, in ZooKeeper and in the ledger: people can read it, and reading it runs no code.
+Metas are stored as JSON, in ZooKeeper and in the ledger: people can read them, and reading them runs no code.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class BatchMetas(Generic[Meta]):
-    """`partitions` are read in this batch, `carried` only keep their place, `unavailable` says why a
-    partition was left out."""
+    """The metas of one batch. `partitions` are read in it, `carried` only keep their place, and `unavailable`
+    says why a partition was left out."""
 
     partitions: Mapping[str, Meta] = field(default_factory=lambda: _EMPTY)
     carried: Mapping[str, Meta] = field(default_factory=lambda: _EMPTY)
     unavailable: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
-    # What `MetaCodec.encode` made of it: the plan's check, the ledger and ZooKeeper all need it.
+    # The result of `MetaCodec.encode`, kept because the plan's check, the ledger and ZooKeeper all need it.
     _encoded: list[Encoded] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @classmethod
     def from_plan(cls, last: Mapping[str, Meta], plan: Mapping[str, Meta | Unavailable]) -> BatchMetas[Meta]:
-        """The metas of a batch, from the places before it and what the spout's coordinator answered."""
-        # Only here: pyarrow comes with it, and a command that asks ZooKeeper alone does without.
+        """Return the metas of a batch, from the places before it and the coordinator's answer."""
+        # Imported here because it loads pyarrow, which a command that asks only ZooKeeper does not need.
         from txstream.api.spouts import Unavailable
 
         partitions: dict[str, Meta] = {}
@@ -59,24 +59,24 @@ class BatchMetas(Generic[Meta]):
         return cls(partitions, carried, unavailable)
 
     def positions(self) -> Mapping[str, Meta]:
-        """For every partition known so far, the meta that its place is at."""
+        """Return the meta that marks the place of each partition known so far."""
         return {**self.carried, **self.partitions}
 
     @property
     def has_work(self) -> bool:
-        """Does any partition have something in this batch?"""
+        """Whether any partition has something in this batch."""
         return bool(self.partitions)
 
 
 def is_empty(meta: Any) -> bool:
-    """A meta may say that it takes nothing and only holds a place, by a property `is_empty`."""
+    """Return whether a meta takes nothing and only holds a place, which it says by a property `is_empty`."""
     return bool(getattr(meta, "is_empty", False))
 
 
 class MetaCodec(Generic[Meta]):
-    """Metas to JSON and back, for one meta type (a dataclass of JSON values).
+    """Turns metas into JSON and back, for one meta type (a dataclass of JSON values).
 
-    A field that is missing takes its default; an unknown one, a wrong type or anything else unexpected is
+    A missing field takes its default. An unknown field, a wrong type or anything else unexpected raises
     CorruptStateError, which names `where`.
     """
 
@@ -88,7 +88,7 @@ class MetaCodec(Generic[Meta]):
         self._fields: Mapping[str, frozenset[type]] = _fields_of(kind)
 
     def encode(self, metas: BatchMetas[Meta]) -> Encoded:
-        """JSON values, made once; empty parts are left out."""
+        """Return the metas as JSON values, made once; empty parts are left out."""
         if metas._encoded:
             return metas._encoded[0]
         document = Encoded(partitions={p: self.encode_meta(m) for p, m in metas.partitions.items()})
@@ -104,7 +104,7 @@ class MetaCodec(Generic[Meta]):
         return {name: getattr(meta, name) for name in self._fields}
 
     def decode(self, document: Any, where: str) -> BatchMetas[Meta]:
-        """The inverse of `encode`. Raises CorruptStateError, naming `where`."""
+        """Return what `encode` encoded. Raises CorruptStateError, naming `where`."""
         if not isinstance(document, dict):
             raise CorruptStateError(
                 f"{where}: expected a JSON object with a batch's metas, found {document!r:.200}"
@@ -136,7 +136,7 @@ class MetaCodec(Generic[Meta]):
             )
         for name, value in document.items():
             allowed = self._fields[name]
-            # Exactly one of them, because JSON's true and false are ints to isinstance.
+            # Not isinstance: JSON's true and false would pass as ints.
             if allowed and type(value) not in allowed:
                 raise CorruptStateError(
                     f"{where}: {name!r} of a {self.meta_type.__name__} must be "
@@ -157,13 +157,13 @@ def _is_frozen_dataclass(meta_type: type[Any]) -> bool:
 
 @functools.cache
 def _fields_of(meta_type: type[Any]) -> Mapping[str, frozenset[type]]:
-    """What JSON may hold for each field; looking it up costs more than a batch's metas."""
+    """Return the types that JSON may hold for each field. Cached: it takes longer than a batch's metas."""
     hints = typing.get_type_hints(meta_type)
     return {field.name: _json_types(hints[field.name]) for field in dataclasses.fields(meta_type)}
 
 
 def _json_types(hint: Any) -> frozenset[type]:
-    """What JSON may hold for a field of this type; empty where that cannot be told."""
+    """Return the types that JSON may hold for a field of this type; empty if that cannot be told."""
     if isinstance(hint, typing.NewType):
         return _json_types(hint.__supertype__)
     origin = typing.get_origin(hint)
@@ -177,7 +177,7 @@ def _json_types(hint: Any) -> frozenset[type]:
 
 
 class Encoded(dict[str, Any]):
-    """A document that nobody changes any more: its JSON is made once."""
+    """A document that no longer changes, so its JSON is made once."""
 
     @functools.cached_property
     def json(self) -> str:
@@ -185,9 +185,9 @@ class Encoded(dict[str, Any]):
 
 
 def to_json(document: Any) -> str:
-    """One spelling for everything stored, so that equal documents are equal strings."""
+    """Return a document as JSON, in one spelling for all that is stored: equal documents, equal strings."""
     return document.json if isinstance(document, Encoded) else _JSON.encode(document)
 
 
-# `json.dumps` makes one for each call.
+# Kept, because `json.dumps` makes an encoder for each call.
 _JSON = json.JSONEncoder(separators=(",", ":"), sort_keys=True, ensure_ascii=False)

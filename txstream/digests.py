@@ -1,10 +1,11 @@
-"""What a batch adds to a state table, in a few numbers: so that a replay can say "the same".
+"""Digests: what a batch adds to a state table, in a few numbers, so that a replay can say "the same".
 
-The merged deltas of a table (one row per key) have a digest: how many rows, a number for their keys, and one
-for each value column. A number is the sum, modulo 2^64, of a hash of each row. So it depends neither on the
-order of rows nor on how they are spread over tasks and chunks, and digests of disjoint parts add up.
+The digest of a table's merged deltas (one row per key) holds the number of rows, a number for their keys, and
+one for each value column. Each of these is the sum, modulo 2^64, of a hash of each row. So it does not depend
+on the order of rows or on how they are spread over tasks and chunks, and digests of disjoint parts add up.
 
-A floating-point value counts by its first nine digits: a sum's last bits depend on the order of additions.
+Of a floating-point value the first nine digits count, because a sum's last bits depend on the order of
+additions.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ T = TypeVar("T", bound=Hashable)
 _MODULUS: Final = 1 << 64
 _CHUNK_ROWS: Final = 1 << 16
 _LANE_BYTES: Final = 8
-# Longer values are hashed one by one: padding them all to the longest would take memory.
+# Longer values are hashed one by one: padding all values to the longest would take too much memory.
 _LONG_BYTES: Final = 256
-_LOST_BITS: Final = 22  # of a double's 52: what is left are nine decimal digits
+_LOST_BITS: Final = 22  # of a double's 52: nine decimal digits are left
 
 
 Numbers = npt.NDArray[np.uint64]
@@ -36,7 +37,7 @@ _MIX: Final = np.uint64(0xD6E8FEB86659FD93)
 _HALF: Final = np.uint64(32)
 _NULL: Final = np.uint64(0x5851F42D4C957F2D)
 _WEIGHTS: Final = [np.uint64(pow(0xDA942042E4DD58B5, lane + 1, _MODULUS)) for lane in range(33)]
-# By how many of a word's bytes count, lowest first.
+# Masks, by the number of a word's bytes that count, lowest bytes first.
 _KEPT: Final = np.array([(1 << 8 * count) - 1 for count in range(_LANE_BYTES + 1)], np.uint64)
 _ROUND_UP: Final = np.uint64(1 << (_LOST_BITS - 1))
 _LOST: Final = np.uint64(_LOST_BITS)
@@ -45,7 +46,7 @@ _NOTHING: Final = np.empty(0, np.uint8)
 
 @dataclass(frozen=True, slots=True)
 class TableDigest:
-    """`values` is by value column. `+` is for parts that have no key in common."""
+    """The digest of a table's deltas. `values` is by value column. Add only parts without a common key."""
 
     rows: int = 0
     keys: int = 0
@@ -60,7 +61,7 @@ class TableDigest:
         )
 
     def differences(self, other: TableDigest) -> list[str]:
-        """What differs: rows, keys, and value columns, of those that both have, in the order of `other`."""
+        """Return what differs: "rows", "keys", and value columns that both have, in the order of `other`."""
         found = ["rows"] if self.rows != other.rows else []
         found += ["keys"] if self.keys != other.keys else []
         return found + [
@@ -81,7 +82,7 @@ class TableDigest:
 
 
 def added_up(digests: Iterable[tuple[T, TableDigest]]) -> dict[T, TableDigest]:
-    """The digests of one name added up, by name."""
+    """Return the sum of the digests of each name, by name."""
     found: dict[T, TableDigest] = {}
     for name, digest in digests:
         found[name] = found.get(name, TableDigest()) + digest
@@ -89,7 +90,7 @@ def added_up(digests: Iterable[tuple[T, TableDigest]]) -> dict[T, TableDigest]:
 
 
 def digest_of(deltas: pa.Table, key_names: Sequence[str]) -> TableDigest:
-    """The digest of merged deltas: key columns first, then one per value column; no key twice."""
+    """Return the digest of merged deltas: key columns first, then one per value column; no key twice."""
     found = TableDigest(values=dict.fromkeys(deltas.schema.names[len(key_names) :], 0))
     for start in range(0, deltas.num_rows, _CHUNK_ROWS):
         found += _digest(deltas.slice(start, _CHUNK_ROWS), len(key_names))
@@ -97,13 +98,13 @@ def digest_of(deltas: pa.Table, key_names: Sequence[str]) -> TableDigest:
 
 
 def _digest(table: pa.Table, keys: int) -> TableDigest:
-    # By place: Arrow takes a name that begins with a dot for a path.
+    # By position: Arrow takes a name that begins with a dot for a path.
     columns = [_whole(column) for column in table.columns]
     row: Any = _ODD
     for at, column in enumerate(columns[:keys]):
         row = _mixed(_hashes(column, exact=True) + (row * _ODD if at else row))
-    # Each value times its key's number, which is as good as random: what one key has more and another has
-    # less does not cancel out.
+    # Each value is multiplied by its key's number, which is as good as random. So a surplus at one key does
+    # not cancel out a deficit at another.
     values = {
         name: _sum(row * _hashes(column, exact=False))
         for name, column in zip(table.schema.names[keys:], columns[keys:], strict=True)
@@ -120,14 +121,14 @@ def _sum(numbers: Numbers) -> int:
 
 
 def _mixed(numbers: Numbers) -> Numbers:
-    """Every bit counts for the higher ones, and those for the lower ones; 0 stays 0."""
+    """Mix the bits: the product carries each bit upwards, the shift brings the upper half down. 0 stays 0."""
     numbers = numbers * _MIX
     numbers ^= numbers >> _HALF
     return numbers
 
 
 def _hashes(column: pa.Array, *, exact: bool) -> Numbers:
-    """A number for each value; the same for the same values, however they are stored."""
+    """Return a number for each value: the same number for the same value, however it is stored."""
     kind = column.type
     nulls = None
     if column.null_count:
@@ -150,7 +151,7 @@ def _hashes(column: pa.Array, *, exact: bool) -> Numbers:
 
 
 def _numbers(column: pa.Array, kind: type[Any]) -> npt.NDArray[Any]:
-    """The values of a column of 64 bits each; what stands for a null is anything."""
+    """Return the values of a column of 64 bits each; the value at a null is arbitrary."""
     return np.frombuffer(column.buffers()[1], kind, len(column), column.offset * _LANE_BYTES)
 
 
@@ -162,7 +163,7 @@ def _of_floats(numbers: npt.NDArray[np.float64], *, exact: bool) -> Numbers:
 
 
 def _of_bytes(column: pa.Array) -> Numbers:
-    """Text and bytes, eight at a time; the last eight as if zeros followed."""
+    """Hash text and bytes, eight bytes at a time; the last eight as if zeros followed."""
     starts, lengths, content = _bounds(column)
     found = lengths.astype(np.uint64)
     longest = int(lengths.max(initial=0))
@@ -174,7 +175,7 @@ def _of_bytes(column: pa.Array) -> Numbers:
             pc.replace_with_mask(column, is_long, pa.array(short, column.type))
         )
         longest = _LONG_BYTES
-    # A number at every byte: those behind the end are looked at, and do not count.
+    # One word at every byte offset. Bytes after a value's end are read too, but masked out.
     padded = np.zeros(len(content) + _LANE_BYTES, np.uint8)
     padded[: len(content)] = content
     words = np.ndarray(len(content) + 1, "<u8", padded, strides=(1,))
@@ -189,7 +190,7 @@ def _of_bytes(column: pa.Array) -> Numbers:
 
 
 def _bounds(column: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.uint8]]:
-    """Where each value starts in the content, and its length, 0 for a null; and the content."""
+    """Return where each value starts in the content, the lengths (0 for a null), and the content."""
     is_large = pa.types.is_large_binary(column.type) or pa.types.is_large_string(column.type)
     kind: type[Any] = np.int64 if is_large else np.int32
     _, ends, data = column.buffers()

@@ -1,4 +1,4 @@
-"""Why a batch is not committed yet: told by the engine, stored by the leader, shown to people."""
+"""Why a batch is not committed yet: reported by the engine, stored by the leader, shown to people."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from txstream.transaction import AttemptId, Txid
 
 @dataclass(frozen=True, slots=True)
 class FailingBatch:
-    """A batch whose attempts fail, as of `at`, when `attempt` did. `reasons` say how often for each in that
-    run, and hold no data of the batch."""
+    """A batch whose attempts fail, as of `at`, when `attempt` failed. `reasons` counts the failures of that
+    run by reason; a reason holds no data of the batch."""
 
     txid: Txid
     attempt: AttemptId
@@ -26,8 +26,8 @@ class FailingBatch:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A run waits for `what` since `since`. `because` says why nothing goes on without it, where that is
-    worth saying; `reason` what was wrong with it when the wait began."""
+    """A run has been waiting for `what` since `since`. `because` says why nothing goes on without it, where
+    that is worth saying. `reason` says what was wrong with it when the wait began."""
 
     what: str
     since: datetime

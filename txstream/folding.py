@@ -1,10 +1,10 @@
 """Folding tuples into one row per key with Arrow: what `ReduceBolt` and `SqlStateBolt` share.
 
 Invariants. `finish` gives every key once. Rows are folded chunk by chunk, and partial results are folded
-again when they pass a bound, so memory follows the number of keys, not of tuples. However tuples are spread
-over folds, and in whatever order they and the partial results come, the merged result is the same: totals are
-kept in types that no total is too large for, and only the result has to fit its column. Sums of floating
-point alone are rounded as they come, so their last digits depend on the order.
+again when they pass a bound, so memory grows with the number of keys, not of tuples. The merged result does
+not depend on how tuples are spread over folds, nor on the order in which tuples and partial results come:
+totals are kept in types that are wide enough for any total, and only the result has to fit its column. Only
+sums of floating-point numbers differ: each addition rounds, so their last digits depend on the order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DECIMAL_DIGITS = 38
 
 
 def bound(reducers: Mapping[str, Any]) -> dict[str, Any]:
-    """Reducers by column, each told the name of its own. What is no reducer is left to `check_reducers`."""
+    """Return the reducers by column, each told its column's name. `check_reducers` refuses other values."""
     return {
         name: reducer.for_column(name) if isinstance(reducer, Reducer) else reducer
         for name, reducer in reducers.items()
@@ -35,7 +35,7 @@ def bound(reducers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_reducers(declarer: OutputFieldsDeclarer, reducers: Mapping[str, Reducer]) -> None:
-    """Raise TopologyError when a reducer's field is missing or of a type that it cannot take."""
+    """Raise TopologyError if a reducer's field is missing or of a type that it cannot take."""
     for name, reducer in reducers.items():
         if not isinstance(reducer, Reducer):
             raise TopologyError(
@@ -72,10 +72,10 @@ def _check_identity(declarer: OutputFieldsDeclarer, name: str, reducer: Reducer,
 
 
 class Fold:
-    """Tuples in, one row per key out, in the columns of `schema` (keys first, then one per reducer).
+    """Takes tuples and gives one row per key, in the columns of `schema` (keys first, then one per reducer).
 
-    A partial result has more columns behind those: what each reducer needs until it is merged, its
-    `order_fields`; and totals in it may have wider types. `owner` is what messages name: "table 'words'".
+    A partial result has further columns after those: the `order_fields` that reducers need until they are
+    merged. Totals in it may have wider types. Messages name the `owner`: "table 'words'".
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Fold:
         self.add_partial(self._fold_tuples(batch))
 
     def add_partial(self, table: pa.Table) -> None:
-        """Take what another fold's `partial` gave."""
+        """Take the `partial` of another fold."""
         if table.num_rows == 0:
             return
         self._partials.append(table)
@@ -105,7 +105,7 @@ class Fold:
             self._partials, self._rows = [merged], merged.num_rows
 
     def partial(self) -> pa.Table:
-        """One row per key, to be merged with those of other folds."""
+        """Return one row per key, to be merged with the rows of other folds."""
         if not self._partials:
             return self.schema.empty_table()
         if len(self._partials) == 1:
@@ -113,8 +113,8 @@ class Fold:
         return self._merge(_together(self._partials))
 
     def finish(self) -> pa.Table:
-        """One row per key. Without keys exactly one row, also when nothing came. Raises StateValueError for a
-        result that its column cannot hold."""
+        """Return one row per key; without key columns exactly one row, even if no tuples came. Raises
+        StateValueError for a result that its column cannot hold."""
         merged = self.partial()
         if not self.keys and merged.num_rows == 0:
             row = {name: [reducer.identity] for name, reducer in self.reducers.items()}
@@ -123,7 +123,7 @@ class Fold:
         return pa.Table.from_arrays(columns, schema=self.schema)
 
     def shown(self, keys: Sequence[pa.ChunkedArray], row: int) -> str:
-        """A row's key as people write it, with a comma behind it: "key word='spark', "; "" without keys."""
+        """Return a row's key for a message, with a colon after it: "key word='spark': "; "" without keys."""
         named = zip(self.keys, keys, strict=True)
         text = ", ".join(f"{name}={column[row].as_py()!r}" for name, column in named)
         return f"key {text}: " if text else ""
@@ -157,7 +157,7 @@ class Fold:
         return work.done()
 
     def _merge(self, table: pa.Table) -> pa.Table:
-        # By position: a key may be called as one of the columns behind the values is.
+        # By position: a key may have the name of one of the columns after the values.
         columns = table.columns
         keys, rest = columns[: len(self.keys)], columns[len(self.keys) :]
         values, hidden = rest[: len(self.reducers)], iter(rest[len(self.reducers) :])
@@ -168,7 +168,7 @@ class Fold:
 
 
 class _Work:
-    """One grouping of rows by key: what is to be aggregated, then the result."""
+    """One grouping of rows by key: collects what to aggregate, then gives the result."""
 
     def __init__(self, fold: Fold, keys: Sequence[pa.ChunkedArray], rows: int) -> None:
         self._fold = fold
@@ -176,7 +176,7 @@ class _Work:
         self._columns: dict[str, pa.ChunkedArray] = dict(zip(self._key_names, keys, strict=True))
         self._rows = rows
         self._aggregates: list[tuple[Any, str]] = []
-        # By value column: the rows in event order, then the columns that have it.
+        # By value column: the rows in event order, then the columns of the value and of its order.
         self._orders: dict[str, tuple[pa.Array, list[pa.ChunkedArray]]] = {}
 
     def count(self, name: str) -> None:
@@ -196,7 +196,7 @@ class _Work:
         elif function == "custom":
             function = "list"
         elif isinstance(reducer, Last):
-            # The greatest place in the order of events, of the rows that have a value.
+            # The greatest place in the order of events, among the rows that have a value.
             rows = _in_order([*order, column])
             self._orders[name] = rows, [column, *order]
             function, column = "max", pc.if_else(column.is_valid(), pc.sort_indices(rows), None)
@@ -206,7 +206,7 @@ class _Work:
 
     def done(self) -> pa.Table:
         fold = self._fold
-        # use_threads=False keeps the rows in order of first appearance, and a worker on its own core.
+        # use_threads=False keeps the rows in the order of first appearance, and the worker on one core.
         grouped = pa.table(self._columns) if self._columns else pa.table({"row": pa.nulls(self._rows)})
         grouped = grouped.group_by(self._key_names, use_threads=False).aggregate(self._aggregates)
         keys = grouped.columns[: len(fold.keys)]
@@ -226,7 +226,7 @@ class _Work:
             if reducer.identity is not None and column.null_count:
                 column = pc.fill_null(column, reducer.identity)
             columns.append(column)
-        # As it comes: only a result has to fit its column.
+        # Without the schema's types: only a final result has to fit its column.
         return pa.Table.from_arrays([*columns, *hidden], names=[*fold.schema.names, *names])
 
     def _called(
@@ -251,23 +251,23 @@ class _Work:
 
 
 def _normal(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A key column in which equal keys are the same: -0.0 as 0.0."""
+    """Return a key column in which equal keys are identical: -0.0 becomes 0.0."""
     return pc.add(column, pa.scalar(0.0, column.type)) if pa.types.is_floating(column.type) else column
 
 
 def _in_order(columns: list[pa.ChunkedArray]) -> pa.Array:
-    """The rows, by these columns in turn, nulls first."""
+    """Return the row numbers sorted by these columns in turn, nulls first."""
     table = pa.table({str(place): column for place, column in enumerate(columns)})
     return pc.sort_indices(table, sort_keys=[(name, "ascending", "at_start") for name in table.column_names])
 
 
 def _widen(column: pa.ChunkedArray, rows: int) -> pa.ChunkedArray:
-    """The column in a type that its sum fits into: Arrow's sum wraps round without an error, and a wrapped
-    total would be stored as if it were right."""
+    """Return the column in a type that its sum fits into. Arrow's sum wraps round without an error, and a
+    wrapped total would be stored as if it were right."""
     if pa.types.is_integer(column.type):
         largest, wider = _MAX_BIGINT, pa.decimal128(_DECIMAL_DIGITS, 0)
     elif pa.types.is_decimal128(column.type):
-        # Arrow adds numbers of any precision as ones of 38 digits.
+        # Arrow adds decimals of any precision as decimals of 38 digits.
         largest, wider = 10**_DECIMAL_DIGITS - 1, pa.decimal256(2 * _DECIMAL_DIGITS, column.type.scale)
     else:
         return column
@@ -278,12 +278,12 @@ def _widen(column: pa.ChunkedArray, rows: int) -> pa.ChunkedArray:
 
 
 def _unscaled(number: Any) -> int:
-    """A number's digits; those of a decimal as if its point were at the end."""
+    """Return a number's digits, those of a decimal as if its point were at the end."""
     return number if isinstance(number, int) else int("".join(map(str, number.as_tuple().digits)))
 
 
 def _together(partials: Sequence[pa.Table]) -> pa.Table:
-    """Partial results as one table; a total that is wider in one of them is so in all."""
+    """Return partial results as one table. A total that is wider in one of them becomes so in all."""
     first = partials[0].schema
     if all(table.schema.equals(first) for table in partials):
         return pa.concat_tables(partials)
@@ -306,6 +306,6 @@ def _first_unfit(column: pa.ChunkedArray, data_type: pa.DataType) -> int:
 
 
 def new_fold(bolt: StateCommitter) -> Fold:
-    """The fold of a state's deltas: on the executors over tuples, on the driver over their results."""
+    """Return a fold for a state's deltas: over tuples on the executors, over their results on the driver."""
     schema = pa.schema([*bolt.state.key_schema, *bolt.state.value_schema])
     return Fold(bolt.state.key_names, bolt.reducers, schema, f"table {bolt.state.table!r}")

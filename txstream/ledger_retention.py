@@ -18,8 +18,8 @@ _EXAMPLES = "--keep 7d, --keep 100000, --keep 7d,100000 or --keep all (units: s,
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """A ledger's row may go when it is older than `seconds`, or when `batches` are newer than it: whichever
-    limit is reached first. None is no limit. The last two committed batches always stay.
+    """A row of the ledger may be deleted once it is older than `seconds` or once `batches` newer rows exist,
+    whichever comes first. None is no limit. The last two committed batches always stay.
 
     Raises UsageError for a limit that is not positive.
     """
@@ -35,7 +35,7 @@ class Keep:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """`7d`, `100000`, both with a comma between them, or `all`; a limit that is not given is none.
+        """Parse `7d`, `100000`, both with a comma between them, or `all`. A limit that is missing is none.
 
         Raises UsageError that shows examples.
         """
@@ -59,7 +59,7 @@ class Keep:
 
     @property
     def everything(self) -> bool:
-        """Does nothing ever go?"""
+        """Whether nothing is ever deleted."""
         return self.seconds is None and self.batches is None
 
     def __str__(self) -> str:
@@ -69,7 +69,7 @@ class Keep:
 
 
 def seconds_of(text: str) -> float | None:
-    """An age such as `36h` in seconds; None for what is none."""
+    """Return an age such as `36h` in seconds, or None if the text is not an age."""
     found = _LIMIT.fullmatch(text.strip().replace("_", ""))
     return int(found[1]) * _UNITS[found[2]] if found is not None and found[2] else None
 

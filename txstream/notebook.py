@@ -1,6 +1,6 @@
-"""What notebooks show of topologies and runs.
+"""HTML of topologies and runs for notebooks.
 
-Invariant: every text is escaped, for ids and errors may hold anything.
+Invariant: every text is escaped, because ids and errors may hold anything.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LONGEST_TEXT = 500
 
 
 def html_table(title: str, rows: Iterable[Sequence[object]], header: Sequence[str] = ()) -> str:
-    """Rows below a title; numbers are aligned right."""
+    """Return rows below a title as an HTML table; numbers are aligned right."""
     head = f"<tr>{''.join(f'<th>{escape(name)}</th>' for name in header)}</tr>" if header else ""
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     return f"<table><caption>{escape(title)}</caption>{head}{body}</table>"
@@ -30,9 +30,9 @@ def _cell(value: object) -> str:
 
 
 def topology_html(topology: Topology) -> str:
-    """The graph as SVG where matplotlib is there, otherwise its components."""
+    """Return the graph as SVG if matplotlib is installed, otherwise a table of its components."""
     try:
-        import matplotlib.figure  # noqa: F401 - to tell its absence from a fault of our own
+        import matplotlib.figure  # noqa: F401 - so that a fault of our own is not taken for its absence
     except ImportError:
         document = topology.to_document()
         rows = [

@@ -1,7 +1,7 @@
 """Zips for executors: the framework itself, and a user's own package.
 
-Spark puts a `.zip` on the executors' path, not a `.whl`. The files of a zip carry a fixed time, so that
-the same code gives the same bytes.
+Spark puts a `.zip` on the executors' path, but not a `.whl`. The files in a zip carry a fixed time, so the
+same code gives the same bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from txstream.api.errors import UsageError
 
-# The folders that lie beside `txstream/` in a checkout and install below it.
+# The folders beside `txstream/` in a checkout that install below it.
 _MAPPED = ("spouts", "bolts", "examples", "migrations")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _MARKER = "txstream/__init__.py"
@@ -24,7 +24,7 @@ _MARKER = "txstream/__init__.py"
 
 @dataclass(frozen=True)
 class Package:
-    """A zip that was written: where, how many files, how many bytes."""
+    """A zip that was written: its path, its number of files, its size."""
 
     path: Path
     files: int
@@ -32,9 +32,9 @@ class Package:
 
 
 def write_package(out: Path) -> Package:
-    """Write the installed framework as a zip for `--py-files`; `out` is replaced whole or not at all.
+    """Write the installed framework as a zip for `--py-files`. `out` is replaced whole or not at all.
 
-    Raises UsageError when `out` cannot be such a file.
+    Raises UsageError if `out` does not end in .zip or cannot be written.
     """
     if out.suffix != ".zip":
         raise UsageError(
@@ -45,8 +45,8 @@ def write_package(out: Path) -> Package:
 
 
 def framework_files() -> dict[PurePosixPath, Path]:
-    """Everything of the installed txstream, by its name in the zip. The folders may be in several places
-    (an editable install), so each subpackage is asked for where it is."""
+    """Return all files of the installed txstream by their names in the zip. In an editable install the
+    folders are in several places, so each subpackage is located by itself."""
     files: dict[PurePosixPath, Path] = {}
     for name in ("txstream", *(f"txstream.{folder}" for folder in _MAPPED)):
         spec = importlib.util.find_spec(name)
@@ -57,7 +57,7 @@ def framework_files() -> dict[PurePosixPath, Path]:
 
 
 def folder_files(folder: Path) -> Iterator[tuple[PurePosixPath, Path]]:
-    """The files below a package's folder, with their names relative to it; no caches, nothing hidden."""
+    """Yield the files below a package's folder with their names relative to it; no caches, nothing hidden."""
     for current, directories, names in os.walk(folder):
         directories[:] = sorted(d for d in directories if d != "__pycache__" and not d.startswith("."))
         for name in sorted(names):
@@ -67,7 +67,7 @@ def folder_files(folder: Path) -> Iterator[tuple[PurePosixPath, Path]]:
 
 
 def write_zip(out: Path, files: dict[PurePosixPath, Path]) -> Package:
-    """Raises UsageError when `out` cannot be written."""
+    """Write `files`, by their names in the zip, to `out`. Raises UsageError if `out` cannot be written."""
     try:
         handle, temporary = tempfile.mkstemp(prefix=f".{out.name}.", dir=out.parent)
         try:
@@ -92,7 +92,7 @@ def _add_all(archive: zipfile.ZipFile, files: Iterable[tuple[PurePosixPath, Path
 
 
 def holds_framework(path: Path) -> bool:
-    """Is this a zip with the framework in it, as `txstream package` writes it?"""
+    """Return whether this is a zip with the framework in it, as `txstream package` writes it."""
     if path.suffix != ".zip" or not zipfile.is_zipfile(path):
         return False
     with zipfile.ZipFile(path) as archive:

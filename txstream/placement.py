@@ -1,4 +1,4 @@
-"""Where the tasks of a batch ran: told by executors, stored by the leader, shown to people."""
+"""Where the tasks of a batch ran: reported by executors, stored by the leader, shown to people."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from txstream.transaction import AttemptId, Txid
 
 
 class TaskPlace(NamedTuple):
-    """One task of one attempt. `task` and `slot` count from 0 within the component, `worker` names the
-    executor process, `host` its machine; `seconds` is the time in the task, `tuples` what it was given."""
+    """One task of one attempt. `task` and `slot` count from 0 within the component. `worker` names the
+    executor process, `host` its machine. `seconds` is the time in the task, `tuples` the number of tuples it
+    was given."""
 
     component: str
     task: int
@@ -24,8 +25,8 @@ class TaskPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The tasks of one processed attempt, as of `at`. `left_out` counts tasks that there was no room to
-    store: those that took the shortest."""
+    """The tasks of one processed attempt, as of `at`. `left_out` counts the tasks that there was no room to
+    store: those that took the least time."""
 
     txid: Txid
     attempt: AttemptId
@@ -34,5 +35,5 @@ class Assignment:
     left_out: int = 0
 
     def in_order(self) -> list[TaskPlace]:
-        """By component, then by task."""
+        """Return the tasks by component, then by task."""
         return sorted(self.tasks, key=lambda place: (place.component, place.task))

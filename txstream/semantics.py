@@ -1,11 +1,11 @@
 """The value rules of exactly-once, per key, as pure functions.
 
-Invariants. A transactional row holds the effect of every batch up to and including its `txid`. An opaque
-row holds, besides, the value from before its `txid` in `prev`; `prev` is None exactly when this txid
-created the row. Nobody writes a row for a txid older than the one it carries.
+Invariants. A transactional row holds the effect of every batch up to and including its `txid`. An opaque row
+also holds, in `prev`, the value from before its `txid`; `prev` is None exactly if this txid created the row.
+A row is never written for a txid older than the one it carries.
 
-The SQL in `txstream.state` says the same in statements; one test suite runs over both.
-Source: Storm Trident's `OpaqueValue` and `TransactionalValue`, three branches: newer, same, behind.
+The SQL in `txstream.state` says the same in statements. One test suite runs over both. Source: Storm
+Trident's `OpaqueValue` and `TransactionalValue`, three branches: newer, same, behind.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TransactionalValue(Generic[V]):
         return cls(delta, txid)
 
     def update(self, delta: V, txid: Txid, combine: Combine[V]) -> TransactionalValue[V]:
-        """This value with `delta` of batch `txid`. Raises TxidRegressionError for an older batch."""
+        """Return this value with `delta` of batch `txid`. Raises TxidRegressionError for an older batch."""
         _refuse_regression(self.txid, txid)
         if txid == self.txid:
             return self
@@ -52,8 +52,8 @@ class TransactionalValue(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class OpaqueValue(Generic[V]):
-    """A value, the value before its txid, and that txid. A replay may hold other tuples, so it starts
-    again from `prev`; None there means that this txid created the row."""
+    """A value, the value before its txid, and that txid. A replay may hold other tuples, so it starts again
+    from `prev`. A `prev` of None means that this txid created the row."""
 
     value: V
     prev: V | None
@@ -64,7 +64,7 @@ class OpaqueValue(Generic[V]):
         return cls(delta, None, txid)
 
     def update(self, delta: V, txid: Txid, combine: Combine[V]) -> OpaqueValue[V]:
-        """This value with `delta` of batch `txid`. Raises TxidRegressionError for an older batch."""
+        """Return this value with `delta` of batch `txid`. Raises TxidRegressionError for an older batch."""
         _refuse_regression(self.txid, txid)
         if txid == self.txid:
             value = delta if self.prev is None else combine(self.prev, delta)
@@ -72,14 +72,15 @@ class OpaqueValue(Generic[V]):
         return OpaqueValue(combine(self.value, delta), self.value, txid)
 
     def restore(self, txid: Txid) -> OpaqueValue[V] | None:
-        """What is left when batch `txid` is undone: the value before it; None when it created the row."""
+        """Return what is left when batch `txid` is undone: the value before it, or None if it created the
+        row."""
         if self.txid != txid:
             return self
         return None if self.prev is None else OpaqueValue(self.prev, self.prev, self.txid)
 
 
 def legal_state_semantics(spout: Semantics) -> tuple[Semantics, ...]:
-    """The state semantics that give exactly-once under a spout's promise, its own first."""
+    """Return the legal state semantics for a spout: those that keep its promise, its own first."""
     if spout is Semantics.TRANSACTIONAL:
         return (Semantics.TRANSACTIONAL, Semantics.OPAQUE)
     return (spout,)

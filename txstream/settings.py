@@ -1,5 +1,5 @@
-"""Where a run finds its services. First found wins: argument, environment, `txstream.toml`, the running
-embedded services."""
+"""Where a run finds its services. The first that gives an address wins: argument, environment,
+`txstream.toml`, the running embedded services."""
 
 from __future__ import annotations
 
@@ -30,15 +30,14 @@ _DEADLINES = ("connect_timeout_seconds", "session_timeout_seconds", "fetch_timeo
 class Settings:
     """Addresses and deadlines of a run.
 
-    `zookeeper` are hosts with an optional chroot, `kafka` bootstrap servers, `database` a SQLAlchemy URL,
+    `zookeeper` is hosts with an optional chroot, `kafka` bootstrap servers, `database` a SQLAlchemy URL,
     `master` a Spark master, `redis` a URL for RedisStreamSpout. `standby` is "cold" or "warm": what a driver
-    has ready while another one leads. None means: not given, look further. `spark_conf` is passed to a
-    session that txstream makes, whose JVM prints into `spark_log` (unset: a file in `log_dir`); `py_files`
-    are shipped to executors, and `package` is the one of them that holds the framework, for executors that do
-    not have it.
-    `ledger_keep` says how long the ledger keeps a batch: "7d", "100000", "all", or "7d,100000", which is also
-    the default (whichever limit is reached first).
-    `state_databases` are URLs, with passwords, of further databases with state, for commands that look there.
+    has ready while another one leads. None means not given: look further. `spark_conf` is passed to a session
+    that txstream makes, whose JVM prints into `spark_log` (unset: a file in `log_dir`). `py_files` are
+    shipped to executors; `package` is the one that holds the framework, for executors that do not have it.
+    `ledger_keep` says how long the ledger keeps a batch: "7d", "100000", "all", or the default "7d,100000"
+    (whichever limit is reached first). `state_databases` are the URLs, with passwords, of further databases
+    with state, for commands that look there.
     """
 
     zookeeper: str | None = None
@@ -73,12 +72,12 @@ class Settings:
 
     @property
     def keep(self) -> Keep:
-        """`ledger_keep`, understood."""
+        """`ledger_keep`, parsed."""
         return self.ledger_keep if isinstance(self.ledger_keep, Keep) else Keep.parse(self.ledger_keep)
 
     def resolve(self, directory: Path | None = None) -> Settings:
-        """These settings with what is missing filled in from the environment, `txstream.toml` in
-        `directory` (the working directory), and the embedded services running under `data_dir`.
+        """Return these settings with missing values filled in from the environment, from `txstream.toml` in
+        `directory` (by default the working directory), and from embedded services running under `data_dir`.
 
         Raises UsageError for a file that cannot be read or has unknown names.
         """
@@ -90,7 +89,7 @@ class Settings:
         return replace(self, **found, state_databases=given.state_databases)
 
     def resolve_given(self, directory: Path | None = None) -> Settings:
-        """As `resolve`, but without looking for embedded services."""
+        """Do what `resolve` does, without looking for embedded services."""
         found: dict[str, Any] = {name: getattr(self, name) for name in (*_STRINGS, *_LISTS)}
         for source in (_from_environment(), _from_file((directory or Path.cwd()) / SETTINGS_FILE)):
             for name, value in source.items():
@@ -109,29 +108,29 @@ class Settings:
             return living(self.data_dir)
 
     def make_data_dir(self) -> None:
-        """Make the data directory if it is not there. Raises UsageError when it cannot be one."""
+        """Make the data directory if it does not exist. Raises UsageError if it cannot be used."""
         with using_data_dir(self.data_dir):
             self.data_dir.mkdir(parents=True, exist_ok=True)
 
     def require_zookeeper(self) -> str:
-        """ZooKeeper's hosts. Raises UsageError that names the ways to give them."""
+        """Return ZooKeeper's hosts. Raises UsageError that names the ways to give them."""
         if not self.zookeeper:
             raise UsageError(_missing("ZooKeeper", "zookeeper", "127.0.0.1:2181"))
         return self.zookeeper
 
     def require_kafka(self) -> str:
-        """Kafka's bootstrap servers. Raises UsageError that names the ways to give them."""
+        """Return Kafka's bootstrap servers. Raises UsageError that names the ways to give them."""
         if not self.kafka:
             raise UsageError(_missing("Kafka", "kafka", "127.0.0.1:9092"))
         return self.kafka
 
     def addresses(self) -> dict[str, str]:
-        """The known addresses that a source or a bolt may need."""
+        """Return the known addresses that a source or a bolt may need."""
         known = {"kafka": self.kafka, "redis": self.redis, "database": self.database_url()}
         return {name: address for name, address in known.items() if address}
 
     def database_url(self) -> str:
-        """The database's URL; unset, the SQLite file in the data directory."""
+        """Return the database's URL; if unset, that of the SQLite file in the data directory."""
         return self.database or f"sqlite:///{self.default_database_file}"
 
     @property
@@ -149,8 +148,8 @@ def is_disk_full(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def using_data_dir(data_dir: Path) -> Iterator[None]:
-    """Raises UsageError, a sentence, for what the system says of files below the data directory or of its
-    full disk; other errors pass."""
+    """Turn operating system errors about files below the data directory, or about its full disk, into
+    UsageError. Other errors pass."""
     try:
         yield
     except OSError as error:
@@ -161,7 +160,7 @@ def using_data_dir(data_dir: Path) -> Iterator[None]:
             if not (file.is_relative_to(folder) or folder.is_relative_to(file)):
                 raise
         elif is_full and is_disk_full(folder):
-            file = folder  # an error of a write names no file
+            file = folder  # a failed write names no file
         else:
             raise
         where = f" ({file})" if file != folder else ""

@@ -1,8 +1,8 @@
-"""Names for the numbers of a batch: `Txid`, `AttemptId`, and the two together.
+"""Types for the numbers of a batch: `Txid`, `AttemptId`, and the pair of them.
 
-Invariants: txids are 1, 2, 3 ... without gaps. An attempt id is one 63-bit integer, the leader's epoch
-in the high 31 bits and a sequence in the low 32; over a topology's whole life it only grows, so it
-serves as the fencing token in every database.
+Invariants: txids are 1, 2, 3 ... without gaps. An attempt id is one 63-bit integer: the leader's epoch in the
+high 31 bits, a sequence in the low 32. It only grows over a topology's whole life, so it serves as the
+fencing token in every database.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ FIRST_TXID = Txid(1)
 
 
 def attempt_id(epoch: int, sequence: int) -> AttemptId:
-    """The attempt id of `sequence` under `epoch`. Raises OverflowError outside 31 and 32 bits."""
+    """Return the attempt id of `sequence` under `epoch`.
+
+    Raises OverflowError if the epoch does not fit 31 bits or the sequence 32.
+    """
     if not 0 <= epoch <= _MAX_EPOCH:
         raise OverflowError(f"epoch {epoch} does not fit 31 bits")
     if not 0 <= sequence <= _MAX_SEQUENCE:
@@ -31,12 +34,12 @@ def attempt_id(epoch: int, sequence: int) -> AttemptId:
 
 
 def epoch_of(attempt: int) -> Epoch:
-    """The epoch of the leader that made this attempt id."""
+    """Return the epoch of the leader that made this attempt id."""
     return Epoch(attempt >> _SEQUENCE_BITS)
 
 
 def sequence_of(attempt: int) -> int:
-    """The place of this attempt within its leader's attempts."""
+    """Return the number of this attempt among its leader's attempts."""
     return attempt & _MAX_SEQUENCE
 
 
@@ -52,7 +55,7 @@ class TransactionAttempt:
 
 
 class AttemptSequence:
-    """Hands out growing attempt ids under one epoch; (epoch, 0) is what a new leader raises fences to."""
+    """Hands out growing attempt ids under one epoch. A new leader raises the fences to (epoch, 0)."""
 
     def __init__(self, epoch: Epoch) -> None:
         self.epoch = epoch

@@ -1,10 +1,10 @@
-"""Numbers and other values in sentences and tables."""
+"""How numbers and other values appear in sentences and tables."""
 
 from decimal import Decimal
 
 
 def shown(value: object) -> str:
-    """A value as people read it."""
+    """Return a value as people read it."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -15,11 +15,11 @@ def shown(value: object) -> str:
 
 
 def in_order(partition: str) -> tuple[str, int]:
-    """For `key=`: `lines/2` comes before `lines/10`."""
+    """Return a sort key for partitions: `lines/2` comes before `lines/10`."""
     name, _, number = partition.rpartition("/")
     return (name, int(number)) if number.isdecimal() else (partition, -1)
 
 
 def counted(number: int, one: str, many: str = "") -> str:
-    """`1 record`, `2,000 records`; `many` where it is not `one` with an s."""
+    """Return `1 record`, `2,000 records`. Give `many` where the plural is not `one` with an s."""
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"

@@ -1,11 +1,11 @@
-"""`BatchSpout`: the general contract, for a source that has no partitions: Storm's transactional spout.
+"""`BatchSpout`: the general contract, for a source without partitions, like Storm's transactional spout.
 
-It is a `PartitionedSpout` with a single partition, "batch", so there is one path through the engine. What the
-partition's meta carries is the txid and the user's own meta.
+It is a `PartitionedSpout` with a single partition, "batch", so there is one path through the engine. The
+partition's meta carries the txid and the user's own meta.
 
 Storm has a coordinator and an emitter here. `BatchSpout` has the methods of both on one class, because most
-sources open the same connection for both: txstream copies the instance, once on the driver and once in each
-worker process, and each copy is used for one side only.
+sources open the same connection for both. txstream copies the instance, once on the driver and once in each
+worker process, and uses each copy for one side only.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _FLUSH_ROWS = 50_000
 class BatchTransaction:
     """The stored meta of a `BatchSpout`: the txid, and the user's meta as JSON.
 
-    With `is_empty` the transaction holds nothing, and `meta` is that of the last one that held something.
+    If `is_empty`, the transaction holds nothing, and `meta` is that of the last one that held something.
     """
 
     txid: int
@@ -62,7 +62,7 @@ class BatchTransaction:
 
 
 class BatchSpout(PartitionedSpout[BatchTransaction], Generic[Meta]):
-    """A source that decides by itself what each transaction holds.
+    """A source that decides itself what each transaction holds.
 
         class Orders(BatchSpout[OrderIds]):
             output = "city string, amount bigint"
@@ -74,10 +74,10 @@ class BatchSpout(PartitionedSpout[BatchTransaction], Generic[Meta]):
         OpaqueSpout(Orders(...))
 
     Instances are shipped by pickle: keep addresses in them, and open connections in `open`, which is called
-    on copies. Attributes set on one copy are not seen by the others.
+    on copies. A copy does not see attributes that were set on another.
 
     `max_batch_records` does not apply: `initialize_transaction` decides how much a transaction holds. One
-    Spark task emits the whole of it, so a source that can be read in parts is better a `PartitionedSpout`.
+    Spark task emits all of it, so a `PartitionedSpout` is better for a source that can be read in parts.
     """
 
     meta_type: ClassVar[type[Any]] = BatchTransaction
@@ -95,57 +95,57 @@ class BatchSpout(PartitionedSpout[BatchTransaction], Generic[Meta]):
     # --- what a user implements ---------------------------------------------------------------------------
 
     def open(self, context: SpoutContext) -> None:
-        """Called once on each copy before anything else: on the driver, and in each worker process."""
+        """Called once on each copy, before anything else: on the driver, and in each worker process."""
 
     def is_ready(self) -> bool:
-        """Driver. Is it worth opening a new transaction now? Called before each; must not block."""
+        """Driver. Return whether a new transaction is worth opening. Called before each; must not block."""
         return True
 
     @abstractmethod
     def initialize_transaction(self, txid: Txid, previous_meta: Meta | None) -> Meta | None:
-        """Driver. What transaction `txid` holds; None when there is nothing to open one for.
+        """Driver. Return what transaction `txid` holds, or None if there is nothing to open one for.
 
         `previous_meta` is the answer for the transaction before, committed or not; None for the first. Called
-        in strict txid order, each time from one thread; again for the same txid after a failed attempt of an
-        opaque topology, with the same `previous_meta`. A transactional topology stores the answer and uses it
-        for every replay. Decide by `previous_meta` and by the source alone, never by what was answered
-        before. May take up to two seconds. Raise PartitionUnavailableError in an outage: it is waited for.
+        in strict txid order, from one thread at a time. After a failed attempt an opaque topology calls it
+        again for the same txid, with the same `previous_meta`; a transactional topology stores the answer and
+        uses it for every replay. Decide by `previous_meta` and the source alone, never by an earlier answer.
+        May take up to two seconds. In an outage raise PartitionUnavailableError; the engine waits.
         """
 
     @abstractmethod
     def emit_batch(self, attempt: TransactionAttempt, meta: Meta, collector: OutputCollector) -> None:
-        """Executor. Emit the tuples of a transaction, exactly those that `meta` stands for.
+        """Executor. Emit the tuples of a transaction: exactly those that `meta` stands for.
 
-        Called again for a replay, and perhaps twice for one attempt (speculation, lineage): the same meta
-        must give the same tuples in the same order. Raise PartitionUnavailableError when they cannot be read
-        now, DataLostError when they no longer exist. They are held in memory, as Arrow, until this returns.
+        Called again for a replay, and perhaps twice for one attempt (speculation, lineage). The same meta
+        must give the same tuples in the same order. Raise PartitionUnavailableError if they cannot be read
+        now, DataLostError if they no longer exist. They are held in memory, as Arrow, until this returns.
         """
 
     def cleanup_before(self, txid: Txid) -> None:
-        """Driver. Everything before `txid` is committed and is never emitted again. May be called again for
-        the same txid, and not at all for some. In an outage (PartitionUnavailableError) it is left to a later
-        call; any other error ends the run."""
+        """Driver. Drop what is kept for transactions before `txid`: they are committed and never emitted
+        again. May be called again for the same txid, and not at all for some. If it raises
+        PartitionUnavailableError (an outage), a later call makes up for it; any other error ends the run."""
 
     def targets(self) -> Mapping[str, Any]:
-        """Driver. Where the source ends now, for until="caught-up". Raises TopologyError: it has no end."""
+        """Driver. Return where the source ends now, for until="caught-up". Default: raises TopologyError."""
         raise TopologyError(
             f"{type(self).__name__} has no end, so until='caught-up' never comes; override targets() and "
             f"reached(), or use until_txid"
         )
 
     def reached(self, previous_meta: Meta | None, targets: Mapping[str, Any]) -> bool:
-        """Driver. Is all that `targets` stands for in the transactions up to `previous_meta`?"""
+        """Driver. Return whether the transactions up to `previous_meta` have reached `targets`."""
         raise TopologyError(
             f"{type(self).__name__} cannot tell whether it has caught up; override reached(), or use "
             f"until_txid"
         )
 
     def lag_records(self, previous_meta: Meta | None, targets: Mapping[str, Any]) -> int | None:
-        """Driver. How many records are still to come before `targets`; None where unknown."""
+        """Driver. Return how many records are still to come up to `targets`, or None if unknown."""
         return None
 
     def close(self) -> None:
-        """Called once on each copy that was opened, at its end."""
+        """Called once at the end, on each copy that was opened."""
 
     # --- how the engine sees it -----------------------------------------------------------------------------
 
@@ -159,7 +159,7 @@ class BatchSpout(PartitionedSpout[BatchTransaction], Generic[Meta]):
         return _BatchEmitter(self._opened(context), self._codec(), context.component, schema)
 
     def _opened(self, context: SpoutContext) -> BatchSpout[Meta]:
-        """A copy, so that what it opens is not in what is shipped."""
+        """Return an opened copy, so that the instance that is shipped holds no connection."""
         opened = copy.copy(self)
         opened.open(context)
         return opened
@@ -175,8 +175,8 @@ class BatchSpout(PartitionedSpout[BatchTransaction], Generic[Meta]):
 
 
 class _BatchCoordinator(PartitionCoordinator[BatchTransaction], Generic[Meta]):
-    """The driver's side. Txids are counted by the metas, which come back in strict txid order: a replay that
-    finds nothing is counted too, by an empty one."""
+    """The driver's side. It counts txids by the metas, which come back in strict txid order. A replay that
+    finds nothing gets an empty meta, so that it counts too."""
 
     def __init__(self, spout: BatchSpout[Meta], codec: MetaCodec[Meta]) -> None:
         self._spout = spout
@@ -254,7 +254,7 @@ class _BatchEmitter(PartitionEmitter[BatchTransaction], Generic[Meta]):
         if meta.is_empty:
             return
         collector = BatchCollector(self._component, self._schema)
-        # Typed as Any: a generator, which a user may write by mistake, would emit nothing without a word.
+        # Typed as Any, to look at what it returns: a generator, an easy mistake, would silently emit nothing.
         emit_batch: Any = self._spout.emit_batch
         answer = emit_batch(attempt, _decode(self._codec, meta), collector)
         if answer is not None:
@@ -283,7 +283,7 @@ class BatchCollector:
         if type(values) is not tuple:
             if not isinstance(values, Iterable) or isinstance(values, (str, bytes, Mapping, Set)):
                 raise self._wrong_arity(values)
-            values = tuple(values)  # a list may be changed before it is turned into Arrow
+            values = tuple(values)  # the caller may change a list before it is turned into Arrow
         if len(values) != len(self._schema):
             raise self._wrong_arity(values)
         self._rows.append(values)
@@ -309,7 +309,7 @@ class BatchCollector:
         )
 
     def finish(self) -> list[pa.RecordBatch]:
-        """All that was emitted, in order. Nothing can be emitted after it."""
+        """Close the collector and return all that was emitted, in order."""
         self._is_open = False
         self._flush()
         return self._batches

@@ -1,7 +1,7 @@
-"""What is looked at in a bolt's class before it runs.
+"""Checks of a bolt's class before it runs.
 
-A method that is a generator or a coroutine does nothing when it is called, and one under another name is
-never called: either way a batch would commit without what the bolt should have emitted.
+A method that is a generator or a coroutine does nothing when it is called, and a misnamed method is never
+called. Either way a batch would commit without what the bolt should have emitted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from txstream.api.errors import TopologyError
 from txstream.api.tracked import RichBolt, Spout
 
 _KINDS = (BasicBolt, BatchBolt, DataFrameBolt, RichBolt)
-# What other frameworks call the like.
+# What other frameworks call these methods.
 _ELSEWHERE = {
     "process": "execute",
     "finish": "finish_batch",
@@ -33,7 +33,7 @@ class TopologyWarning(UserWarning):
 
 
 def check_bolt(component: str, bolt: object) -> None:
-    """Raises TopologyError for what is no bolt."""
+    """Raise TopologyError if this is not a bolt."""
     if not isinstance(bolt, _KINDS):
         hint = " (pass an instance, not the class)" if isinstance(bolt, type) else ""
         raise TopologyError(
@@ -43,7 +43,7 @@ def check_bolt(component: str, bolt: object) -> None:
 
 
 def check_methods(component: str, bolt: Bolt | Spout) -> None:
-    """Raises TopologyError for a method that does nothing when it is called."""
+    """Raise TopologyError for a method that does nothing when called, or a BasicBolt that overrides none."""
     kind = _kind(bolt)
     for name in _methods(kind):
         idle = idleness(getattr(bolt, name))
@@ -58,8 +58,8 @@ def check_methods(component: str, bolt: Bolt | Spout) -> None:
 
 
 def idleness(function: Any, *, may_yield: bool = False) -> str | None:
-    """Why calling this function does nothing, with the remedy; None when it does what it says. What hides
-    behind a decorator is only known by what it returns."""
+    """Return why calling this function does nothing, with the remedy, or None if it does run. It cannot see
+    behind a decorator; for that, look at what the call returns."""
     while True:
         if isinstance(function, functools.partial):
             function = function.func
@@ -78,7 +78,7 @@ def idleness(function: Any, *, may_yield: bool = False) -> str | None:
 
 
 def warn_of_uncalled(component: str, bolt: Bolt | Spout, stacklevel: int) -> None:
-    """Warn of a method that is called almost like one of the contract's, and used by none of its own."""
+    """Warn of a method that is almost named as a contract method and that the class itself does not use."""
     kind = _kind(bolt)
     contract = _methods(kind)
     used = {name for owner in type(bolt).__mro__ for member in vars(owner).values() for name in _uses(member)}
@@ -103,7 +103,7 @@ def _kind(instance: Bolt | Spout) -> type[Bolt | Spout]:
 
 
 def _methods(kind: type[Bolt | Spout]) -> set[str]:
-    """The names of a class's public methods."""
+    """Return the names of a class's public methods."""
     return {name for name in dir(kind) if inspect.isfunction(getattr(kind, name)) and name[0] != "_"}
 
 
@@ -114,7 +114,7 @@ def _nearest(name: str, contract: set[str]) -> str | None:
 
 
 def _uses(member: Any) -> Iterator[str]:
-    """The names that a function's code uses, and those of the functions inside it."""
+    """Yield the names that a function's code uses, and those that functions inside it use."""
     code = member if isinstance(member, CodeType) else getattr(member, "__code__", None)
     if code is not None:
         yield from code.co_names

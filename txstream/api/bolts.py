@@ -1,9 +1,8 @@
 """What a user implements to process tuples.
 
-Bolts are pickled once when the topology starts, and unpickled on the executors: a fresh instance for each
-task of each attempt. So an instance may keep what it likes between `prepare` and `finish_batch`, and must
-not hope to find it in the next batch. What is dear to open is opened once per worker process: see
-`Bolt.prepare_worker`.
+Bolts are pickled once when the topology starts. Executors unpickle a fresh instance for each task of each
+attempt. So an instance may keep anything between `prepare` and `finish_batch`, but nothing from one batch to
+the next. Open what is expensive once per worker process, in `Bolt.prepare_worker`.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from txstream.transaction import TransactionAttempt
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """A worker process, as a bolt's `prepare_worker` sees it. `worker` names the executor on its `host`;
-    `settings` are the topology's, shipped once; `addresses` are the run's, as a `SpoutContext` has them."""
+    """A worker process, as a bolt's `prepare_worker` sees it. `worker` names the executor on its `host`.
+    `settings` are the topology's, shipped once. `addresses` are the run's, as in a `SpoutContext`."""
 
     topology_id: str
     component: str
@@ -40,14 +39,14 @@ class WorkerContext:
 
 @dataclass(frozen=True, slots=True)
 class TopologyContext:
-    """Where a bolt instance finds itself. Task indexes count from 0 within the component.
+    """Where a bolt instance runs. Task indexes count from 0 within the component.
 
-    `slot` is the Spark task that this task runs in, `worker` the executor on its `host`. `task_counts` has
-    the number of tasks of every bolt, `task_ids` what `emit_direct` takes for each task of a component,
-    `task_id` that of this task. With tracked tuples the ids count over the topology, as in Storm: from 0,
-    spouts first, in the order of declaration. With batches they are indexes. `resource` is what the bolt's
-    `prepare_worker` returned in this process. `settings` are the topology's. `states` are those that the bolt
-    declares: see `state`.
+    `slot` is the Spark task that this task runs in; `worker` is the executor on its `host`. `task_counts`
+    holds the number of tasks of every bolt. `task_ids` holds the ids that `emit_direct` takes, for each task
+    of a component; `task_id` is this task's own. With tracked tuples, ids count over the whole topology, as
+    in Storm: from 0, spouts first, in the order of declaration. With batches they are task indexes.
+    `resource` is what the bolt's `prepare_worker` returned in this process. `settings` are the topology's.
+    `states` are the states that the bolt declares: see `state`.
     """
 
     topology_id: str
@@ -66,8 +65,8 @@ class TopologyContext:
     states: Mapping[str, MapState[Any, Any]] = field(default_factory=dict, repr=False)
 
     def state(self, name: str) -> MapState[Any, Any]:
-        """The state that the bolt declares under this name, for this task and attempt. Raises UsageError that
-        lists those it declares."""
+        """Return the state that the bolt declares under this name, for this task and attempt. Raises
+        UsageError for an unknown name, with a list of the declared ones."""
         found = self.states.get(name)
         if found is None:
             raise UsageError(
@@ -79,22 +78,22 @@ class TopologyContext:
 
 
 class OutputCollector(Protocol):
-    """Takes what a bolt emits. Arity is checked at once, types when the tuples leave the bolt."""
+    """Takes what a bolt emits. It checks arity at once, and types when the tuples leave the bolt."""
 
     def emit(self, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
-        """One tuple, its values in the order of the stream's fields. Raises TupleError."""
+        """Emit one tuple, its values in the order of the stream's fields. Raises TupleError."""
 
     def emit_batch(self, batch: pa.RecordBatch, stream: str = DEFAULT_STREAM) -> None:
-        """Many tuples as one Arrow batch of the stream's schema. Raises TupleError."""
+        """Emit many tuples as one Arrow batch of the stream's schema. Raises TupleError."""
 
     def emit_direct(self, task: int, values: Sequence[Any], stream: str = DEFAULT_STREAM) -> None:
-        """One tuple to task `task` of each bolt that subscribes to this stream, which must be declared
-        direct. With tracked tuples `task` is an id, of which only one bolt has a task: take it from
-        `context.task_ids`. Raises TupleError, also for a task that a subscriber does not have."""
+        """Emit one tuple to task `task` of each bolt that subscribes to this stream, which must be declared
+        direct. With tracked tuples `task` is an id that only one bolt has; take it from `context.task_ids`.
+        Raises TupleError, also for a task that a subscriber does not have."""
 
 
 class OutputFieldsDeclarer:
-    """Collects a component's output streams; `inputs` are the schemas of what it subscribes to."""
+    """Collects a component's output streams. `inputs` are the schemas of the streams it subscribes to."""
 
     def __init__(self, component: str, inputs: Sequence[pa.Schema]) -> None:
         self.component = component
@@ -103,8 +102,8 @@ class OutputFieldsDeclarer:
         self.direct_streams: set[str] = set()
 
     def declare(self, schema: str | pa.Schema, stream: str = DEFAULT_STREAM, *, direct: bool = False) -> None:
-        """Declare one stream, "word string, n bigint". The emitter of a direct stream chooses the task
-        that gets a tuple, with `emit_direct`. Raises SchemaError, TopologyError."""
+        """Declare one stream, such as "word string, n bigint". The emitter of a direct stream chooses the
+        task that gets a tuple, with `emit_direct`. Raises SchemaError, TopologyError."""
         if not isinstance(stream, str) or not stream:
             raise TopologyError(f"component {self.component!r} declares a stream called {stream!r}")
         if stream in self.streams:
@@ -114,9 +113,9 @@ class OutputFieldsDeclarer:
             self.direct_streams.add(stream)
 
     def input_field(self, name: str) -> pa.Field:
-        """The field that this component will find in its tuples, whichever input they come from.
+        """Return the field of this name, which the component's tuples have whichever input they come from.
 
-        Raises TopologyError where it is missing, or not of one type in all inputs.
+        Raises TopologyError if an input lacks it, or if its type differs between inputs.
         """
         for schema in self.inputs:
             if name not in schema.names:
@@ -133,9 +132,9 @@ class OutputFieldsDeclarer:
         return self.inputs[0].field(name)
 
 
-class Bolt(ABC):  # noqa: B024 - abstract by having no execute of its own
-    """Common to all bolts. Declare the output as `output = "word string"`, or override
-    `declare_output_fields` for several streams or for types that depend on the input."""
+class Bolt(ABC):  # noqa: B024 - abstract because it has no execute
+    """Base of all bolts. Declare the output as `output = "word string"`, or override `declare_output_fields`
+    for several streams or for types that depend on the input."""
 
     output: ClassVar[str | pa.Schema | None] = None
 
@@ -145,41 +144,42 @@ class Bolt(ABC):  # noqa: B024 - abstract by having no execute of its own
             declarer.declare(self.output)
 
     def prepare_worker(self, context: WorkerContext) -> Any:
-        """Called once in each worker process that runs a task of this bolt, before the first of them: open a
-        connection here. What it returns is `context.resource` in every `prepare` in that process.
+        """Called once in each worker process that runs tasks of this bolt, before the first task: open
+        connections here. What it returns is `context.resource` in every `prepare` in that process.
 
-        Called on an instance that gets no tuples. An error fails the attempt like one in `prepare`; the next
-        attempt tries again.
+        It is called on an instance that gets no tuples. An error fails the attempt, like an error in
+        `prepare`; the next attempt tries again.
         """
         return None
 
     def close_worker(self, resource: Any) -> None:  # noqa: B027 - most bolts open nothing
-        """Called with what `prepare_worker` returned when the worker process drops it: when it gets a task
-        of a later run of the topology, when it works for other topologies and had no task of this one for a
-        minute, or when it ends in good order. A killed process calls nothing."""
+        """Called with what `prepare_worker` returned, when the worker process drops it: when the process gets
+        a task of a later run of the topology, when it works for other topologies and had no task of this one
+        for a minute, or when it exits in good order. A killed process calls nothing."""
 
 
 class BasicBolt(Bolt):
-    """A function or filter per tuple, or on many tuples as columns: override `execute` or `execute_batch`.
-    What `execute` emits is anchored to the tuple for you."""
+    """A function or filter, on one tuple at a time or on many as columns: override `execute` or
+    `execute_batch`. What `execute` emits is anchored to the tuple for you."""
 
     def prepare(self, context: TopologyContext) -> None:
-        """Called once per task and attempt, before its first tuple. The default keeps the context as
+        """Called once per task and attempt, before the first tuple. The default keeps the context as
         `self.context`."""
         self.context = context
 
     def execute(self, tup: Tuple, collector: OutputCollector) -> None:
-        """Called once per tuple, on an executor; after a failure again, under another attempt.
+        """Called once per tuple, on an executor; after a failure, again under another attempt.
 
-        Must not keep results for a later batch, and must give the same output for the same tuple. Raise
+        It must not keep results for a later batch, and must give the same output for the same tuple. Raise
         BatchFailedError to have the batch replayed; any other exception counts as a bug.
         """
         raise NotImplementedError(f"{type(self).__name__} has no execute of its own")
 
     def execute_batch(self, batch: pa.RecordBatch, collector: OutputCollector) -> None:
-        """Called instead of `execute` where it is overridden, with many tuples of one input at once, as
-        Arrow columns; emit with `collector.emit_batch`. How many come at once differs from attempt to
-        attempt: the output for a tuple must not depend on those beside it. Not for tracked tuples.
+        """If overridden, called instead of `execute`, with many tuples of one input at once as Arrow columns.
+
+        Emit with `collector.emit_batch`. How many tuples come at once differs from attempt to attempt, so the
+        output for a tuple must not depend on its neighbours. Not for tracked tuples.
         """
         raise NotImplementedError(f"{type(self).__name__} has no execute_batch of its own")
 
@@ -187,8 +187,8 @@ class BasicBolt(Bolt):
 class BatchBolt(Bolt):
     """One fresh instance per task per attempt: aggregation within a batch.
 
-    A committer, or a bolt below one, may declare `states` by name, in the class or in its constructor; it
-    finds each as a `MapState` by `context.state(name)`.
+    A committer, or a bolt below one, may declare `states` by name, in the class or in its constructor.
+    `context.state(name)` gives it each of them as a `MapState`.
     """
 
     states: Mapping[str, SqlState] = MappingProxyType({})
@@ -206,26 +206,26 @@ class BatchBolt(Bolt):
         """Called once per tuple."""
 
     def execute_chunk(self, chunk: Chunk) -> None:
-        """Called with many tuples at once. Override it where Arrow is faster; it must do what `execute`
-        on each tuple would."""
+        """Called with many tuples at once. Override it where Arrow is faster; it must do what calling
+        `execute` on each tuple would do."""
         execute: Any = self.execute
         for tup in chunk.tuples():
             if (result := execute(tup)) is not None:
                 refuse_result(self, "execute", result)
 
     def finish_batch(self) -> None:
-        """Called once when all of the task's tuples have come, also when there were none."""
+        """Called once, after all of the task's tuples, also if there were none."""
 
 
 def overrides(bolt: Bolt, method: Callable[..., None]) -> bool:
-    """Has the bolt's class its own of this method, one of `BasicBolt`, say?"""
+    """Return whether the bolt's class overrides this method, such as `BasicBolt.execute`."""
     return getattr(type(bolt), method.__name__) is not method
 
 
 def refuse_result(bolt: object, method: str, result: object) -> NoReturn:
-    """What a bolt's or spout's method has returned instead of emitting it. Raises BoltError."""
+    """Raise BoltError for what a bolt's or spout's method returned instead of emitting it."""
     if isinstance(result, Coroutine):
-        result.close()  # or Python prints that it was never awaited
+        result.close()  # otherwise Python warns that it was never awaited
     lazy = isinstance(result, (Iterator, Awaitable, AsyncIterator))
     shown = f"a {type(result).__name__}" if lazy else f"{result!r:.200}"
     raise BoltError(
@@ -235,41 +235,41 @@ def refuse_result(bolt: object, method: str, result: object) -> NoReturn:
 
 
 class TransactionalBolt(BatchBolt):
-    """A BatchBolt whose batch id is a `TransactionAttempt`; Storm's name for what BatchBolt is here."""
+    """Storm's name for a BatchBolt whose batch id is a `TransactionAttempt`. Here every BatchBolt has one."""
 
 
 class Committer:
-    """Mixin: makes a BatchBolt a committer without `set_committer_bolt`.
+    """Mixin that makes a BatchBolt a committer without `set_committer_bolt`.
 
-    A committer, and every bolt below it, runs in the commit phase: only for the oldest open txid, one txid
-    at a time, in strict order. All of it may run several times for one txid, under growing attempts, also
-    after it has run to its end; an attempt that is too slow may go on beside its successor. Change nothing
-    outside but state that knows the txid: a `MapState` does (`BatchBolt.states`).
+    A committer, and every bolt below it, runs in the commit phase: only for the oldest open txid, one txid at
+    a time, in strict order. All of it may run several times for one txid, under growing attempts, even after
+    it has run to its end. An attempt that is too slow may go on beside its successor. The only outside state
+    that it may change is state that knows the txid, such as a `MapState` (`BatchBolt.states`).
     """
 
 
 class DataFrameBolt(Bolt):
     """Spark SQL instead of Python per tuple.
 
-    `transform` is called on the driver, once per attempt, and answers lazily: Spark runs what it describes
-    as a part of the batch. Read nothing in it but its inputs, and nothing random: lost partitions are
-    computed again. The order of rows is Spark's: nothing may depend on it, such as `first` or `limit` without
-    a sort, and what is returned is handed on in the order of its values. The groupings of its inputs do not
-    matter, since Spark decides where rows are; each partition of what it returns counts as a task.
+    `transform` is called on the driver, once per attempt, and its answer is lazy: Spark runs what it
+    describes as part of the batch. Read only the inputs and use nothing random, because Spark computes lost
+    partitions again. Nothing may depend on the order of rows, which Spark chooses: no `first` or `limit`
+    without a sort. The result is handed on in the order of its values. The groupings of the inputs do not
+    matter, since Spark decides where rows are. Each partition of the result counts as a task.
     """
 
     def transform(self, df: Any) -> Any:
-        """From the DataFrame of the bolt's only input to that of its only output stream."""
+        """Return the DataFrame of the bolt's only output stream, from that of its only input."""
         raise TopologyError(
             f"{type(self).__name__} must override transform(df), or transform_streams(inputs) for several "
             f"inputs or output streams"
         )
 
     def transform_streams(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-        """From DataFrames by input to DataFrames by output stream.
+        """Return DataFrames by output stream, from DataFrames by input. Override it if there are several.
 
-        An input is called like the component that it comes from, with ".stream" appended for another stream
-        than the default one. Override it for several inputs or output streams.
+        An input has the name of the component that it comes from, with ".stream" appended unless it is the
+        default stream.
         """
         if len(inputs) != 1:
             raise TopologyError(
@@ -282,8 +282,8 @@ class DataFrameBolt(Bolt):
 class StateCommitter(BatchBolt, Committer):
     """A committer that stores deltas in a table; the engine commits them with the fence and the ledger.
 
-    Its task folds tuples into deltas in the processing phase, wherever its tuples are; deltas of all tasks
-    are merged before the one write per key. So its tasks never contend for a key.
+    Its tasks fold tuples into deltas in the processing phase, wherever the tuples are. The deltas of all
+    tasks are merged before the one write per key, so the tasks never contend for a key.
     """
 
     state: SqlState
@@ -291,16 +291,16 @@ class StateCommitter(BatchBolt, Committer):
 
     @abstractmethod
     def deltas(self) -> pa.Table:
-        """What this task has folded, asked once after its last tuple: one row per key, the key columns
-        first, then one delta per value column, then what their reducers need to merge them."""
+        """Return what this task has folded; called once, after its last tuple. One row per key: the key
+        columns, then one delta per value column, then what the reducers need to merge them."""
 
 
 class MergeableBolt(BatchBolt):
     """A BatchBolt whose output is one row per key, merged associatively.
 
-    Running it on parts of a key's tuples and merging the rows gives what running it on all of them gives.
-    When such a bolt feeds only a state whose reducers merge its columns alike, the engine leaves out the
-    exchange of tuples in front of it, as Trident's combiner aggregators do.
+    Running it on parts of a key's tuples and merging the rows gives the same result as running it on all of
+    them. When such a bolt feeds only a state whose reducers merge its columns in the same way, the engine
+    leaves out the exchange of tuples in front of it, as Trident's combiner aggregators do.
     """
 
     keys: tuple[str, ...]

@@ -1,5 +1,5 @@
-"""`TransactionalTopologyBuilder`, and what every builder does: declare a spout and bolts, and have the whole
-checked before it runs."""
+"""`TransactionalTopologyBuilder`, and the base of all builders. A user declares spouts and bolts, and `build`
+checks the whole topology before it runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Declared:
 
 
 class GraphBuilder:
-    """What every builder of topologies does: bolts, their inputs, the order from the spouts down."""
+    """The base of all topology builders: bolts, their inputs, and the order from the spouts down."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class GraphBuilder:
         self._workers = None if workers is None else check_number("workers", workers)
 
     def _refuse(self, component: str, bolt: Bolt, *, is_committer: bool) -> None:
-        """Raises TopologyError for a bolt that this kind of topology cannot run."""
+        """Raise TopologyError for a bolt that this kind of topology cannot run."""
         raise NotImplementedError
 
     def _add(
@@ -83,7 +83,7 @@ class GraphBuilder:
             raise TopologyError(f"two components are called {component!r}; every component needs its own id")
 
     def _components(self, stacklevel: int) -> tuple[Component, ...]:
-        """All components, built. Warns of methods that are never called."""
+        """Build all components. Warns of methods that are never called."""
         built = dict(self._spouts)
         for name in self._order():
             built[name] = self._build_bolt(name, built)
@@ -91,7 +91,7 @@ class GraphBuilder:
         return tuple(built.values())
 
     def _order(self) -> list[str]:
-        """The bolts, each after those that it reads from, otherwise as they were declared."""
+        """Return the bolts, each after those that it reads from, otherwise in the order of declaration."""
         known = [*self._spouts, *self._bolts]
         for name, declared in self._bolts.items():
             if not declared.declarer.inputs:
@@ -121,7 +121,7 @@ class GraphBuilder:
         return order
 
     def _cycle(self, left: Mapping[str, _Declared]) -> str:
-        """One cycle among components that wait for each other, in the direction of the tuples."""
+        """Return one cycle among components that wait for each other, in the direction of the tuples."""
         path = [next(iter(left))]
         while True:
             above = next(g.component for g in left[path[-1]].declarer.inputs if g.component in left)
@@ -158,21 +158,22 @@ class GraphBuilder:
 class TransactionalTopologyBuilder(GraphBuilder):
     """Declares a topology: its id, its spout, and any acyclic graph of bolts below it.
 
-    `max_spout_pending` batches are processed at once; an attempt that takes longer than
-    `message_timeout_seconds` is replayed; a bug in a bolt stops the topology after `max_attempts` tries.
-    `settings` are yours: every bolt finds them in its context. They are shipped once, by pickle. `workers` is
-    how many executor processes a cluster is asked for; None leaves it to Spark's own settings.
+    At most `max_spout_pending` batches are processed at once. An attempt that takes longer than
+    `message_timeout_seconds` is replayed. A bug in a bolt stops the topology after `max_attempts` tries.
+    `settings` are yours: they are shipped once, by pickle, and every bolt finds them in its context.
+    `workers` is the number of executor processes that a cluster is asked for; None leaves it to Spark's own
+    settings.
 
-    `commit` says who writes the deltas of a batch into the states' databases: "driver" in one transaction,
-    "executors" in one for each slot, "auto" (the default) by the faster one: the driver up to
-    `driver_commit_rows` rows in a database (None is a measured figure), executors beyond. Executors need
-    SQLAlchemy, the database's driver and a route to it; for "driver" they need none. What a bolt writes
-    through a `MapState` is always written by executors.
+    `commit` says who writes the deltas of a batch into the states' databases: "driver" writes them in one
+    transaction, "executors" in one for each slot. "auto" (the default) takes the faster: the driver up to
+    `driver_commit_rows` rows in a database (None stands for a measured figure), executors beyond. Executors
+    need SQLAlchemy, the database's driver and a route to the database, but none of these for "driver". What a
+    bolt writes through a `MapState` is always written by executors.
 
-    `max_batch_latency_seconds` is how long a batch may take from its plan to its commit: batches grow, up to
-    the spout's `max_batch_records`, and shrink to keep to it. `max_records_per_second` is how many records
-    are read at most; what is more waits in the log. Neither counts for a `BatchSpout`, which decides by
-    itself what a transaction holds.
+    `max_batch_latency_seconds` is how long a batch may take from its plan to its commit. Batches shrink and
+    grow, up to the spout's `max_batch_records`, to keep to it. At most `max_records_per_second` records are
+    read; the rest waits in the log. Neither applies to a `BatchSpout`, which decides itself what a
+    transaction holds.
     """
 
     def __init__(
@@ -225,12 +226,12 @@ class TransactionalTopologyBuilder(GraphBuilder):
         self._max_records_per_second = _positive("max_records_per_second", max_records_per_second)
 
     def set_bolt(self, component: str, bolt: Bolt, parallelism: int = 1) -> BoltDeclarer:
-        """Add a bolt; choose its inputs on what this returns. A `Committer` commits without further ado."""
+        """Add a bolt; choose its inputs on what this returns. A `Committer` becomes a committer here too."""
         return self._add(component, bolt, parallelism, is_committer=isinstance(bolt, Committer))
 
     def set_committer_bolt(self, component: str, bolt: Bolt, parallelism: int = 1) -> BoltDeclarer:
-        """Add a bolt whose `finish_batch` runs in the commit phase, in strict txid order; so do the bolts
-        below it."""
+        """Add a bolt whose `finish_batch` runs in the commit phase, in strict txid order. The bolts below it
+        run there too."""
         return self._add(component, bolt, parallelism, is_committer=True)
 
     def _refuse(self, component: str, bolt: Bolt, *, is_committer: bool) -> None:
@@ -247,8 +248,8 @@ class TransactionalTopologyBuilder(GraphBuilder):
             )
 
     def build(self) -> Topology:
-        """The checked topology. Raises TopologyError or SchemaError, naming the component and the remedy.
-        Warns (TopologyWarning) of a method that is called almost like one that a bolt has."""
+        """Return the checked topology. Raises TopologyError or SchemaError, naming the component and the
+        remedy. Warns (TopologyWarning) of a method whose name is almost that of a bolt's method."""
         topology = self._build(stacklevel=3)
         if not any(component.is_committer for component in topology.components):
             raise TopologyError(
@@ -258,7 +259,7 @@ class TransactionalTopologyBuilder(GraphBuilder):
         return topology
 
     def _build(self, stacklevel: int) -> Topology:
-        """As `build`, but a test may do without a committer."""
+        """Do what `build` does, without the check for a committer: a test may do without one."""
         components = self._components(stacklevel)
         states, map_states = check_states(self._spout.semantics, components)
         if self._commit == "driver" and map_states:
@@ -297,7 +298,7 @@ def _emits_in_commit(component: Component) -> bool:
 
 
 def _input_schema(name: str, grouping: Grouping, upstream: Component) -> pa.Schema:
-    """The schema of one subscription, checked against its grouping."""
+    """Return the schema of one subscription, checked against its grouping."""
     if grouping.stream not in upstream.streams:
         raise TopologyError(
             f"component {name!r} subscribes to stream {grouping.stream!r} of {upstream.id!r}, which "

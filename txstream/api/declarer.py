@@ -1,4 +1,4 @@
-"""`BoltDeclarer`: how the inputs of a bolt are chosen while a topology is built."""
+"""`BoltDeclarer`: chooses the inputs of a bolt while a topology is built."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class BoltDeclarer:
     def partial_key_grouping(
         self, component: str, *fields: str, stream: str = DEFAULT_STREAM
     ) -> BoltDeclarer:
-        """Tuples with the same values in these fields go to one of two tasks, whichever has had less: a
-        better balance than `fields_grouping` for skewed keys, for bolts whose results are merged below."""
+        """Tuples with the same values in these fields go to one of two tasks, whichever has had fewer. This
+        balances skewed keys better than `fields_grouping`, for bolts whose results are merged below."""
         chosen = self._fields("partial key", fields)
         return self._add(Grouping(GroupingKind.PARTIAL_KEY, component, stream, chosen))
 
@@ -48,11 +48,11 @@ class BoltDeclarer:
         return self._add(Grouping(GroupingKind.DIRECT, component, stream))
 
     def none_grouping(self, component: str, stream: str = DEFAULT_STREAM) -> BoltDeclarer:
-        """You do not care; today the same as `shuffle_grouping`."""
+        """Any task will do; at present the same as `shuffle_grouping`."""
         return self._add(Grouping(GroupingKind.NONE, component, stream))
 
     def set_num_tasks(self, tasks: int) -> BoltDeclarer:
-        """How many instances of the bolt there are; at least its parallelism."""
+        """Set the number of instances of the bolt, at least its parallelism. Raises TopologyError."""
         self.tasks = check_number(f"the number of tasks of {self._component!r}", tasks)
         return self
 
@@ -73,7 +73,7 @@ class BoltDeclarer:
 
 
 def check_number(what: str, value: int) -> int:
-    """The number itself. Raises TopologyError when it is none, or smaller than 1."""
+    """Return the number itself. Raises TopologyError if it is not a whole number of at least 1."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise TopologyError(f"{what} is {value!r}; it must be a whole number of at least 1")
     return value

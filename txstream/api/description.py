@@ -1,6 +1,6 @@
-"""What a topology looks like to a person and to a script: its text, and the same as JSON values.
+"""Descriptions of a topology: a text for people, and the same as JSON values for scripts.
 
-Neither has values of the topology's settings or a database's URL: both may hold passwords.
+Neither holds the values of the topology's settings or a database's URL: both may contain passwords.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LINE_CHARACTERS = 100
 
 
 def describe_topology(topology: Topology) -> str:
-    """The text of `Topology.describe`."""
+    """Return the text of `Topology.describe`."""
     rows = [_HEADER, *(_row(component) for component in topology.components)]
     details = [list(_details(topology, component)) for component in topology.components]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -42,7 +42,7 @@ def describe_topology(topology: Topology) -> str:
 
 
 def topology_document(topology: Topology) -> dict[str, Any]:
-    """The value of `Topology.to_document`."""
+    """Return the value of `Topology.to_document`."""
     return {
         "topology": topology.id,
         "semantics": topology.kind,
@@ -56,25 +56,25 @@ def topology_document(topology: Topology) -> dict[str, Any]:
 
 
 def describe_instance(instance: SourceSpout[Any] | Spout | Bolt) -> str:
-    """What a component is: its class, or the function or source behind it."""
+    """Return what a component is: its class, or the function or source behind it."""
     if isinstance(instance, SourceSpout):
         return f"{type(instance).__name__}({type(instance.source).__name__})"
     return getattr(instance, "__name__", type(instance).__name__)
 
 
 def describe_grouping(grouping: Grouping) -> str:
-    """How the tuples are spread, without whose they are: `shuffle`, `fields(word)`."""
+    """Return how the tuples are spread, without their source: `shuffle`, `fields(word)`."""
     fields = printable(", ".join(grouping.fields))
     return f"{grouping.kind}({fields})" if fields else str(grouping.kind)
 
 
 def state_semantics(topology: Topology, bolt: StateCommitter) -> Semantics:
-    """The semantics that was chosen for a state when the topology was built."""
+    """Return the semantics that was chosen for a state when the topology was built."""
     return next(semantics for committer, semantics in topology.states if committer is bolt)
 
 
 def printable(text: str) -> str:
-    """`text` on one line: what cannot be printed is escaped. Ids and fields may be any strings."""
+    """Return `text` on one line, with unprintable characters escaped. Ids and fields may be any strings."""
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
         for character in text
@@ -106,7 +106,7 @@ def _row(component: Component) -> tuple[str, ...]:
 
 
 def _details(topology: Topology, component: Component) -> Iterator[tuple[str, str, list[str]]]:
-    """What a component reads, emits and stores: a verb, whose or which stream, and how, in parts."""
+    """Yield what a component reads, emits and stores: a verb, a stream or table, and details in parts."""
     for grouping in component.inputs:
         yield "reads", printable(_stream_of(grouping)), [describe_grouping(grouping)]
     for stream, schema in component.streams.items():
@@ -153,7 +153,7 @@ def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _wrapped(start: str, parts: Sequence[str]) -> Iterator[str]:
-    """The parts behind `start`, with commas, on as many lines as they need; no part is cut."""
+    """Yield the parts after `start`, with commas, on as many lines as they need; no part is cut."""
     line = start + parts[0]
     for part in parts[1:]:
         if len(line) + len(", ") + len(part) < _LINE_CHARACTERS:
@@ -220,7 +220,7 @@ def _state_document(topology: Topology, bolt: StateCommitter) -> dict[str, Any]:
 
 
 def _use_document(use: StateUse) -> dict[str, Any]:
-    """A state that a committer reads and writes itself."""
+    """Return the document of a state that a committer reads and writes itself."""
     return {
         "name": use.name,
         "table": use.state.table,

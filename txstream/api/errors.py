@@ -1,7 +1,7 @@
 """Every error that txstream raises on purpose.
 
-One root, `TxstreamError`, so that a caller can catch them all. Messages say what was expected, what
-was found and what to do next; the cause is chained. `exit_status` is what the command line ends with.
+All derive from `TxstreamError`, so a caller can catch them all. A message says what was expected, what was
+found and what to do next; the cause is chained. `exit_status` is the exit status of the command line.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import ClassVar
 
 
 class TxstreamError(Exception):
-    """Root of all txstream errors. `without_data` is the message without what user code said, where known."""
+    """Root of all txstream errors. `without_data`, where known, is the message without user code's words."""
 
     exit_status: ClassVar[int] = 1
     without_data: str | None = None
 
 
 class UsageError(TxstreamError):
-    """The command or call itself is wrong: an unknown name, a wrong type, an impossible option."""
+    """The command or call is wrong: an unknown name, a wrong type, an impossible option."""
 
     exit_status: ClassVar[int] = 2
 
@@ -27,7 +27,7 @@ class TopologyError(TxstreamError):
 
 
 class SchemaError(TopologyError):
-    """A type declaration ("word string, n bigint") cannot be understood or two of them clash."""
+    """A type declaration ("word string, n bigint") cannot be understood, or two of them clash."""
 
 
 class ServiceUnavailableError(TxstreamError):
@@ -35,15 +35,15 @@ class ServiceUnavailableError(TxstreamError):
 
 
 class SparkLostError(TxstreamError):
-    """Spark's Java process ended; names its exit and its log. The next run recovers what is open."""
+    """Spark's Java process ended; the message names exit and log. The next run recovers what is open."""
 
 
 # --- a batch ---------------------------------------------------------------------------------------
 
 
 class BatchFailedError(TxstreamError):
-    """Raise this in a bolt or an emitter to have this attempt of the batch replayed. Expected failure:
-    it is replayed without limit and without a traceback."""
+    """Raise this in a bolt or an emitter to have the batch replayed. It is an expected failure: replays have
+    no limit, and no traceback is logged."""
 
 
 FailedException = BatchFailedError  # Storm's name
@@ -54,11 +54,11 @@ class PartitionUnavailableError(BatchFailedError):
 
 
 class ShortReadError(BatchFailedError):
-    """The planned range was not read in full: the reader ended before the planned end."""
+    """The planned range was not read in full: the reader stopped before the planned end."""
 
 
 class ShortBatchError(BatchFailedError):
-    """On some edge fewer or more tuples arrived than were sent."""
+    """On some edge, fewer or more tuples arrived than were sent."""
 
 
 class DataLostError(TxstreamError):
@@ -75,7 +75,7 @@ class TupleError(TxstreamError):
 
 
 class BoltError(TxstreamError):
-    """User code raised. Names txid, attempt, component, task and tuple; carries the traceback."""
+    """User code raised. The message names txid, attempt, component, task and tuple, and has the traceback."""
 
 
 class BatchTimeoutError(BatchFailedError):
@@ -86,13 +86,13 @@ class BatchTimeoutError(BatchFailedError):
 
 
 class FencedError(TxstreamError):
-    """A newer leader runs this topology; this driver has written nothing since and must exit."""
+    """A newer leader runs this topology. This driver has written nothing since, and must exit."""
 
     exit_status: ClassVar[int] = 3
 
 
 class StaleAttemptError(FencedError):
-    """A write under an attempt that is not the current one was refused by the fence."""
+    """The fence refused a write, because its attempt is not the current one."""
 
 
 class LeaderExistsError(TxstreamError):
@@ -100,21 +100,21 @@ class LeaderExistsError(TxstreamError):
 
 
 class CorruptStateError(TxstreamError):
-    """Stored data cannot be what txstream wrote; names the path or row. Never treated as absent."""
+    """Stored data is not what txstream wrote; the message names the path or row. Never treated as absent."""
 
 
 class ProgressMismatchError(TxstreamError):
-    """ZooKeeper and a database disagree about which batch was committed last; names both figures. At a start,
-    or in the commit that finds that the database was restored from an older copy meanwhile."""
+    """ZooKeeper and a database disagree about which batch was committed last; the message names both figures.
+    Found at a start, or by a commit when the database was restored from an older copy during the run."""
 
 
 class IdentityMismatchError(TxstreamError):
-    """The topology's code differs from what was first run under this id, or a state table belongs to
-    another topology; lists what differs."""
+    """The topology's code differs from what was first run under this id, or a state table belongs to another
+    topology; the message lists the differences."""
 
 
 class StateTableError(TxstreamError):
-    """A state table exists with other columns, or cannot hold what was declared."""
+    """A state table exists with different columns, or cannot hold what was declared."""
 
 
 class StateValueError(TxstreamError):
@@ -122,7 +122,7 @@ class StateValueError(TxstreamError):
 
 
 class SchemaRevisionError(TxstreamError):
-    """The framework's own tables in a database are of another revision."""
+    """The framework's own tables in a database have another revision than this version needs."""
 
 
 class TxidRegressionError(CorruptStateError):

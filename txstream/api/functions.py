@@ -1,4 +1,4 @@
-"""`@bolt`: a plain function as a bolt."""
+"""`@bolt`: makes a bolt of a plain function."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from txstream.api.errors import TopologyError, TupleError
 from txstream.api.schema import parse_schema
 from txstream.api.tuples import DEFAULT_STREAM, Tuple
 
-_VALUES = frozenset((str, int, float))  # what one field is mostly: nothing further to be looked at
+_VALUES = frozenset((str, int, float))  # the usual types of a single field; they need no check
 
 Output: TypeAlias = str | pa.Schema | Mapping[str, str | pa.Schema]
 
 
 class FunctionBolt(BasicBolt):
-    """A bolt made of a function; `@bolt` makes it. Calling it calls the function."""
+    """A bolt made of a function by `@bolt`. Calling it calls the function."""
 
     def __init__(self, function: Callable[..., Any], output: Output) -> None:
         self.function = function
@@ -35,7 +35,7 @@ class FunctionBolt(BasicBolt):
             raise TopologyError(f"bolt {self.__name__!r} {idle}")
         parameters = _positional(function, self.__name__)
         self._takes_collector = len(parameters) == 2
-        # With one field, what is yielded is the value itself; only a tuple is taken for a row.
+        # With a single field the function may yield bare values; only a tuple counts as a row.
         self._bare = len(self.streams) == 1 and all(
             len(parse_schema(schema)) == 1 for schema in self.streams.values()
         )
@@ -70,7 +70,7 @@ class FunctionBolt(BasicBolt):
         if isinstance(returned, tuple):
             returned = (returned,)
         elif isinstance(returned, (GeneratorType, list)):
-            pass  # as nearly always, and the checks below take longer than most functions
+            pass  # the usual case; the checks below take longer than most functions
         elif isinstance(returned, (str, bytes, Mapping)) or not isinstance(returned, Iterable):
             if not self._bare:
                 raise TupleError(
@@ -84,10 +84,10 @@ class FunctionBolt(BasicBolt):
 def bolt(*bare: Never, output: Output | None = None) -> Callable[[Callable[..., Any]], FunctionBolt]:
     """Make a bolt of a function: `@bolt(output="word string")` above `def split(line): ...`.
 
-    The function gets a tuple and yields rows, or returns one row as a tuple, several as a list, or None.
-    With a single output field the values themselves will do. With a second parameter it gets the collector
-    as well, and emits with it; that is how to emit to several streams, declared as a mapping of stream to
-    schema. It must give the same rows for the same tuple. Raises TopologyError, SchemaError.
+    The function gets a tuple and yields rows, or returns one row as a tuple, several as a list, or None. With
+    a single output field it may give bare values. With a second parameter it also gets the collector and can
+    emit with it, for example to several streams, which `output` declares as a mapping of stream to schema. It
+    must give the same rows for the same tuple. Raises TopologyError, SchemaError.
     """
     if bare or output is None:
         raise TopologyError(

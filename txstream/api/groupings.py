@@ -1,4 +1,4 @@
-"""Groupings: which task of a bolt gets a tuple. Those by key hash the values (`stable_hash`)."""
+"""Groupings: which task of a bolt gets a tuple. Groupings by key hash the values (`stable_hash`)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class GroupingKind(StrEnum):
     LOCAL_OR_SHUFFLE = "local_or_shuffle"
     """Evenly over the tasks in the emitter's own Spark task, without crossing the network."""
     FIELDS = "fields"
-    """Tuples with the same values in `fields` go to one and the same task."""
+    """Tuples with the same values in `fields` go to the same task."""
     PARTIAL_KEY = "partial_key"
-    """Tuples with the same values in `fields` go to one of two tasks, whichever the emitter sent fewer to so
-    far in this batch. A key with nearly 2 / tasks of all tuples overloads no task, unless another such key
-    has the same two. What the bolt has for a key must be merged further down."""
+    """Tuples with the same values in `fields` go to one of two tasks: the one to which the emitter has sent
+    fewer tuples so far in this batch. A key with nearly 2 / tasks of all tuples overloads no task, unless
+    another such key has the same two tasks. The bolt's results for a key must be merged further down."""
     ALL = "all"
     """Every task gets every tuple."""
     GLOBAL = "global"
@@ -26,14 +26,14 @@ class GroupingKind(StrEnum):
     DIRECT = "direct"
     """The emitter names the task of each tuple."""
     NONE = "none"
-    """It does not matter: at present the same as SHUFFLE, as in Storm."""
+    """Any task will do: at present the same as SHUFFLE, as in Storm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """One subscription of a bolt: whose stream, and how its tuples are spread over the bolt's tasks.
+    """One subscription of a bolt: a component's stream, and how its tuples are spread over the bolt's tasks.
 
-    `fields` is the key of FIELDS and PARTIAL_KEY, and empty for every other kind.
+    `fields` is the key of FIELDS and PARTIAL_KEY. It is empty for every other kind.
     """
 
     kind: GroupingKind

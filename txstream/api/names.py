@@ -8,10 +8,10 @@ MAX_TOPOLOGY_ID_CHARACTERS = 100
 
 
 def validate_topology_id(topology_id: str) -> str:
-    """The id itself when it is fit to be one. Raises TopologyError, which names what is wrong with it.
+    """Return the id itself if it is valid. Otherwise raises TopologyError, which names what is wrong with it.
 
-    Refused: nothing at all, more than 100 characters, a slash, anything that cannot be printed, U+FFF0 and
-    above (emoji among them), which ZooKeeper refuses in a path, blanks at either end, `.` and `..`, and a
+    Refused: the empty string, more than 100 characters, a slash, unprintable characters, U+FFF0 and above
+    (which ZooKeeper refuses in a path; emoji are among them), blanks at either end, `.` and `..`, and a
     leading `-`, which a shell command would take for an option.
     """
     problem = _problem(topology_id)

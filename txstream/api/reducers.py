@@ -1,8 +1,8 @@
 """Reducers: how the tuples of a key become a delta, and how deltas merge. All are associative.
 
-A reducer is a declaration. Its partial result over the tuples of one task is merged with other partial
-results in any order, and with the stored value inside the database, so that no value is read back; only
-a `custom` one reads, modifies and writes. Nulls are skipped, as SQL's aggregates do.
+A reducer is a declaration. Partial results over the tuples of one task are merged with each other in any
+order, and with the stored value inside the database, so no value is read back. Only a `custom` reducer reads,
+modifies and writes. Nulls are skipped, as in SQL's aggregates.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from txstream.api.errors import SchemaError, StateValueError, TopologyError
 from txstream.api.schema import parse_schema
 
 BUILT_IN_MERGES = frozenset({"sum", "min", "max"})
-"""Merges of two partial results that need nothing but the two."""
+"""Merges that need nothing but the two partial results."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reducer(ABC):
-    """`partial` names how tuples become a partial result, `merge` how two of them become one. Where Arrow has
-    an aggregate function of the name, it is that one."""
+    """How the tuples of a key become one delta. `partial` names how tuples become a partial result, `merge`
+    how two partial results become one. If Arrow has an aggregate function of that name, that one is used."""
 
     field: str | None
 
@@ -35,20 +35,20 @@ class Reducer(ABC):
 
     @abstractmethod
     def accepts(self, data_type: pa.DataType) -> bool:
-        """Can this reducer take a field of this type?"""
+        """Return whether this reducer can take a field of this type."""
 
     @abstractmethod
     def result_type(self, data_type: pa.DataType | None) -> pa.DataType:
-        """The type of the delta, from the type of the field."""
+        """Return the type of the delta, from the type of the field."""
 
     @abstractmethod
     def combine(self, stored: Any, delta: Any) -> Any:
-        """`stored` with `delta` merged in, neither of them null: in Python what a database does in SQL. A
-        null on one side gives the other side."""
+        """Return `stored` with `delta` merged in, neither of them null: in Python what a database does in
+        SQL. If one side is null, the result is the other side, without a call."""
 
     @property
     def identity(self) -> Any:
-        """What a key starts from when its tuples held only nulls; None when there is no such value."""
+        """The value of a key whose tuples held only nulls, or None if there is no such value."""
         return None
 
     @property
@@ -57,7 +57,7 @@ class Reducer(ABC):
         return ()
 
     def for_column(self, name: str) -> Reducer:
-        """This reducer as it fills the value column `name`."""
+        """Return this reducer as it fills the value column `name`."""
         return self
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class Reducer(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Count(Reducer):
-    """How many tuples; with a field, how many where it is not null."""
+    """The number of tuples; with a field, the number of those where it is not null."""
 
     field: str | None = None
 
@@ -155,11 +155,11 @@ class Max(_Extreme):
 class Last(Reducer):
     """The field's value in the last tuple, by event order: `Last("price", by="offset")`.
 
-    `by` is a field or several, compared one after the other; for Kafka "offset" where a key stays in one
-    partition, else ("timestamp", "partition", "offset"). Nulls of the field are skipped; a null in `by`
-    comes before everything. Of tuples with equal `by` the greatest value wins, so the answer does not
-    depend on the order in which tuples or partial results come. Of two batches the later one wins,
-    whatever `by` says: batches are the log's order.
+    `by` is a field or several, compared one after the other. For Kafka take "offset" if a key stays in one
+    partition, otherwise ("timestamp", "partition", "offset"). Nulls of the field are skipped; a null in `by`
+    comes before everything. Of tuples with equal `by` the greatest value wins, so the answer does not depend
+    on the order in which tuples or partial results come. Of two batches the later one wins, whatever `by`
+    says: batches follow the order of the log.
     """
 
     field: str
@@ -192,7 +192,7 @@ class Last(Reducer):
 
 @dataclass(frozen=True, slots=True)
 class Put(Reducer):
-    """The new value, whatever was there before: how a `MapState` writes. Not for tuples."""
+    """The new value replaces the old one: this is how a `MapState` writes. Not for tuples."""
 
     field: str | None = None
 
@@ -227,11 +227,11 @@ class Custom(Reducer):
         return self.output if self.output is not None else data_type
 
     def combine(self, stored: Any, delta: Any) -> Any:
-        """As every reducer. Raises StateValueError, chained, for what the function raises, and for None."""
+        """As in every reducer. Raises StateValueError, chained, if the function raises or returns None."""
         try:
             answer = self.fn(stored, delta)
         except BaseException as error:
-            # A function without frames of its own, such as math.gcd, was called here.
+            # A function without Python frames, such as math.gcd, leaves this file as the last frame.
             place = traceback.extract_tb(error.__traceback__)[-1]
             name = Path(place.filename).name
             where = "" if place.filename == __file__ else f" (in {name}, line {place.lineno})"
@@ -244,7 +244,7 @@ class Custom(Reducer):
         return answer
 
     def reduced(self, values: Iterable[Any]) -> Any:
-        """The values merged into one, nulls skipped; the identity where there are none. Raises as
+        """Return the values merged into one, nulls skipped; the identity if there are none. Raises as
         `combine`."""
         given = (value for value in values if value is not None)
         merged = self.start if self.start is not None else next(given, None)
@@ -270,18 +270,19 @@ def custom(
     field: str | None = None,
     output: str | pa.DataType | None = None,
 ) -> Reducer:
-    """A reducer of your own: `custom(operator.or_, 0)`, `custom(math.gcd, 0, field="n", output="bigint")`.
+    """Make a reducer of a function: `custom(operator.or_, 0)`,
+    `custom(math.gcd, 0, field="n", output="bigint")`.
 
-    `fn` merges two values into one. It must be associative and commutative, since neither the order of
-    tuples nor of partial results is promised, and pure: the same two values give the same one. It gets the
-    field's values as Python has them, never a null, and must answer with a value of type `output` (DDL; by
+    `fn` merges two values into one. It must be associative and commutative, since neither tuples nor partial
+    results come in a promised order. It must be pure: the same two values always give the same result. It
+    gets the field's values as Python values, never a null, and must return a value of type `output` (DDL; by
     default the field's type). `identity` is what a key starts from: fn(identity, x) == x for every x. With
-    None a key starts from its first value, and one whose tuples held only nulls has none.
+    None a key starts from its first value, and a key whose tuples held only nulls has no value.
 
-    `fn` runs in every task over its tuples, and over the stored value and the batch's, in the transaction
-    of the commit, once per key. It is shipped to executors by cloudpickle. What it raises, and an answer
-    that does not fit the type, ends the run with StateValueError. `field` is by default the one that is
-    called like the value column. Raises TopologyError when `fn` cannot be called or `output` is no type.
+    `fn` runs in every task over its tuples, and once per key in the transaction of the commit, over the
+    stored value and the batch's. It is shipped to executors by cloudpickle. An exception in it, or a result
+    that does not fit the type, ends the run with StateValueError. `field` is by default the field with the
+    name of the value column. Raises TopologyError if `fn` cannot be called or `output` is no type.
     """
     if not callable(fn):
         raise TopologyError(f"custom(fn, identity) takes a function of two values, not {fn!r:.100}")

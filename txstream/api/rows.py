@@ -1,7 +1,8 @@
-"""Python values to Arrow, for everything that takes rows from user code.
+"""Conversion of Python values to Arrow, for everything that takes rows from user code.
 
-Invariant: what comes out has exactly the declared schema, and no value was changed to fit. Arrow by itself
-cuts fractions off integers and times off dates, and drops unknown fields of a struct, without an error.
+Invariant: the result has exactly the declared schema, and no value was changed to fit. Arrow by itself
+truncates fractions to integers and datetimes to dates, and drops unknown fields of a struct, without an
+error.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-# Arrow takes longer ones for overflow and gives another number, without an error.
+# With more digits Arrow overflows and gives another number, without an error.
 _ARROW_DIGITS = 38
 
 # What Arrow and the checks below raise for a value that a type cannot hold.
@@ -21,8 +22,7 @@ _REFUSALS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 class UnfitValueError(ValueError):
-    """The value of field `field` in row `row` cannot be held by the declared type; the cause says why, where
-    it is known."""
+    """The declared type cannot hold the value of `field` in row `row`. The cause, where known, says why."""
 
     def __init__(self, row: int, field: pa.Field, value: Any) -> None:
         super().__init__(f"row {row}: {value!r:.200} does not fit {field.name!r} of type {field.type}")
@@ -32,9 +32,9 @@ class UnfitValueError(ValueError):
 
 
 def to_record_batch(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch:
-    """Rows, each with as many values as the schema has fields, as one Arrow batch.
+    """Return rows as one Arrow batch. Each has as many values as the schema has fields.
 
-    Raises UnfitValueError for the first value that a column cannot hold as it is.
+    Raises UnfitValueError for the first value that a column cannot hold unchanged.
     """
     columns: Iterable[Sequence[Any]] = zip(*rows, strict=True) if rows else ((),) * len(schema)
     arrays = [to_column(values, field) for values, field in zip(columns, schema, strict=True)]
@@ -42,7 +42,7 @@ def to_record_batch(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.Reco
 
 
 def to_column(values: Sequence[Any], field: pa.Field) -> pa.Array:
-    """One column. Raises UnfitValueError."""
+    """Return one column as an Arrow array. Raises UnfitValueError."""
     try:
         array = to_array(values, field.type)
     except _REFUSALS as error:
@@ -58,7 +58,7 @@ def to_column(values: Sequence[Any], field: pa.Field) -> pa.Array:
 
 
 def to_array(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
-    """The values as an Arrow array. Raises one of Arrow's errors, TypeError, ValueError or OverflowError."""
+    """Return the values as an Arrow array. Raises an Arrow error, TypeError, ValueError or OverflowError."""
     if pa.types.is_integer(data_type):
         found = pa.array(values)
         if not (pa.types.is_integer(found.type) or pa.types.is_null(found.type)):
@@ -69,7 +69,7 @@ def to_array(values: Sequence[Any], data_type: pa.DataType) -> pa.Array:
 
 
 def _check(values: Iterable[Any], data_type: pa.DataType) -> None:
-    """Refuse what Arrow would change; what it would refuse itself may pass."""
+    """Refuse what Arrow would change. What Arrow itself refuses may pass."""
     if pa.types.is_date(data_type):
         _refuse(values, _has_time, "a date has no time of day")
     elif pa.types.is_decimal(data_type):

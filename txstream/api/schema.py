@@ -1,7 +1,7 @@
 """Types of streams and tables: Spark's DDL ("word string, n bigint") read into Arrow, without a JVM.
 
-Source of the grammar: the Spark SQL data type names; the same words are understood here, so that a
-declaration can be pasted from a Spark program.
+Source of the grammar: the Spark SQL data type names. The same words are understood here, so a declaration can
+be pasted from a Spark program.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _TOKEN = re.compile(r"\s*(`(?:[^`]|``)+`|[A-Za-z_][A-Za-z0-9_]*|\d+|[<>(),:])")
 
 
 def parse_schema(declaration: str | pa.Schema) -> pa.Schema:
-    """The Arrow schema of a DDL string such as "word string, n bigint".
+    """Return the Arrow schema of a DDL string such as "word string, n bigint".
 
     Raises SchemaError for an unknown type, a duplicate or missing name, or anything left over.
     """
@@ -73,13 +73,13 @@ def parse_schema(declaration: str | pa.Schema) -> pa.Schema:
 
 @functools.lru_cache(maxsize=1024)
 def _parsed(declaration: str) -> pa.Schema:
-    """Each start of a topology asks for the same few again."""
+    """Cached, because each start of a topology parses the same few declarations again and again."""
     return _Parser(declaration).schema()
 
 
 @functools.lru_cache(maxsize=1024)
 def format_type(data_type: pa.DataType) -> str:
-    """The DDL word for an Arrow type ("bigint"); Arrow's own name where DDL has none."""
+    """Return the DDL word for an Arrow type ("bigint"), or Arrow's own name if DDL has none."""
     if pa.types.is_decimal(data_type):
         return f"decimal({data_type.precision},{data_type.scale})"
     if pa.types.is_list(data_type):
@@ -95,7 +95,7 @@ def format_type(data_type: pa.DataType) -> str:
 
 
 def format_schema(schema: pa.Schema) -> str:
-    """The DDL of an Arrow schema: the inverse of `parse_schema` for DDL types."""
+    """Return the DDL of an Arrow schema: the inverse of `parse_schema` for DDL types."""
     return ", ".join(f"{_format_name(field.name)} {format_type(field.type)}" for field in schema)
 
 

@@ -1,7 +1,7 @@
 """What a source implements, and the three semantics that can be put on it.
 
-A batch's contents are fixed on the driver (`plan`) before a job reads them (`emit`), because Spark
-recomputes lost partitions from lineage: what a job reads must not depend on when it reads.
+A batch's contents are fixed on the driver (`plan`) before a job reads them (`emit`). Spark recomputes lost
+partitions from lineage, so what a job reads must not depend on when it reads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DEFAULT_MAX_BATCH_RECORDS = 500_000
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """A partition that cannot be read at planning time: it is left out of the batch, its place is kept."""
+    """A partition that cannot be read at planning time. The batch leaves it out, and its place is kept."""
 
     reason: str
 
@@ -34,10 +34,10 @@ class Unavailable:
 class SpoutContext:
     """What a source gets when it is opened, on the driver or on an executor.
 
-    `addresses` come from the run's settings: "kafka" is the bootstrap servers, "redis" and "database" are
-    URLs, with passwords. `fetch_timeout_seconds` is how long a read may make no progress before it is an
-    outage. A tracked spout also finds which of its tasks it is, its id and all others as a bolt does in a
-    `TopologyContext`, and the topology's `settings`.
+    `addresses` come from the run's settings: "kafka" holds the bootstrap servers; "redis" and "database" hold
+    URLs with passwords. A read that makes no progress for `fetch_timeout_seconds` counts as an outage.
+    `task_index` and the fields after it are for tracked spouts and mean the same as in a bolt's
+    `TopologyContext`.
     """
 
     topology_id: str
@@ -53,10 +53,10 @@ class SpoutContext:
 
 
 class PartitionCoordinator(ABC, Generic[Meta]):
-    """Decides what batches hold. One per run, on the driver, called from one thread at a time.
+    """Decides what batches hold. There is one per run, on the driver, called from one thread at a time.
 
-    The same `last` may come again (after a failed attempt): answer from it and from the log alone, never
-    from what was planned before.
+    The same `last` may come again, after a failed attempt. Answer from it and from the log alone, never from
+    an earlier plan.
     """
 
     def is_ready(self) -> bool:
@@ -65,43 +65,42 @@ class PartitionCoordinator(ABC, Generic[Meta]):
 
     @abstractmethod
     def plan(self, last: Mapping[str, Meta], limit: int) -> Mapping[str, Meta | Unavailable]:
-        """What the next batch takes, at most `limit` records over all partitions.
+        """Return what the next batch takes: at most `limit` records over all partitions.
 
-        `last` holds, for every partition ever planned, the meta that its place is at. A partition that is
-        not in the answer keeps its place; so does one that is `Unavailable`, which is recorded. A meta
-        whose `is_empty` is true moves the place without making a batch worth opening; one with a number in
-        `records` has at most so many rows, from which the engine chooses how many Spark tasks the batch is
-        worth: more rows fail the attempt. May take up to two seconds; an outage must not cost the other
-        partitions more.
+        `last` maps every partition ever planned to the meta that marks its place. A partition that is missing
+        from the answer keeps its place. So does one that is `Unavailable`, and the batch records it. A meta
+        whose `is_empty` is true moves the place, but is no reason to open a batch. A number in a meta's
+        `records` is the most rows it may have; more rows fail the attempt. The engine derives the number of
+        Spark tasks from it. May take up to two seconds: an outage must not delay the other partitions longer.
         """
 
     def unreadable(self, metas: Mapping[str, Meta]) -> Mapping[str, Unavailable]:
-        """Which of these planned partitions cannot be read now. A transactional replay waits for them."""
+        """Return those of these planned partitions that cannot be read now. A transactional replay waits for
+        them."""
         return {}
 
     def targets(self) -> Mapping[str, Any]:
-        """Where each partition ends now, for `until="caught-up"`: opaque to the framework.
+        """Return where each partition ends now, for `until="caught-up"`. The framework does not look inside.
 
-        Raises PartitionUnavailableError when one cannot be asked. A source without an end never is
-        caught up.
+        Raises PartitionUnavailableError when a partition cannot be asked. A source without an end is never
+        caught up; the default raises TopologyError.
         """
         raise TopologyError(
             f"{type(self).__name__} has no end, so until='caught-up' never comes; use until_txid"
         )
 
     def reached(self, last: Mapping[str, Meta], targets: Mapping[str, Any]) -> bool:
-        """Have the places in `last` reached every target?"""
+        """Return whether the places in `last` have reached every target."""
         raise TopologyError(f"{type(self).__name__} cannot tell whether it has caught up; use until_txid")
 
     def lag_records(self, last: Mapping[str, Meta], targets: Mapping[str, Any]) -> int | None:
-        """How many records are between the places in `last` and the targets; None where unknown."""
+        """Return how many records lie between the places in `last` and the targets, or None if unknown."""
         return None
 
     def cleanup_before(self, txid: Txid) -> None:
-        """Everything before `txid` is committed and will not be read again: what a source keeps for replays
-        of those batches may go.
+        """Drop what is kept for replays of batches before `txid`: they are committed and not read again.
 
-        Called after `txid` - 1 was advanced, from the thread that plans; may be called again for the same
+        Called after `txid` - 1 was advanced, from the thread that plans. May be called again for the same
         txid, and not at all for some. Optional: the default does nothing.
         """
 
@@ -110,22 +109,22 @@ class PartitionCoordinator(ABC, Generic[Meta]):
 
 
 class PartitionEmitter(ABC, Generic[Meta]):
-    """Reads what was planned. Lives in a worker process on an executor and is kept between batches."""
+    """Reads what was planned. Lives in a worker process on an executor, and is kept from batch to batch."""
 
     @abstractmethod
     def emit(self, attempt: TransactionAttempt, partition: str, meta: Meta) -> Iterator[pa.RecordBatch]:
-        """Exactly the planned range, or an error; silence is never an answer.
+        """Yield exactly the planned range, or raise; never end early in silence.
 
-        May be called again for the same attempt (speculation, lineage): it must then emit the same rows in
-        the same order. Raises PartitionUnavailableError (also without progress for
-        `fetch_timeout_seconds`), ShortReadError or DataLostError.
+        May be called again for the same attempt (speculation, lineage); it must then emit the same rows in
+        the same order. Raises PartitionUnavailableError (also after `fetch_timeout_seconds` without
+        progress), ShortReadError or DataLostError.
         """
 
     def emit_many(
         self, attempt: TransactionAttempt, metas: Mapping[str, Meta]
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """Several planned partitions, as pairs of partition and rows. Override it where reading them together
-        is faster; the rows of one partition must keep their order."""
+        """Yield the rows of several planned partitions, as pairs of partition and rows. Override it if
+        reading them together is faster; the rows of one partition must keep their order."""
         for partition, meta in metas.items():
             for batch in self.emit(attempt, partition, meta):
                 yield partition, batch
@@ -133,9 +132,9 @@ class PartitionEmitter(ABC, Generic[Meta]):
     def emit_joined(
         self, attempt: TransactionAttempt, metas: Mapping[str, Meta]
     ) -> Iterator[tuple[Mapping[str, int], pa.RecordBatch]]:
-        """The rows of `emit_many`, those of several partitions in one batch, one behind the other, and how
-        many each partition has there. This is what the engine calls; override it where a thousand partitions
-        with a few rows each should not cost a batch for each."""
+        """Yield the rows of `emit_many`, with those of several partitions one after the other in one record
+        batch, and how many of its rows each partition has. The engine calls this method. Override it if a
+        thousand partitions with a few rows each should not cost a record batch for each."""
         for partition, batch in self.emit_many(attempt, metas):
             yield {partition: batch.num_rows}, batch
 
@@ -144,7 +143,7 @@ class PartitionEmitter(ABC, Generic[Meta]):
 
 
 class PartitionedSpout(ABC, Generic[Meta]):
-    """A source of partitions that can be read again: what a user implements, once, for all semantics.
+    """A source of partitions that can be read again. A user implements it once, for all semantics.
 
     Instances are shipped to executors by pickle: keep addresses and options in them, not connections.
     """
@@ -152,22 +151,22 @@ class PartitionedSpout(ABC, Generic[Meta]):
     output: str | pa.Schema
     meta_type: ClassVar[type[Any]]
     is_replayable: ClassVar[bool] = True
-    """Can a batch be read again after a restart? If not, only `NonTransactionalSpout` takes the source."""
+    """Whether a batch can be read again after a restart. If not, only NonTransactionalSpout takes it."""
     max_records_per_partition: int | None = None
-    """The most that a plan takes of one partition, if it does not go by `limit` alone. A batch that has so
-    much of one was cut off there: the next is planned at once, not after a wait for more."""
+    """The most records that a plan takes from one partition, if `limit` is not the only bound. A batch that
+    takes as many was cut off there, so the next one is planned at once, without a wait for more records."""
 
     @abstractmethod
     def coordinator(self, context: SpoutContext) -> PartitionCoordinator[Meta]:
-        """Opened on the driver; by a standby that is warm perhaps days before its first plan, while another
-        driver goes on."""
+        """Open the driver's side. A warm standby opens it perhaps days before its first plan, while another
+        driver is still running."""
 
     @abstractmethod
     def emitter(self, context: SpoutContext) -> PartitionEmitter[Meta]:
-        """Opened in each worker process on the executors."""
+        """Open the executors' side, in each worker process."""
 
     def identity(self) -> Mapping[str, Any]:
-        """What must not change under one topology id, as JSON values (Kafka: the topics)."""
+        """Return what must not change under one topology id, as JSON values (Kafka: the topics)."""
         return {}
 
 
@@ -203,18 +202,18 @@ class SourceSpout(Generic[Meta]):
 
 
 class TransactionalSpout(SourceSpout[Meta]):
-    """A txid always holds the same tuples: its plan is stored before it is read, and read again as it is."""
+    """A txid always holds the same tuples: its plan is stored before it is read, and replays use it."""
 
     semantics = Semantics.TRANSACTIONAL
 
 
 class OpaqueSpout(SourceSpout[Meta]):
-    """A tuple is committed in exactly one txid, but a replay plans anew: it goes on without what it lacks."""
+    """A tuple is committed in exactly one txid. A replay plans anew, without what it cannot read."""
 
     semantics = Semantics.OPAQUE
 
 
 class NonTransactionalSpout(SourceSpout[Meta]):
-    """Neither promise: at-least-once, the baseline to compare with. A crash counts tuples twice."""
+    """At-least-once: neither promise holds. The baseline to compare with; a crash counts tuples twice."""
 
     semantics = Semantics.NON_TRANSACTIONAL

@@ -1,11 +1,11 @@
 """The hash by which groupings choose a task: BLAKE2b with an 8-byte digest over a canonical byte encoding of
-the values, read as a big endian number.
+the values, read as a big-endian number.
 
-It never changes: the fixed vectors in `tests/unit/test_groupings.py` hold it, because a key that moved to
-another task between two releases would be counted by two tasks. Python's own `hash` differs between processes
-and cannot be used.
+It never changes: a key that moved to another task between two releases would be counted by two tasks. Fixed
+vectors in `tests/unit/test_groupings.py` pin it. Python's own `hash` differs between processes and cannot be
+used.
 
-A partial key grouping has a second hash, the same with a `person` parameter, which makes it independent of
+A partial key grouping has a second hash: the same with a `person` parameter, which makes it independent of
 the first. Source: Nasir et al., "The Power of Both Choices: Practical Load Balancing for Distributed Stream
 Processing Engines", ICDE 2015; Storm's PartialKeyGrouping.
 """
@@ -24,7 +24,7 @@ from txstream.api.errors import TupleError
 
 
 def canonical_bytes(value: Any) -> bytes:
-    """A value as bytes: equal values of one SQL type give equal bytes, on every machine and version.
+    """Return a value as bytes. Equal values of one SQL type give equal bytes, on every machine and version.
 
     Raises TupleError for a value that cannot be a grouping key (a list, a map).
     """
@@ -54,8 +54,8 @@ def canonical_bytes(value: Any) -> bytes:
 
 
 def _decimal_bytes(value: Decimal) -> bytes:
-    """Digits without trailing zeros, and the exponent. Not `normalize`: that rounds to the precision of the
-    thread's decimal context, which a user may have changed in one process and not in another."""
+    """Return the digits without trailing zeros, and the exponent. Not `normalize`: it rounds to the precision
+    of the thread's decimal context, which a user may have changed in one process and not in another."""
     sign, digits, exponent = value.as_tuple()
     if not isinstance(exponent, int):
         return str(value).encode("ascii")
@@ -67,11 +67,11 @@ def _decimal_bytes(value: Decimal) -> bytes:
     return shown.encode("ascii")
 
 
-_SECOND = b"txstream-second"  # BLAKE2b's `person`: another one is another hash
+_SECOND = b"txstream-second"  # BLAKE2b's `person`: another value makes another hash
 
 
 def stable_hash(values: Sequence[Any]) -> int:
-    """The 64-bit hash of a tuple's grouping values: same values, same number, in every version.
+    """Return the 64-bit hash of a tuple's grouping values: same values, same number, in every version.
 
     Raises TupleError for a value that cannot be grouped by.
     """
@@ -79,20 +79,20 @@ def stable_hash(values: Sequence[Any]) -> int:
 
 
 def second_hash(values: Sequence[Any]) -> int:
-    """Another 64-bit hash, independent of `stable_hash`, and as stable. Raises TupleError as that does."""
+    """Return another 64-bit hash, as stable and independent of `stable_hash`. Raises as `stable_hash`."""
     return _number(hashlib.blake2b(_key_bytes(values), digest_size=8, person=_SECOND))
 
 
 def task_of(values: Sequence[Any], tasks: int) -> int:
-    """The task, 0 to `tasks` - 1, that a fields grouping sends these values to."""
+    """Return the task, 0 to `tasks` - 1, that a fields grouping sends these values to."""
     return stable_hash(values) % tasks
 
 
 def tasks_of_partial_key(values: Sequence[Any], tasks: int) -> tuple[int, int]:
-    """The two tasks, 0 to `tasks` - 1, that a partial key grouping chooses from for these values.
+    """Return the two tasks, 0 to `tasks` - 1, between which a partial key grouping chooses for these values.
 
-    The first is that of a fields grouping. They differ, unless there is only one task: where both hashes give
-    the same task, the second choice is the task after it.
+    The first is that of a fields grouping. They differ unless there is only one task: if both hashes give the
+    same task, the second choice is the task after it.
     """
     key = _key_bytes(values)
     first = _number(hashlib.blake2b(key, digest_size=8)) % tasks
@@ -104,7 +104,7 @@ def _key_bytes(values: Sequence[Any]) -> bytes:
     parts = []
     for value in values:
         encoded = canonical_bytes(value)
-        parts.append(len(encoded).to_bytes(4, "big"))  # lengths, so that ("ab","c") is not ("a","bc")
+        parts.append(len(encoded).to_bytes(4, "big"))  # lengths, so that ("ab","c") differs from ("a","bc")
         parts.append(encoded)
     return b"".join(parts)
 

@@ -1,7 +1,7 @@
-"""`SqlState`: the declaration of a typed table that holds exactly-once results and that a person can query.
+"""`SqlState`: the declaration of a typed table that holds exactly-once results for people to query.
 
-A declaration only: it names no connection and imports no database library, so that it can be built
-anywhere and shipped to executors. `txstream.state` carries it out.
+It is only a declaration. It opens no connection and imports no database library, so it can be built anywhere
+and shipped to executors. `txstream.state` carries it out.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ PREV_PREFIX = "prev_"
 
 @dataclass(frozen=True)
 class SqlState:
-    """One table: key columns, value columns, and by semantics `txid` and `prev_<value>`.
+    """One table: key columns, value columns, and, depending on the semantics, `txid` and `prev_<value>`.
 
-    `key` and `value` are DDL ("word string", "n bigint") or Arrow schemas. `url` is a SQLAlchemy URL;
-    without one the run's database is used. `semantics` is the spout's unless given: a transactional
-    spout may also fill an opaque table. `index_txid` adds an index that makes undoing a batch cheap and
-    every update dearer. `cache_rows` is for opaque tables that a committer reads through a `MapState`: as
-    many rows, last used, each of its tasks keeps in its worker process from batch to batch. `defaults` are
-    for value columns that are added to a table that exists: by column, what the rows that are there get (what
-    its reducer begins with: 0 for a count or a sum; None where the column may be NULL). `storage` are storage
-    parameters that PostgreSQL makes the table with (`{"fillfactor": 70}`; 50 unless given), numbers or
-    booleans by name. Raises TopologyError or SchemaError for a declaration that cannot be.
+    `key` and `value` are DDL ("word string", "n bigint") or Arrow schemas. `url` is a SQLAlchemy URL; without
+    one the run's database is used. `semantics` is the spout's unless given: a transactional spout may also
+    fill an opaque table. `index_txid` adds an index that makes undoing a batch cheap and every update dearer.
+    `cache_rows` is for opaque tables that a committer reads through a `MapState`: each of its tasks keeps
+    that many rows, the last used, in its worker process from batch to batch. `defaults` are for value columns
+    that are added to an existing table: they map a column to the value that existing rows get (what its
+    reducer begins with: 0 for a count or a sum; None if the column may be NULL). `storage` holds the storage
+    parameters with which PostgreSQL creates the table, numbers or booleans by name (`{"fillfactor": 70}`; 50
+    unless given). Raises TopologyError or SchemaError for an impossible declaration.
     """
 
     table: str
@@ -75,7 +75,7 @@ class SqlState:
         self._check_storage()
 
     def _check_storage(self) -> None:
-        """They become part of a statement: nothing but a plain name and a number or a boolean passes."""
+        """Only a plain name with a number or a boolean passes, because they become part of a statement."""
         for name, value in self.storage.items():
             if not isinstance(name, str) or not _PARAMETER.fullmatch(name):
                 raise TopologyError(
@@ -107,7 +107,7 @@ class SqlState:
                 ) from error
 
     def _check_name(self, what: str, name: str) -> None:
-        """Refuse a name that not every store can have, in quotes or not."""
+        """Refuse a name that some store cannot have, quoted or not."""
         wrong = ""
         if not name:
             wrong = "an empty name"
@@ -145,7 +145,7 @@ class SqlState:
         return format_schema(self.key_schema), format_schema(self.value_schema)
 
     def declaration(self, semantics: Semantics) -> dict[str, Any]:
-        """What is remembered of this table beside it, as JSON values, to notice a changed declaration."""
+        """Return what is stored about this table, as JSON values, to notice a changed declaration."""
         return {
             "key": self._ddl[0],
             "value": self._ddl[1],

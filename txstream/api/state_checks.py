@@ -1,4 +1,4 @@
-"""What `build` checks about states: one writer for each table and key, and semantics that fit the spout's."""
+"""The checks of `build` on states: one writer for each table and key, and semantics that fit the spout's."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from txstream.semantics import Semantics, legal_state_semantics
 def check_states(
     semantics: Semantics, components: Sequence[Component]
 ) -> tuple[tuple[tuple[StateCommitter, Semantics], ...], tuple[StateUse, ...]]:
-    """The states of a topology with their semantics: of committers of deltas, and of bolts that declare their
-    own. Raises TopologyError for a table that two components write, for inputs that would lose updates."""
+    """Return the states of a topology with their semantics: first those of committers of deltas, then those
+    that bolts declare themselves. Raises TopologyError for a table that two components write and for inputs
+    that would lose updates."""
     states: list[tuple[StateCommitter, Semantics]] = []
     uses: list[StateUse] = []
     tables: dict[tuple[str | None, str], str] = {}
@@ -72,7 +73,7 @@ def _check_state_inputs(component: Component, state: SqlState) -> None:
 
 
 def _declared_states(component: Component) -> Mapping[str, SqlState]:
-    """The states that a bolt declares for itself. Raises TopologyError for what is no such declaration."""
+    """Return the states that a bolt declares itself. Raises TopologyError for an invalid declaration."""
     declared = getattr(component.instance, "states", None)
     if not isinstance(component.instance, BatchBolt):
         mine = declared.values() if isinstance(declared, Mapping) else ()
@@ -95,8 +96,8 @@ def _declared_states(component: Component) -> Mapping[str, SqlState]:
 def _check_map_state(
     component: Component, name: str, state: SqlState, components: Mapping[str, Component]
 ) -> None:
-    """A state that the component reads and writes itself: does it run in the commit phase, and does one task
-    get all tuples of a key?"""
+    """Check a state that the component reads and writes itself: the component must run in the commit phase,
+    and one task must get all tuples of a key."""
     if isinstance(component.instance, (StateCommitter, MergeableBolt)):
         raise TopologyError(
             f"component {component.id!r} declares state {name!r}, but a {type(component.instance).__name__} "
@@ -149,8 +150,9 @@ def _state_semantics(state: SqlState, spout: Semantics) -> Semantics:
 
 
 def _map_state_semantics(state: SqlState, spout: Semantics) -> Semantics:
-    """Opaque also below a transactional spout, unless declared otherwise: what a bolt reads and works with
-    must be from before the batch in a replay too, and only an opaque row keeps that."""
+    """Return the semantics of a `MapState`: opaque even below a transactional spout, unless declared
+    otherwise. What a bolt reads must be from before the batch in a replay too, and only an opaque row keeps
+    that."""
     if state.semantics is None and Semantics.OPAQUE in legal_state_semantics(spout):
         return Semantics.OPAQUE
     return _state_semantics(state, spout)

@@ -1,7 +1,7 @@
-"""A built topology: components in an order in which every one comes after those it reads from.
+"""A built topology: its components, each after those that it reads from.
 
-Invariant: a `Topology` is checked. Every subscription names a stream that exists, no component is reached by
-its own output, and whatever is below a committer runs in the commit phase.
+Invariant: a `Topology` has been checked. Every subscription names a stream that exists, no component reads
+its own output, directly or through others, and everything below a committer runs in the commit phase.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from txstream.wording import counted
 _REPR_COMPONENTS = 6
 
 CommitChoice = Literal["auto", "driver", "executors"]
-"""Who writes a batch's deltas: the faster one for so many rows, always the driver, or always executors."""
+"""Who writes a batch's deltas: whichever is faster, always the driver, or always executors."""
 
 
 class Phase(StrEnum):
-    """When a component's `finish_batch` runs: with its batch, beside others, or in strict txid order."""
+    """When a component's `finish_batch` runs: while other batches are processed, or in strict txid order."""
 
     PROCESS = "process"
     COMMIT = "commit"
@@ -41,7 +41,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True)
 class Component:
-    """One spout or bolt of a built topology. `parallelism` is its number of slots, `tasks` of instances.
+    """One spout or bolt of a built topology: `parallelism` counts its slots, `tasks` its instances.
 
     `inputs` are its subscriptions. `below_committer` says that its tuples come in the commit phase.
     """
@@ -96,7 +96,7 @@ class Topology:
         return f"<Topology {self.id} ({self.kind}): {', '.join(names)}>"
 
     def _repr_html_(self) -> str:
-        """The graph, in a notebook."""
+        """Return the graph as HTML, for a notebook."""
         from txstream.notebook import topology_html
 
         return topology_html(self)
@@ -114,17 +114,17 @@ class Topology:
 
     @property
     def kind(self) -> str:
-        """Its semantics, or that it is of tracked tuples: for people."""
+        """Its semantics, or "tracked" for tracked tuples: text for people."""
         return str(self.semantics)
 
     @property
     def at_once(self) -> str:
-        """How much of it may be under way: for people."""
+        """How much may be under way at once: text for people."""
         return f"{counted(self.max_spout_pending, 'batch', 'batches')} at once"
 
     @property
     def unit(self) -> str:
-        """What the message timeout is for: for people."""
+        """What the message timeout applies to: text for people."""
         return "an attempt"
 
     @property
@@ -132,7 +132,7 @@ class Topology:
         return self.components[1:]
 
     def component(self, component_id: str) -> Component:
-        """The component of this id. Raises TopologyError that lists those there are."""
+        """Return the component with this id. Raises TopologyError that lists the existing ones."""
         for component in self.components:
             if component.id == component_id:
                 return component
@@ -142,7 +142,7 @@ class Topology:
         )
 
     def readers(self, component_id: str, stream: str = DEFAULT_STREAM) -> tuple[Component, ...]:
-        """The bolts that subscribe to a stream."""
+        """Return the bolts that subscribe to a stream."""
         return tuple(
             bolt
             for bolt in self.bolts
@@ -150,16 +150,16 @@ class Topology:
         )
 
     def with_id(self, topology_id: str) -> Topology:
-        """The same topology under another id."""
+        """Return the same topology under another id."""
         other = copy.copy(self)
         object.__setattr__(other, "id", validate_topology_id(topology_id))
         return other
 
     def describe(self) -> str:
-        """A text to read: components from the spout down, each with class, slots, tasks and phase, its inputs
-        with their groupings, its output streams with their types, and its table."""
+        """Return a text for people: components from the spout down, each with its class, slots, tasks and
+        phase, its inputs with their groupings, its output streams with their types, and its table."""
         return describe_topology(self)
 
     def to_document(self) -> dict[str, Any]:
-        """What `describe` tells, as JSON values: for `--json` and for scripts."""
+        """Return what `describe` tells, as JSON values, for `--json` and for scripts."""
         return topology_document(self)

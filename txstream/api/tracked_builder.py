@@ -1,4 +1,4 @@
-"""`TopologyBuilder`: a topology of tracked tuples, declared and checked as a transactional one is."""
+"""`TopologyBuilder`: declares and checks a topology of tracked tuples."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class TopologyBuilder(GraphBuilder):
     """Declares a topology of tracked tuples: its id, any number of spouts, and any acyclic graph of bolts
     below.
 
-    At most `max_spout_pending` trees of each spout task are open at once; with as many, its `next_tuple` is
-    not called. A tree that takes longer than `message_timeout_seconds` fails. `ackers` share the trees by
-    root; with `ackers=0` nothing is tracked, and a spout's `ack` follows its emit. A bug in a bolt fails all
-    trees of its micro-batch, and `max_attempts` micro-batches in a row end the topology. `settings` and
-    `workers` are as in `TransactionalTopologyBuilder`.
+    While `max_spout_pending` trees of a spout task are open, its `next_tuple` is not called. A tree that
+    takes longer than `message_timeout_seconds` fails. `ackers` share the trees by root; with `ackers=0`
+    nothing is tracked, and a spout's `ack` follows its emit. A bug in a bolt fails all trees of its
+    micro-batch; `max_attempts` such micro-batches in a row end the topology. `settings` and `workers` are as
+    in `TransactionalTopologyBuilder`.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class TopologyBuilder(GraphBuilder):
         self._ackers = ackers if ackers == 0 else check_number("ackers", ackers)
 
     def set_spout(self, component: str, spout: Spout, parallelism: int = 1) -> None:
-        """Add a spout with so many tasks, each a copy of this instance."""
+        """Add a spout with `parallelism` tasks, each a copy of this instance."""
         self._check_name(component)
         if isinstance(spout, SourceSpout):
             raise TopologyError(
@@ -129,8 +129,9 @@ class TopologyBuilder(GraphBuilder):
             )
 
     def build(self) -> TrackedTopology:
-        """The checked topology. Raises TopologyError or SchemaError, naming the component and the remedy.
-        Warns (TopologyWarning) of a method that is called almost like one that a spout or bolt has."""
+        """Return the checked topology. Raises TopologyError or SchemaError, naming the component and the
+        remedy. Warns (TopologyWarning) of a method whose name is almost that of a spout's or bolt's
+        method."""
         return self._build(stacklevel=3)
 
     def _build(self, stacklevel: int) -> TrackedTopology:

@@ -1,7 +1,7 @@
 """`Tuple`: one row of a stream as a bolt sees it; `Chunk`: the Arrow batch behind it.
 
-A chunk turns a column into Python objects when it is first asked for, all rows at once: columns that no
-bolt reads never leave Arrow, and reading one row costs a list index.
+A chunk turns a column into Python objects when the column is first asked for, all rows at once. So columns
+that no bolt reads never leave Arrow, and reading a value costs a list index.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ class Chunk:
         self.batch = batch
         self.names: list[str] = batch.schema.names
         self.index = {name: position for position, name in enumerate(self.names)}
-        self.ready: dict[str | int, list[Any]] = {}  # by what they were asked for
+        self.ready: dict[str | int, list[Any]] = {}  # by the name or position that was asked for
         self.source_component = source_component
         self.source_stream = source_stream
         self.source_task = source_task
-        # The engine's own: to which trees the tuples belong, where that is tracked.
+        # For the engine: the trees that the tuples belong to, where they are tracked.
         self.marks: Any = None
 
     def __len__(self) -> int:
         return int(self.batch.num_rows)
 
     def column(self, field: str | int) -> list[Any]:
-        """One column as Python values, one per row. Raises TupleError for a field that does not exist."""
+        """Return one column as Python values, one per row. Raises TupleError for an unknown field."""
         values = self.ready.get(field)
         if values is None:
             try:
@@ -76,7 +76,7 @@ class Chunk:
 
 
 class Tuple:
-    """One tuple. `tup["word"]` and `tup[0]` give a value; `tup.fields` the names."""
+    """One tuple. `tup["word"]` and `tup[0]` give a value, `tup.fields` the names."""
 
     __slots__ = ("_chunk", "_row")
 
@@ -85,7 +85,7 @@ class Tuple:
         self._row = row
 
     def __getitem__(self, field: str | int) -> Any:
-        try:  # once for each tuple and field that a bolt reads
+        try:  # the fast path: this runs for each tuple and field that a bolt reads
             return self._chunk.ready[field][self._row]
         except KeyError:
             return self._chunk.column(field)[self._row]
@@ -119,5 +119,5 @@ class Tuple:
 
     @property
     def source_task(self) -> int:
-        """The index, within the source component, of the task that emitted this tuple."""
+        """The index of the task that emitted this tuple, within the source component."""
         return self._chunk.source_task

@@ -66,7 +66,7 @@ def delete(
     ):
         here = topology_id in zookeeper.topologies()
         lives, others = _lives(settings, zookeeper, topology_id, found)
-        # Its tables may have stayed when it was deleted before: asked to drop them, look for those alone.
+        # Its tables may have stayed when it was deleted before: with --drop-state, look for those alone.
         if not here and not lives and not drop_state:
             raise UnknownTopologyError(topology_id)
         _refuse_missing(found.missing, ignored=ignore_missing)
@@ -75,11 +75,11 @@ def delete(
         what = "its progress and its state tables" if drop_state else "its progress (its state tables stay)"
         where = " and ".join(place for place, one in lives.items() if one == life)
         ask(f"Delete {topology_id}{where and f' from {where}'}: {what}?", yes=yes)
-        # ZooKeeper first: what a crash leaves then is refused by the next run, and --uuid removes it.
+        # ZooKeeper first: if we crash after this, the next run refuses what is left, and --uuid removes it.
         in_zookeeper = here and lives.get(_place(settings), life) == life and life in (None, *lives.values())
         if in_zookeeper:
             zookeeper.delete_topology(topology_id, force=dead)
-        # The one that was given comes last: until then its fence names the others.
+        # The main database (--database or the default) comes last: until then its fence names the others.
         dropped = {
             database.url_for_people: database.delete(topology_id, drop_state=drop_state, uuid=life)
             for database in reversed(found.opened)
@@ -115,7 +115,8 @@ def _place(settings: Settings) -> str:
 def _lives(
     settings: Settings, zookeeper: ZooKeeper, topology_id: str, found: Databases
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """The uuids that this id stands for, by place; what the other places have that should have one."""
+    """Return the uuid that each place has for this id, and what the places have that should have one but do
+    not."""
     from txstream.state import place_of
 
     lives: dict[str, str] = {}
@@ -144,8 +145,8 @@ def _lives(
 def _one_life(
     topology_id: str, lives: Mapping[str, str], others: Mapping[str, str], uuid: str | None
 ) -> str | None:
-    """The uuid that goes, wherever it is; None where there is none. Raises UsageError for one that is not
-    everywhere and was not asked for."""
+    """Return the uuid to delete, wherever it is; None if there is none. Raises UsageError if it is not the
+    same everywhere and was not asked for."""
     known = [*dict.fromkeys(lives.values())]
     if uuid is None and known and (others or len(known) > 1):
         raise UsageError(
@@ -163,7 +164,7 @@ def _listed(lives: Mapping[str, str], others: Mapping[str, str]) -> str:
 
 
 def _refuse_live_leader(zookeeper: ZooKeeper, topology_id: str) -> bool:
-    """Is there a leader that is known to be dead? Raises LeaderExistsError for one that may live."""
+    """Is there a leader that is known to be dead? Raises LeaderExistsError for one that may be alive."""
     from txstream.cli.databases import is_dead
 
     leader = zookeeper.leader(topology_id)
@@ -177,7 +178,7 @@ def _refuse_live_leader(zookeeper: ZooKeeper, topology_id: str) -> bool:
 
 
 def _refuse_missing(missing: Sequence[MissingDatabase], *, ignored: bool) -> None:
-    """Raises ServiceUnavailableError: what is left in a database would be refused by the next run."""
+    """Raise ServiceUnavailableError for missing databases: the next run would refuse what is left in them."""
     if ignored:
         warn_of_missing(missing)
     elif missing:
@@ -232,7 +233,7 @@ def _upgrade(cli: Cli, database: StateDatabase) -> dict[str, str | None]:
 def _print_upgrade(cli: Cli, database: StateDatabase) -> dict[str, str | None]:
     before, after, statements = database.upgrade_sql()
     if not cli.as_json:
-        # A comment to SQL, so that what is printed can be given to the database's own shell.
+        # An SQL comment, so that the output can be fed to the database's own shell.
         if before == after:
             cli.print(f"-- {database.url_for_people} is at revision {after} already")
         else:

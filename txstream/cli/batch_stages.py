@@ -1,6 +1,6 @@
-"""What of a topology runs together: the stages of a batch, and how tuples get from bolt to bolt.
+"""Which parts of a topology run together: the stages of a batch, and how tuples get from bolt to bolt.
 
-It is the engine's own layout of a batch, made without an address and without Spark.
+This is the engine's own layout of a batch, made without an address and without Spark.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ class Movement(StrEnum):
     """How the tuples of a subscription get to the bolt."""
 
     IN_PLACE = "in place"
-    """Handed over in the Spark task that they were made in."""
+    """Handed over within the Spark task that made them."""
     EXCHANGE = "exchange"
     """To a later stage of the same phase, through Spark's shuffle."""
     DATAFRAME = "dataframe"
     """To or from Spark SQL."""
     COMMIT = "commit"
-    """Kept on the executors until the batch commits, and given to a stage of the commit phase then."""
+    """Kept on the executors until the batch commits, then given to a stage of the commit phase."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShownStage:
-    """Components that run in the same Spark tasks, counted from 1. `spark_tasks` is None for Spark SQL alone,
-    where Spark decides. `relays` says that tuples for later stages pass through."""
+    """Components that run in the same Spark tasks. `number` counts stages from 1. `spark_tasks` is None for a
+    stage of Spark SQL only, where Spark decides. `relays`: tuples for later stages pass through."""
 
     number: int
     phase: str
@@ -58,7 +58,7 @@ class ShownStage:
 
 @dataclass(frozen=True, slots=True)
 class ShownEdge:
-    """One subscription: from which stage to which its tuples go, how, and why they may stay."""
+    """One subscription: from which stage to which its tuples go, how, and why they may stay in place."""
 
     grouping: Grouping
     target: str
@@ -70,10 +70,10 @@ class ShownEdge:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """The stages of a batch that is worth `width` Spark tasks; `largest` is what a batch can be worth.
+    """The stages of a batch worth `width` Spark tasks. `largest` is the most that a batch can be worth.
 
     `states` are the components whose deltas are stored, `map_states` those that write states themselves, each
-    with the table.
+    with its table.
     """
 
     width: int
@@ -89,7 +89,7 @@ class BatchPlan:
 
 
 def plan_batch(topology: Topology, width: int | None = None) -> BatchPlan:
-    """How a batch worth `width` Spark tasks would run; the largest unless given.
+    """Return how a batch worth `width` Spark tasks would run, by default the largest.
 
     Raises UsageError for a width that no batch has, TopologyError for a bolt that cannot be pickled.
     """
@@ -155,7 +155,7 @@ def _edge(specs: dict[str, BoltSpec], homes: dict[str, int], bolt: BoltSpec, giv
 
 
 def _reason(bolt: BoltSpec, given: Input) -> str:
-    """Why tuples stay in place where the grouping alone would not say so."""
+    """Why tuples stay in place although the grouping alone does not say so."""
     from txstream.engine.batch.execution_plan import Edge
 
     if given.grouping.kind is GroupingKind.LOCAL_OR_SHUFFLE:
@@ -169,7 +169,7 @@ def _reason(bolt: BoltSpec, given: Input) -> str:
 
 
 def plan_text(plan: BatchPlan) -> str:
-    """Stages, then what moves between them, as aligned text."""
+    """Return the stages, then what moves between them, as aligned text."""
     most = " (the most for this topology)" if plan.width == plan.largest else ""
     worth = f"a batch worth {counted(plan.width, 'Spark task')}{most}"
     lines = [f"{worth}: {counted(plan.python_stages, 'Python stage')}", ""]
@@ -187,7 +187,7 @@ def plan_text(plan: BatchPlan) -> str:
 
 
 def plan_document(plan: BatchPlan) -> dict[str, Any]:
-    """The same as JSON values."""
+    """Return the plan as JSON values."""
     return {
         "width": plan.width,
         "largest_width": plan.largest,

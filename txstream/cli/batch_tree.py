@@ -1,4 +1,4 @@
-"""`txstream show ID TXID --tree`: which component and task of a batch has finished, which is missing."""
+"""`txstream show ID TXID --tree`: which components and tasks of a batch have finished, which are missing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _show_committed(cli: Cli, topology_id: str, txid: int) -> bool:
     try:
         batch = inspect.batch(topology_id, txid, cli.resolve()).batch
     except TxstreamError:
-        return False  # what the leader said is told
+        return False  # the leader's answer is reported instead
     if batch.status != COMMITTED:
         return False
     entry = batch.first
@@ -35,8 +35,8 @@ def _show_committed(cli: Cli, topology_id: str, txid: int) -> bool:
 
 
 def show_tree(cli: Cli, topology_id: str, txid: int, timeout_seconds: float = 30.0) -> None:
-    """Ask the leader, and print what it tells; of a committed txid, the ledger. Raises NotRunningError,
-    UsageError for a txid that is neither open nor committed."""
+    """Ask the leader and print its answer; for a committed txid, print what the ledger has. Raises
+    NotRunningError or UsageError for a txid that is neither open nor committed."""
     try:
         with opened(cli, topology_id) as zookeeper:
             _, told = ask(zookeeper, topology_id, "tree", {"txid": txid}, timeout_seconds)
@@ -44,7 +44,7 @@ def show_tree(cli: Cli, topology_id: str, txid: int, timeout_seconds: float = 30
         if not _show_committed(cli, topology_id, txid):
             raise
         return
-    assert told is not None  # it is not asked for later
+    assert told is not None  # None is only for requests with `later`
     if cli.as_json:
         cli.print_json({"topology": topology_id, "txid": txid, **told})
         return

@@ -1,4 +1,4 @@
-"""Which code a topology was last run with from this folder: the default of commands that need it again."""
+"""Remembers which code a topology was last run with from this folder, as the default for later commands."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Parameters = Annotated[
 
 
 def remember_code(settings: Settings, topology_id: str, target: str, parameters: Sequence[str]) -> None:
-    """Note what a run was given; readable for its user alone, since a parameter may be a password."""
+    """Store what a run was given. Only its user can read it, since a parameter may be a password."""
     file = _file(settings, topology_id)
-    with contextlib.suppress(OSError):  # a note for later: the run needs none
+    with contextlib.suppress(OSError):  # only for later commands: the run itself does not need it
         file.parent.mkdir(exist_ok=True)
         file.touch(mode=0o600)
         file.write_text(json.dumps({"target": target, "parameters": list(parameters)}), encoding="utf-8")
@@ -42,9 +42,9 @@ def remember_code(settings: Settings, topology_id: str, target: str, parameters:
 def find_code(
     cli: Cli, topology_id: str, target: str | None, parameters: Sequence[str] | None
 ) -> tuple[Topology, str]:
-    """The topology under this id, and MODULE:FACTORY: the one given, else the one it was last run with here.
+    """Return the topology under this id and its MODULE:FACTORY: the given one, or that of its last run here.
 
-    Raises UsageError when neither is known; as `load_topology`.
+    Raises UsageError when neither is known, and whatever `load_topology` raises.
     """
     if target is None:
         if parameters:

@@ -1,6 +1,6 @@
 """`txstream compare`: one topology under the three semantics, through the same faults, side by side.
 
-Invariant: what it has made is removed when it ends, however it ends, unless it is to be kept.
+Invariant: whatever the command made is removed when it ends, however it ends, unless --keep is given.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from txstream.settings import Settings
 
 SEMANTICS = ("opaque", "transactional", "non-transactional")
-_EXACT = ("opaque", "transactional")  # what must be, whatever happens
+_EXACT = ("opaque", "transactional")  # must be exact, whatever happens
 _WORD_COUNT = "txstream.examples.word_count:topology"
 _PARTITIONS = 4
 _BATCHES = 16
@@ -47,8 +47,8 @@ def register(app: typer.Typer) -> None:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared: `parameters` are the factory's, as for `-p`; `truth` is None for that of a run
-    without faults."""
+    """What is compared. `parameters` are the factory's, as for `-p`. With `truth` None, a run without faults
+    gives the truth."""
 
     cli: Cli
     settings: Settings
@@ -139,11 +139,11 @@ def compare(
 
 @contextlib.contextmanager
 def _session(cli: Cli, settings: Settings) -> Iterator[SparkSession]:
-    """One Spark for all drivers: what a fault costs is not the start of a JVM."""
+    """One Spark session for all drivers, so that the cost of a fault does not include starting a JVM."""
     from txstream.engine.spark.log import spark_log
     from txstream.engine.spark.session import create_session
 
-    conf = {"spark.sql.shuffle.partitions": "2"}  # of DataFrame bolts: the batches are small
+    conf = {"spark.sql.shuffle.partitions": "2"}  # for DataFrame bolts: the batches are small
     session = create_session(master=settings.master, conf=conf, log_file=spark_log(cli.log_dir, "compare"))
     try:
         yield session
@@ -153,7 +153,7 @@ def _session(cli: Cli, settings: Settings) -> Iterator[SparkSession]:
 
 @contextlib.contextmanager
 def _made_lines(here: Comparison) -> Iterator[Comparison]:
-    """The comparison over a topic of lines that are made for it; their words are the truth."""
+    """Yield the comparison over a topic of lines made for it. The words of these lines are the truth."""
     from txstream.cli.kafka_topics import KafkaTopics
 
     settings = here.settings
@@ -201,7 +201,7 @@ def _play(
     from txstream.compare.run import play, removed
     from txstream.compare.variant import under_own_names, with_batches_of
 
-    # Said of calls that Python cannot end; here they only read.
+    # It warns of calls that Python cannot end; here these only read.
     logging.getLogger("txstream.testing.inprocess").setLevel(logging.ERROR)
     prefix = f"compare_{name.replace('-', '_')}_"
     own = under_own_names(topology, f"compare-{name}", prefix)

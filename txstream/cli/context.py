@@ -1,7 +1,7 @@
-"""`Cli`: what every command has in its hand: settings, and where to say things.
+"""`Cli`: what every command is given: its settings, and where to print.
 
-Invariants: standard output carries the data that a command was asked for and nothing else; messages,
-progress and logs go to standard error. Nothing heavy is imported before a command needs it.
+Invariants: standard output carries only the data that a command was asked for. Messages, progress and logs go
+to standard error. Nothing heavy is imported before a command needs it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Cli:
-    """One command's settings and manners. `settings` are those of the flags until `resolve` is called."""
+    """One command's settings and output flags. `settings` holds only what the flags gave until `resolve`."""
 
     settings: Settings = field(default_factory=Settings)
     as_json: bool = False
@@ -33,7 +33,8 @@ class Cli:
     verbose: bool = False
 
     def resolve(self) -> Settings:
-        """Flag, environment, `txstream.toml`, running embedded services. Raises UsageError."""
+        """Resolve the settings: flag, environment, `txstream.toml`, running embedded services, in this order.
+        Raises UsageError."""
         self.settings = self.settings.resolve()
         return self.settings
 
@@ -43,12 +44,12 @@ class Cli:
         return self.settings.log_dir
 
     def say(self, message: str) -> None:
-        """A message for a person, on standard error; not with --quiet."""
+        """Print a message for a person on standard error, unless --quiet is given."""
         if not self.quiet:
             print_error(message)
 
     def error_console(self) -> Console:
-        """rich on standard error, for progress bars."""
+        """A rich console on standard error, for progress bars."""
         from rich.console import Console
 
         return Console(stderr=True, highlight=False, quiet=self.quiet)
@@ -58,7 +59,7 @@ class Cli:
         sys.stdout.flush()
 
     def print_json(self, document: Any) -> None:
-        """The one JSON document of a command with --json."""
+        """Print the one JSON document of a command with --json."""
         self.print(json.dumps(document, indent=2, ensure_ascii=False))
 
     print_pairs = staticmethod(print_pairs)
@@ -66,16 +67,16 @@ class Cli:
 
 
 def print_error(line: str) -> None:
-    """One line on standard error, wherever that is now: a progress bar takes it over while it is shown."""
+    """Print one line on the current standard error: a progress bar replaces it while it is shown."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 
 
 def ask(question: str, *, yes: bool) -> None:
-    """Ask before something is lost; returns once it is confirmed, by a person or by `yes`.
+    """Ask before something is lost. Returns once a person or `yes` has confirmed it.
 
-    The question needs a terminal at both ends: standard input to answer at, standard error to be seen on.
-    Raises UsageError where there is none, and ends the command with status 1 after a no.
+    The question needs two terminals: standard error to show it, standard input to answer it. Raises
+    UsageError if either is not a terminal, and ends the command with status 1 after a no.
     """
     if yes:
         return

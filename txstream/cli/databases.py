@@ -19,7 +19,7 @@ __all__ = ["UnknownTopologyError", "existing_database", "is_dead", "open_zookeep
 
 @contextlib.contextmanager
 def existing_database(settings: Settings) -> Iterator[StateBackend | None]:
-    """The database, or None for a SQLite file that is not there: looking must not create it.
+    """Yield the database, or None for a SQLite file that is not there: looking must not create it.
 
     Raises ServiceUnavailableError when it does not answer in time.
     """
@@ -39,6 +39,6 @@ def existing_database(settings: Settings) -> Iterator[StateBackend | None]:
 
 
 def warn_of_missing(missing: Sequence[MissingDatabase]) -> None:
-    """Name what could not be looked at, on standard error, whatever --quiet says."""
+    """Name the databases that could not be looked at, on standard error, even with --quiet."""
     for one in missing:
         print_error(f"txstream: {one}")

@@ -1,7 +1,7 @@
 """`txstream demo`: an exactly-once word count on this machine, killed in the middle and resumed.
 
-Invariants: the truth is counted from the text itself, never from Kafka or from a run. Nothing that the demo
-started is left when it ends, however it ends; its topic, topology and table stay until the next demo.
+Invariants: the truth is counted from the text itself, never from Kafka or from a run. When the demo ends,
+however it ends, nothing that it started still runs. Its topic, topology and table stay until the next demo.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LEAST_WORDS = 1_000
 
 _WORD_COUNT = "txstream.examples.word_count:topology"
 _BATCHES = 12
-_SESSION_SECONDS = 4.0  # how long the second driver stands by until ZooKeeper gives the killed one up
+_SESSION_SECONDS = 4.0  # how long the second driver stands by until ZooKeeper gives up the killed one
 _SHOWN_WORDS = 10
 _SHOWN_DIFFERENCES = 10
 _TAIL_LINES = 5
@@ -47,7 +47,7 @@ SemanticsName = Literal["opaque", "transactional", "non-transactional"]
 
 
 class DemoError(TxstreamError):
-    """The demo did not go as it must."""
+    """The demo did not go as it should."""
 
     exit_status: ClassVar[int] = 1
 
@@ -71,13 +71,13 @@ class Demo:
 
     @property
     def records_per_partition(self) -> int:
-        """So many per batch and partition that there are about twelve batches."""
+        """The records per batch and partition, chosen so that there are about twelve batches."""
         return max(1, len(self.lines) // (self.partitions * _BATCHES))
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came of it."""
+    """The outcome of a demo."""
 
     table: Mapping[str, int]
     report: Mapping[str, Any]
@@ -152,7 +152,7 @@ def prepare(
     *,
     keep: bool,
 ) -> Demo:
-    """Older demos of this prefix removed, and the text in a topic."""
+    """Remove older demos of this prefix, and put the text into a topic."""
     if not keep:
         _remove_older(cli, settings, prefix)
     lines = make_text(words)
@@ -167,7 +167,7 @@ def prepare(
 
 
 def _remove_older(cli: Cli, settings: Settings, prefix: str) -> None:
-    """Older demos' topologies, tables and topics. One that runs now, elsewhere, is left alone."""
+    """Remove older demos' topologies, tables and topics, except those of a demo that runs now elsewhere."""
     from txstream.cli.databases import existing_database, is_dead, open_zookeeper
 
     removed: set[str] = set()
@@ -234,7 +234,7 @@ def _arguments(here: Demo) -> list[str]:
 
 
 def _environment(here: Demo) -> dict[str, str]:
-    """Addresses go by the environment: a database's password must not be seen in the list of processes."""
+    """Pass addresses by the environment: the list of processes must not show a database's password."""
     settings = here.settings
     values = {"ZOOKEEPER": settings.zookeeper, "KAFKA": settings.kafka, "DATABASE": settings.database}
     values["MASTER"] = settings.master
@@ -242,11 +242,11 @@ def _environment(here: Demo) -> dict[str, str]:
 
 
 def _run_and_be_killed(here: Demo) -> Mapping[str, Any]:
-    """The first run, which SIGKILLs itself after a commit, and where."""
+    """Do the first run, which SIGKILLs itself after a commit. Return where."""
     from txstream.cli.demo_driver import run_driver
     from txstream.testing.faults import FAULT_LOG_VARIABLE, FAULT_VARIABLE
 
-    # Between SQL commit and progress is where a run without a ledger counts a batch twice.
+    # A run without a ledger counts a batch twice if it dies between the SQL commit and storing its progress.
     point = "after-commit:1" if here.semantics == "non-transactional" else "after-advance:1+open"
     messages = here.cli.log_dir / "demo-first-run.log"
     with tempfile.TemporaryDirectory(prefix="txstream-demo-") as folder, _spinner(here, "counting"):
@@ -302,14 +302,14 @@ def _collect(here: Demo, killed_at: Mapping[str, Any], report: Mapping[str, Any]
     from txstream.transaction import epoch_of
 
     table, ledger = read_state(here, here.name)
-    # A batch that was open at the kill and has the second driver's epoch was processed again.
+    # A batch was processed again if it was open at the kill and has the second driver's epoch.
     second = [row for row in ledger if epoch_of(row.attempt) == report["epoch"]]
     again = [int(row.txid) for row in second if str(row.txid) in killed_at["open"]]
     return Result(table, report, len(ledger), killed_at, again, throughput(second))
 
 
 def read_state(here: Demo, topology: str) -> tuple[Mapping[str, int], list[BatchRecord]]:
-    """A topology's table and ledger."""
+    """Return a topology's table and ledger."""
     from txstream.state import open_sql_database
 
     database = open_sql_database(
@@ -323,14 +323,14 @@ def read_state(here: Demo, topology: str) -> tuple[Mapping[str, int], list[Batch
 
 
 def throughput(batches: Sequence[BatchRecord]) -> float:
-    """Records per second from the first commit of these batches to the last: without Spark's start."""
+    """Records per second from the first commit of these batches to the last, without Spark's start."""
     times = [row.committed_at for row in batches if row.committed_at is not None]
     seconds = (max(times) - min(times)).total_seconds() if times else 0.0
     return sum(row.tuples for row in batches[1:]) / seconds if seconds > 0 else 0.0
 
 
 def differences(truth: Mapping[str, int], table: Mapping[str, int]) -> list[tuple[str, int, int]]:
-    """Words whose totals differ: word, how often the text has it, what the table says."""
+    """Return the words whose totals differ, each with its count in the text and in the table."""
     return [
         (word, truth.get(word, 0), table.get(word, 0))
         for word in sorted(truth.keys() | table.keys())
@@ -361,7 +361,7 @@ def _tell(here: Demo, result: Result) -> int:
 
 
 def tell_exact(cli: Cli, wrong: Sequence[tuple[str, int, int]], why_not: str = "") -> int:
-    """The last line, after some of the differences if there are any; the exit status."""
+    """Print some of the differences, if there are any, and the last line. Return the exit status."""
     for word, text, table in wrong[:_SHOWN_DIFFERENCES]:
         cli.print(f"  {word}: {text:,} in the text, {table:,} in the table")
     if len(wrong) > _SHOWN_DIFFERENCES:

@@ -1,7 +1,7 @@
-"""`txstream run` as a child process of the demo: started, waited for, and gone when the demo ends.
+"""Runs `txstream run` as a child process of the demo: starts it, waits for it, and leaves nothing behind.
 
-Invariant: when `run_driver` returns or raises, neither the driver nor any process that it has started is
-left, Spark's JVM and its Python workers among them.
+Invariant: when `run_driver` returns or raises, the driver and every process that it started are gone,
+including Spark's JVM and its Python workers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _GONE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class DriverEnd:
-    """How a driver ended: a negative status is the signal that killed it."""
+    """How a driver ended. A negative status is the signal that killed it."""
 
     pid: int
     status: int
@@ -35,8 +35,8 @@ class DriverEnd:
 def run_driver(
     arguments: Sequence[str], environment: Mapping[str, str], *, messages: Path | None = None
 ) -> DriverEnd:
-    """Run `txstream` with these arguments to its end. Its standard error goes to the file `messages`, or to
-    ours when there is none."""
+    """Run `txstream` with these arguments to its end. Its standard error goes to the file `messages`, or
+    without one to ours."""
     variables = {
         **os.environ,
         **environment,
@@ -64,12 +64,12 @@ def _run(arguments: Sequence[str], variables: Mapping[str, str], sink: IO[bytes]
     try:
         output = _wait(process, family)
     except BaseException:
-        # Ctrl-C reaches the driver too, as the terminal's; SIGTERM to us does not.
+        # Ctrl-C in the terminal reaches the driver too; SIGTERM to us does not.
         process.terminate()
         try:
             process.communicate(timeout=_STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            process.kill()  # what interrupted us is raised all the same
+            process.kill()  # the exception that interrupted us is still raised
             process.wait()
         except BaseException:
             process.kill()
@@ -82,7 +82,7 @@ def _run(arguments: Sequence[str], variables: Mapping[str, str], sink: IO[bytes]
 
 
 def _wait(process: subprocess.Popen[str], family: dict[int, psutil.Process]) -> str:
-    """The driver's output. Notes its descendants meanwhile: after a SIGKILL nobody could name them."""
+    """Return the driver's output. Notes its descendants meanwhile: after a SIGKILL nobody could find them."""
     while True:
         try:
             output, _ = process.communicate(timeout=_POLL_SECONDS)
@@ -97,10 +97,10 @@ def _wait(process: subprocess.Popen[str], family: dict[int, psutil.Process]) -> 
 
 
 def _end(family: Mapping[int, psutil.Process]) -> None:
-    """Spark's processes end by themselves when their driver does; wait for that, and insist."""
+    """Wait for Spark's processes, which end by themselves when their driver does, and kill what is left."""
     _, alive = psutil.wait_procs(list(family.values()), timeout=_GONE_SECONDS)
     for process in alive:
         try:
-            process.kill()  # psutil compares the start time first, so this is still the one we saw
+            process.kill()  # psutil compares the start time first, so this is still the process that we saw
         except psutil.NoSuchProcess:
             continue

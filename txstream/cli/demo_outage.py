@@ -1,6 +1,6 @@
 """`txstream demo outage`: partitions that go away while a batch is processed, and come back.
 
-Invariants: as of `demo`. Brokers that are killed are the demo's own.
+Invariants: those of `demo`. It kills only brokers of its own.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _TICK_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Played:
-    """One run, and what its ledger has. `replayed` is the batch that has failed in the outage."""
+    """One run, and what its ledger has. `replayed` is the batch that failed in the outage."""
 
     semantics: SemanticsName
     table: str
@@ -58,7 +58,7 @@ class Played:
 
     @property
     def held_the_same(self) -> bool:
-        """Did the replay hold what the attempt that failed first had held?"""
+        """Did the replay hold the same ranges as the first failed attempt?"""
         return self.replayed.failed_attempts[0].ranges == self.replayed.ranges
 
     @property
@@ -70,7 +70,7 @@ class Played:
 
 
 def play_outage(cli: Cli, given: Settings, words: int, *, injected: bool, keep: bool) -> int:
-    """The whole demo; its exit status."""
+    """Play the whole demo. Return its exit status."""
     both: tuple[SemanticsName, ...] = ("transactional", "opaque")
     with _started(cli, given, injected=injected) as (settings, kafka):
         here = prepare(cli, settings, words, both[0], f"{PREFIX}outage-", PARTITIONS, keep=keep)
@@ -89,7 +89,8 @@ def play_outage(cli: Cli, given: Settings, words: int, *, injected: bool, keep: 
 
 @contextlib.contextmanager
 def _started(cli: Cli, given: Settings, *, injected: bool) -> Iterator[tuple[Settings, EmbeddedKafka | None]]:
-    """Services, and two brokers of the demo's own where one will be killed."""
+    """Yield settings with running services. Unless the outage is injected, these are the demo's own, with two
+    brokers, one of which will be killed."""
     from txstream.embedded import EmbeddedKafka, EmbeddedZooKeeper
 
     if injected:
@@ -110,7 +111,7 @@ def _started(cli: Cli, given: Settings, *, injected: bool) -> Iterator[tuple[Set
 
 
 def _play(here: Demo, kafka: EmbeddedKafka | None) -> Played:
-    """One run, with the outage in it. Without brokers that may be killed the outage is injected."""
+    """Play one run, with the outage in it. Without brokers that may be killed the outage is injected."""
     from txstream.engine.run import start
     from txstream.testing.outage import Outage, outage_topology
 
@@ -165,7 +166,7 @@ def _play(here: Demo, kafka: EmbeddedKafka | None) -> Played:
 
 
 def _until(running: RunningTopology, condition: Callable[[], bool], what: str) -> None:
-    """Wait for a condition. Raises what ended the run, or DemoError."""
+    """Wait for a condition. Raises the error that ended the run, or DemoError when time is up."""
     deadline = time.monotonic() + _DEADLINE_SECONDS
     while not condition() and running.is_running:
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""The services that `demo` and `compare` play on: those given, or embedded ones until the command ends."""
+"""The services that `demo` and `compare` use: those given, or embedded ones until the command ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the command as Ctrl-C does: in order, with everything that it started."""
+    """Let SIGTERM and SIGHUP end the command as Ctrl-C does: cleanly, with everything that it started."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -31,7 +31,7 @@ def ended_by_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def services_for(cli: Cli, given: Settings) -> Iterator[Settings]:
-    """The settings with addresses of services that run: those given, otherwise embedded ones, started."""
+    """Yield the settings with the addresses of running services: those given, else embedded ones, started."""
     from txstream.embedded import EmbeddedKafka, EmbeddedZooKeeper, embedded
 
     console = cli.error_console()

@@ -1,4 +1,4 @@
-"""The demo's text: words that can be spoken, as often as in a natural language, the same every time."""
+"""The demo's text: pronounceable words with the frequencies of a natural language, the same every time."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ _CODAS = ("", "", "", "l", "m", "n", "r", "s", "t")
 
 
 def vocabulary(size: int, rng: random.Random) -> list[str]:
-    """`size` different words of one to four syllables, short ones first, as frequent words are."""
+    """Return `size` different words: first those of one syllable, then of two, and so on, as frequent words
+    are short."""
     words: dict[str, None] = {}
     for syllables in itertools.count(1):
-        # Twice as many attempts as are kept: later ones repeat earlier words.
+        # Each further syllable gives eight times as many words. A few attempts repeat earlier words.
         for _ in range(120 * 8 ** (syllables - 1)):
             word = "".join(
                 rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(syllables)
@@ -35,7 +36,7 @@ def vocabulary(size: int, rng: random.Random) -> list[str]:
 
 
 def make_text(words: int, seed: int = SEED) -> list[str]:
-    """Lines of about ten words, `words` in all. The word of rank r is chosen with a weight of 1/r (Zipf)."""
+    """Return lines of about ten words, `words` words in all. The word of rank r has the weight 1/r (Zipf)."""
     rng = random.Random(seed)  # noqa: S311 - a text, not a secret
     known = vocabulary(VOCABULARY, rng)
     weights = list(itertools.accumulate(1 / rank for rank in range(1, len(known) + 1)))
@@ -49,7 +50,7 @@ def _lines(words: Iterator[str], rng: random.Random) -> Iterator[str]:
 
 
 def count_words(lines: Iterable[str]) -> Counter[str]:
-    """The truth, from the text itself."""
+    """Count the words in the text itself: this is the truth."""
     counts: Counter[str] = Counter()
     for line in lines:
         counts.update(line.split())

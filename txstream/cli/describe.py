@@ -1,6 +1,6 @@
-"""`txstream describe MODULE:FACTORY`: what a topology is made of, what of it runs together, and its drawing.
+"""`txstream describe MODULE:FACTORY`: what a topology is made of, which parts run together, and its drawing.
 
-It needs no service and no address: the factory is called as `run` calls it, and nothing is started.
+It needs no service and no address: it calls the factory as `run` does, and starts nothing.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ def describe(
 
 
 def _load_drawing(out: Path) -> Callable[[Topology], bytes]:
-    """What draws, before the factory is called. Raises UsageError when matplotlib is not installed."""
+    """Load what draws, before the factory is called. Raises UsageError when matplotlib is not installed."""
     if out.is_dir():
         raise UsageError(f"--svg {out} is a folder; name a file in it, for example {out / 'topology.svg'}")
     try:
-        import matplotlib.figure  # noqa: F401 - to tell its absence from a fault of our own
+        import matplotlib.figure  # noqa: F401 - tells its absence from an import error of our own
     except ImportError as error:
         raise UsageError(
             f"--svg draws with matplotlib, which cannot be imported ({error}); "

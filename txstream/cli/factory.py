@@ -1,6 +1,6 @@
-"""MODULE:FACTORY: find it, call it, and say what of the user's code the executors need.
+"""MODULE:FACTORY: finds it, calls it, and says which of the user's code the executors need.
 
-The working directory is first on the path, as it is for `python -m`.
+The working directory is first on the path, as for `python -m`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ FRAMEWORK = "txstream"
 
 
 class FactoryError(TxstreamError):
-    """The user's factory raised, or returned something else than a topology."""
+    """The user's factory raised, or returned something other than a topology."""
 
     exit_status: ClassVar[int] = 1
 
 
 def put_working_directory_first() -> None:
-    """As Python does for a script: a user's modules are found before those of the same name elsewhere."""
+    """Put the working directory first on the path: a user's modules must win over others of the same name."""
     here = str(Path.cwd())
     if sys.path[:1] != [here]:
         sys.path.insert(0, here)
@@ -41,8 +41,8 @@ def put_working_directory_first() -> None:
 
 @contextlib.contextmanager
 def user_code_prints_to_stderr() -> Iterator[None]:
-    """Standard output is for a command's own data: what the user's code prints there meanwhile, and what the
-    processes print that it starts, goes to standard error."""
+    """Send to standard error what the user's code and its child processes print on standard output, which is
+    for a command's own data."""
     sys.stdout.flush()
     ours = os.dup(1)
     os.dup2(2, 1)
@@ -55,10 +55,10 @@ def user_code_prints_to_stderr() -> Iterator[None]:
 
 
 def load_topology(target: str, pairs: Sequence[str]) -> Topology:
-    """The topology that MODULE:FACTORY returns when it is called with the parameters.
+    """Return the topology that MODULE:FACTORY makes from the parameters.
 
-    Raises UsageError for a bad MODULE, FACTORY or parameter, FactoryError when FACTORY raises
-    or returns something else.
+    Raises UsageError for a bad MODULE, FACTORY or parameter, FactoryError when FACTORY raises or returns
+    something else.
     """
     from txstream.api.topology import Topology
 
@@ -77,7 +77,7 @@ def load_topology(target: str, pairs: Sequence[str]) -> Topology:
 
 
 def load_factory(target: str) -> Callable[..., Any]:
-    """What MODULE:FACTORY names. Raises UsageError."""
+    """Return the function that MODULE:FACTORY names. Raises UsageError."""
     module_name, colon, name = target.partition(":")
     if not colon or not module_name or not name:
         raise UsageError(
@@ -125,7 +125,7 @@ def _candidates(module: Any) -> str:
 
 
 def _described(error: BaseException) -> str:
-    """An error as people read it; a txstream error is a sentence already, anything else needs its name."""
+    """Return the error's name and message, with the deepest place in the user's own files."""
     place = ""
     trace = error.__traceback__
     while trace is not None:
@@ -145,8 +145,8 @@ def _a(value: object) -> str:
 
 @contextlib.contextmanager
 def shipped_module(target: str) -> Iterator[tuple[str, ...]]:
-    """The files that bring MODULE's top-level module to the executors, for the time of the block: its own
-    file, or a zip of its package. Nothing for what is installed, txstream's own examples among it."""
+    """Yield the files that bring MODULE's top-level module to the executors: its own file, or a zip of its
+    package, which lasts as long as the block. Nothing for what is installed, such as txstream's examples."""
     top = target.partition(":")[0].partition(".")[0]
     spec = importlib.util.find_spec(top)
     if top == FRAMEWORK or spec is None:
@@ -170,6 +170,6 @@ def shipped_module(target: str) -> Iterator[tuple[str, ...]]:
 
 
 def _is_installed(path: Path) -> bool:
-    """Is this in the interpreter's own folders? Executors have their own installed packages."""
+    """Is this in the interpreter's own folders? Executors have installed packages of their own."""
     places = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")}
     return any(place in path.resolve().parents for place in places)

@@ -1,4 +1,4 @@
-"""Why attempts failed, and a batch that is not committed because of it: for `status`, `show`, `batches`."""
+"""Why attempts failed, and the batch that keeps failing: for `status`, `show` and `batches`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 def failing_text(batch: FailingBatch) -> str:
-    """How often it failed, and how often for which reason."""
+    """Say how often the batch failed, and how often for each reason."""
     failed = f"{counted(batch.failed_attempts, 'attempt')} failed"
     last = f"the last one ({shown_attempt(batch.attempt)}) at {shown_time(batch.at)}"
     return f"txid {batch.txid}: {failed}, {last}: {escaped('; '.join(shown_reasons(batch.reasons)))}"
 
 
 def failing_document(batch: FailingBatch) -> dict[str, Any]:
-    """The same for scripts."""
+    """Return a failing batch as JSON values."""
     return {
         "txid": batch.txid,
         "status": "failing",
@@ -39,7 +39,7 @@ def failing_document(batch: FailingBatch) -> dict[str, Any]:
 
 
 def failing_batch(cli: Cli, topology_id: str) -> FailingBatch | None:
-    """For commands that read ledgers: a batch that is not in them. None when ZooKeeper does not answer."""
+    """Return the batch that fails now, which the ledgers do not have. None if ZooKeeper does not answer."""
     from txstream.inspect.overview import look
 
     if not cli.settings.zookeeper:
@@ -52,7 +52,7 @@ def failing_batch(cli: Cli, topology_id: str) -> FailingBatch | None:
 
 
 def show_failing(cli: Cli, topology_id: str, txid: int) -> bool:
-    """Show a txid that no ledger has, because it fails. False when it is not such a one."""
+    """Show a txid that no ledger has because it keeps failing. False if this is not such a txid."""
     batch = failing_batch(cli, topology_id)
     if batch is None or batch.txid != txid:
         return False
@@ -64,7 +64,7 @@ def show_failing(cli: Cli, topology_id: str, txid: int) -> bool:
 
 
 def say_reasons(cli: Cli, topology_id: str, batches: Iterable[Batch]) -> None:
-    """Below a list of batches: why attempts of them failed, and the batch that fails now."""
+    """Print, below a list of batches, why attempts of them failed, and the batch that fails now."""
     from txstream.engine.loop.retry_policy import reason_of
     from txstream.inspect.ledgers import failed_attempts
 

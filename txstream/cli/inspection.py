@@ -70,8 +70,8 @@ def print_topologies(cli: Cli, listed: Sequence[TopologySummary]) -> None:
 
 
 def topology_document(summary: TopologySummary) -> dict[str, Any]:
-    """One object per topology: id, uuid, semantics, last committed txid (0: none), leader, tables, note,
-    databases, missing, kind."""
+    """Return a topology as JSON values: id, uuid, semantics, last committed txid (0: none), leader, tables,
+    note, databases, missing, kind."""
     from txstream.inspect.json_documents import document
 
     found: dict[str, Any] = document(summary)
@@ -124,7 +124,7 @@ def batches(
         if failed:
             say_reasons(cli, topology_id, found)
         return
-    # A column of its own only where there is something to tell.
+    # The column is there only if there is something to show in it.
     gaps = ["left out"] if left_out or any(one.first.metas.get("unavailable") for one in found) else []
     cli.print_table(
         [">txid", "status", ">tuples", *gaps, "?>keys", "?committed at", "?attempt", "?ranges"],
@@ -155,8 +155,8 @@ def _shown_status(batch: Batch) -> str:
 
 
 def moment_of(text: str) -> datetime:
-    """A time as a person types it: an age such as 36h, or ISO 8601, without an offset in the local zone.
-    Raises UsageError."""
+    """Parse a time as a person types it: an age such as 36h, or ISO 8601 (without an offset, in the local
+    zone). Raises UsageError."""
     from txstream.ledger_retention import seconds_of
 
     seconds = seconds_of(text)
@@ -171,7 +171,7 @@ def moment_of(text: str) -> datetime:
 
 
 def batch_document(record: BatchRecord) -> dict[str, Any]:
-    """A ledger row for scripts. `partitions` has what the batch read, with start and end alone."""
+    """Return a ledger row as JSON values. `partitions` has what the batch read, only with start and end."""
     from txstream.inspect.json_documents import entry_document
     from txstream.inspect.ledgers import entry
 
@@ -179,7 +179,7 @@ def batch_document(record: BatchRecord) -> dict[str, Any]:
 
 
 def shown_attempt(attempt: int) -> str:
-    """Epoch and sequence, as error messages write them."""
+    """An attempt as epoch and sequence, the form of error messages."""
     return f"{epoch_of(attempt)}.{sequence_of(attempt)}"
 
 
@@ -188,7 +188,7 @@ def shown_time(moment: datetime | None) -> str | None:
 
 
 def shown_ranges(metas: Mapping[str, Any]) -> str:
-    """A batch's ranges in a line; what it had to leave out, too."""
+    """A batch's ranges in one line, and the partitions that it had to leave out."""
     parts = [
         f"{partition} {found['start']}-{found['end']}"
         if isinstance(found, dict) and "end" in found
@@ -202,7 +202,7 @@ def shown_ranges(metas: Mapping[str, Any]) -> str:
 
 
 def shown_left_out(metas: Mapping[str, Any], *, names: bool = False) -> str:
-    """How many of its partitions a batch went without, or which; empty where it had all."""
+    """How many of its partitions a batch left out, or their names; empty if it had all."""
     away = sorted(metas.get("unavailable", {}), key=in_order)
     known = {*metas.get("partitions", {}), *metas.get("carried", {}), *away}
     return ", ".join(away) if names else f"{len(away):,} of {len(known):,}" if away else ""
@@ -288,7 +288,7 @@ def _print_batch(cli: Cli, topology_id: str, found: BatchDetails) -> None:
 
 
 def _shown_held(failed: FailedAttempt, committed: BatchDetails) -> str:
-    """What a failed attempt held, beside what was committed."""
+    """What a failed attempt held, compared with what was committed."""
     same = failed.ranges == committed.ranges and set(failed.left_out) == committed.unavailable.keys()
     if same:
         return "the same ranges"

@@ -28,14 +28,14 @@ _BATCH_BYTES = 256 * 1024
 
 
 class KafkaTopics:
-    """The topics of one cluster. Raises ServiceUnavailableError throughout."""
+    """The topics of one cluster. Every method may raise ServiceUnavailableError."""
 
     def __init__(self, bootstrap: str, timeout_seconds: float) -> None:
         self.bootstrap = bootstrap
         self._timeout_ms = int(timeout_seconds * 1000)
 
     def remove(self, is_wanted_gone: Callable[[str], bool]) -> list[str]:
-        """Delete those of the topics; their names."""
+        """Delete the topics that `is_wanted_gone` picks. Return their names."""
         with self._admin("deleting topics") as admin:
             found = sorted(name for name in admin.list_topics() if is_wanted_gone(name))
             if found:
@@ -43,9 +43,9 @@ class KafkaTopics:
             return found
 
     def create(self, topic: str, partitions: int | None = None) -> int:
-        """Make an empty topic and wait until every partition has a leader; how many partitions it has.
+        """Make an empty topic and wait until every partition has a leader. Return the number of partitions.
 
-        None stands for what the cluster is set to. Raises UsageError for a topic that exists.
+        None means the cluster's own default. Raises UsageError for a topic that exists.
         """
         with self._admin(f"creating topic {topic!r}") as admin:
             options = {} if partitions is None else {"num_partitions": partitions}
@@ -59,7 +59,7 @@ class KafkaTopics:
         return self.partitions(topic)
 
     def partitions(self, topic: str) -> int:
-        """How many partitions it has. Raises UsageError for a topic that does not exist."""
+        """Return the number of partitions. Raises UsageError for a topic that does not exist."""
         with self._admin(f"asking for topic {topic!r}") as admin:
             (described,) = admin.describe_topics([topic])
             error = for_code(described["error_code"])
@@ -75,11 +75,11 @@ class KafkaTopics:
     def fill(
         self, topic: str, records: Iterable[Record], partitions: int, advance: Callable[[int], None]
     ) -> int:
-        """Append the records and wait until the broker has them all; how many they were. Those without a key
-        go round robin over the partitions.
+        """Append the records and wait until the broker has them all. Return how many there were. Records
+        without a key go round robin over the partitions.
 
-        `advance` is called with the number of further records on their way. When `records` raises, the topic
-        has those before.
+        `advance` is called with the number of further records sent. If `records` raises, the topic has the
+        records before that.
         """
         number, failed = 0, list[KafkaError]()
         with self._told("producing"):

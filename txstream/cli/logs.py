@@ -1,7 +1,7 @@
-"""Where log records go: ours to standard error as plain lines, everybody else's to a file.
+"""Where log records go: ours to standard error as plain lines, those of libraries to a file.
 
-Invariants: standard error holds our lines only. The file is made when the first record for it comes, in a
-data directory that is there: no record makes one.
+Invariants: only our own lines go to standard error. The file is made when the first record for it comes, and
+only if the data directory exists: logging never makes that.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from txstream.cli.context import Cli, print_error
 
 log = logging.getLogger(__name__)
 
-# py4j and kazoo log every cut connection at WARNING or above, several lines each.
+# py4j and kazoo log every lost connection at WARNING or above, several lines each.
 _FILE_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class OurLines(logging.Handler):
-    """Records of `txstream.*` on standard error, without time and level: they are sentences."""
+    """Writes records of `txstream.*` to standard error, without time and level: they are sentences."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -32,7 +32,7 @@ class OurLines(logging.Handler):
 
 
 class LibraryLog(logging.FileHandler):
-    """A file that is made with its folder when something is logged, if the data directory is there."""
+    """A log file that is made, with its folder, at the first record, if the data directory exists."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, encoding="utf-8", delay=True)
@@ -51,14 +51,14 @@ class LibraryLog(logging.FileHandler):
             self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """A log that cannot be written is reported once, and never ends the thread that logs."""
+        """Report once that the log cannot be written. This never ends the thread that logs."""
         if not self._told:
             self._told = True
             print_error(f"the log {self.path} cannot be written: {sys.exception()}")
 
 
 def set_up_logs(cli: Cli) -> None:
-    """Called once for a command, before it does anything."""
+    """Set up logging. Called once for each command, before it does anything."""
     root = logging.getLogger()
     for handler in [*root.handlers]:
         if isinstance(handler, (LibraryLog, OurLines)):
@@ -76,7 +76,7 @@ def set_up_logs(cli: Cli) -> None:
 
 
 def _route_warnings() -> None:
-    """Our own, of a topology, are sentences for the user; all others are records of libraries."""
+    """Show our own warnings, which are sentences about a topology, to the user; log those of libraries."""
     logging.captureWarnings(False)
     logging.captureWarnings(True)
     to_library_log = warnings.showwarning
@@ -91,5 +91,5 @@ def _route_warnings() -> None:
 
 
 def library_log(cli: Cli) -> Path:
-    """This process's file for what libraries log."""
+    """Return this process's file for the records of libraries."""
     return cli.log_dir / f"txstream-{os.getpid()}.log"

@@ -1,4 +1,4 @@
-"""The entry point: parse, run a command, and turn what went wrong into one sentence and an exit status.
+"""The entry point: parses, runs a command, and turns an error into one sentence and an exit status.
 
 Exit status: 0 done; 1 failed; 2 usage; 3 fenced by a newer leader.
 """
@@ -40,7 +40,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # plain help: rich would take longer to import than all the rest
+    rich_markup_mode=None,  # plain help: rich would take longer to import than everything else
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -77,10 +77,10 @@ administration.register(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status. `arguments` are those of the process unless given."""
+    """Run one command and return its exit status. `arguments` default to those of the process."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
-        # A word that the terminal's encoding lacks must not end a command.
+        # A character that the terminal's encoding lacks must not end a command.
         with contextlib.suppress(AttributeError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     debug = "--debug" in given
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _USAGE_STATUS
     try:
         status = typer.main.get_command(app).main(given, prog_name="txstream", standalone_mode=False)
-        if status == _INTERRUPTED_STATUS:  # the parser has made this of a KeyboardInterrupt
+        if status == _INTERRUPTED_STATUS:  # how the parser reports a KeyboardInterrupt
             print_error("txstream: interrupted")
         return status if isinstance(status, int) else 0
     except TxstreamError as error:
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print_error("txstream: interrupted")
         return _INTERRUPTED_STATUS
     except BrokenPipeError:
-        # The reader of our output has enough; the interpreter must not try to flush it once more.
+        # The reader of our output has closed it; the interpreter must not try to flush it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:  # noqa: BLE001 - the last resort of a command
@@ -120,13 +120,13 @@ def _is_unicode(argument: str) -> bool:
 
 
 def _parser_errors() -> tuple[type[BaseException], ...]:
-    """The base of all that the option parser raises: of BadParameter, UsageError, ClickException the last."""
+    """The base class of the option parser's errors: the last of BadParameter, UsageError, ClickException."""
     own = [kind for kind in typer.BadParameter.__mro__ if issubclass(kind, Exception)]
     return (own[own.index(Exception) - 1],)
 
 
 def _tell_usage(error: BaseException) -> None:
-    """The parser's complaint in a line, with the help that would have helped."""
+    """Print the parser's error in one line, with the `--help` command that explains it."""
     message = getattr(error, "format_message", lambda: str(error))()
     if type(error).__name__ == "NoArgsIsHelpError":  # no public name to import; its message is the help
         print_error(message)
@@ -140,7 +140,7 @@ def _tell_usage(error: BaseException) -> None:
 
 
 def _takes_values(context: Any) -> bool:
-    """Does the command that was typed take any number of values, as `state get` does?"""
+    """Does the typed command take any number of values, as `state get` does?"""
     parameters = getattr(getattr(context, "command", None), "params", ())
     return any(one.nargs == -1 and one.param_type_name == "argument" for one in parameters)
 

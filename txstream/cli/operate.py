@@ -1,4 +1,4 @@
-"""`txstream scale`, `pause`, `resume` and `stop`: what is asked of the driver that runs a topology."""
+"""`txstream scale`, `pause`, `resume` and `stop`: requests to the driver that runs a topology."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def stop(
         body = {} if at is None else {"at": at}
         request_id, told = ask(zookeeper, topology_id, "stop", body, timeout)
         after = (told or {})["after"]
-        # Another leader is a standby, which has not long to go.
+        # A new leader means that the old one has ended; it is a standby, which will end soon.
         ended = at is None and wait_until(lambda: zookeeper.leader(topology_id) != leader, timeout)
     if at is None and not ended:
         last = f"txid {after} is committed, which it was"
@@ -125,7 +125,7 @@ def _since(told: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def opened(cli: Cli, topology_id: str) -> Iterator[ZooKeeper]:
-    """ZooKeeper, where the topology is. Raises UnknownTopologyError."""
+    """Open the ZooKeeper that has the topology. Raises UnknownTopologyError if it does not."""
     settings = cli.resolve()
     settings.require_zookeeper()
     with open_zookeeper(settings) as zookeeper:
@@ -143,8 +143,9 @@ def ask(
     *,
     later: bool | None = None,
 ) -> tuple[str, Mapping[str, Any] | None]:
-    """Ask, and wait for the answer: the request's id and what the driver tells, None when it is asked for
-    `later` (None where that cannot be). Raises UsageError when the driver refuses."""
+    """Make a request and wait for the answer. Return the request's id and what the driver tells. With `later`
+    do not wait, and return None for the answer; `later` is None for requests that cannot wait. Raises
+    NotRunningError when nobody could answer, UsageError when the driver refuses."""
     from txstream.zookeeper import Kind
 
     if not later and zookeeper.leader(topology_id) is None:
@@ -189,7 +190,7 @@ def _tell(
 
 
 def parse_slots(pairs: Sequence[str]) -> dict[str, int]:
-    """COMPONENT=N texts as a mapping. Raises UsageError."""
+    """Parse COMPONENT=N texts into a mapping. Raises UsageError."""
     slots: dict[str, int] = {}
     for pair in pairs:
         component, equals, text = pair.partition("=")

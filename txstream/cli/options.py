@@ -21,7 +21,7 @@ from txstream.settings import DATA_DIR, Settings, using_data_dir
 
 
 def check_id(topology_id: str | None) -> str | None:
-    """For `callback=`: what is not an id by its rules is refused before anything is asked for it."""
+    """For `callback=`: refuse an invalid id before any service is asked about it."""
     try:
         return None if topology_id is None else validate_topology_id(topology_id)
     except TopologyError as error:
@@ -108,7 +108,7 @@ def command(
     json: bool = True,
     state_databases: bool = False,
 ) -> Callable[[Command], Command]:
-    """Register a command that takes a `Cli`, with the shared options that it needs."""
+    """Return a decorator that registers a command with a `Cli` and the shared options that it needs."""
 
     def register(function: Command) -> Command:
         shared = dict(_MANNERS)

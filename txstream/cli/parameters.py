@@ -1,8 +1,8 @@
 """`-p NAME=VALUE`: a factory's keyword arguments, converted by their annotations.
 
 A parameter may be annotated with str, int, float, bool, a path, an enum, a Literal, Optional or a union of
-these, or a list, tuple or set of them, written with commas. Without an annotation the default's type counts,
-and without either a value stays a string.
+these, or a list, tuple or set of them, written with commas. Without an annotation the type of the default
+counts; without either, a value stays a string.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _COLLECTIONS: dict[Any, Callable[[list[Any]], Collection[Any]]] = {
 
 
 class _ConversionError(Exception):
-    """The text is none of the type; its message says what is expected."""
+    """The text is not of the type. The message says what is expected."""
 
 
 def split_pairs(pairs: Sequence[str], option: str) -> dict[str, str]:
-    """NAME=VALUE texts as a mapping. Raises UsageError for what is not one and for a name given twice."""
+    """Parse NAME=VALUE texts into a mapping. Raises UsageError for any other text and a name given twice."""
     found: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -56,9 +56,9 @@ def split_pairs(pairs: Sequence[str], option: str) -> dict[str, str]:
 
 
 def keyword_arguments(factory: Callable[..., Any], pairs: Sequence[str], where: str) -> dict[str, Any]:
-    """The keyword arguments that `-p` gives to `factory`.
+    """Return the keyword arguments that `-p` gives to `factory`.
 
-    Raises UsageError that names the parameter, what it expects, what was given, and the known names.
+    Raises UsageError, which names the parameter, what it expects, what was given, and the known names.
     """
     given = split_pairs(pairs, "-p")
     try:
@@ -93,7 +93,7 @@ def keyword_arguments(factory: Callable[..., Any], pairs: Sequence[str], where: 
 
 
 def _hints(factory: Callable[..., Any]) -> dict[str, Any]:
-    """Annotations as types; one that cannot be resolved here (an import for type checkers) stays text."""
+    """Return annotations as types, or as text if they cannot be resolved (an import for type checkers)."""
     target = factory if inspect.isroutine(factory) else type(factory).__call__
     if inspect.isclass(factory):
         target = factory.__init__
@@ -118,7 +118,7 @@ def _converted(name: str, text: str, kind: Any, where: str) -> Any:
 
 
 def convert(text: str, kind: Any) -> Any:
-    """`text` as a value of the annotation `kind`. Raises _ConversionError that says what is expected."""
+    """Convert `text` to a value of the annotation `kind`. _ConversionError says what is expected."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if kind in (Any, str, inspect.Parameter.empty):
         return text
@@ -154,7 +154,7 @@ def _one_of(text: str, choices: dict[str, Any], expected: str) -> Any:
 def _one_type_of(text: str, kinds: tuple[Any, ...], union: Any) -> Any:
     if type(None) in kinds and text.strip().lower() in ("none", "null", ""):
         return None
-    # str takes everything, so it comes last whatever the order in the annotation.
+    # str accepts everything, so it comes last whatever the order in the annotation.
     for kind in sorted((k for k in kinds if k is not type(None)), key=lambda k: k is str):
         try:
             return convert(text, kind)
@@ -191,7 +191,7 @@ def _number(text: str, kind: type[int] | type[float]) -> int | float:
 
 
 def describe(kind: Any) -> str:
-    """A type in words."""
+    """Describe a type in words."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         return describe(arguments[0])

@@ -1,4 +1,4 @@
-"""How far a run is, on standard error: a bar on a terminal, otherwise a line now and then."""
+"""Shows how far a run is, on standard error: a bar on a terminal, otherwise a line now and then."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FIRST_LINE_SECONDS = 3.0
 
 @contextlib.contextmanager
 def shown_progress(cli: Cli, clock: Callable[[], float] = time.monotonic) -> Iterator[Show]:
-    """A function that shows a snapshot, for the time of the block. `clock` is in seconds."""
+    """Yield a function that shows a snapshot, for use inside the block. `clock` is in seconds."""
     if cli.quiet:
         yield lambda _: None
     elif sys.stderr.isatty():
@@ -33,8 +33,8 @@ def shown_progress(cli: Cli, clock: Callable[[], float] = time.monotonic) -> Ite
 
 
 class _Lines:
-    """A line every ten seconds, the first one sooner, so that a start that hangs says for what. Nothing is
-    repeated."""
+    """Prints a line every ten seconds. The first comes sooner, so that a start that hangs says what it waits
+    for. A line is not repeated."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -52,7 +52,7 @@ class _Lines:
 
 
 def describe(progress: RunProgress) -> str:
-    """A snapshot in a few words."""
+    """Describe a snapshot in a few words."""
     if progress.waiting_for and not progress.active:
         return progress.waiting_for
     if progress.trees is not None:
@@ -83,7 +83,7 @@ def _bar(cli: Cli) -> Iterator[Show]:
         TextColumn("{task.description}", markup=False),
         TimeElapsedColumn(),
     )
-    # transient: what stays on the screen is the report.
+    # transient: only the report stays on the screen.
     with Progress(*columns, console=cli.error_console(), transient=True, refresh_per_second=5) as bar:
         task = bar.add_task("starting", total=None)
 

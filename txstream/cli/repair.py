@@ -1,4 +1,4 @@
-"""`txstream fsck` and `txstream recover`: what does not fit together, and mending it."""
+"""`txstream fsck` and `txstream recover`: find what does not fit together, and mend it."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def recover(
 
 
 def load_code(topology_id: str, target: str | None, parameter: list[str] | None) -> Topology | None:
-    """The topology that --topology names, under the id in question. Raises UsageError, FactoryError."""
+    """Return the topology that --topology names, under this id. Raises UsageError, FactoryError."""
     if target is None:
         if parameter:
             raise UsageError("-p is for the factory of --topology MODULE:FACTORY; give that, too")

@@ -1,4 +1,4 @@
-"""`txstream replay` and `txstream why`: committed batches run again, dry, rendered."""
+"""`txstream replay` and `txstream why`: run committed batches again, dry, and show what came of it."""
 
 from __future__ import annotations
 
@@ -128,7 +128,8 @@ def _check_out(component: str | None, stream: str | None, out: Path | None) -> N
 
 @contextlib.contextmanager
 def _running(cli: Cli, target: str) -> Iterator[tuple[Settings, bool]]:
-    """Settings for batches that are run again, and whether on Spark: a master given by flag means that."""
+    """Yield settings for batches that are run again, and whether they run on Spark: they do if --master is
+    given."""
     on_spark = cli.settings.master is not None
     settings = cli.resolve()
     with shipped_module(target) as modules, user_code_prints_to_stderr():
@@ -136,7 +137,8 @@ def _running(cli: Cli, target: str) -> Iterator[tuple[Settings, bool]]:
 
 
 def _replay_document(found: Replay, tuples: pa.Table | None) -> dict[str, Any]:
-    """`same` of all, `batches` with what was read, and `tables`: one entry by txid and table."""
+    """Return a replay as JSON values: `same` for all of it, `batches` with what was read, and `tables` with
+    one entry for each txid and table."""
     written: dict[str, Any] = {
         "topology": found.topology,
         "same": found.same,
@@ -290,7 +292,8 @@ def why(
 
 
 def _why_document(found: Why) -> dict[str, Any]:
-    """`delta` and `value` of a part are by column; of a table with one value column, that column's."""
+    """Return `found` as JSON values. `delta` and `value` of a part are by column; for a table with one value
+    column they are that column's."""
     only = found.value is not None and len(found.value) == 1
 
     def flat(values: Any) -> Any:

@@ -1,7 +1,7 @@
 """`txstream run`: from MODULE:FACTORY to a report, with signals and progress.
 
-Invariants: signal handlers live here and nowhere else. The first SIGINT or SIGTERM ends the run between two
-batches, the second one ends it at once, the third ends the process.
+Invariants: only this command handles signals for a run. The first SIGINT, SIGTERM or SIGHUP ends the run
+between two batches, the second ends it at once, the third ends the process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from txstream.engine.run import RunningTopology
     from txstream.settings import Settings
 
-# Set by a parent that wants its run to end with it, however the parent ends.
+# Set by a parent process whose run must end with it, however the parent ends.
 OWNER_VARIABLE = "TXSTREAM_OWNER_PID"
 
 _TICK_SECONDS = 0.2
@@ -182,7 +182,7 @@ def _with_timeout(topology: Topology, seconds: float) -> Topology:
 def _run(
     cli: Cli, topology: Topology, settings: Settings, until: str | None, until_txid: int | None, *, wait: bool
 ) -> tuple[RunReport | None, bool]:
-    """The report (None if it never came to a batch) and whether a signal ended it."""
+    """Return the report (None if the run never came to a batch) and whether a signal ended the run."""
     from txstream.engine.run import start
     from txstream.testing.faults import from_environment
 
@@ -210,7 +210,7 @@ def _wait(running: RunningTopology, signals: _Signals, show: Show) -> RunReport 
         try:
             return running.wait(_TICK_SECONDS)
         except TimeoutError:
-            continue  # it still runs, or has just ended: then the wait below tells how
+            continue  # it still runs, or has just ended; then the wait below tells how
         except TxstreamError:
             break
     try:
@@ -222,8 +222,8 @@ def _wait(running: RunningTopology, signals: _Signals, show: Show) -> RunReport 
 
 
 class _Signals:
-    """Counts SIGINT, SIGTERM and SIGHUP, and the end of the owner if there is one; acts in the main loop,
-    because a handler interrupts whatever it finds, a half-written line too."""
+    """Counts SIGINT, SIGTERM and SIGHUP, and notices the end of the owner, if there is one. It acts in the
+    main loop, because a handler may interrupt anything, even a half-written line."""
 
     _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -288,7 +288,7 @@ def _tell(
 
 
 def summary(report: RunReport) -> str:
-    """A run in one line, and why attempts failed in one for each reason."""
+    """Return a run in one line, and one further line for each reason why attempts failed."""
     from txstream.engine.tracked.report import TrackedReport, in_words
 
     line = in_words(report) if isinstance(report, TrackedReport) else _in_one_line(report)

@@ -1,4 +1,4 @@
-"""`txstream simulate`: a topology through seeded schedules of faults, in memory; or one of them, told."""
+"""`txstream simulate`: runs a topology through seeded schedules of faults in memory, or replays one."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _made_lines() -> list[dict[str, str]]:
 
 
 def _read(file: Path | None, partition_by: str | None) -> Sequence[Any] | Mapping[str, Sequence[Any]] | None:
-    """The rows of a file of JSON lines; None without one. Raises UsageError."""
+    """Return the rows of a file of JSON lines, None without a file. Raises UsageError."""
     if file is None:
         return None
     try:

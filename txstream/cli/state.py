@@ -154,7 +154,7 @@ def _is_number(value: object) -> bool:
 
 
 def _cell(value: object) -> object:
-    """A column's value as a table shows it."""
+    """Return a column's value as a table shows it."""
     return value if isinstance(value, Decimal) else quoted(plain_value(value))
 
 

@@ -1,4 +1,4 @@
-"""`txstream status [ID]`: what can be reached, who leads, how far a topology is."""
+"""`txstream status [ID]`: which services answer, who leads, how far a topology is."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from txstream.inspect.snapshot import Snapshot
     from txstream.settings import Settings
 
-# A service's address, and a remark; raises when it cannot be reached.
+# Returns a service's address and a remark. Raises when the service cannot be reached.
 Check = Callable[["Settings"], tuple[str, str | None]]
 
 _LAG_SECONDS = 3.0
@@ -75,7 +75,7 @@ def _services(cli: Cli, settings: Settings, *, everything: bool) -> int:
         "kafka": (settings.kafka, _check_kafka),
         "database": (None, _check_database),
     }
-    # Side by side: three services that do not answer cost one deadline, not three.
+    # In parallel: three services that do not answer cost one deadline, not three.
     with ThreadPoolExecutor(len(checks)) as pool:
         found = pool.map(lambda given: _ask(given[0], given[1], settings), checks.values())
         answers = dict(zip(checks, found, strict=True))
@@ -223,7 +223,7 @@ def _tracked(cli: Cli, found: TopologyStatus, paused: str | None) -> int:
 
 
 def _drivers(found: TopologyStatus) -> dict[str, str]:
-    """Who leads and, where there are any, who stands by."""
+    """Return lines about the leader and, if there are any, the standbys."""
     lines = {"leader": found.leader or "none, it is not running"}
     shown = [
         f"{one.standby or 'standing by'}, {one.driver} since {shown_time(one.since) or 'a time not told'}"
@@ -233,8 +233,8 @@ def _drivers(found: TopologyStatus) -> dict[str, str]:
 
 
 def _lag(settings: Settings, snapshot: Snapshot) -> int | None:
-    """Records between the last committed batch and Kafka's end; None where that cannot be told quickly (no
-    Kafka, another source, a cluster that wants credentials that only the topology's code has)."""
+    """Return the records between the last committed batch and Kafka's end. None if that cannot be told
+    quickly (no Kafka, another source, a cluster whose credentials only the topology's code has)."""
     from txstream.api.spouts import SpoutContext
     from txstream.batch_metas import MetaCodec
     from txstream.inspect.fsck_source import source_of

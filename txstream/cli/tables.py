@@ -1,8 +1,8 @@
-"""Tables to read.
+"""Prints tables for people.
 
-Invariants: what a value holds never acts on the terminal. Piped, everything is there; on a terminal a row is
-one line, for which columns may be left out and long text is cut, numbers never. A terminal that has no room
-even for that gets a line for each value, in full.
+Invariants: a value never acts on the terminal. Piped output is complete. On a terminal a row is one line:
+columns may be left out and long text is cut, but numbers never are. A terminal too narrow even for that gets
+a line for each value, in full.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from dataclasses import dataclass
 
 from txstream.wording import shown
 
-_LEAST_TEXT = 20  # text is not cut to less than this, so that a time is always whole
+_LEAST_TEXT = 20  # text is never cut to less than this, so a time is always complete
 _BETWEEN = "   "
 _NAME_WIDTH = 10
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d) (\d\d:)")
 
 
 def escaped(text: str) -> str:
-    """Text in which everything that a terminal would act on or not show is written as JSON writes it."""
+    """Return text with every character that a terminal would act on, or not show, escaped as in JSON."""
     return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in text)
 
 
 def quoted(value: object) -> object:
-    """Text that would not be seen as it is (empty, blanks at its ends, line breaks, control characters, or
-    what stands for null here) as a JSON string; any other value as it is."""
+    """Return text that would not be seen as it is (empty, blanks at its ends, line breaks, control
+    characters, or what stands for null here) as a JSON string; any other value unchanged."""
     if not isinstance(value, str):
         return value
     if value.isprintable() and value == value.strip() and value not in ("", "-") and value[0] != '"':
@@ -39,7 +39,7 @@ def quoted(value: object) -> object:
 
 
 def print_pairs(pairs: Mapping[str, str | None]) -> None:
-    """Names and values below each other, wrapped where a terminal is narrow."""
+    """Print names and values, one pair below the other, wrapped to the width of a terminal."""
     for name, value in pairs.items():
         lines = [shown(value)]
         if sys.stdout.isatty():
@@ -55,7 +55,7 @@ def print_pairs(pairs: Mapping[str, str | None]) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Column:
-    """Texts below a name. It is `width` wide, and may be made as narrow as `least`."""
+    """Texts below a name. The column is `width` wide and may be narrowed to `least`."""
 
     name: str
     cells: list[str]
@@ -76,15 +76,15 @@ class _Column:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, whole: bool = False) -> None:
-    """A table on standard output. Columns that begin with `>` are numbers, aligned right. Where there is no
-    room, those that begin with `?` are left out, the last first; then long text is cut, unless `whole`."""
+    """Print a table on standard output. Columns that begin with `>` are numbers, aligned right. If there is
+    no room, those that begin with `?` are left out, the last first; then long text is cut, unless `whole`."""
     made = [
         _column(name, [escaped(shown(row[at])) for row in rows], whole=whole)
         for at, name in enumerate(columns)
     ]
     kept = _fitting(made, shutil.get_terminal_size().columns) if sys.stdout.isatty() else made
     if kept:
-        # Line by line: a ledger may have a hundred thousand rows.
+        # Made line by line: a ledger may have a hundred thousand rows.
         names, *lines = (
             f" {_BETWEEN.join(row)}".rstrip() for row in zip(*(one.fitted() for one in kept), strict=True)
         )
@@ -115,7 +115,7 @@ def _column(name: str, cells: list[str], *, whole: bool) -> _Column:
 
 
 def _fitting(columns: Sequence[_Column], room: int) -> list[_Column]:
-    """The columns that there is room for, as narrow as it takes; none where there is no room for a row."""
+    """Return the columns that fit, narrowed as needed; none if not even the narrowest row fits."""
     kept = list(columns)
     for column in reversed([one for one in columns if one.is_optional]):
         if _needs(one.least if one.is_optional else one.width for one in kept) > room:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def show_tasks(cli: Cli, settings: Settings, topology_id: str) -> int:
-    """Print the stored assignment. Raises UnknownTopologyError, CorruptStateError."""
+    """Print the stored assignment of tasks. Raises UnknownTopologyError, CorruptStateError."""
     with open_zookeeper(settings) as zookeeper:
         from txstream.zookeeper import Paths, read_assignment
         from txstream.zookeeper.paths import with_remedy

@@ -1,4 +1,4 @@
-"""`txstream topic create` and `txstream topic produce`: a Kafka topic, and lines of text or JSON in it."""
+"""`txstream topic create | produce`: makes a Kafka topic, and puts lines of text or JSON into it."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _topics(cli: Cli, name: str) -> KafkaTopics:
 
 @contextlib.contextmanager
 def _opened(file: str) -> Iterator[tuple[BinaryIO, str]]:
-    """The file, and its name for messages. Raises UsageError for one that cannot be opened."""
+    """Yield the file and its name for messages. Raises UsageError for a file that cannot be opened."""
     if file == "-":
         yield sys.stdin.buffer, "standard input"
         return
@@ -102,7 +102,7 @@ def _opened(file: str) -> Iterator[tuple[BinaryIO, str]]:
 
 
 def read_records(lines: Iterable[bytes], name: str, *, is_json: bool, key: str | None) -> Iterator[Record]:
-    """A record for each line; with `is_json`, not for blank ones. Raises DecodeError that names the line."""
+    """Yield a record for each line; with `is_json`, skip blank lines. Raises DecodeError, naming the line."""
     produced = 0
     for number, line in enumerate(lines, 1):
         value = line.removesuffix(b"\n").removesuffix(b"\r")

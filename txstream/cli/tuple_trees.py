@@ -10,7 +10,7 @@ from txstream.wording import counted
 
 
 def tree_lines(trees: Mapping[str, Any]) -> dict[str, str]:
-    """Pending trees by age, and a window that nobody empties."""
+    """Return lines about pending trees by age, and about a pending window that stays full."""
     lines = {"micro-batches": f"{trees['micro_batches']:,}, {trees['failed_micro_batches']:,} failed"}
     for spout, ages in trees["pending"].items():
         open_trees = sum(ages.values())
@@ -26,7 +26,7 @@ def tree_lines(trees: Mapping[str, Any]) -> dict[str, str]:
 
 
 def print_tree_counts(cli: Cli, trees: Mapping[str, Any]) -> None:
-    """What each component did: of a spout its trees, of a bolt its tuples."""
+    """Print what each component did: a spout's trees, a bolt's tuples."""
     columns = ("component", "messages", "per second", "acked", "failed", "timed out")
     rows = [
         (

@@ -1,7 +1,8 @@
-"""A comparison as one page that loads nothing: attempts from left to right, partitions below each other.
+"""A comparison as one page that loads nothing else: attempts from left to right, partitions below each other.
 
-A column is one attempt, in the order in which they began; a pause in which nothing began is as wide as it was
-long. A cell has the colour of the txid that committed its tuples, whichever txid the attempt was of.
+A column is one attempt; columns are in the order in which attempts began. A pause in which none began is as
+wide as it was long. A cell has the colour of the txid that committed its tuples, even if its attempt had
+another txid.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from txstream.compare.timeline import Fate, Made, Range
 from txstream.wording import in_order, shown
 
 COLOURS = 7
-"""As many as the template has; neighbours differ."""
+"""The number of colours in the template; neighbouring txids differ."""
 
 _CELL = 28
-_ROWS = 260  # how high all rows together may be, at most
+_ROWS = 260  # the greatest height of all rows together
 _HIGHEST = 30
 _LOWEST = 8
 _TOP = 54
 _LETTERS = 14
 _PAUSE_SECONDS = 1.0  # a shorter pause between two attempts is not drawn
-_SECOND = 30  # how wide a second of a longer one is
+_SECOND = 30  # the width of a second of a longer pause
 _LONGEST = 240
-_WIDE = 90  # has room for words
+_WIDE = 90  # a pause this wide has room for words
 _TICK_EVERY = 5
 
 _FATES = {
@@ -45,7 +46,7 @@ _FATES = {
 
 @dataclass(frozen=True)
 class Cell:
-    """The tuples of one partition in one attempt; `home` is the txid that committed most of them."""
+    """The tuples of one partition in one attempt. `home` is the txid that committed most of them."""
 
     x: float
     y: int
@@ -60,7 +61,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Mark:
-    """Something from `x` on, `width` wide, at a row or over all of them, with a text."""
+    """A mark with a text, `width` wide from `x` on, at the row at `y` or over all rows."""
 
     x: float
     width: float
@@ -70,7 +71,7 @@ class Mark:
 
 @dataclass
 class Chart:
-    """One run as drawn. `columns` are the attempts with their txids, `ticks` seconds since the start."""
+    """The drawing of one run. `columns` are attempts with their txids, `ticks` seconds since the start."""
 
     width: float
     height: int
@@ -87,7 +88,7 @@ class Chart:
 
 
 class _Axis:
-    """Where a moment is, from left to right."""
+    """The time axis: the horizontal place of each moment."""
 
     def __init__(self, made: Sequence[Made], ended: float, left: int) -> None:
         self.times: list[float] = []
@@ -159,7 +160,7 @@ def chart(outcome: Outcome) -> Chart:
 
 
 def _short(partition: str) -> str:
-    """Of a Kafka partition its number, of any name its end: cells tell it in full."""
+    """Return a Kafka partition's number, or the end of any other name. The cells show the full name."""
     name = partition.rpartition("/")[2]
     return name if len(name) <= _LETTERS else f"…{name[1 - _LETTERS :]}"
 
@@ -180,7 +181,7 @@ def _home(homes: Sequence[tuple[Range, int]], place: Range) -> int | None:
 
 
 def html(document: Mapping[str, Any], faults: Sequence[object], outcomes: Mapping[str, Outcome]) -> str:
-    """The page. `document` is the comparison as JSON, `faults` are shown as text."""
+    """Return the page. `document` is the comparison as JSON; `faults` are shown as text."""
     template = Template(  # noqa: S702 - every expression is escaped
         text=files("txstream.compare").joinpath("page.html.mako").read_text(encoding="utf-8"),
         default_filters=["h"],

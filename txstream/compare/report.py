@@ -1,4 +1,4 @@
-"""What a comparison found: each run against the truth, in figures. Pure."""
+"""The result of a comparison: figures of each run against the truth. Pure."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 from txstream.compare.run import Outcome, Rows
 from txstream.compare.timeline import Fate, Made, Range
 
-_LEAST_STALL_SECONDS = 0.05  # a shorter one is not worth a word
+_LEAST_STALL_SECONDS = 0.05  # a shorter stall is not worth mentioning
 
 Tables = Mapping[str, Rows]
-"""By the name that the topology gives it."""
+"""Rows by the name that the topology gives the table."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How far tables are from the truth: by how much numbers are too small in all (`lost`) and too great
-    (`doubled`), and how many rows differ."""
+    """How far tables are from the truth: by how much their numbers are too small in total (`lost`) and too
+    great (`doubled`), and how many rows differ."""
 
     lost: float
     doubled: float
@@ -28,7 +28,8 @@ class Difference:
 
 
 def difference(truth: Tables, tables: Tables) -> Difference:
-    """A row that is missing counts as zeros; values that are no numbers only make a row wrong."""
+    """Compare tables with the truth. A missing row counts as zeros. Values that are not numbers only make a
+    row wrong."""
     lost: float = 0
     doubled: float = 0
     wrong = 0
@@ -55,14 +56,14 @@ def _is_number(value: object) -> bool:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    """Sums of floating point numbers depend on the order in which they came."""
+    """Compare floats with a tolerance: a sum depends on the order in which its numbers came."""
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12)
     return bool(one == other)
 
 
 def moved_records(made: Sequence[Made]) -> int:
-    """How many records were in an attempt of one txid and were committed in another."""
+    """Return how many records were in an attempt of one txid and were committed in another."""
     homes: dict[str, list[tuple[int, int, int]]] = {}
     for one in made:
         if one.fate is Fate.COMMITTED:
@@ -78,7 +79,7 @@ def moved_records(made: Sequence[Made]) -> int:
 
 
 def _length(ranges: Iterable[Range]) -> int:
-    """Of ranges that may overlap."""
+    """Return the total length of ranges that may overlap."""
     total, reached = 0, 0
     for start, end in sorted(ranges):
         total += max(0, end - max(start, reached))
@@ -87,7 +88,7 @@ def _length(ranges: Iterable[Range]) -> int:
 
 
 def stalls(outcome: Outcome) -> list[tuple[float, float]]:
-    """From each fault to the next commit of its txid or a later one. Those that overlap are one."""
+    """Return the times from each fault to the next commit of its txid or a later one, overlaps joined."""
     found: list[tuple[float, float]] = []
     for fault, at in outcome.injector.happened:
         later = [when for txid, when in outcome.timeline.commits if when > at and txid >= fault.txid]
@@ -104,7 +105,7 @@ def _is_committed(made: Made) -> bool:
 
 
 def figures(outcome: Outcome, truth: Tables) -> dict[str, Any]:
-    """A run as one JSON object."""
+    """Return the figures of a run as one JSON object."""
     made = outcome.timeline.settled()
     committed = [one for one in made if _is_committed(one)]
     apart = difference(truth, outcome.tables)
@@ -133,7 +134,7 @@ def figures(outcome: Outcome, truth: Tables) -> dict[str, Any]:
 
 
 def total(tables: Tables) -> float:
-    """All numbers of all tables together."""
+    """Return the sum of all numbers in all tables."""
     found: float = 0
     for rows in tables.values():
         found += sum(value for values in rows.values() for value in values if _is_number(value))
@@ -155,11 +156,11 @@ ROWS = (
     ("state_bytes", "bytes of state"),
     ("round_trips", "requests to ZooKeeper"),
 )
-"""The figures that people compare, with their words."""
+"""The figures that people compare, with their labels."""
 
 
 def in_a_sentence(found: Mapping[str, Any]) -> str:
-    """What a run shows."""
+    """Return the result of a run in words."""
     if found["exact"]:
         told = ["exact"]
     else:

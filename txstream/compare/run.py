@@ -1,6 +1,7 @@
-"""One run of a comparison: a driver over real services, with the faults of the schedule, and what it left.
+"""One run of a comparison: a driver over real services, with the faults of the schedule, and its results.
 
-Invariant: what a run has stored under its id is gone after `removed`, however the run ended.
+Invariant: after `removed`, nothing that a run stored under its id is left, however the run ended, unless it
+is to be kept.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ Rows = dict[tuple[Any, ...], tuple[Any, ...]]
 
 @dataclass
 class Outcome:
-    """What a run did and left. `tables` are by the name that the topology gives them; `size` is in bytes."""
+    """What a run did and stored. `tables` are by the topology's names for them; `size` is in bytes."""
 
     timeline: Timeline
     injector: Injector
@@ -49,7 +50,7 @@ class Outcome:
 
 
 class _Source(PartitionCoordinator[Any]):
-    """The source up to a fixed end, without the partitions that are away."""
+    """The source up to a fixed end, without the partitions that the schedule has taken away."""
 
     def __init__(self, inner: PartitionCoordinator[Any], end: Positions, injector: Injector) -> None:
         self._inner = inner
@@ -84,7 +85,7 @@ def _away(reasons: Mapping[str, str], partitions: Mapping[str, Any]) -> dict[str
 
 
 class _Runner:
-    """The runner, with attempts that fail as the schedule says; everything else is the runner's own."""
+    """The runner, with attempts that fail as the schedule says. All else is passed on to the runner."""
 
     def __init__(self, inner: BatchRunner, injector: Injector) -> None:
         self._inner = inner
@@ -101,7 +102,7 @@ class _Runner:
 
 
 class _Services(RunServices):
-    """Those of a run, with the schedule's faults between them and the driver."""
+    """The services of a run, with the schedule's faults between them and the driver."""
 
     def __init__(
         self, topology: Topology, settings: Settings, end: Positions, injector: Injector, **options: Any
@@ -123,7 +124,7 @@ class _Services(RunServices):
 
 
 def end_of_log(topology: Topology, settings: Settings, records: int) -> Positions:
-    """See `fixed_end`; the source is asked once, before all runs."""
+    """Return what `fixed_end` does. The source is asked once, before all runs."""
     context = source_context(topology, settings)
     spout = topology.spout.source.coordinator(context)
     with contextlib.closing(spout):
@@ -139,9 +140,9 @@ def play(
     spark: SparkSession | None,
     prefix: str,
 ) -> Outcome:
-    """Run a topology to the end through its faults, each driver's death followed at once by the next driver.
+    """Run a topology to the end through its faults. When a driver dies, the next one follows at once.
 
-    Without `spark` batches run in this process. `prefix` is what its tables' names begin with here.
+    Without `spark`, batches run in this process. The names of the run's tables begin with `prefix`.
     """
     factory = InProcessRunner if spark is None else None
     injector = Injector(faults)
@@ -173,7 +174,7 @@ def play(
 
 @contextlib.contextmanager
 def removed(topology: Topology, settings: Settings, *, keep: bool = False) -> Iterator[None]:
-    """Whatever the topology has stored by the end of the block is removed, unless it is kept."""
+    """Remove whatever the topology has stored by the end of the block, unless `keep`."""
     try:
         yield
     finally:
@@ -208,7 +209,7 @@ def _read(database: StateBackend, topology: Topology, prefix: str, outcome: Outc
 
 
 def _size(value: object) -> int:
-    """Bytes of a value as databases keep it, without what is around it."""
+    """Return the bytes of a value as databases store it, without overhead."""
     return (
         len(str(value).encode()) if isinstance(value, str) else len(value) if isinstance(value, bytes) else 8
     )

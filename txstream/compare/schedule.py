@@ -1,8 +1,9 @@
-"""What goes wrong in a comparison, and when: at chosen txids, so that every run shows the same each time.
+"""What goes wrong in a comparison, and when: at chosen txids, so that a run shows the same every time.
 
 Invariants. A fault happens once, however many attempts and drivers its txid has. A partition that went away
-is back for a run that goes on once so many batches were planned without it, and for one that waits, or has
-nothing else to plan, after so many seconds: what batches hold does not depend on how fast the machine is.
+comes back after a number of batches were planned without it, if the run goes on, and after a number of
+seconds, if the run waits or has nothing else to plan. So what batches hold does not depend on the speed of
+the machine.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong, at `txid`. `partition`, `batches` and `seconds` are of an outage: which
-    partition (none for the first that the batch reads), and when it ends."""
+    """One thing that goes wrong, at `txid`. `partition`, `batches` and `seconds` belong to an outage: which
+    partition (None for the first that the batch reads), and when it ends."""
 
     fault: Kind
     txid: int
@@ -62,9 +63,9 @@ SCHEDULES: Mapping[str, tuple[Fault, ...]] = {
 
 
 def load_schedule(text: str) -> tuple[Fault, ...]:
-    """The schedule of this name, or of a JSON file: a list of objects with the fields of `Fault`.
+    """Return the schedule of this name, or that of a JSON file: a list of objects with the fields of `Fault`.
 
-    Raises UsageError that says what is wrong in it.
+    Raises UsageError that says what is wrong with it.
     """
     if text in SCHEDULES:
         return SCHEDULES[text]
@@ -101,8 +102,9 @@ def _fault(entry: Any, where: str) -> Fault:
 
 @dataclass
 class Outage:
-    """A partition that could not be read, from when until when (None: it still cannot). `place` is where it
-    was to be read on, `without` are the batches planned without it, by the places before them."""
+    """A partition that could not be read, and from when until when (None: it still cannot be read). `place`
+    is where it was to be read next. `without` holds the batches planned without it, by the places before
+    them."""
 
     partition: str
     fault: Fault
@@ -113,7 +115,7 @@ class Outage:
 
 
 class Injector:
-    """The faults of one run, over all its drivers. Called from several threads; `clock` tells seconds."""
+    """Injects the faults of one run, over all its drivers, from several threads. `clock` is in seconds."""
 
     def __init__(self, faults: Iterable[Fault], clock: Callable[[], float] = time.monotonic) -> None:
         self.outages: list[Outage] = []
@@ -124,11 +126,11 @@ class Injector:
 
     @property
     def never(self) -> Sequence[Fault]:
-        """What has not happened."""
+        """The faults that have not happened."""
         return tuple(self._pending)
 
     def emitting(self, attempt: TransactionAttempt, metas: Mapping[str, Any]) -> None:
-        """An attempt is about to read these partitions. Raises PartitionUnavailableError."""
+        """Called when an attempt is about to read these partitions. Raises PartitionUnavailableError."""
         with self._lock:
             fault = self._take("partition", attempt.txid)
             if fault is None or not (fault.partition or metas):
@@ -140,14 +142,14 @@ class Injector:
             raise PartitionUnavailableError(f"partition {partition!r} cannot be read: {_REASON}")
 
     def emitted(self, attempt: TransactionAttempt) -> None:
-        """An attempt was processed. Raises BatchFailedError."""
+        """Called when an attempt was processed. Raises BatchFailedError."""
         with self._lock:
             fault = self._take("batch", attempt.txid)
         if fault is not None:
             raise BatchFailedError("the batch fails, as the schedule says")
 
     def reached(self, point: Point, txid: Txid, open_batches: Mapping[Txid, str]) -> None:
-        """The listener of the run. Raises CrashError, which stands for the driver's death."""
+        """Listen to the run. Raises CrashError, which stands for the driver's death."""
         if point is Point.AFTER_COMMIT:
             with self._lock:
                 fault = self._take("crash", txid)
@@ -155,12 +157,12 @@ class Injector:
                 raise CrashError(f"the driver dies after the commit of txid {txid}, as the schedule says")
 
     def unplannable(self, last: Mapping[str, Any]) -> Mapping[str, str]:
-        """The partitions that the batch behind these places must do without, with the reason."""
+        """Return the partitions that the batch after these places must do without, with the reason."""
         with self._lock:
             return {one.partition: _REASON for one in self.outages if self._is_left_out(one, last)}
 
     def unreadable(self) -> Mapping[str, str]:
-        """The partitions that a waiting replay finds unreadable, with the reasons."""
+        """Return the partitions that a waiting replay finds unreadable, with the reasons."""
         with self._lock:
             for outage in self.outages:
                 if outage.ended is None and self._is_over(outage):
@@ -170,7 +172,7 @@ class Injector:
     def _is_left_out(self, outage: Outage, last: Mapping[str, Any]) -> bool:
         place = getattr(last.get(outage.partition), "end", outage.place)
         if outage.ended is not None or place not in (outage.place, None):
-            return False  # behind a batch that has read it, and that is about to fail
+            return False  # the batch before has read the partition, and is about to fail
         batch = str(sorted(last.items()))
         if batch in outage.without:
             away = not self._is_over(outage)
@@ -186,7 +188,7 @@ class Injector:
         return self._clock() >= outage.began + outage.fault.seconds
 
     def _take(self, kind: Kind, txid: int) -> Fault | None:
-        """The fault of this kind that is due at this txid; it is so only once."""
+        """Return the fault of this kind that is due at this txid, and remove it: a fault happens once."""
         for fault in self._pending:
             if (fault.fault, fault.txid) == (kind, txid):
                 self._pending.remove(fault)

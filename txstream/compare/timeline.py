@@ -1,4 +1,4 @@
-"""What became of each attempt of a run, in the order in which they began."""
+"""The attempts of a run in the order in which they began, and what became of each."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Range = tuple[int, int]
 class Fate(StrEnum):
     """What became of an attempt.
 
-    WRITTEN: it was committed, but its driver died before it was noted, and the txid was processed again.
-    DROPPED: it was given up because an earlier batch, or its driver, had failed.
+    WRITTEN: it was committed, but its driver died before that was noted, and the txid was processed again.
+    DROPPED: it was given up, because an earlier batch failed or its driver died.
     """
 
     OPEN = "open"
@@ -33,7 +33,7 @@ class Fate(StrEnum):
 
 @dataclass
 class Made:
-    """One attempt: what it was to read, from when until when, what became of it, and why it failed."""
+    """One attempt: what it was to read, when it began and ended, what became of it, and why it failed."""
 
     attempt: TransactionAttempt
     ranges: Mapping[str, Range]
@@ -52,11 +52,11 @@ class Made:
 
 
 class Timeline(Watcher):
-    """Writes down every attempt of a run, over all its drivers. Called on the loop's thread."""
+    """Records every attempt of a run, over all its drivers. Called on the loop's thread."""
 
     def __init__(self) -> None:
         self.made: list[Made] = []
-        self.commits: list[tuple[int, float]] = []  # txids with the time, as they were committed and noted
+        self.commits: list[tuple[int, float]] = []  # txids and when each was committed and noted
 
     def emitting(self, emit: EmitBatch[Any]) -> None:
         ranges = {
@@ -76,18 +76,18 @@ class Timeline(Watcher):
     def failed(self, attempt: TransactionAttempt, error: BaseException) -> None:
         if isinstance(error, CrashError):
             self._end(attempt, Fate.WRITTEN)
-            raise error  # the driver is dead: nothing is decided any more
+            raise error  # the driver is dead and decides nothing more
         self._end(attempt, Fate.FAILED, str(error))
 
     def driver_died(self) -> None:
-        """What was open dies with it."""
+        """Drop all open attempts: they die with the driver."""
         for made in self.made:
             if made.fate is Fate.OPEN:
                 self._end(made.attempt, Fate.DROPPED)
 
     def settled(self) -> list[Made]:
-        """All attempts, once the run is over. What was written and not processed again was found in the
-        ledger by the next driver: it is committed."""
+        """Return all attempts, once the run is over. An attempt that was written and not processed again
+        counts as committed: the next driver found it in the ledger."""
         again = {made.txid for made in self.made if made.fate is Fate.COMMITTED}
         for made in self.made:
             if made.fate is Fate.WRITTEN and made.txid not in again:
@@ -97,6 +97,6 @@ class Timeline(Watcher):
     def _end(self, attempt: TransactionAttempt, fate: Fate, reason: str = "") -> None:
         for made in reversed(self.made):
             if made.attempt == attempt:
-                if made.fate is Fate.OPEN:  # the first that is said of it is why it ended
+                if made.fate is Fate.OPEN:  # the first report says why the attempt ended
                     made.fate, made.ended, made.reason = fate, time.monotonic(), reason
                 return

@@ -1,4 +1,4 @@
-"""A topology of the user's under names of its own, and the end of what it is to read."""
+"""Variants of a user's topology: under names of its own, and with a fixed end of what it reads."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from txstream.engine.batch.sizing import planned_records
 from txstream.spouts.ranges import RecordSpan
 
 Positions = Mapping[str, Any]
-"""For every partition the meta that its place is at."""
+"""The meta that marks the place of each partition."""
 
 
 def under_own_names(topology: Topology, topology_id: str, prefix: str) -> Topology:
-    """The topology under another id, with tables whose names begin with `prefix`."""
+    """Return the topology under another id, with tables whose names begin with `prefix`."""
     return with_states(
         topology.with_id(topology_id), lambda state: replace(state, table=f"{prefix}{state.table}")
     )
 
 
 def with_states(topology: Topology, changed: Callable[[SqlState], SqlState]) -> Topology:
-    """The topology with other states in the place of its own."""
+    """Return the topology with its states replaced by changed ones."""
     bolts: dict[int, StateCommitter] = {}
     for bolt, _ in topology.states:
         bolts[id(bolt)] = copy.copy(bolt)
@@ -44,7 +44,7 @@ def with_states(topology: Topology, changed: Callable[[SqlState], SqlState]) -> 
 
 
 def with_batches_of(topology: Topology, records: int) -> Topology:
-    """The topology with at most so many records in a batch."""
+    """Return the topology with at most `records` records in a batch."""
     spout = copy.copy(topology.spout)
     spout.max_batch_records = min(spout.max_batch_records, records)
     first, *others = topology.components
@@ -52,10 +52,11 @@ def with_batches_of(topology: Topology, records: int) -> Topology:
 
 
 def fixed_end(spout: PartitionCoordinator[Any], records: int) -> Positions:
-    """Where every partition ends for all runs alike: after about so many records, or where the log ends now.
+    """Return where every partition ends, the same for all runs: after about `records` records, or where the
+    log ends now.
 
-    The limit is for sources of numbered records, such as Kafka; of others everything is read. Raises
-    PartitionUnavailableError for a partition that cannot be read, and what the source raises.
+    The limit applies to sources of numbered records, such as Kafka; other sources are read to their end.
+    Raises PartitionUnavailableError for a partition that cannot be read, and what the source raises.
     """
     targets = spout.targets()
     last: Positions = {}
@@ -79,7 +80,7 @@ def _is_limited(positions: Positions) -> bool:
 
 
 def clipped(plan: Mapping[str, Any], end: Positions) -> dict[str, Any]:
-    """What of a plan comes before the end. Partitions that have come up since are left out."""
+    """Return the part of a plan before the end. Partitions that have appeared since are left out."""
     return {
         partition: replace(meta, end=end[partition].end)
         if isinstance(meta, RecordSpan) and meta.end > end[partition].end

@@ -1,10 +1,10 @@
-"""Where the boxes and labels of a layered drawing go, from the top down. Pure: sizes in, positions out.
+"""Lays out the boxes and labels of a layered drawing, from the top down. Pure: sizes in, positions out.
 
-Sugiyama's method, in three steps: an edge over several layers gets a place in each of them; the order within
-layers is improved until no sweep crosses fewer edges; then every place moves as near to its neighbours as the
-order allows. An edge's label has a place too, between the layers, so nothing can overlap.
+It is Sugiyama's method, in three steps. First an edge over several layers gets a place in each of them. Then
+sweeps improve the order within layers, so that few edges cross. Then every place moves as near to its
+neighbours as the order allows. An edge's label also has a place, between the layers, so nothing can overlap.
 
-Invariant: the same input gives the same output; nothing depends on hashes or on the clock.
+Invariant: the same input gives the same output. Nothing depends on hashes or on the clock.
 
 Sources: Sugiyama, Tagawa, Toda, "Methods for Visual Understanding of Hierarchical System Structures", 1981;
 positions in a layer are an isotonic regression, solved by pooling adjacent violators (Barlow et al., 1972).
@@ -29,12 +29,12 @@ _GAP_BETWEEN_ROWS = 20.0
 _EDGE_WIDTH = 4.0
 _PORT_GAP = 26.0
 _ARROW_LENGTH = 8.0  # the last piece of a line is straight, under the arrow's head
-# How strongly places attract each other: a label belongs above its target, and lines should be straight.
+# The weights with which places attract each other: labels belong above targets, lines should be straight.
 _TO_SOURCE, _TO_TARGET, _STRAIGHTNESS = 1.0, 3.0, 8.0
 
 
 class Point(NamedTuple):
-    """From the upper left corner, y downwards."""
+    """A position, counted from the upper left corner, with y downwards."""
 
     x: float
     y: float
@@ -63,7 +63,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """An edge's line: the steps to its label, the label's center, and the steps from it to the target."""
+    """An edge's line: the steps to its label, the label's center, and the steps on to the target."""
 
     above: tuple[Step, ...]
     label: Point
@@ -72,8 +72,8 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Centers of the nodes, routes in the order of the links, where each layer begins with the labels above
-    it, and the size of all."""
+    """The layout: the centers of the nodes, the routes in the order of the links, the top of each layer with
+    the labels above it, and the total size."""
 
     nodes: Mapping[str, Point]
     routes: tuple[Route, ...]
@@ -83,7 +83,7 @@ class Placement:
 
 @dataclass(slots=True)
 class _Place:
-    """A node, a label, or where an edge passes a row."""
+    """The place of a node, of a label, or of an edge that passes a row."""
 
     size: Size
     row: int
@@ -99,8 +99,9 @@ def place(
     links: Sequence[Link],
     room_above: Mapping[int, float] | None = None,
 ) -> Placement:
-    """Positions for nodes in their layers, 0 the topmost; a link's source is in a layer above its target, and
-    every layer but the topmost has a target. `room_above` is more room above some layers and their labels."""
+    """Return positions for nodes in their layers; layer 0 is the topmost. A link's source must be in a layer
+    above its target, and every layer but the topmost must have a target. `room_above` is extra room above
+    some layers and their labels."""
     grid = _Grid(nodes, layers, links)
     grid.order()
     grid.settle()
@@ -108,7 +109,7 @@ def place(
 
 
 class _Grid:
-    """Rows of places: layer n is row 2n, and labels are in the row above their link's target."""
+    """Rows of places. Layer n is row 2n; labels are in the row above their link's target."""
 
     def __init__(self, nodes: Mapping[str, Size], layers: Mapping[str, int], links: Sequence[Link]) -> None:
         self.places: list[_Place] = []
@@ -124,7 +125,7 @@ class _Grid:
         return len(self.places) - 1
 
     def _thread(self, link: Link, layers: Mapping[str, int]) -> list[int]:
-        """The places of a link, from its source to its target."""
+        """Make the places of a link, and return them from its source to its target."""
         first, last = 2 * layers[link.source] + 1, 2 * layers[link.target] - 1
         path = [self.nodes[link.source]]
         for row in range(first, last + 1):
@@ -141,7 +142,7 @@ class _Grid:
         """Order the rows so that few lines cross: the best of several starts, each improved by sweeps."""
         best, fewest = self.rows, self._crossings()
         declared = [list(row) for row in self.rows]
-        shuffle = random.Random(0).shuffle  # noqa: S311 - it must give the same every time
+        shuffle = random.Random(0).shuffle  # noqa: S311 - every drawing must be the same
         for start in range(_ORDER_STARTS):
             if fewest == 0:
                 break
@@ -155,7 +156,7 @@ class _Grid:
         self.rows = best
 
     def _improved(self) -> tuple[list[list[int]], int]:
-        """Sort each row by the mean of its neighbours, downwards and upwards in turn; the best of it."""
+        """Sort each row by the mean of its neighbours, down and up in turn; return the best order."""
         best, fewest = [list(row) for row in self.rows], self._crossings()
         for sweep in range(_ORDER_SWEEPS):
             down = sweep % 2 == 0
@@ -209,7 +210,7 @@ class _Grid:
             place.x -= left
 
     def _wanted(self, index: int) -> tuple[float, float]:
-        """Where a place would like to be, and how much."""
+        """Return where its lines pull a place, and with what weight."""
         place = self.places[index]
         total = weights = 0.0
         for upper, lower, other in self._pulls(index):
@@ -219,7 +220,8 @@ class _Grid:
         return (total / weights, weights) if weights else (place.x, 1.0)
 
     def _pulls(self, index: int) -> Iterator[tuple[_Place, _Place, _Place]]:
-        """The upper and the lower end of each line that ends here, and which of them is the other end."""
+        """Yield the upper and the lower end of each line that ends here, and the one that is not this
+        place."""
         place = self.places[index]
         for upper in (self.places[near] for near in place.up):
             yield upper, place, upper
@@ -227,7 +229,7 @@ class _Grid:
             yield place, lower, lower
 
     def _straighten(self) -> None:
-        """Give the places of a line between two nodes one and the same x, as far as there is room."""
+        """Give the places of a line between two nodes the same x, as far as there is room."""
         for path in self.paths:
             run: list[int] = []
             least, most = -math.inf, math.inf
@@ -246,7 +248,7 @@ class _Grid:
             self.places[index].x = min(max(x, least), most)
 
     def _free(self, index: int) -> tuple[float, float]:
-        """Between which x a place can be without moving those beside it."""
+        """Return the range of x in which a place can be without moving those beside it."""
         place = self.places[index]
         row = self.rows[place.row]
         at = row.index(index)
@@ -260,7 +262,7 @@ class _Grid:
         return min(low, place.x), max(high, place.x)
 
     def _spread(self, row: Sequence[int], wanted: Sequence[tuple[float, float]]) -> None:
-        """The positions with the least weighted squares of distances to what is wanted, none overlapping."""
+        """Set the positions that minimize the weighted squared distances to `wanted`, without overlaps."""
         offsets = [0.0]
         for left, right in itertools.pairwise(row):
             apart = (self.places[left].size.width + self.places[right].size.width) / 2 + _GAP_IN_ROW
@@ -293,7 +295,7 @@ class _Grid:
         )
 
     def _extents(self, room_above: Mapping[int, float]) -> Iterator[tuple[float, float]]:
-        """Top and bottom of each row."""
+        """Yield the top and bottom of each row."""
         bottom = -_GAP_BETWEEN_ROWS
         for number, row in enumerate(self.rows):
             more = room_above.get((number + 1) // 2, 0.0) if number % 2 else 0.0
@@ -302,8 +304,8 @@ class _Grid:
             yield top, bottom
 
     def _ports(self) -> dict[tuple[int, int], float]:
-        """Where a link leaves or enters a node, by node and the link's place beside it: side by side, in the
-        order of those places, so that lines do not cross at the node."""
+        """Return the x at which a link leaves or enters a node, by node and the link's place beside it. The
+        links are side by side in the order of those places, so lines do not cross at the node."""
         ports = {}
         for node in self.nodes.values():
             place = self.places[node]

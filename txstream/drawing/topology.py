@@ -1,10 +1,10 @@
-"""A topology as an SVG drawing: boxes from the top down, the commit phase below the processing.
+"""A topology as an SVG drawing: boxes from the top down, the commit phase below the processing phase.
 
-matplotlib draws it, without a display and without pyplot; `layers` says where everything goes, in points from
-the upper left corner. Text stays text, so that it can be searched and selected. Importers have made sure
-that matplotlib is there.
+matplotlib draws it, without a display and without pyplot. `layers` says where everything goes, in points from
+the upper left corner. Text stays text, so it can be searched and selected. Importers of this module make sure
+that matplotlib is installed.
 
-Invariant: the same topology gives the same bytes with the same matplotlib, whatever the user's own matplotlib
+Invariant: the same topology gives the same bytes with the same matplotlib, whatever the user's matplotlib
 settings are, and whenever it is drawn.
 """
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from txstream.api.groupings import Grouping
     from txstream.api.topology import Component, Topology
 
-# It comes with matplotlib, so widths are the same everywhere; what browsers put in its place is no wider.
+# It comes with matplotlib, so widths are the same everywhere. What browsers use instead is no wider.
 _FONT = "DejaVu Sans"
 _POINTS_PER_INCH = 72
 _LINE_SPACING = 1.4
@@ -55,7 +55,7 @@ _TITLE_HEIGHT = 42.0
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line of text; `size` is its font's, in points."""
+    """A line of text. `size` is the font's, in points."""
 
     text: str
     size: float
@@ -65,7 +65,7 @@ class _Line:
 
 @dataclass(frozen=True, slots=True)
 class _Style:
-    """Colors of a box, of its border, and of the band that it is in."""
+    """The colors of a box, of its border, and of the band that it is in."""
 
     fill: str
     border: str
@@ -83,7 +83,7 @@ _COMMITTER = _Style(fill="#ffdca0", border="#a85f00", band="#fff1d9", border_wid
 
 
 def draw_topology(topology: Topology) -> bytes:
-    """The drawing as an SVG document in UTF-8."""
+    """Return the drawing as an SVG document in UTF-8."""
     drawn = io.BytesIO()
     metadata: dict[str, Any] = {"Date": None, "Creator": "txstream", "Title": topology.id}
     with _fixed_settings():
@@ -133,7 +133,7 @@ def _figure(topology: Topology) -> Figure:
 
 
 def _layers(topology: Topology) -> dict[str, int]:
-    """A component is below all that it reads from, and the commit phase below all of the processing."""
+    """Return the layer of each component: below all that it reads, the commit phase below processing."""
     layers: dict[str, int] = {}
     for phase in Phase:
         first = 1 + max(layers.values(), default=-1)
@@ -145,7 +145,7 @@ def _layers(topology: Topology) -> dict[str, int]:
 
 
 def _room(placed: Placement, title: Size) -> Size:
-    """What the bands cover: the boxes with padding, and the bands' own titles."""
+    """Return the size that the bands cover: the boxes with padding, and the bands' titles."""
     width = _BAND_TITLE_WIDTH + 2 * _PADDING + placed.size.width
     return Size(max(width, title.width), placed.size.height + 2 * _PADDING)
 
@@ -187,7 +187,7 @@ def _label_lines(grouping: Grouping) -> list[_Line]:
 
 
 def _shown(text: str) -> str:
-    """On one line, and cut where it is too long to be drawn."""
+    """Return a text on one line, cut if it is too long to be drawn."""
     text = printable(text)
     return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 1]}…"
 
@@ -200,12 +200,12 @@ def _style(component: Component) -> _Style:
     return _COMMITTER if component.is_committer else _COMMIT
 
 
-# --- what it is drawn with ---------------------------------------------------------------------------
+# --- tools of the drawing ----------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def _fixed_settings() -> Iterator[None]:
-    """matplotlib's own settings instead of the user's, and nothing random, for the time of the block."""
+    """Use matplotlib's own settings instead of the user's, and nothing random, for the time of the block."""
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the viewer has other fonts
         matplotlib.rcdefaults()
@@ -216,18 +216,18 @@ def _fixed_settings() -> Iterator[None]:
 
 
 def _text_size(lines: Sequence[_Line]) -> Size:
-    """How much room lines of text take, one below the other."""
+    """Return the room that lines of text take, one below the other."""
     return Size(max(map(_width, lines)), sum(line.size * _LINE_SPACING for line in lines))
 
 
 def _label_size(lines: Sequence[_Line]) -> Size:
-    """The size of a label in a line, which must not touch it."""
+    """Return the size of a label with padding, since its line must not touch it."""
     text = _text_size(lines)
     return Size(text.width, text.height + _LABEL_PADDING)
 
 
 def _box_size(lines: Sequence[_Line]) -> Size:
-    """The size of a box around lines of text."""
+    """Return the size of a box around lines of text."""
     text = _text_size(lines)
     return Size(text.width + 2 * _BOX_PADDING, text.height + 1.4 * _BOX_PADDING)
 
@@ -235,13 +235,13 @@ def _box_size(lines: Sequence[_Line]) -> Size:
 def _width(line: _Line) -> float:
     font = FontProperties(family=_FONT, size=line.size, weight="bold" if line.bold else "normal")
     width, _, _ = text_to_path.get_text_width_height_descent(line.text, font, False)
-    # The font has no East Asian characters; those that a browser shows are wider than the gap for them.
+    # The font has no East Asian characters. Those that a browser shows are wider than the font's stand-in.
     wide = sum(unicodedata.east_asian_width(character) in "WF" for character in line.text)
     return float(width) + wide * _WIDE_CHARACTER * line.size
 
 
 def _new_figure(width: float, height: float) -> tuple[Figure, _Pen]:
-    """An empty figure of a size in points, and a pen at its upper left corner."""
+    """Return an empty figure of this size in points, and a pen at its upper left corner."""
     figure = Figure(
         figsize=(width / _POINTS_PER_INCH, height / _POINTS_PER_INCH), dpi=_POINTS_PER_INCH, facecolor="white"
     )
@@ -261,11 +261,11 @@ class _Pen:
     y: float
 
     def moved(self, x: float, y: float) -> _Pen:
-        """A pen whose origin is farther to the right and below."""
+        """Return a pen whose origin is farther to the right and down."""
         return _Pen(self.axes, self.x + x, self.y + y)
 
     def write(self, lines: Sequence[_Line], corner: Point) -> None:
-        """Lines of text from their upper left corner."""
+        """Write lines of text from their upper left corner."""
         self._write(lines, corner, "left")
 
     def write_centered(self, lines: Sequence[_Line], center: Point) -> None:
@@ -288,7 +288,7 @@ class _Pen:
             y += line.size * _LINE_SPACING
 
     def draw_box(self, lines: Sequence[_Line], center: Point, style: _Style) -> None:
-        """A box with lines of text in it."""
+        """Draw a box with lines of text in it."""
         size = _box_size(lines)
         self.axes.add_patch(
             FancyBboxPatch(
@@ -306,7 +306,7 @@ class _Pen:
         self.write_centered(lines, center)
 
     def draw_band(self, title: str, style: _Style, corner: Point, size: Size) -> None:
-        """A background with its title written upwards along the left side."""
+        """Draw a background with its title written upwards along the left side."""
         x, y = self.x + corner.x, self.y + corner.y
         self.axes.add_patch(
             Rectangle((x, y), size.width, size.height, facecolor=style.band, edgecolor="none", zorder=0)
@@ -324,7 +324,7 @@ class _Pen:
         )
 
     def draw_line(self, steps: Sequence[Step], ink: str, *, arrow: bool = False) -> None:
-        """A line of steps, each straight or a curve between two verticals, perhaps with an arrow's head."""
+        """Draw a line of steps, each straight or a curve between two verticals, perhaps with an arrowhead."""
         points, codes = [self._at(steps[0].start)], [Path.MOVETO]
         for step in steps:
             if step.start == step.end:

@@ -1,4 +1,4 @@
-"""Small files that several processes share: written whole or not at all, and locks between processes."""
+"""Small files that processes share, written whole or not at all, and locks between processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _POLL_SECONDS = 0.05
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` with `text` so that a reader, also after a crash, sees the old or the new whole."""
+    """Replace `path` with `text`. A reader sees all of the old text or all of the new, even after a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -32,8 +32,8 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def java_properties(properties: Mapping[str, str]) -> str:
-    """A Java properties file. Java reads those as Latin-1 with escapes, so a path that is not ASCII, in a
-    home directory with an accent for one, must not be written as it is."""
+    """Return the text of a Java properties file. Java reads it as Latin-1 with escapes, so a path that is not
+    ASCII (for example in a home directory with an accent) must be escaped."""
     return "".join(f"{key}={_escaped(value)}\n" for key, value in properties.items())
 
 
@@ -44,9 +44,9 @@ def _escaped(value: str) -> str:
 
 
 def try_lock(path: Path) -> int | None:
-    """A file descriptor that holds an exclusive flock on `path`, or None when another process has it.
+    """Return a file descriptor that holds an exclusive flock on `path`, or None if another process has it.
 
-    The lock belongs to the open file: it lasts until the descriptor and every inherited copy of it are
+    The lock belongs to the open file. It lasts until the descriptor and every inherited copy of it are
     closed, so never longer than the processes that hold it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,10 +64,10 @@ def try_lock(path: Path) -> int | None:
 
 @contextlib.contextmanager
 def locked(path: Path, *, waiting_for: str, timeout_seconds: float) -> Iterator[None]:
-    """Hold the lock file `path`, between processes and between threads.
+    """Hold the lock file `path`, which excludes other processes and other threads.
 
-    Raises ServiceUnavailableError when it was not free within `timeout_seconds`; `waiting_for` says what
-    its holder is doing.
+    Raises ServiceUnavailableError when it is not free within `timeout_seconds`. `waiting_for` says what its
+    holder is doing.
     """
     deadline = time.monotonic() + timeout_seconds
     pause = threading.Event()

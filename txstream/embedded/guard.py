@@ -1,19 +1,19 @@
 """Starts one server and makes sure that it does not outlive its owner.
 
-Run as `python -I -S guard.py MODE GRACE_SECONDS LOG_PATH LOCK_FD -- COMMAND...` by `process.py`; standard
-library only, because it must start fast and run without the caller's path.
+`process.py` runs it as `python -I -S guard.py MODE GRACE_SECONDS LOG_PATH LOCK_FD -- COMMAND...`. It uses
+only the standard library, because it must start fast and run without the caller's path.
 
 Invariants:
-- The server is the leader of its own session and process group: a terminal's Ctrl-C does not reach it, and
-  one signal to the group reaches whatever it has started in turn.
-- In mode `guarded`, standard input is a pipe whose writing end only the owner holds. When it closes
-  (the owner stopped us, ended, or was killed), or when our parent changes (the owner was killed while a
-  forked child of its still holds the pipe), the group gets SIGTERM and, after the grace time, SIGKILL.
-- In mode `detached`, we end as soon as the server runs; it then belongs to nobody and outlives the owner.
+- The server leads its own session and process group: a terminal's Ctrl-C does not reach it, and one signal to
+  the group also reaches everything that it has started.
+- In mode `guarded`, standard input is a pipe whose writing end only the owner holds. When it closes (the
+  owner stopped us, ended, or was killed), or when our parent changes (the owner was killed while one of its
+  forked children still holds the pipe), the group gets SIGTERM and, after the grace time, SIGKILL.
+- In mode `detached`, we exit as soon as the server runs. It then belongs to nobody and outlives the owner.
 - LOCK_FD (-1 for none) carries an flock on the server's data. The server inherits it and we close ours, so
   the data stay locked exactly as long as the server lives. The server's pid is written into the file.
 
-Answers one line on standard output: `pid N` or `error TEXT`.
+The guard prints one line on standard output: `pid N` or `error TEXT`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _PARENT_CHECK_SECONDS = 0.5
 
 
 def _die_with_guard() -> None:
-    """In the new server process, before exec: should the guard itself be killed, the server goes too."""
+    """Run in the new server process before exec: if the guard itself is killed, the server dies too."""
     import ctypes
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether our child ended. It is not reaped here: its process group id must not be reused yet."""
+    """Whether our child has ended. It is not reaped here: its process group id must not be reused yet."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
@@ -70,7 +70,7 @@ def _watch(pid: int, owner: int, grace_seconds: float) -> None:
         while not _has_ended(pid) and time.monotonic() < deadline:
             # SIGCHLD ends the wait early through the wakeup pipe.
             select.select([wake_reader], [], [], max(0.0, min(0.1, deadline - time.monotonic())))
-    # Also when the server ended by itself: what it had started must not stay behind.
+    # Even if the server ended by itself, nothing that it started may be left over.
     _signal_group(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
 
@@ -107,7 +107,7 @@ def main(arguments: list[str]) -> int:
     os.close(1)
     if guarded:
         _watch(server.pid, owner, float(grace_seconds))
-    # Past the interpreter's own cleaning up, which would complain about a child that still runs.
+    # Skip the interpreter's own cleanup, which would complain about a child that still runs.
     os._exit(0)
 
 

@@ -1,10 +1,10 @@
 """Kafka's class path: from KAFKA_HOME, or from the user's cache, which is filled once from Maven Central.
 
 Invariants of the cache, `<user cache>/txstream/kafka-VERSION`:
-- A jar is there whole or not at all: it is moved to its place once it has been fetched and has matched the
-  SHA-256 in `kafka.lock`. A fetch that was killed goes on where it was, jar by jar.
-- Nothing is run from it that does not match: every start hashes the jars again, 44 MB in about 0.1 s.
-- One process at a time changes it; the others wait.
+- A jar is there whole or not at all: it is moved into place only after it was fetched and matched the SHA-256
+  in `kafka.lock`. After a fetch was killed, the next one fetches only the missing jars.
+- A jar that does not match is never run: every start hashes the jars again, 44 MB in about 0.1 s.
+- One process at a time changes the cache; the others wait.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Jar:
 
 @dataclass(frozen=True)
 class JarLock:
-    """`kafka.lock`: Kafka's version, and its jars with all that they need."""
+    """`kafka.lock`: Kafka's version, and its jars with all their dependencies."""
 
     version: str
     jars: tuple[Jar, ...]
@@ -71,10 +71,10 @@ def read_lock() -> JarLock:
 
 
 def kafka_classpath(*, cache_dir: Path | None = None, console: Console | None = None) -> list[str]:
-    """The class path to run Kafka with; fetches its jars when they are not there.
+    """Return the class path to run Kafka with. Fetches its jars if they are not there.
 
     KAFKA_HOME, if set, is an unpacked Kafka whose `libs` are used as they are. `cache_dir` is by default the
-    user's. Progress is shown on `console`, or on standard error if that is a terminal. Raises
+    user's cache. Progress is shown on `console`, or on standard error if that is a terminal. Raises
     ServiceUnavailableError when the jars cannot be fetched or one of them does not match its hash.
     """
     home = os.environ.get("KAFKA_HOME")
@@ -96,7 +96,7 @@ def kafka_classpath(*, cache_dir: Path | None = None, console: Console | None = 
             with _progress(console, f"Fetching Kafka {lock.version}", size) as advance:
                 for jar in missing:
                     _fetch(jar, folder, repository, advance)
-    # Kafka's own dependencies bring no logging back end; PySpark's must come before their older slf4j.
+    # Kafka's dependencies include no logging back end. PySpark's must come before their older slf4j.
     return [str(jar) for jar in [*spark_jars(LOGGING_JARS), *(folder / jar.file for jar in lock.jars)]]
 
 
@@ -110,10 +110,10 @@ def _libraries_of(home: Path) -> str:
 
 
 def maven_repository(environment: Mapping[str, str] = os.environ, home: Path | None = None) -> str:
-    """The URL to fetch from, ending in a slash, first found wins: TXSTREAM_MAVEN_REPOSITORY, the mirror of
-    `central` in the user's Maven settings (`~/.m2/settings.xml`), Maven Central.
+    """Return the URL to fetch from, ending in a slash. The first found wins: TXSTREAM_MAVEN_REPOSITORY, the
+    mirror of `central` in the user's Maven settings (`~/.m2/settings.xml`), Maven Central.
 
-    Credentials of Maven's `<servers>` are not used. Raises ServiceUnavailableError for an unreadable file.
+    Credentials in Maven's `<servers>` are not used. Raises ServiceUnavailableError for an unreadable file.
     """
     url = environment.get(_REPOSITORY_VARIABLE, "").strip()
     if not url:
@@ -142,9 +142,9 @@ def _mirror_of_central(settings: Path) -> str | None:
 
 
 def _fetch(jar: Jar, folder: Path, repository: str, advance: Callable[[int], None]) -> None:
-    """Bring one jar to its place in `folder`; `advance` is called with the bytes of each piece.
+    """Fetch one jar into `folder`. `advance` is called with the number of bytes of each piece.
 
-    urllib goes by HTTPS_PROXY and NO_PROXY.
+    urllib honours HTTPS_PROXY and NO_PROXY.
     """
     content = bytearray()
     try:
@@ -189,7 +189,7 @@ def _check(jar: Jar, path: Path) -> None:
 
 @contextlib.contextmanager
 def _progress(console: Console | None, title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Shows a bar; gives the function that moves it on by so many bytes."""
+    """Show a progress bar. Yields the function that advances it by a number of bytes."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 

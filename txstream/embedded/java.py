@@ -32,11 +32,11 @@ class Java:
 
 
 def find_java() -> Java:
-    """The Java of JAVA_HOME if that is set, else the one on PATH; 17 or newer.
+    """Return the Java of JAVA_HOME if that is set, else the one on PATH. It must be 17 or newer.
 
-    JAVA_HOME decides alone when set, because it does so for Spark too: a Java taken from elsewhere would
-    run the servers here and fail in Spark a moment later. Raises ServiceUnavailableError, in one sentence
-    that says what was found and what to install.
+    If JAVA_HOME is set, it alone decides, as it does for Spark: a Java from elsewhere would run the servers
+    here, and Spark would fail a moment later. Raises ServiceUnavailableError, whose one sentence says what
+    was found and what to install.
     """
     home = os.environ.get("JAVA_HOME")
     if home:
@@ -61,7 +61,7 @@ def find_java() -> Java:
 
 
 def parse_java_version(report: str) -> int | None:
-    """The major version in what `java -version` prints, or None: 8 for `1.8.0_392`, 21 for `21-ea`."""
+    """Return the major version that `java -version` prints, or None: 8 for `1.8.0_392`, 21 for `21-ea`."""
     match = _LAUNCHER_PATTERN.search(report)
     return int(match.group(1)) if match else None
 
@@ -83,7 +83,7 @@ def _version_report(path: Path, _modified_ns: int) -> str:
 
 
 def spark_home() -> Path:
-    """The folder of the installed PySpark package. Raises ServiceUnavailableError when there is none."""
+    """Return the folder of the installed PySpark package. Raises ServiceUnavailableError if there is none."""
     found = importlib.util.find_spec("pyspark")
     if found is None or not found.submodule_search_locations:
         raise ServiceUnavailableError("PySpark is not installed in this Python: pip install 'pyspark>=4.3.0'")
@@ -91,9 +91,9 @@ def spark_home() -> Path:
 
 
 def spark_jars(patterns: Sequence[str]) -> list[Path]:
-    """PySpark's jars that match each of the glob `patterns`, sorted.
+    """Return PySpark's jars that match the glob `patterns`, sorted for each pattern.
 
-    Raises ServiceUnavailableError for a pattern that nothing matches: a PySpark without Hadoop, for one,
+    Raises ServiceUnavailableError for a pattern that nothing matches. A PySpark without Hadoop, for example,
     lacks ZooKeeper.
     """
     folder = spark_home() / "jars"
@@ -112,13 +112,13 @@ def spark_jars(patterns: Sequence[str]) -> list[Path]:
 # slf4j and log4j, for ZooKeeper and for Kafka, whose own jars come without a logging back end.
 LOGGING_JARS = ("slf4j-api-*.jar", "log4j-api-*.jar", "log4j-core-*.jar", "log4j-slf4j2-impl-*.jar")
 
-# SerialGC and the first compiler tier: a small server on a shared machine starts in half the time and
-# keeps its cores free for Spark.
+# With SerialGC and only the first compiler tier a small server starts in half the time and leaves the
+# machine's cores to Spark.
 SMALL_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.awt.headless=true")
 
 
 def java_command(java: Java, *, heap_mb: int, classpath: Sequence[str], log_config: bool = True) -> list[str]:
-    """`java` with the flags of a small server, up to and including the class path."""
+    """Return the `java` command with the flags of a small server, up to and including the class path."""
     command = [str(java.path), *SMALL_JVM, "-Xms32m", f"-Xmx{heap_mb}m"]
     if log_config:
         command.append(f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties')}")

@@ -1,10 +1,10 @@
 """A real Kafka in KRaft mode on loopback ports: one or several brokers, without ZooKeeper.
 
-Node 1 is broker and controller in one process; nodes 2, 3, ... are brokers. Node N's data are
-`kafka/node-N` below the data directory, and the cluster's id is `kafka/cluster-id`.
+Node 1 is broker and controller in one process; nodes 2, 3, ... are brokers. Node N keeps its data in
+`kafka/node-N` below the data directory; the cluster's id is in `kafka/cluster-id`.
 
-Invariant: ports stay the same over an instance's life, so that a stopped broker comes back where clients
-look for it. What holds of the directories is in `kafka_storage.py`.
+Invariant: once clients know the ports, these stay the same over an instance's life, so that a stopped broker
+comes back where clients look for it. The invariants of the directories are in `kafka_storage.py`.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _HEAP_MB = 512
 _PORT_TRIES = 3
 _GRACE_SECONDS = 15.0  # a broker hands over its partitions and flushes its logs first
 
-# For one machine and one user: nothing is replicated unless asked, nothing expires, nothing is created by a
-# typing mistake, and groups start at once. Sessions are short, so that a killed broker is noticed, and may
-# register again, within seconds. The cleaner's default buffer alone would be a quarter of the heap.
+# For one machine and one user: nothing is replicated unless asked, nothing expires, a typing mistake creates
+# no topic, and groups start at once. Sessions are short, so that a killed broker is noticed, and may register
+# again, within seconds. The cleaner's default buffer alone would take a quarter of the heap.
 _DEFAULTS: Mapping[str, str] = {
     "controller.listener.names": "CONTROLLER",
     "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
@@ -88,10 +88,10 @@ class _Broker:
 class EmbeddedKafka:
     """Kafka as child processes; a context manager that starts and stops them.
 
-    `brokers` is their number, `port` the first one's port or a list of theirs; None takes a free one.
-    `overrides` are broker properties that replace or add to ours. `console` shows the progress of fetching
-    Kafka's jars the first time. Detached brokers outlive this process; others end with it. `identities`
-    (by node) adopts running brokers instead of starting them.
+    `brokers` is the number of brokers. `port` is the first one's port or a list of ports; None takes a free
+    one. `overrides` are broker properties that replace or add to ours. `console` shows the progress of
+    fetching Kafka's jars the first time. Detached brokers outlive this process; others end with it.
+    `identities` (by node) adopts running brokers instead of starting them.
     """
 
     def __init__(
@@ -143,9 +143,9 @@ class EmbeddedKafka:
 
     @property
     def address(self) -> str:
-        """Bootstrap servers, `127.0.0.1:port` joined by commas, those of stopped brokers too.
+        """The bootstrap servers, `127.0.0.1:port` joined by commas, including stopped brokers.
 
-        Raises ServiceUnavailableError before the first start of one without ports.
+        Raises ServiceUnavailableError before the first start if no ports were given.
         """
         return ",".join(f"{HOST}:{self.port_of(node)}" for node in self._brokers)
 
@@ -160,14 +160,14 @@ class EmbeddedKafka:
 
     @property
     def identities(self) -> dict[int, ProcessIdentity]:
-        """By node, the processes last started, whether or not they still live."""
+        """The processes last started, by node, whether or not they still live."""
         return {
             node: broker.process.identity for node, broker in self._brokers.items() if broker.process.identity
         }
 
     @property
     def ports(self) -> dict[int, int]:
-        """By node, the ports chosen so far."""
+        """The ports chosen so far, by node."""
         return {node: broker.port for node, broker in self._brokers.items() if broker.port is not None}
 
     @property
@@ -181,24 +181,25 @@ class EmbeddedKafka:
         return port
 
     def alive(self, node: int | None = None) -> bool:
-        """Whether this node's process lives; without a node, whether all do."""
+        """Whether this node's process lives; without a node, whether all processes do."""
         if node is not None:
             return self._broker(node).process.alive()
         return all(broker.process.alive() for broker in self._brokers.values())
 
     def start(self, timeout_seconds: float = READY_SECONDS) -> Self:
-        """Start the brokers that do not run; return once each has answered a client and knows all others.
+        """Start the brokers that do not run. Return once each has answered a client and knows all others.
 
-        Raises ServiceUnavailableError: no Java, no jars, a port or the data in use, or no answer in time
-        (then naming the log file and its last words); CorruptStateError: the data directory is not one
-        cluster's. Whatever was started is stopped again then.
+        Raises ServiceUnavailableError when there is no Java, there are no jars, a port or the data are in
+        use, or no answer comes in time (the message then names the log file and its last words). Raises
+        CorruptStateError when the data directory is not that of one cluster. On an error, whatever was
+        started is stopped again.
         """
         self.launch()
         self.wait_ready(timeout_seconds)
         return self
 
     def launch(self, on_started: Callable[[], None] = lambda: None) -> None:
-        """The first half of `start`: format if needed and start the processes; do not wait for them.
+        """Do the first half of `start`: format if needed and start the processes, without waiting for them.
 
         `on_started` is called after each start.
         """
@@ -219,7 +220,7 @@ class EmbeddedKafka:
             raise
 
     def wait_ready(self, timeout_seconds: float = READY_SECONDS) -> None:
-        """The second half of `start`: until all running brokers answer. Stops all when they do not."""
+        """Do the second half of `start`: wait until all brokers answer. Stops all of them if they do not."""
         deadline = time.monotonic() + timeout_seconds
         for attempt in range(1, _PORT_TRIES + 1):
             try:
@@ -246,7 +247,7 @@ class EmbeddedKafka:
                 return
 
     def stop(self) -> None:
-        """Stop all brokers cleanly, node 1 last: the others need a controller to hand over to."""
+        """Stop all brokers cleanly. Node 1 is last: the others need a controller to hand over to."""
         stop_all([broker.process for node, broker in self._brokers.items() if node != 1])
         self._brokers[1].process.stop()
 
@@ -259,9 +260,9 @@ class EmbeddedKafka:
             process.stop()
 
     def start_broker(self, node: int, timeout_seconds: float = READY_SECONDS) -> None:
-        """Start broker `node` again on its port, with its data; return once it serves clients.
+        """Start broker `node` again, on its port and with its data. Return once it serves clients.
 
-        That takes some seconds: the controller first lets the session of the broker's last run end.
+        That takes some seconds: the controller waits for the session of the broker's last run to end.
         """
         broker = self._broker(node)
         self._choose_ports([broker])
@@ -296,7 +297,7 @@ class EmbeddedKafka:
                 require_free(self.controller_port, "Kafka's controller")
 
     def prepare(self) -> None:
-        """Find Java and Kafka's jars, fetching these if need be: what `start` may have to wait long for."""
+        """Find Java and Kafka's jars, and fetch the jars if needed: this part of `start` may take long."""
         if not self._java_command:
             java = self._java or find_java()
             classpath = kafka_classpath(console=self._console)
@@ -310,7 +311,7 @@ class EmbeddedKafka:
         broker.process.start(self._command("kafka.Kafka", str(broker.config)), cwd=self._home)
 
     def _format(self, brokers: list[_Broker]) -> None:
-        """Format what is not formatted, all at once: each is a JVM of its own."""
+        """Format these brokers' directories, all at the same time: each formatting is a JVM of its own."""
         cluster_id = self.cluster_id
         for broker in brokers:
             refuse_data_without_identity(broker.home)
@@ -326,7 +327,7 @@ class EmbeddedKafka:
                     self._command,
                     broker.lock_path,
                 )
-            except Exception as problem:  # noqa: BLE001 - carried over to the calling thread
+            except Exception as problem:  # noqa: BLE001 - raised again on the calling thread
                 problems.append(problem)
 
         threads = [threading.Thread(target=one, args=(broker,)) for broker in brokers]
@@ -353,7 +354,7 @@ class EmbeddedKafka:
 
     @property
     def cluster_id(self) -> str:
-        """The id of this data directory's cluster; made on first use.
+        """The id of this data directory's cluster, made on first use.
 
         Raises CorruptStateError when the nodes' own records of it differ.
         """

@@ -1,10 +1,10 @@
 """A Kafka node's directory: its cluster's id, its properties, its formatting.
 
 Invariants:
-- A directory `node-N` is either completely formatted or absent: it is formatted under another name and
-  renamed. What a crash left of a formatting is thrown away; a directory that holds data without its
+- A directory `node-N` is either completely formatted or absent: it is formatted under another name, then
+  renamed. Leftovers of a formatting that crashed are thrown away. A directory that holds data without its
   identity is refused, never formatted over.
-- All nodes of a data directory have one cluster id; another one is refused.
+- All nodes of a data directory have the same cluster id; any other is refused.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _FORMAT_SECONDS = 60
 
 
 def is_formatted(home: Path) -> bool:
-    """Whether a node's directory has its identity, without which Kafka does not start on it."""
+    """Whether a node's directory has its identity. Without one Kafka does not start on it."""
     return (home / "meta.properties").is_file()
 
 
 def formatted_nodes(kafka_home: Path) -> int:
-    """The highest node that has data below this directory; 0 when none has."""
+    """The number of the highest node that has data below this directory; 0 if none has."""
     numbers = [meta.parent.name.removeprefix("node-") for meta in kafka_home.glob("node-*/meta.properties")]
     return max((int(number) for number in numbers if number.isdigit()), default=0)
 
@@ -39,7 +39,7 @@ def write_properties(path: Path, properties: Mapping[str, str]) -> None:
 
 
 def refuse_data_without_identity(home: Path) -> None:
-    """Raises CorruptStateError for a directory that holds something and is not formatted."""
+    """Raise CorruptStateError for a directory that is neither empty nor formatted."""
     if home.exists() and any(home.iterdir()) and not is_formatted(home):
         raise CorruptStateError(
             f"{home} holds Kafka data without meta.properties, which says whose they are; "
@@ -56,10 +56,10 @@ def format_storage(
 ) -> None:
     """Make `home` a formatted, empty node directory, or leave no trace of it.
 
-    `properties(folder)` are the node's over data in `folder`; `command(main, *arguments)` runs a Java class
-    of Kafka's. The formatting holds the lock on the node's data and ends with this process, so that what the
-    next one finds unfinished is nobody's. Raises ServiceUnavailableError with what Kafka said when it does
-    not succeed.
+    `properties(folder)` returns the node's properties for data in `folder`; `command(main, *arguments)` is
+    the command that runs one of Kafka's Java classes. The formatting holds the lock on the node's data and
+    ends with this process: whatever a later process finds unfinished belongs to nobody. Raises
+    ServiceUnavailableError, with Kafka's own words, when it fails.
     """
     unfinished = home.with_name(f"{home.name}.formatting")
     config = home.with_name(f"{home.name}.formatting.properties")
@@ -76,7 +76,7 @@ def format_storage(
         finished = wait_until(lambda: not formatting.alive(), _FORMAT_SECONDS)
     identity = unfinished / "meta.properties"
     complete = finished and is_formatted(unfinished) and _property(identity, "cluster.id") == cluster_id
-    # On a full disk any of its files may have been cut short; Kafka would never start on such a node.
+    # On a full disk any of its files may have been cut short, and Kafka would never start on such a node.
     if not complete or is_disk_full(unfinished):
         how = "" if finished else f" within {_FORMAT_SECONDS} s"
         raise ServiceUnavailableError(f"Kafka could not format {home}{how}; {formatting.last_words()}")
@@ -88,7 +88,7 @@ def format_storage(
 
 
 def cluster_id_of(kafka_home: Path) -> str:
-    """The cluster id of this data directory; made, and kept in `cluster-id`, when there is none.
+    """Return the cluster id of this data directory. If there is none, make one and keep it in `cluster-id`.
 
     Raises CorruptStateError when the nodes' own records of it differ or are empty.
     """

@@ -1,4 +1,4 @@
-"""Loopback ports: finding a free one, and saying who has one that was asked for."""
+"""Loopback ports: finds a free one, and says who has a taken one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TRIES = 200
 def is_free(port: int) -> bool:
     """Whether a server could listen on this loopback port now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-        # As the JVM does: connections that are still closing down do not make a port taken.
+        # As the JVM does: connections that are still closing do not make a port taken.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((HOST, port))
@@ -33,11 +33,11 @@ def is_free(port: int) -> bool:
 
 
 def free_port(avoid: frozenset[int] = frozenset()) -> int:
-    """A loopback port that is free now, none of `avoid`, and outside the range of outgoing connections.
+    """Return a loopback port that is free now, not in `avoid`, and outside the range of outgoing connections.
 
-    Not port 0: that gives an ephemeral port, and while a server on one is down, a client that keeps
-    reconnecting may be given that very port as its own source. It then talks to itself, and the server
-    cannot come back to its address. Raises ServiceUnavailableError when none is found.
+    Binding port 0 would give an ephemeral port. While a server on such a port is down, a client that keeps
+    reconnecting may be given that very port as its own source port. It then talks to itself, and the server
+    cannot come back to its address. Raises ServiceUnavailableError when no port is found.
     """
     highest = min(_HIGHEST, _first_ephemeral_port() - 1)
     lowest = _LOWEST if highest - _LOWEST >= _TRIES else 1024
@@ -52,7 +52,7 @@ def free_port(avoid: frozenset[int] = frozenset()) -> int:
 
 
 def require_free(port: int, service: str) -> None:
-    """Raises ServiceUnavailableError naming the port and its likely holder when `port` is taken."""
+    """Raise ServiceUnavailableError, naming the port and its likely holder, if `port` is taken or invalid."""
     if not 1 <= port <= 65535:
         raise ServiceUnavailableError(f"{service} cannot listen on port {port}: ports are 1 to 65535")
     if not is_free(port):

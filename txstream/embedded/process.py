@@ -1,11 +1,11 @@
 """A server as a child process: started through the guard, identified by pid and start time, stopped.
 
 Invariants:
-- No signal is sent to a process whose start time is not the one recorded when we started it: a pid alone
-  may have been given to another process.
-- A guarded server ends with its owner, however the owner ends; a detached one only by `stop` or `kill`.
-- A server's data directory has at most one server: the lock on it is held by the server process itself,
-  from before it starts until it is gone.
+- No signal is sent to a process whose start time is not the one recorded when we started it: its pid may have
+  been given to another process.
+- A guarded server ends with its owner, however the owner ends. A detached one ends only by `stop` or `kill`.
+- A data directory has at most one server: the server process itself holds the lock on it, from before it
+  starts until it is gone.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from txstream.embedded.files import try_lock
 from txstream.settings import is_disk_full
 
 GRACE_SECONDS = 10.0
-# Servers whose owner died are given less time than those that are stopped: their data stand a crash, and
-# who starts them again at once (DATA_WAIT_SECONDS) should find the data free.
+# Servers whose owner died get less time than those that are stopped: their data survive a crash, and whoever
+# starts them again at once (DATA_WAIT_SECONDS) should find the data free.
 ORPHAN_GRACE_SECONDS = 3.0
 DATA_WAIT_SECONDS = 5.0
 
 _GUARD = Path(__file__).with_name("guard.py")
 _POLL_SECONDS = 0.05
-# Start times are computed from the boot time, which moves when the clock is set. A process that reused the
-# pid started later than the recorded one by at least the time it took that one to become ready.
+# Start times are computed from the boot time, which changes when the clock is set. A process that reused the
+# pid started later than the recorded one, at least by the time that one took to become ready.
 _START_TIME_TOLERANCE_SECONDS = 1.0
 _LARGEST_LOG_BYTES = 10 * 1024 * 1024
 _TAIL_BYTES = 64 * 1024
@@ -45,26 +45,26 @@ _TAIL_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """A process for good: its pid, and when it started (seconds since the epoch)."""
+    """Identifies a process for good: its pid, and when it started (seconds since the epoch)."""
 
     pid: int
     start_time: float
 
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity | None:
-        """The identity of the process that has this pid now, or None."""
+        """Return the identity of the process that has this pid now, or None."""
         try:
             return cls(pid, psutil.Process(pid).create_time())
         except psutil.Error:
             return None
 
     def process(self) -> psutil.Process | None:
-        """The process itself if it still lives: not ended, not a zombie, not another one with its pid."""
+        """Return the process if it still lives: not ended, not a zombie, not another one with its pid."""
         try:
             process = psutil.Process(self.pid)
             if abs(process.create_time() - self.start_time) > _START_TIME_TOLERANCE_SECONDS:
                 return None
-            # A JVM whose first thread has ended is a zombie while its others still hold port and lock.
+            # A JVM whose first thread has ended is a zombie while its other threads still hold port and lock.
             ended = process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
             return None if ended else process
         except psutil.Error:
@@ -74,7 +74,7 @@ class ProcessIdentity:
         return self.process() is not None
 
     def signal_group(self, number: signal.Signals) -> bool:
-        """Signal the group that this process leads, if the process lives. False when it does not."""
+        """Signal the group that this process leads. False if the process no longer lives."""
         if not self.alive():
             return False
         try:
@@ -88,7 +88,7 @@ class ProcessIdentity:
         return wait_until(lambda: not self.alive(), timeout_seconds)
 
     def stop(self, grace_seconds: float = GRACE_SECONDS) -> bool:
-        """SIGTERM to its group, SIGKILL after the grace time. False when it was not alive."""
+        """Send SIGTERM to its group, and SIGKILL after the grace time. False if it was not alive."""
         if not self.signal_group(signal.SIGTERM):
             return False
         if not self.wait_gone(grace_seconds):
@@ -98,7 +98,7 @@ class ProcessIdentity:
 
 
 def wait_until(condition: Callable[[], bool], timeout_seconds: float) -> bool:
-    """Whether `condition` became true within the time; asked every 50 ms."""
+    """Whether `condition` became true within the time. It is checked every 50 ms."""
     deadline = time.monotonic() + timeout_seconds
     pause = threading.Event()
     while not condition():
@@ -111,9 +111,9 @@ def wait_until(condition: Callable[[], bool], timeout_seconds: float) -> bool:
 class ServerProcess:
     """One server, guarded (ends with this process) or detached (outlives it).
 
-    Also right for a program that works for a while on a server's data.
+    It also serves for a program that works on a server's data for a while.
 
-    `name` is for messages. `lock_path`, if given, is locked by the server for as long as it lives.
+    `name` is for messages. The server locks `lock_path`, if given, for as long as it lives.
     """
 
     def __init__(
@@ -183,8 +183,8 @@ class ServerProcess:
         return self.identity
 
     def wait_for_data(self) -> None:
-        """Wait until no other process has our data: an owner that was just killed leaves servers that its
-        guards are still stopping. Raises ServiceUnavailableError naming the process when it keeps them."""
+        """Wait until no other process has our data. An owner that was just killed leaves servers that its
+        guards are still stopping. Raises ServiceUnavailableError, naming the process, if it keeps them."""
         if self._lock_path is not None and not self.alive():
             os.close(self._take_lock(self._lock_path, wait_seconds=DATA_WAIT_SECONDS))
 
@@ -192,7 +192,7 @@ class ServerProcess:
         return self.identity is not None and self.identity.alive()
 
     def stop(self) -> bool:
-        """End the server: SIGTERM, SIGKILL after the grace time; waits until it is gone. False: none ran."""
+        """Stop the server: SIGTERM, SIGKILL after the grace time. Waits until it is gone. False: none ran."""
         if self.identity is None:
             return False
         was_alive = self.identity.stop(self._grace_seconds)
@@ -200,14 +200,14 @@ class ServerProcess:
         return was_alive
 
     def kill(self) -> None:
-        """End the server and all that it started by SIGKILL, and wait until it is gone."""
+        """Kill the server and everything that it started (SIGKILL), and wait until it is gone."""
         if self.identity is not None and self.identity.signal_group(signal.SIGKILL):
             self.identity.wait_gone(self._grace_seconds)
         self._reap_guard()
 
     def wait_ready(self, answered: Callable[[], bool], deadline: float) -> None:
-        """Ask `answered` until it is true. Raises ServiceUnavailableError, naming the log and its last
-        meaningful line, when the server ended or `deadline` (monotonic seconds) passed."""
+        """Call `answered` until it returns true. Raises ServiceUnavailableError, naming the log and its last
+        meaningful line, when the server ends or `deadline` (monotonic seconds) passes."""
         pause = threading.Event()
         while not (ready := answered()):
             if not self.alive():
@@ -218,7 +218,7 @@ class ServerProcess:
                 )
             pause.wait(_POLL_SECONDS)
         if ready and not self.alive():
-            # Somebody else answered: our own server lost the race for the port.
+            # Another process answered: our own server lost the race for the port.
             raise ServiceUnavailableError(f"{self.name} ended while starting; {self.last_words()}")
 
     def log_since_start(self) -> str:
@@ -232,7 +232,7 @@ class ServerProcess:
             return ""
 
     def last_words(self) -> str:
-        """Names the log file and the line of it that most likely tells why."""
+        """Name the log file and the line in it that most likely tells why."""
         line = meaningful_line(self.log_since_start())
         said = f"its last words were: {line}" if line else "it wrote nothing"
         full = "; its disk is full" if is_disk_full(self.log_path.parent) else ""
@@ -265,7 +265,7 @@ class ServerProcess:
         return taken[0]
 
     def _reap_guard(self) -> None:
-        """Close the pipe to the guard, which makes it stop the server if that still runs, and wait for it."""
+        """Close the pipe to the guard, so that it stops the server if that still runs; wait for the guard."""
         guard, self._guard = self._guard, None
         if guard is None:
             return
@@ -287,7 +287,7 @@ class ServerProcess:
 
 
 def meaningful_line(log: str) -> str:
-    """The last line of `log` that names an error; else its last line that says anything."""
+    """The last line of `log` that names an error, else its last line that is not empty."""
     lines = [
         line.strip() for line in log.splitlines() if line.strip() and not line.startswith(("\tat ", "\t..."))
     ]
@@ -299,7 +299,7 @@ def meaningful_line(log: str) -> str:
 
 
 def stop_all(processes: Sequence[ServerProcess]) -> None:
-    """Stop several servers at once; each gets its whole grace time, and all are waited for."""
+    """Stop several servers at the same time. Each gets its full grace time; waits for all."""
     threads = [threading.Thread(target=process.stop, name=f"stop {process.name}") for process in processes]
     with contextlib.ExitStack() as joined:
         for thread in threads:

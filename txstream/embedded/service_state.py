@@ -1,7 +1,7 @@
 """The state file, `services.json` in the data directory: which detached servers are ours.
 
-Invariants: the file is written whole or not at all; only a process whose pid and start time are both the
-recorded ones counts as alive. A file that we cannot have written is an error, never taken for none.
+Invariants: the file is written whole or not at all. Only a process whose pid and start time both match the
+record counts as alive. A file that we cannot have written is an error, and is never treated as missing.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class ServicesState:
 
     @property
     def complete(self) -> bool:
-        """Whether every server is recorded and was once ready."""
+        """Whether every server is recorded and all were once ready."""
         return self.ready and self.zookeeper is not None and len(self.kafka) == self.brokers > 0
 
     def alive(self) -> ServicesState:
-        """The same without the servers that no longer run."""
+        """The same state without the servers that no longer run."""
         zookeeper = self.zookeeper if self.zookeeper and self.zookeeper.alive else None
         kafka = {node: record for node, record in self.kafka.items() if record.alive}
         return ServicesState(zookeeper, kafka, self.brokers, self.controller_port, self.ready)

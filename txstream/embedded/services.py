@@ -1,10 +1,10 @@
 """The embedded ZooKeeper and Kafka together: detached (`up`, `down`, `running`) or owned (`embedded`).
 
 Invariants:
-- A process is recorded before it is waited for, so that a killed `up` leaves nothing unknown. What it may
-  leave unrecorded, between a start and the record, still holds the lock on its data: that is an
-  error, and it is not started a second time.
-- Only a process whose pid and start time are both the recorded ones is believed to run, or signalled.
+- A process is recorded before it is waited for, so that a killed `up` leaves no unknown process. One that it
+  leaves unrecorded, between the start and the record, still holds the lock on its data: the next `up` gets an
+  error and does not start it a second time.
+- Only a process whose pid and start time both match the record is taken to be running, or is signalled.
 - One `up` or `down` at a time works on a data directory (`services.lock`).
 """
 
@@ -40,8 +40,8 @@ _LOCK_WAIT_SECONDS = 180.0
 class Services:
     """Running embedded services: addresses, processes, logs.
 
-    `zookeeper` is `127.0.0.1:port`, `kafka` the bootstrap servers. `already_running` tells that the call
-    which returned this started nothing.
+    `zookeeper` is `127.0.0.1:port`, `kafka` the bootstrap servers. `already_running` means that the call that
+    returned this started nothing.
     """
 
     zookeeper: str
@@ -66,7 +66,7 @@ class Stopped:
 
 
 def running(data_dir: Path) -> Services | None:
-    """The detached services of this data directory if all of them run, else None.
+    """Return the detached services of this data directory if all of them run, else None.
 
     Raises CorruptStateError when the state file cannot be what `up` wrote.
     """
@@ -77,8 +77,8 @@ def running(data_dir: Path) -> Services | None:
 
 
 def living(data_dir: Path) -> dict[str, str]:
-    """The addresses, `zookeeper` and `kafka`, of what runs of this data directory's detached services; warns
-    of what has ended. Nothing while `up` is at work.
+    """Return the addresses, `zookeeper` and `kafka`, of this data directory's detached services that run, and
+    warn of those that have ended. Returns nothing until `up` has finished.
 
     Raises CorruptStateError when the state file cannot be what `up` wrote.
     """
@@ -105,10 +105,10 @@ def up(
 ) -> Services:
     """Start ZooKeeper and Kafka so that they outlive this process, or return those that run already.
 
-    What runs is left as it is, whatever ports and brokers are asked for; what has died is started again, on
-    its old port if that is free. Says on `console` which of these happened. When this call fails, what it
-    started is stopped again. Raises ServiceUnavailableError in one sentence: no Java, no jars, a port taken,
-    no answer in time, another `up` still at work.
+    Running servers are left as they are, whatever ports and brokers are asked for. Dead ones are started
+    again, on their old port if that is free. Says on `console` which of these happened. If this call fails,
+    it stops whatever it started. Raises ServiceUnavailableError, in one sentence: no Java, no jars, a port
+    taken, no answer in time, another `up` still at work.
     """
     data_dir = Path(data_dir).absolute()
     if brokers < 1:
@@ -142,10 +142,10 @@ def up(
 
 
 def down(data_dir: Path, *, console: Console | None = None) -> list[Stopped]:
-    """Stop the detached services of this data directory, and only those; the list of what was stopped.
+    """Stop the detached services of this data directory, and only those. Return the list of those stopped.
 
-    A process is signalled only if its pid and its start time are the recorded ones. Says on `console` what
-    was stopped, or that nothing was running. Raises CorruptStateError for an unreadable state file.
+    A process is signalled only if its pid and its start time match the record. Says on `console` what was
+    stopped, or that nothing was running. Raises CorruptStateError for an unreadable state file.
     """
     data_dir = Path(data_dir).absolute()
     say = _speaker(console)
@@ -159,7 +159,7 @@ def down(data_dir: Path, *, console: Console | None = None) -> list[Stopped]:
     ):
         state = read_state(data_dir)
         records = state.alive().records if state else []
-        # The controller last: the other brokers hand their partitions over to it.
+        # The controller is last: the other brokers hand their partitions over to it.
         others = [record for record in records if state is None or record is not state.kafka.get(1)]
         controllers = [record for record in records if record not in others]
         for group in (others, controllers):
@@ -175,10 +175,10 @@ def down(data_dir: Path, *, console: Console | None = None) -> list[Stopped]:
 
 @contextlib.contextmanager
 def embedded(data_dir: Path, brokers: int = 1, console: Console | None = None) -> Iterator[Services]:
-    """ZooKeeper and Kafka for the time of a `with` block, for demo and tests.
+    """Run ZooKeeper and Kafka during a `with` block, for demo and tests.
 
-    Detached services that run on this data directory are used and left running; otherwise ours are started,
-    which end with the block, and with this process however that ends. Raises what `up` raises.
+    If detached services run on this data directory, they are used and left running. Otherwise servers are
+    started that end with the block, and with this process however it ends. Raises what `up` raises.
     """
     data_dir = Path(data_dir).absolute()
     found = running(data_dir)
@@ -197,7 +197,8 @@ def embedded(data_dir: Path, brokers: int = 1, console: Console | None = None) -
 
 
 def _warn_of_brokers(running: ServicesState, wanted: int) -> None:
-    """Other brokers were asked for than there are; one is also what nobody asked for."""
+    """Warn if a number of brokers was asked for other than the number there is. 1 is also the default, so it
+    draws no warning."""
     there = running.brokers
     if wanted in (1, there):
         return
@@ -217,7 +218,8 @@ def _complete(
     console: Console | None,
     say: Callable[[str], None],
 ) -> Services:
-    """Some of the recorded servers died: start those again on their old ports, leave the others alone."""
+    """Start the recorded servers that died again, on their old ports. The others are left alone, unless the
+    controller's port is taken: then all brokers are started again."""
     old_zookeeper = before.zookeeper
     zookeeper = EmbeddedZooKeeper(
         data_dir,
@@ -228,7 +230,7 @@ def _complete(
     lost = [node for node in range(1, before.brokers + 1) if node not in alive.kafka]
     controller_port = before.controller_port
     if 1 in lost and alive.kafka and (controller_port is None or not is_free(controller_port)):
-        # The other brokers look for the controller at a port that somebody else has now.
+        # The other brokers look for the controller at a port that another process has now.
         stop_all([_adopted(record) for record in alive.kafka.values()])
         alive, controller_port = ServicesState(alive.zookeeper, {}, before.brokers, None, False), None
     elif 1 in lost and controller_port is not None and not is_free(controller_port):
@@ -250,14 +252,15 @@ def _complete(
 
 
 def _port_again(old: ServerRecord | None, alive: ServerRecord | None) -> int | None:
-    """The port of a server that runs, or that a dead one had and that is still free; else None."""
+    """The port of a running server, or the old port of a dead one if it is still free; else None."""
     if alive is not None:
         return alive.port
     return old.port if old is not None and is_free(old.port) else None
 
 
 def _start(data_dir: Path, zookeeper: EmbeddedZooKeeper, kafka: EmbeddedKafka) -> Services:
-    """Start what does not run of both and record it. Stops what it started, and records that, on failure."""
+    """Start those servers that do not run, and record them. On failure, stop what was started and record
+    that."""
     adopted = {identity for identity in (zookeeper.identity, *kafka.identities.values()) if identity}
 
     def record() -> None:
@@ -281,8 +284,8 @@ def _start(data_dir: Path, zookeeper: EmbeddedZooKeeper, kafka: EmbeddedKafka) -
 def _launch_both(
     zookeeper: EmbeddedZooKeeper, kafka: EmbeddedKafka, *, on_started: Callable[[], None]
 ) -> None:
-    """Start both at once and wait for both. `on_started` is called after every start of a process."""
-    kafka.prepare()  # the download, if there is one, before anything runs
+    """Start both at the same time and wait for both. `on_started` is called after each process start."""
+    kafka.prepare()  # downloads, if needed, before anything runs
     if not zookeeper.alive():
         zookeeper.launch()
         on_started()
@@ -303,7 +306,7 @@ def _stop_both(
 
 
 def _enough(data_dir: Path, brokers: int, say: Callable[[str], None]) -> int:
-    """At least as many brokers as have data here: the others' partitions would be unreadable."""
+    """At least as many brokers as have data here: the partitions of the missing ones would be unreadable."""
     needed = formatted_nodes(data_dir / "kafka")
     if needed > brokers:
         say(f"starting {needed} Kafka brokers, because {data_dir} holds the data of {needed}")
@@ -345,7 +348,7 @@ def _services(data_dir: Path, state: ServicesState, *, already_running: bool) ->
 
 
 def _state_of(zookeeper: EmbeddedZooKeeper, kafka: EmbeddedKafka, *, ready: bool) -> ServicesState:
-    """What has been started so far, as it would be recorded."""
+    """The record of what has been started so far."""
 
     def record(
         name: str, port: int | None, identity: ProcessIdentity | None, log: Path

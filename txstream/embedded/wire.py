@@ -1,7 +1,7 @@
 """Asks one broker which brokers it knows, to tell when it is ready.
 
-kafka-python's protocol over a plain socket: its clients would log every refused connection of a server that
-is still starting, to the user's standard error.
+This uses kafka-python's protocol over a plain socket. Its clients would log every connection that a starting
+server refuses to the user's standard error.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ClusterView:
-    """What a broker says of its cluster: its id, and the ids of the brokers that serve clients."""
+    """What a broker says about its cluster: its id, and the ids of the brokers that serve clients."""
 
     cluster_id: str
     brokers: frozenset[int]
 
 
 def cluster_view(host: str, port: int, timeout_seconds: float = 2.0) -> ClusterView | None:
-    """The broker's answer to a metadata request, or None when it gives none (yet)."""
+    """Return the broker's answer to a metadata request, or None if it gives none (yet)."""
     from kafka.errors import KafkaError
     from kafka.protocol.metadata import MetadataRequest
     from kafka.protocol.parser import KafkaProtocol

@@ -1,7 +1,8 @@
 """A real ZooKeeper server on a loopback port, from the jars that PySpark ships.
 
-Invariants: what ZooKeeper acknowledged survives `stop`, `kill` and a restart over the same directory;
-address and port stay the same over an instance's life; one server per data directory at a time.
+Invariants: what ZooKeeper acknowledged survives `stop`, `kill` and a restart over the same directory. Once
+the server was ready, its address stays the same over an instance's life. A data directory has at most one
+server at a time.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ _HEAP_MB = 256
 _ANSWER_SECONDS = 1.0
 _PORT_TRIES = 3
 
-# A tick of 500 ms: ZooKeeper measures sessions in ticks, and its default of 2 s would make 4 s the shortest.
-# Millisecond precision matters to tests of a lost session; a minute to drivers that may be paused.
+# ZooKeeper measures sessions in ticks: its default of 2 s would make 4 s the shortest session. Tests of a
+# lost session need short ones, drivers that may be paused need up to a minute.
 _DEFAULTS: Mapping[str, str] = {
     "tickTime": "500",
     "minSessionTimeout": "1000",
@@ -53,9 +54,9 @@ _DEFAULTS: Mapping[str, str] = {
 class EmbeddedZooKeeper:
     """ZooKeeper as a child process; a context manager that starts and stops it.
 
-    `data_dir` is the directory shared with the other embedded services; ours is `zookeeper` below it, and
-    the log is `logs/zookeeper.log`. `port` None takes a free one. A `detached` server outlives this process;
-    any other ends with it. `identity` adopts a running server instead of starting one.
+    `data_dir` is the directory shared with the other embedded services. ZooKeeper's data are in `zookeeper`
+    below it, its log is `logs/zookeeper.log`. `port` None takes a free one. A `detached` server outlives this
+    process; any other ends with it. `identity` adopts a running server instead of starting one.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class EmbeddedZooKeeper:
 
     @property
     def address(self) -> str:
-        """`127.0.0.1:port`. Raises ServiceUnavailableError before the first start of one without a port."""
+        """`127.0.0.1:port`. Raises ServiceUnavailableError before the first start if no port was given."""
         if self.port is None:
             raise ServiceUnavailableError("ZooKeeper has no address before it is started; call start() first")
         return f"{HOST}:{self.port}"
@@ -101,15 +102,16 @@ class EmbeddedZooKeeper:
     def start(self, timeout_seconds: float = READY_SECONDS) -> Self:
         """Start the server and return once it has answered a request.
 
-        Raises ServiceUnavailableError: no Java, the port or the data in use, or no answer in time (then
-        naming the log file and its last words). Whatever was started is stopped again then.
+        Raises ServiceUnavailableError when there is no Java, the port or the data are in use, or no answer
+        comes in time (the message then names the log file and its last words). On an error, the server is
+        stopped again.
         """
         self.launch()
         self.wait_ready(timeout_seconds)
         return self
 
     def launch(self) -> None:
-        """The first half of `start`: start the process, and do not wait for it."""
+        """Do the first half of `start`: start the process, without waiting for it."""
         java = self._java or find_java()
         if self.port is None:
             self.port = free_port()
@@ -121,12 +123,12 @@ class EmbeddedZooKeeper:
         settings = {**_DEFAULTS, "dataDir": str(data), "clientPort": str(self.port)}
         write_atomically(config, java_properties(settings))
         command = java_command(java, heap_mb=_HEAP_MB, classpath=[str(jar) for jar in spark_jars(_JARS)])
-        # The default preallocates 64 MiB of log in every start; a batch's progress is a few hundred bytes.
+        # The default preallocates 64 MiB of log at every start; a batch's progress is a few hundred bytes.
         options = ["-Dzookeeper.preAllocSize=4096"]
         self._process.start([*command[:1], *options, *command[1:], _MAIN, str(config)], cwd=self._home)
 
     def wait_ready(self, timeout_seconds: float = READY_SECONDS) -> None:
-        """The second half of `start`: until a request was answered. Stops the server when it was not."""
+        """Do the second half of `start`: wait until a request is answered. Stops the server if none is."""
         deadline = time.monotonic() + timeout_seconds
         for attempt in range(1, _PORT_TRIES + 1):
             try:
@@ -151,7 +153,7 @@ class EmbeddedZooKeeper:
         self._process.stop()
 
     def kill(self) -> None:
-        """SIGKILL the server, as a crash would end it. `start()` brings it back, port and data."""
+        """SIGKILL the server, as in a crash. `start()` brings it back with its port and data."""
         self._process.kill()
 
     def _answers(self) -> bool:
@@ -165,7 +167,7 @@ class EmbeddedZooKeeper:
 
 
 def four_letter_word(address: str, word: str) -> str:
-    """What the ZooKeeper at `host:port` answers to one of its four-letter words; empty when it does not."""
+    """Return what the ZooKeeper at `host:port` answers to a four-letter word; empty if it does not answer."""
     host, _, port = address.rpartition(":")
     answer = b""
     try:

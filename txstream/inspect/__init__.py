@@ -1,8 +1,8 @@
-"""Looking at topologies from Python, for notebooks: what the command line shows, as frozen dataclasses.
+"""Inspection of topologies from Python, for notebooks: what the command line shows, as frozen dataclasses.
 
-Nothing here changes anything except `recover`, and `replay` when it is asked for a table. Functions take
-`settings` (addresses; unset: as commands find them) and open what they need for the time of the call. Names
-are loaded when first used.
+Only `recover`, and `replay` when it is asked for a table, change anything. Functions take `settings`
+(addresses; if unset, they are found as commands find them) and open what they need for the time of the call.
+Names are loaded when first used.
 """
 
 from __future__ import annotations

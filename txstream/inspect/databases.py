@@ -1,7 +1,7 @@
-"""ZooKeeper and a topology's databases, opened to be looked at: with deadlines, never created by looking.
+"""Opens ZooKeeper and a topology's databases for inspection: with deadlines, and without creating anything.
 
-Invariant: a database of the topology that cannot be opened is named, with what would help; none is left out
-silently. Each fence knows all databases of its topology, without their passwords.
+Invariant: a database of the topology that cannot be opened is named, with what would help. None is left out
+silently. Each fence lists all databases of its topology, without their passwords.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from txstream.state import FenceRow, StateBackend
     from txstream.zookeeper import ZooKeeper
 
-_HIDDEN = "***"  # stands for what `without_password` has taken out
+_HIDDEN = "***"  # what `without_password` puts in place of a password
 _OPTION = "give its URL with --state-database (or state_databases in txstream.toml)"
 GRANT_REMEDY = "grant its account the right to read txstream's tables and the state tables"
 # Reading a large table may take longer than a commit.
@@ -38,7 +38,7 @@ _READING_SECONDS = 300.0
 
 
 class UnknownTopologyError(TxstreamError):
-    """No topology of this id is known where it was looked for."""
+    """No topology of this id was found."""
 
     exit_status: ClassVar[int] = 1
 
@@ -52,7 +52,8 @@ class UnknownTopologyError(TxstreamError):
 
 @contextlib.contextmanager
 def open_zookeeper(settings: Settings) -> Iterator[ZooKeeper]:
-    """Raises UsageError without an address, ServiceUnavailableError when it does not answer in time."""
+    """Open ZooKeeper. Raises UsageError without an address, ServiceUnavailableError if it does not answer in
+    time."""
     from txstream.zookeeper import ZooKeeper
 
     zookeeper = ZooKeeper(
@@ -69,12 +70,12 @@ def open_zookeeper(settings: Settings) -> Iterator[ZooKeeper]:
 
 @dataclass
 class Databases:
-    """Open databases, in the order in which they were found, and what could not be opened."""
+    """Open databases, in the order in which they were found, and those that could not be opened."""
 
     opened: list[StateBackend] = field(default_factory=list)
     missing: list[MissingDatabase] = field(default_factory=list)
     fences: dict[str, FenceRow | None] = field(default_factory=dict)
-    """By URL without password; only filled where one topology was asked for."""
+    """Fences by URL without password; filled only if one topology was asked for."""
 
 
 @contextlib.contextmanager
@@ -86,13 +87,13 @@ def open_databases(
     for_writing: bool = False,
     all_given: bool = False,
 ) -> Iterator[Databases]:
-    """The databases of a topology, or of all topologies: those of the settings that know it, and those that
-    its fences name.
+    """Open the databases of a topology, or of all topologies: those of the settings that know it, and those
+    that its fences name.
 
-    With `strict` a database of the settings that does not answer is a ServiceUnavailableError, otherwise one
-    more that is missing. With `all_given` those of the settings are there whether they know it or not: tables
-    may be left of a topology that was deleted. `for_writing` keeps the timeouts of a run, since others wait
-    for what it locks.
+    With `strict`, ServiceUnavailableError is raised if a database of the settings does not answer; otherwise
+    it is one more missing database. With `all_given`, the databases of the settings are included whether they
+    know the topology or not: a deleted topology may have left tables. `for_writing` keeps the timeouts of a
+    run, since others wait for what it locks.
     """
     with contextlib.ExitStack() as stack:
         found = Databases()
@@ -125,7 +126,7 @@ def open_databases(
 
 
 class _NoFileError(ServiceUnavailableError):
-    """The SQLite file is not there."""
+    """The SQLite file does not exist."""
 
 
 def _opened(
@@ -147,7 +148,7 @@ def _opened(
 
 
 def _look(database: StateBackend | None, topology_id: str | None, found: Databases) -> tuple[list[str], bool]:
-    """The databases that this one names, and whether it has anything of the topology."""
+    """Return the databases that this one names, and whether it has anything of the topology."""
     if database is None:
         return [], False
     if topology_id is None:
@@ -161,7 +162,7 @@ def _look(database: StateBackend | None, topology_id: str | None, found: Databas
 
 
 def databases_of(fence: FenceRow) -> list[str]:
-    """The databases of a topology as a fence has them; empty for a row of an older txstream."""
+    """Return the databases of a topology that a fence lists; empty for a row of an older txstream."""
     listed = (fence.identity or {}).get("databases")
     return [url for url in listed if isinstance(url, str)] if isinstance(listed, list) else []
 
@@ -183,18 +184,18 @@ def _missing(url: str, error: TxstreamError) -> MissingDatabase:
         remedy = "restore what is damaged from a backup of one moment"
     elif isinstance(error, ServiceUnavailableError):
         remedy = f"{remedy}, or {_OPTION} if it needs others"
-    # Its place and what to do are said beside the reason.
+    # The place and the remedy are shown beside the reason.
     reason = str(error).removeprefix(f"database {shown} ").removesuffix(f"; start or repair it, or {REMEDY}")
     return MissingDatabase(shown, reason, remedy)
 
 
 def upgrade_remedy(url: str) -> str:
-    """What helps where the framework's tables are of another revision; the error says which of the two."""
+    """Return what helps if the framework's tables have another revision; the error says which of the two."""
     return f"type `txstream db upgrade --database {url}`, or use the newer txstream that it belongs to"
 
 
 def for_people(url: str) -> str:
-    """A URL without its password; if it cannot be understood, only what comes before the first colon."""
+    """Return a URL without its password; if it cannot be parsed, only the part before the first colon."""
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError
 
@@ -210,9 +211,9 @@ def for_people(url: str) -> str:
 def topology_databases(
     settings: Settings | None, topology_id: str, missing: list[MissingDatabase] | None = None
 ) -> Iterator[Databases]:
-    """The databases that know a topology; those that cannot be opened are added to `missing`, or refused
-    where it is None. Raises UnknownTopologyError; when ZooKeeper has the topology, it was run with another
-    database, and the message says so."""
+    """Open the databases that know a topology. Those that cannot be opened are added to `missing`; if that is
+    None, ServiceUnavailableError is raised. Raises UnknownTopologyError; if ZooKeeper has the topology, it
+    was run with another database, and the message says so."""
     settings = (settings or Settings()).resolve()
     with open_databases(settings, topology_id) as databases:
         if not databases.opened:
@@ -225,7 +226,7 @@ def topology_databases(
 
 
 def refuse_missing(missing: Sequence[MissingDatabase]) -> None:
-    """Raises ServiceUnavailableError that names what could not be opened, and what would help."""
+    """Raise ServiceUnavailableError that names what could not be opened, and what would help."""
     if missing:
         raise ServiceUnavailableError("; ".join(map(str, missing)))
 
@@ -245,7 +246,7 @@ def nowhere(settings: Settings, topology_id: str) -> UnknownTopologyError:
 
 
 def not_in_zookeeper(settings: Settings, topology_id: str) -> UnknownTopologyError:
-    """The error for a topology that ZooKeeper does not have: a database that has run it says that it was."""
+    """Return the error for a topology that ZooKeeper lacks; it names databases that the topology filled."""
     with open_databases(settings, topology_id, strict=False) as databases:
         places = " and ".join(database.url_for_people for database in databases.opened)
     if not places:
@@ -258,7 +259,7 @@ def not_in_zookeeper(settings: Settings, topology_id: str) -> UnknownTopologyErr
 
 
 def place_for_people(settings: Settings) -> str:
-    """The settings' database; a SQLite file that is not there is called that."""
+    """Return the settings' database for a message, which says so if a SQLite file does not exist."""
     url = settings.database_url()
     if is_missing_file(url):
         return f"{url.partition(':///')[2]} (no such file)"
@@ -266,14 +267,14 @@ def place_for_people(settings: Settings) -> str:
 
 
 def is_missing_file(url: str) -> bool:
-    """Is this the URL of a SQLite file that is not there?"""
+    """Return whether this is the URL of a SQLite file that does not exist."""
     scheme, separator, path = url.partition(":///")
     return bool(separator) and scheme.split("+")[0] == "sqlite" and not Path(path.partition("?")[0]).exists()
 
 
 def is_dead(driver: str) -> bool:
-    """Is this driver (host:pid) a process of this machine that has ended? Its session may outlive it for
-    some seconds."""
+    """Return whether this driver (host:pid) is a process of this machine that has ended. Its session may
+    outlive it for some seconds."""
     import psutil
 
     host, _, pid = driver.rpartition(":")
@@ -288,7 +289,7 @@ def is_dead(driver: str) -> bool:
 
 
 def with_states_of(settings: Settings, topology: Topology | None) -> Settings:
-    """The settings, with the URLs of a topology's states among its databases, passwords included."""
+    """Return the settings with the URLs of a topology's states, passwords included, among the databases."""
     if topology is None:
         return settings
     states = [*(bolt.state for bolt, _ in topology.states), *(use.state for use in topology.map_states)]

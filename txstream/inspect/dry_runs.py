@@ -1,8 +1,9 @@
-"""Committed batches run again, dry: exactly the ledger's ranges, through the bolts of the processing phase.
+"""Dry runs of committed batches: exactly the ledger's ranges, through the bolts of the processing phase.
 
-Invariants. Nothing of the topology's is written: no fence, no ledger, no table, nothing in ZooKeeper, which
-is not even asked. So it needs no leader, and may run beside one. Bolts of the commit phase are not run: they
-may change what is outside, and read states as they were before the batch, which is not kept anywhere.
+Invariants. A dry run writes nothing of the topology: no fence, no ledger, no table, and nothing in ZooKeeper,
+which it does not even read. So it needs no leader, and may run beside one. It does not run bolts of the
+commit phase: they may change things outside, and they read states as they were before the batch, which are
+not kept anywhere.
 """
 
 from __future__ import annotations
@@ -48,8 +49,7 @@ _JOBS_AT_ONCE = 4
 
 @dataclass(frozen=True)
 class DryBatch:
-    """A committed batch as the ledgers have it. `metas` is what it read; `digests` are by database and
-    table."""
+    """A committed batch, from the ledgers. `metas` is what it read; `digests` are by database and table."""
 
     attempt: TransactionAttempt
     metas: BatchMetas[Any]
@@ -59,7 +59,7 @@ class DryBatch:
 
 @dataclass(frozen=True)
 class ReplayedTable:
-    """A state table whose deltas a dry run makes."""
+    """A state table whose deltas a dry run computes."""
 
     name: str
     component: str
@@ -67,11 +67,11 @@ class ReplayedTable:
     database: StateBackend | None
 
     def deltas(self, result: BatchResult) -> pa.Table:
-        """What a batch adds to it, every key once."""
+        """Return what a batch adds to the table, every key once."""
         return merged_deltas(self.component, self.bolt, [result])
 
     def written_in(self, batch: DryBatch) -> TableDigest | None:
-        """What the batch has added to it; None where the ledger does not say."""
+        """Return the digest of what the batch added to the table, or None if the ledger has none."""
         if self.database is None:
             return None
         return batch.digests.get((self.database.url_for_people, self.name))
@@ -80,7 +80,7 @@ class ReplayedTable:
 @dataclass(frozen=True)
 class DryRuns:
     """One topology's code, its databases and its source. `left_out` are the tables that the commit phase
-    fills; `small` is the runner for parts of a batch, which are not worth Spark."""
+    fills. `small` is the runner for parts of a batch, which are not worth a Spark job."""
 
     topology: Topology
     settings: Settings
@@ -92,14 +92,14 @@ class DryRuns:
     jobs_at_once: int = 1
 
     def tables(self) -> list[ReplayedTable]:
-        """The state tables whose deltas a dry run makes."""
+        """Return the state tables whose deltas a dry run computes."""
         several = len(self.databases.opened) > 1
         found = []
         for component, bolt in self._committers(below_committer=False):
             url = (bolt.state.url or self.settings.database_url()) if several else None
             wanted = None if url is None else for_people(url)
             database = None
-            with contextlib.suppress(StateTableError):  # a state in this code that no run has joined yet
+            with contextlib.suppress(StateTableError):  # a state of this code that no run has let join yet
                 database = place_of_table(self.topology.id, bolt.state.table, self.databases, wanted)
             found.append(ReplayedTable(bolt.state.table, component, bolt, database))
         return found
@@ -116,8 +116,8 @@ class DryRuns:
                 yield component.id, bolt
 
     def batch(self, txid: int) -> DryBatch:
-        """Raises UnknownTxidError for a txid that is not in the ledger, UsageError for one that is not
-        committed, CorruptStateError for ranges that are not of the code's source."""
+        """Return a committed batch. Raises UnknownTxidError for a txid that is not in the ledger, UsageError
+        for one that is not committed, and CorruptStateError for ranges that are not of the code's source."""
         rows: dict[str, BatchRecord] = {}
         for database in self.databases.opened:
             row = database.batch(self.topology.id, txid)
@@ -143,8 +143,8 @@ class DryRuns:
         )
 
     def require(self, batch: DryBatch) -> None:
-        """Raises DataLostError when a range of the batch is gone, PartitionUnavailableError when one cannot
-        be read now. Asked before it is read: a source that skips what it has lost would not say so."""
+        """Raise DataLostError if a range of the batch is gone, PartitionUnavailableError if one cannot be
+        read now. Call it before a run: a source that skips lost data would not report the loss."""
         answers = asked(batch.metas.partitions, self.coordinator.unreadable)
         txid = batch.attempt.txid
         for answer in answers.values():
@@ -156,14 +156,15 @@ class DryRuns:
             )
 
     def run(self, batch: DryBatch, partitions: Mapping[str, Any] | None = None) -> BatchResult:
-        """Process a batch, or only these ranges of it. Raises what an attempt fails with."""
+        """Process a batch, or only these ranges of it. Raises the error with which an attempt fails."""
         if partitions is None:
             return self.runner.run(batch.attempt, batch.metas)
         return self.small.run(batch.attempt, BatchMetas(partitions))
 
     def replayed(self, txids: Iterable[int]) -> Iterator[tuple[DryBatch, BatchResult]]:
-        """Each of these batches, run again, in this order; on Spark, several at once. Raises as `batch`,
-        `require` and `run`, once the batches before it were given out."""
+        """Run these batches again and yield each with its result, in this order; on Spark several run at
+        once. Raises as `batch`, `require` and `run`, after the batches before the failing one were
+        yielded."""
         left = iter(txids)
         while chunk := list(itertools.islice(left, self.jobs_at_once)):
             ready: list[DryBatch] = []
@@ -190,7 +191,7 @@ def dry_runs(
     topology: Topology, settings: Settings | None, *, capture: bool = False, on_spark: bool = False
 ) -> Iterator[DryRuns]:
     """Open what dry runs need. Batches run in this process, which is ready at once, unless `on_spark` or a
-    DataFrame bolt wants Spark. With `capture`, results have the tuples of all components.
+    DataFrame bolt asks for Spark. With `capture`, results have the tuples of all components.
 
     Raises UnknownTopologyError, ServiceUnavailableError.
     """

@@ -1,6 +1,6 @@
-"""What `fsck` says to what it has read: one small pure function per question.
+"""The checks of `fsck` on what it has read: one small pure function per question.
 
-Each takes the snapshot and yields findings; a finding's remedy is a command wherever one exists.
+Each takes the snapshot and yields findings. A finding's remedy is a command wherever one exists.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def recover_command(topology: str) -> str:
 
 
 def check_all(snapshot: Snapshot, codec: MetaCodec[Any], *, is_whole: bool = True) -> list[Finding]:
-    """Everything but the source. Without `is_whole` databases are missing, which is a finding already."""
+    """Check all but the source. Without `is_whole`, databases are missing, which is a finding already."""
     checks: list[Callable[[Snapshot], Findings]] = [
         _zookeeper,
         _uuids,
@@ -104,12 +104,12 @@ def _epochs(snapshot: Snapshot) -> Findings:
 
 
 def _progress(snapshot: Snapshot, codec: MetaCodec[Any]) -> Findings:
-    """What a new leader would decide now."""
+    """Check what a new leader would decide now."""
     identity, progress = snapshot.identity, snapshot.progress
     settled = [db for db in snapshot.databases if not db.is_joining]
     ledgers = {db.url: db.last for db in settled if db.fence is not None and not db.errors}
     if len(ledgers) != len(settled) or not ledgers:
-        return  # reported already; a decision over some of the ledgers would mean nothing
+        return  # reported already; a decision from only some of the ledgers would mean nothing
     semantics = _semantics(snapshot)
     if semantics is None or semantics is Semantics.NON_TRANSACTIONAL:
         return
@@ -180,7 +180,7 @@ def _fences(snapshot: Snapshot) -> Findings:
         fence = database.fence
         if fence is None:
             if not database.errors:
-                # The fence is what names the other databases.
+                # Only the fence names the other databases, so some of them may not have been looked at.
                 unseen = table_checks.unseen_tables(snapshot)
                 more = f" --state-database URL (the database of {', '.join(unseen)})" if unseen else ""
                 yield Finding(
@@ -192,7 +192,7 @@ def _fences(snapshot: Snapshot) -> Findings:
                 )  # fmt: skip
             continue
         newest = max((row.attempt for row in database.rows), default=0)
-        # Non-transactional commits leave the fence where their leader has raised it to.
+        # Non-transactional commits leave the fence where their leader raised it.
         if newest > fence.attempt and _semantics(snapshot) is not Semantics.NON_TRANSACTIONAL:
             yield Finding(
                 "fence-behind", ERROR, database.url,
@@ -257,7 +257,7 @@ def _unreadable(database: DatabasePart, error: TxstreamError) -> Finding:
 
 
 def _ranges(snapshot: Snapshot, database: DatabasePart) -> Findings:
-    """Does each batch begin where the one before it ended? Where metas are offsets."""
+    """Check that each batch begins where the one before it ended, where metas are offsets."""
     if _semantics(snapshot) is Semantics.NON_TRANSACTIONAL:
         return
     found = []
@@ -287,7 +287,7 @@ def _breaks(before: BatchRecord, row: BatchRecord) -> Iterator[str]:
 
 
 def _ledgers_of_one_batch(snapshot: Snapshot, codec: MetaCodec[Any]) -> Findings:
-    """One batch is one attempt with one set of ranges, in every database. The newest may be under way."""
+    """Check that all databases have the same attempt and ranges of a batch. The newest may be under way."""
     semantics = _semantics(snapshot)
     databases = [db for db in snapshot.databases if not db.is_joining]
     if len(databases) < 2 or semantics is Semantics.NON_TRANSACTIONAL:
@@ -314,7 +314,7 @@ def _is_same(one: BatchRecord, other: BatchRecord, codec: MetaCodec[Any]) -> boo
         return False
     if one.metas == other.metas:
         return True
-    # A row of an older version may lack a new field, which has its default then.
+    # A row of an older version may lack a new field; decoding gives it the default.
     where = f"ledger, txid {one.txid}"
     try:
         return codec.encode(codec.decode(one.metas, where)) == codec.encode(codec.decode(other.metas, where))

@@ -1,6 +1,6 @@
-"""`fsck`: does everything that is stored of a topology fit together, and is its data still there to read?
+"""`fsck`: checks that all stored data of a topology fits together, and that its source still has its data.
 
-It only looks, and may look while the topology runs.
+It only reads, and may do so while the topology runs.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _WORST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
 def fsck(
     topology_id: str, settings: Settings | None = None, *, topology: Topology | None = None
 ) -> FsckReport:
-    """Compare ZooKeeper, the databases and the source of a topology. `topology` is its code: needed only for
-    a source that needs credentials, or that is not Kafka.
+    """Compare ZooKeeper, the databases and the source of a topology. `topology` is its code, which is needed
+    only if the source needs credentials or is not Kafka.
 
-    Raises UsageError without an address of ZooKeeper, ServiceUnavailableError when it cannot be reached,
+    Raises UsageError without an address of ZooKeeper, ServiceUnavailableError if it cannot be reached, and
     UnknownTopologyError. A database that cannot be opened is a finding.
     """
     settings = with_states_of((settings or Settings()).resolve(), topology)
@@ -70,7 +70,7 @@ def fsck_in(
     missing: Sequence[MissingDatabase] = (),
     leader: Callable[[], str | None] = lambda: None,
 ) -> FsckReport:
-    """As `fsck`, over what is open."""
+    """Do what `fsck` does, over services that are open already."""
     snapshot = take(
         topology_id,
         open_store,
@@ -95,7 +95,7 @@ def fsck_in(
 
 
 def _kept(snapshot: Snapshot) -> Identity | None:
-    """The identity beside a fence, when ZooKeeper has lost it."""
+    """Return the identity stored beside a fence, for when ZooKeeper has lost it."""
     for database in snapshot.databases:
         with contextlib.suppress(CorruptStateError):
             if (found := database.identity()) is not None:

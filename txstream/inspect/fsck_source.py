@@ -1,6 +1,6 @@
-"""Can the source still give what the topology needs: stored plans, and the next place of each partition?
+"""Checks that the source still has what the topology needs: stored plans, and each partition's next place.
 
-The source's own coordinator is asked, as a run asks it; it only looks.
+It asks the source's own coordinator, as a run does, and changes nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BETWEEN_SECONDS = 0.1
 def source_of(
     identity: Identity | None, topology: Topology | None, settings: Settings
 ) -> PartitionedSpout[Any] | None:
-    """The source to ask: the code's, else Kafka by the topics that the identity has; None when neither."""
+    """Return the source to ask: the code's, else Kafka with the identity's topics, else None."""
     if topology is not None:
         source: PartitionedSpout[Any] = topology.spout.source
         return source
@@ -47,7 +47,7 @@ def check_source(
     codec: MetaCodec[Any],
     settings: Settings,
 ) -> Iterator[Finding]:
-    """Findings about the source; one note when it cannot be asked."""
+    """Yield findings about the source; a single one if it cannot be asked."""
     if source is None:
         yield Finding(
             "source-not-checked", Severity.NOTE, "source",
@@ -78,7 +78,7 @@ def check_source(
 
 
 def _plans(snapshot: Snapshot, coordinator: PartitionCoordinator[Any]) -> Iterator[Finding]:
-    """Stored plans of a transactional topology, which a replay reads again."""
+    """Check the stored plans of a transactional topology, which a replay reads again."""
     progress = snapshot.progress
     for txid, batch in sorted(progress.batches.items()) if progress is not None else ():
         if progress is None or txid < progress.current:
@@ -97,14 +97,14 @@ def _plans(snapshot: Snapshot, coordinator: PartitionCoordinator[Any]) -> Iterat
 def _places(
     snapshot: Snapshot, coordinator: PartitionCoordinator[Any], codec: MetaCodec[Any]
 ) -> Iterator[Finding]:
-    """The place after the last planned batch, where the next one begins."""
+    """Check the places after the last planned batch, where the next one begins."""
     metas = _last_planned(snapshot, codec)
     if metas is None:
         return
     places = dict(metas.positions())
     for name, answer in asked(places, lambda last: coordinator.plan(last, 1)).items():
         if name not in places:
-            continue  # a partition that is new
+            continue  # a new partition
         skipped_from = getattr(answer, "skipped_from", None)
         if isinstance(answer, DataLostError):
             yield Finding(
@@ -140,8 +140,8 @@ def _last_planned(snapshot: Snapshot, codec: MetaCodec[Any]) -> BatchMetas[Any] 
 
 
 def asked(metas: Mapping[str, Any], ask: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> dict[str, Any]:
-    """What the source answers, by partition. It raises for the first one that is lost; each is then asked by
-    itself. Where it is not certain yet, it is asked again."""
+    """Return the source's answers by partition. The source raises for the first lost partition, so each is
+    then asked by itself. While an answer is not certain yet, the source is asked again."""
     deadline = time.monotonic() + _CERTAIN_SECONDS
     pause = threading.Event()
     while True:

@@ -1,4 +1,4 @@
-"""What `fsck` says to the state tables that it has read, and to their agreement with the ledger. Pure."""
+"""The checks of `fsck` on the state tables that it has read, and on their agreement with the ledger. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Findings = Iterator[Finding]
 
 
 def unseen_tables(snapshot: Snapshot) -> list[str]:
-    """The topology's tables that none of the databases knows."""
+    """Return the topology's tables that none of the databases knows."""
     named = () if snapshot.identity is None else snapshot.identity.tables
     return sorted({*named}.difference(*(db.names for db in snapshot.databases)))
 
@@ -83,7 +83,7 @@ def _table(snapshot: Snapshot, database: DatabasePart, one: TablePart) -> Findin
 
 
 def _rows_of_last(database: DatabasePart) -> Findings:
-    """The rows that the last batch wrote are all there: nobody has changed them since."""
+    """Check that all rows that the last batch wrote still carry it: nothing else may have changed them."""
     last = database.tables_last
     if last is None or last.status != COMMITTED or last.details.get("path") == "executors":
         return
@@ -91,7 +91,7 @@ def _rows_of_last(database: DatabasePart) -> Findings:
     if not counts or any(count is None for count in counts):
         return
     if database.is_behind_its_tables:
-        return  # told already
+        return  # reported already
     there = sum(count for count in counts if count is not None)
     if there < last.keys:
         yield Finding(

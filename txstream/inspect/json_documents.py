@@ -1,6 +1,6 @@
-"""Answers as JSON values: what `--json` prints. Names here are public; they are added to, never changed.
+"""Answers as JSON values: what `--json` prints. Names here are public: new ones may come, none is changed.
 
-Times are ISO 8601, bytes hexadecimal, decimals text, and so are numbers that JSON does not have.
+Times are ISO 8601, bytes are hexadecimal, and decimals are text, as are numbers that JSON does not have.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def plain_value(value: Any) -> Any:
-    """A column's value as JSON has it."""
+    """Return a column's value as a JSON value."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -35,7 +35,7 @@ def plain_value(value: Any) -> Any:
 
 
 def document(answer: Any) -> Any:
-    """A dataclass of this package as JSON values, field by field."""
+    """Return a dataclass of this package as JSON values, field by field."""
     if is_dataclass(answer) and not isinstance(answer, type):
         return {field.name: document(getattr(answer, field.name)) for field in fields(answer)}
     if isinstance(answer, Mapping):
@@ -46,7 +46,7 @@ def document(answer: Any) -> Any:
 
 
 def plain_partitions(metas: Mapping[str, Any]) -> dict[str, Any]:
-    """A ledger row's ranges as scripts read them: start and end alone where a meta has them."""
+    """Return a ledger row's ranges for scripts: only start and end where a meta has them."""
     return {partition: plain_range(meta) for partition, meta in metas.get("partitions", {}).items()}
 
 
@@ -57,7 +57,7 @@ def plain_range(meta: Any) -> Any:
 
 
 def entry_document(txid: int, row: LedgerEntry) -> dict[str, Any]:
-    """A ledger row. `partitions` has what the batch read, with start and end alone."""
+    """Return a ledger row. `partitions` is what the batch read, only start and end where a meta has them."""
     found: dict[str, Any] = {
         "txid": txid,
         "attempt": row.attempt,
@@ -84,15 +84,15 @@ def entry_document(txid: int, row: LedgerEntry) -> dict[str, Any]:
 
 
 def batch_document(batch: Batch) -> dict[str, Any]:
-    """A batch: its first ledger row, `keys` over all databases, and `databases` with each one's row."""
+    """Return a batch: its first ledger row, `keys` over all databases, and each row under `databases`."""
     found = entry_document(batch.txid, batch.first)
     found |= {"status": batch.status, "keys": batch.keys, "databases": _rows_by_database(batch)}
     return found
 
 
 def details_document(details: BatchDetails) -> dict[str, Any]:
-    """As `batch_document`, and: `ranges` (a list, with records and the stored meta), `path`, `timings`,
-    `failed_attempts`."""
+    """Return what `batch_document` does, and `ranges` (a list, with records and the stored meta), `path`,
+    `timings` and `failed_attempts`."""
     return {
         **batch_document(details.batch),
         "ranges": [
@@ -140,7 +140,7 @@ def _rows_by_database(batch: Batch) -> list[dict[str, Any]]:
 def flat_row(
     row: StateRow, semantics: Semantics, plain: Callable[[Any], Any] = plain_value
 ) -> dict[str, Any]:
-    """A row by column, in the table's order: keys, each value followed by its prev_, then txid."""
+    """Return a row by column, in the table's order: keys, each value followed by its prev_, then txid."""
     found = {name: plain(value) for name, value in row.key.items()}
     for name, value in row.value.items():
         found[name] = plain(value)

@@ -1,6 +1,6 @@
-"""A state table's key as a person types it: one text per key column, read by the column's type.
+"""Keys of state tables as people type them: one text per key column, read by the column's type.
 
-Text is taken as it is; binary is hexadecimal; dates and timestamps are ISO 8601.
+Text is taken as it is, binary is hexadecimal, dates and timestamps are ISO 8601.
 """
 
 from __future__ import annotations
@@ -22,19 +22,20 @@ _WHOLE = re.compile(r"[+-]?\d{1,40}")
 
 
 class _NotOfTypeError(Exception):
-    """Its message says what is expected."""
+    """A value is not of its column's type. The message says what is expected."""
 
 
 def parse_key(table: str, schema: pa.Schema, texts: Sequence[str]) -> list[Any]:
-    """The key that `texts` mean, one value per column. Raises UsageError that names column and type."""
+    """Return the key that `texts` stand for, one value per column. UsageError names column and type."""
     _check_count(table, schema, texts)
     return [_value(table, field, text, _read) for field, text in zip(schema, texts, strict=True)]
 
 
 def check_key(table: str, schema: pa.Schema, key: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
-    """A key of Python values, in the order of its columns or by their names, one value per column.
+    """Return a key given as Python values, one per column, in the order of its columns or by their names.
 
-    Raises UsageError that names column and type: the nearest value of the type is not what was asked for.
+    Raises UsageError that names column and type. Values are never rounded: the nearest value of the type is
+    not what was asked for.
     """
     if isinstance(key, Mapping):
         if key.keys() != {*schema.names}:
@@ -76,7 +77,7 @@ def _value(table: str, field: pa.Field, given: Any, understand: Callable[[Any, p
 
 
 def _as_it_is(value: Any, data_type: pa.DataType) -> Any:
-    """A Python value, if it is of the type."""
+    """Return a Python value if it is of the type."""
     known: Any = value
     kind = _kind_of(data_type)
     if not isinstance(value, kind.wanted) or isinstance(value, kind.unwanted):
@@ -87,7 +88,7 @@ def _as_it_is(value: Any, data_type: pa.DataType) -> Any:
 
 
 def _read(text: str, data_type: pa.DataType) -> Any:
-    """What a text means, if it is of the type."""
+    """Return the value that a text stands for, if it is of the type."""
     kind = _kind_of(data_type)
     try:
         return kind.parse(text if kind.word == "a str" else text.strip(), data_type)
@@ -135,8 +136,8 @@ def _is_binary(data_type: pa.DataType) -> bool:
 
 
 class _Kind(NamedTuple):
-    """A kind of column: what its values are, what they are not although they are that, and in a word; how
-    they are read from text, and what they look like there."""
+    """A kind of column: the types of its values, subtypes that are refused, and a word for them; how they are
+    read from text, and what they look like there."""
 
     is_kind: Callable[[pa.DataType], bool]
     wanted: tuple[type, ...]

@@ -28,7 +28,7 @@ COMMITTED, COMMITTING, PARTIAL = "committed", "committing", "partial"
 
 
 class UnknownTxidError(UsageError):
-    """The ledger has no batch of this txid; says which there are."""
+    """The ledger has no batch of this txid; the message says which txids it has."""
 
     exit_status = 1
 
@@ -43,12 +43,12 @@ def batches(
     failed: bool = False,
     missing: list[MissingDatabase] | None = None,
 ) -> list[Batch]:
-    """A topology's batches, oldest first: those before txid `before`, committed at `since` or later (with a
-    time zone), that had trouble (`failed`: a failed attempt, or not committed everywhere); with `last`, only
-    the newest of these. What is older than the ones asked for is not read.
+    """Return a topology's batches, oldest first. `before` takes those before a txid, `since` those committed
+    at a time (with a time zone) or later, `failed` those that had trouble (a failed attempt, or not committed
+    everywhere). `last` takes only the newest of these. Batches older than those asked for are not read.
 
-    Raises UnknownTopologyError; ServiceUnavailableError for a database that cannot be opened, unless there is
-    a list of `missing` ones to name it in; UsageError for arguments that make no sense.
+    Raises UnknownTopologyError, and UsageError for arguments that make no sense. Databases that cannot be
+    opened are added to the list `missing`; without the list ServiceUnavailableError is raised.
     """
     for name, number in (("last", last), ("before", before)):
         if number is not None and number < 1:
@@ -74,7 +74,7 @@ def batches(
             found = [one for one in merged if is_asked_for(one)]
             enough = last is not None and len(found) > last
             older = since is not None and merged and _moment(merged[0]) < since
-            # One more than was asked for: the first may be there in part only, where databases are apart.
+            # One more than was asked for, because the first may be read only in part if databases are apart.
             if limit is None or not is_part or enough or older or all(len(r) < limit for r in rows.values()):
                 break
             limit *= 4
@@ -96,7 +96,7 @@ def batch(
     *,
     missing: list[MissingDatabase] | None = None,
 ) -> BatchDetails:
-    """One batch in full. Raises UnknownTxidError, and as `batches`."""
+    """Return one batch in full. Raises UnknownTxidError, and as `batches`."""
     with topology_databases(settings, topology_id, missing) as databases:
         records = {db.url_for_people: db.batch(topology_id, txid) for db in databases.opened}
         rows = {url: [] if record is None else [record] for url, record in records.items()}
@@ -106,7 +106,7 @@ def batch(
 
 
 def no_such_txid(topology_id: str, txid: int, databases: Sequence[StateBackend]) -> UnknownTxidError:
-    """The error that names the txids that are there."""
+    """Return the error for a missing txid, which names the existing ones."""
     oldest = [first for db in databases if (first := db.oldest_txid(topology_id)) is not None]
     newest = [row.txid for db in databases if (row := db.last_batch(topology_id)) is not None]
     txids = [min(oldest), max(newest)] if oldest and newest else []
@@ -117,7 +117,7 @@ def no_such_txid(topology_id: str, txid: int, databases: Sequence[StateBackend])
 
 
 def merge(by_database: Mapping[str, Sequence[BatchRecord]]) -> list[Batch]:
-    """Ledger rows of several databases, by txid."""
+    """Merge the ledger rows of several databases into batches, by txid."""
     entries: dict[Txid, list[LedgerEntry]] = {}
     first = {url: rows[0].txid for url, rows in by_database.items() if rows}
     for url, rows in by_database.items():
@@ -125,7 +125,7 @@ def merge(by_database: Mapping[str, Sequence[BatchRecord]]) -> list[Batch]:
             entries.setdefault(row.txid, []).append(entry(url, row))
     found = []
     for txid, rows_of_it in sorted(entries.items()):
-        # A database whose older rows were pruned has had this one.
+        # A database whose older rows were pruned had a row of this txid.
         absent = any(txid >= first.get(url, 1) for url in by_database if url not in _places(rows_of_it))
         statuses = {row.status for row in rows_of_it}
         status = COMMITTING if COMMITTING in statuses else PARTIAL if absent else COMMITTED
@@ -138,7 +138,7 @@ def _places(entries: Iterable[LedgerEntry]) -> set[str]:
 
 
 def entry(database: str, row: BatchRecord) -> LedgerEntry:
-    """A ledger row with its place."""
+    """Return a ledger row with its database."""
     return LedgerEntry(
         database=database,
         uuid=row.uuid,
@@ -160,10 +160,10 @@ def entry(database: str, row: BatchRecord) -> LedgerEntry:
 
 
 def details(found: Batch) -> BatchDetails:
-    """What is known of a batch, read from its ledger rows."""
+    """Return what is known of a batch from its ledger rows."""
     metas = found.first.metas
     ranges, carried = (_ranges(part_of(metas, name)) for name in ("partitions", "carried"))
-    # All databases of a batch were given the same; the one that committed last may know most.
+    # All databases were given the same details; the one that committed last may have the most.
     best = max(found.entries, key=lambda one: len(one.details))
     timings = best.details.get("timings")
     return BatchDetails(
@@ -182,20 +182,20 @@ def details(found: Batch) -> BatchDetails:
 
 
 def range_of(partition: str, meta: Any) -> PartitionRange:
-    """A stored meta as a range, as far as it is one."""
+    """Return a stored meta as a range, as far as it is one."""
     fields = meta if isinstance(meta, Mapping) else {}
     start, end, skipped_from = (_whole(fields.get(name)) for name in ("start", "end", "skipped_from"))
     return PartitionRange(partition, start, end, skipped_from, meta)
 
 
 def part_of(metas: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A part of stored metas ("partitions", "carried", "unavailable"), as far as it is one."""
+    """Return a part of stored metas ("partitions", "carried", "unavailable"); empty if it is no object."""
     part = metas.get(name, {})
     return part if isinstance(part, Mapping) else {}
 
 
 def failed_attempts(found: LedgerEntry) -> list[FailedAttempt]:
-    """The attempts that failed before the one of this row, as far as it knows them."""
+    """Return the attempts that failed before the one of this row, as far as the row has them."""
     listed = found.details.get("attempts")
     if isinstance(listed, list) and listed:
         return [
@@ -208,12 +208,12 @@ def failed_attempts(found: LedgerEntry) -> list[FailedAttempt]:
             for one in listed
             if isinstance(one, Mapping)
         ]
-    # Rows of an older txstream know the last error alone.
+    # Rows of an older txstream have only the last error.
     return [FailedAttempt(None, found.error, None)] if found.error else []
 
 
 def _held(failed: Mapping[str, Any], committed: Mapping[str, Any]) -> dict[str, Any]:
-    """What a failed attempt held; rows of an older txstream do not know."""
+    """Return what a failed attempt held; empty for rows of an older txstream."""
     if failed.get("same"):
         left_out = sorted(part_of(committed, "unavailable"), key=in_order)
         return {"ranges": _ranges(part_of(committed, "partitions")), "left_out": tuple(left_out)}

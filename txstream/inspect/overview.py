@@ -1,4 +1,4 @@
-"""Which topologies there are, and how far one is."""
+"""The list of topologies, and how far one of them is."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 def topologies(settings: Settings | None = None) -> list[TopologySummary]:
-    """The topologies that ZooKeeper or a database knows, by id. Raises UsageError without an address of
-    ZooKeeper, ServiceUnavailableError. One whose progress cannot be read has a note that says so."""
+    """Return the topologies that ZooKeeper or a database knows, by id. One whose progress cannot be read has
+    a note that says so. Raises UsageError without an address of ZooKeeper, and ServiceUnavailableError."""
     settings = (settings or Settings()).resolve()
     with open_zookeeper(settings) as zookeeper, open_databases(settings) as databases:
         fences: dict[str, list[tuple[StateBackend, FenceRow]]] = {}
@@ -39,15 +39,16 @@ def topologies(settings: Settings | None = None) -> list[TopologySummary]:
 
 
 def status(topology_id: str, settings: Settings | None = None) -> TopologyStatus:
-    """How far a topology is, as ZooKeeper has it. Raises UnknownTopologyError, CorruptStateError, and as
-    `topologies`."""
+    """Return how far a topology is, as ZooKeeper has it. Raises UnknownTopologyError, CorruptStateError, and
+    as `topologies`."""
     settings = (settings or Settings()).resolve()
     with open_zookeeper(settings) as zookeeper:
         return status_of(settings, look(zookeeper, topology_id), zookeeper.standbys(topology_id))
 
 
 def look(zookeeper: ZooKeeper, topology_id: str, databases: Sequence[StateBackend] = ()) -> Snapshot:
-    """The snapshot of a topology, metas as JSON. Raises CorruptStateError for what cannot be read."""
+    """Return the snapshot of a topology, metas as JSON. Raises CorruptStateError for unreadable data in
+    ZooKeeper, and the errors of the databases."""
     from txstream.inspect.snapshot import take
 
     snapshot = take(
@@ -64,7 +65,7 @@ def look(zookeeper: ZooKeeper, topology_id: str, databases: Sequence[StateBacken
 
 
 def status_of(settings: Settings, snapshot: Snapshot, standbys: tuple[Candidate, ...] = ()) -> TopologyStatus:
-    """How far the topology of a snapshot is. Raises UnknownTopologyError."""
+    """Return how far the topology of a snapshot is. Raises UnknownTopologyError."""
     from txstream.inspect.plain_metas import positions
 
     identity, progress, paused = snapshot.identity, snapshot.progress, snapshot.in_force.paused
@@ -112,7 +113,8 @@ def _from_databases(
 
 
 def _from_zookeeper(zookeeper: ZooKeeper, known: TopologySummary) -> TopologySummary:
-    """`known` is what the databases know: one that is damaged in ZooKeeper must not hide the others."""
+    """Add what ZooKeeper has to what the databases know. Damaged data only gives a note, so that one topology
+    does not hide the others."""
     try:
         snapshot = look(zookeeper, known.id)
     except CorruptStateError as error:

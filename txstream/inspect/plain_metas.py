@@ -1,6 +1,6 @@
-"""A topology's progress without the spout's code: metas stay the JSON objects that they are stored as.
+"""A topology's progress without the spout's code: metas stay the JSON objects that are stored.
 
-A module of its own because it needs Arrow, which most commands' start need not wait for.
+This is a module of its own because it needs Arrow, and most commands can start without waiting for Arrow.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _OWN_SOURCES = "txstream.spouts."
 
 
 class PlainCodec(MetaCodec[Mapping[str, Any]]):
-    """Metas as the JSON objects that they are stored as."""
+    """Reads metas as the JSON objects that are stored."""
 
     def __init__(self) -> None:
-        # The parent's reads the fields of a dataclass.
+        # Without the parent's constructor, which reads the fields of a dataclass.
         self.meta_type = dict
 
     def encode_meta(self, meta: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,7 +33,7 @@ class PlainCodec(MetaCodec[Mapping[str, Any]]):
 
 
 def positions(batch: BatchMetas[Any]) -> dict[str, Any]:
-    """Where every partition stands after a batch: the next offset where the meta says it."""
+    """Return where every partition stands after a batch: the next offset if the meta has one."""
     return {
         partition: meta["end"] if isinstance(meta, Mapping) and "end" in meta else meta
         for partition, meta in sorted(batch.positions().items())
@@ -41,8 +41,8 @@ def positions(batch: BatchMetas[Any]) -> dict[str, Any]:
 
 
 def codec_of(identity: Identity | None, topology: Topology | None) -> MetaCodec[Any]:
-    """What reads a topology's metas: by its code, by the class of a source that comes with txstream, and
-    otherwise as plain JSON."""
+    """Return the codec for a topology's metas: that of its code, that of a source that comes with txstream,
+    or else plain JSON."""
     if identity is not None and identity.is_tracked:
         return PlainCodec()
     if topology is not None:

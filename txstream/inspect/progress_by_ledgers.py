@@ -1,6 +1,6 @@
-"""The progress that the ledgers mean, by the protocol's rules for a new leader. Pure.
+"""The progress that follows from the ledgers, by the protocol's rules for a new leader. Pure.
 
-Invariant: what the rules do not explain is refused with the figures; nothing is guessed.
+Invariant: nothing is guessed. What the rules do not explain is refused, with the figures.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from txstream.zookeeper import Progress, StoredBatch
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """Progress as the ledgers have it; `again`: `progress.current` was committed in part."""
+    """Progress as the ledgers have it. `again` says that `progress.current` was committed in part."""
 
     progress: Progress
     again: bool
 
 
 def rebuilt_from(snapshot: Snapshot, semantics: Semantics, codec: MetaCodec[Any]) -> Rebuilt:
-    """The progress that the ledgers mean, by the rules for a new leader. Pure.
+    """Return the progress that follows from the ledgers, by the rules for a new leader.
 
-    All at one txid, committed by one attempt: the next one is current. Some at C, committing or committed,
-    the others at C - 1: C runs again everywhere, a transactional one with the plan that the ledgers have.
-    Raises ProgressMismatchError for anything else.
+    If all are at one txid, committed by one attempt, the next txid is current. If some are at C, committing
+    or committed, and the others at C - 1, then C runs again everywhere, a transactional C with the plan that
+    the ledgers have. Raises ProgressMismatchError for anything else.
     """
     rebuilt = _by_the_rules(snapshot, semantics, codec)
     _refuse_older_ledgers(snapshot)
@@ -41,7 +41,8 @@ def rebuilt_from(snapshot: Snapshot, semantics: Semantics, codec: MetaCodec[Any]
 
 
 def _refuse_older_ledgers(snapshot: Snapshot) -> None:
-    """Rows of a txid that the ledger lacks would not be undone before that txid runs again."""
+    """Refuse a ledger that is older than its tables. Rows of a txid that the ledger lacks would not be undone
+    before that txid runs again."""
     for one in snapshot.databases:
         ends = 0 if one.last is None else int(one.last.txid)
         newest = max(one.tables or (), key=lambda table: table.newest_txid, default=None)
@@ -91,8 +92,8 @@ def _by_the_rules(snapshot: Snapshot, semantics: Semantics, codec: MetaCodec[Any
 def _after(
     txid: int, batch: StoredBatch, semantics: Semantics, stored: Progress | None, codec: MetaCodec[Any]
 ) -> Rebuilt:
-    """`txid` is committed everywhere. Plans that ZooKeeper still has for what follows are kept: a
-    transactional txid may have run outside of the databases already."""
+    """Return the progress after `txid`, which is committed everywhere. The plans that ZooKeeper still has for
+    later txids are kept: transactional ones may have had effects outside the databases already."""
     batches = {Txid(txid): batch}
     if semantics is Semantics.TRANSACTIONAL and stored is not None:
         known = stored.batches.get(Txid(txid))
@@ -111,7 +112,7 @@ def _agreed(
     *,
     txid: int | None = None,
 ) -> StoredBatch:
-    """The one batch that all these ledgers have committed."""
+    """Return the one batch that all these ledgers have committed."""
     committed = {url: row for url, row in rows.items() if row.status == COMMITTED}
     attempts = {row.attempt for row in committed.values()}
     if len(committed) != len(rows) or len(attempts) != 1:
@@ -139,8 +140,8 @@ def _same_metas(topology_id: str, rows: Mapping[str, BatchRecord], codec: MetaCo
 
 
 def _at_least_once(rows: Mapping[str, DatabasePart], oldest: int, codec: MetaCodec[Any]) -> Rebuilt:
-    """Non-transactional: from the database that is furthest behind, so that nothing is lost; what the others
-    have beyond that is counted again."""
+    """Return non-transactional progress: that of the database furthest behind, so that nothing is lost. What
+    the others have beyond it is counted again."""
     if oldest == 0:
         return Rebuilt(Progress(FIRST_TXID, None, {}), again=False)
     url, row = next((u, one.last) for u, one in rows.items() if one.last and one.last.txid == oldest)

@@ -1,7 +1,7 @@
-"""`why`: which batches, partitions and offsets made a value, by running batches again, the newest first.
+"""`why`: finds the batches, partitions and offsets that made a value, by running batches again, newest first.
 
-A batch is run whole; when it changes the row, halves of its ranges are run, and halves of those that change
-it, down to single records. The parts must add up to what the whole batch makes; where they do not, because
+A batch is run whole. If it changes the row, halves of its ranges are run, then halves of those that change
+it, down to single records. The parts must add up to the result of the whole batch. Where they do not, because
 records act together (in a bolt that compares them, for example), the batch is reported as a whole.
 """
 
@@ -39,8 +39,9 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class WhyPart:
-    """What one record added to the row; where `offset` is None, what `start` to `end` - 1 of a partition did,
-    and where `partition` is None, the batch. `value` is the row's value then, of columns that are sums."""
+    """What one record added to the row. If `offset` is None, what `start` to `end` - 1 of a partition added;
+    if `partition` is None, what the batch added. `value` is the row's value after it, of columns that are
+    sums."""
 
     txid: Txid
     partition: str | None
@@ -53,10 +54,10 @@ class WhyPart:
 
 @dataclass(frozen=True, slots=True)
 class Why:
-    """The parts of a row's `value` as of txid `as_of`, newest first; `value` is None when there is no row.
+    """The parts of a row's `value` as of txid `as_of`, newest first. `value` is None if there is no row.
 
-    `is_complete`: they make the whole value. Otherwise `notes` say what ended the search. `txids` are the
-    first and the last batch that were looked at.
+    If `is_complete`, the parts make the whole value; otherwise `notes` say what ended the search. `txids` are
+    the first and the last batch that were looked at.
     """
 
     topology: str
@@ -83,12 +84,12 @@ def why(
     parse: bool = False,
     on_spark: bool = False,
 ) -> Why:
-    """Which records made the value of a row: at most `limit` parts, looked for in at most `within` batches,
-    back from the last one that changed the row. It ends when the parts make the value.
+    """Return which records made the value of a row: at most `limit` parts, searched for in at most `within`
+    batches, back from the last one that changed the row. The search ends once the parts make the value.
 
     `key` is as for `get`, texts with `parse`. With `exact=False` parts are ranges of partitions, which takes
-    fewer runs. Batches run in this process, or, several at once, `on_spark`. Raises as `replay` and `get`;
-    UsageError for a table that is filled in the commit phase, whose bolts are not run.
+    fewer runs. Batches run in this process, or, several at once, `on_spark`. Raises as `replay` and `get`,
+    and UsageError for a table that is filled in the commit phase, whose bolts are not run.
     """
     for name, number in (("limit", limit), ("within", within)):
         if number < 1:
@@ -127,13 +128,13 @@ def _table(runs: DryRuns, table: str) -> tuple[ReplayedTable, StateBackend]:
     for one in runs.tables():
         if one.name == table and one.database is not None:
             return one, one.database
-    place_of_table(runs.topology.id, table, runs.databases, None)  # tells which tables there are
+    place_of_table(runs.topology.id, table, runs.databases, None)  # raises an error that lists the tables
     raise UsageError(f"the code of topology {runs.topology.id!r} does not fill table {table!r}")
 
 
 @dataclass
 class _Search:
-    """From batch to batch, back in time."""
+    """The search from batch to batch, back in time."""
 
     runs: DryRuns
     table: ReplayedTable
@@ -189,7 +190,7 @@ class _Search:
         return self.table.bolt.reducers
 
     def _delta_in(self, deltas: pa.Table) -> Values | None:
-        """What deltas add to the row; None when they do not touch it."""
+        """Return what deltas add to the row, or None if they do not touch it."""
         mask: Any = pa.repeat(True, deltas.num_rows)
         for place, value in enumerate(self.key.values()):
             column = deltas.column(place)
@@ -198,7 +199,7 @@ class _Search:
         return {name: rows[0][name] for name in self._reducers} if rows else None
 
     def _parts_of(self, batch: DryBatch, whole: BatchResult, delta: Values) -> list[WhyPart]:
-        """One more than there is room for, when there are more."""
+        """Return the parts of a batch: if there are more than there is room for, one more than that."""
         room = self.limit - len(self.parts) + 1
         found: list[WhyPart] = []
         results: list[BatchResult] = []
@@ -218,7 +219,7 @@ class _Search:
     def _split(
         self, batch: DryBatch, metas: dict[str, Any], known: BatchResult | None
     ) -> Iterator[tuple[WhyPart, BatchResult]]:
-        """The parts of these ranges, which are not empty; what is newest in a partition comes first."""
+        """Yield the parts of these ranges, which are not empty; the newest of a partition comes first."""
         result = self.runs.run(batch, metas) if known is None else known
         delta = self._delta_in(self.table.deltas(result))
         if delta is None:
@@ -235,7 +236,7 @@ class _Search:
 
 
 def _halves(metas: dict[str, Any], *, exact: bool) -> Iterator[dict[str, Any]]:
-    """Two parts of these ranges; nothing where they cannot be divided."""
+    """Yield two parts of these ranges, or nothing if they cannot be divided."""
     if len(metas) > 1:
         names = sorted(metas, key=in_order)
         for part in (names[: len(names) // 2], names[len(names) // 2 :]):
@@ -253,7 +254,7 @@ def _whole(value: Any) -> int | None:
 
 
 def _with_values(parts: list[WhyPart], value: Values, reducers: Mapping[str, Reducer]) -> Iterator[WhyPart]:
-    """Each part with the row's value after it: known where a part can be taken off again."""
+    """Yield each part with the row's value after it, which is known where a part can be subtracted."""
     running = {name: value[name] for name, reducer in reducers.items() if reducer.merge == "sum"}
     for part in parts:
         yield replace(part, value=dict(running))

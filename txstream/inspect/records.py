@@ -1,6 +1,6 @@
-"""What inspection answers with: frozen dataclasses of plain values, for notebooks and for the command line.
+"""The answers of inspection: frozen dataclasses of plain values, for notebooks and for the command line.
 
-`database` is always the URL without a password. Txid 0 means: none committed yet.
+`database` is always the URL without its password. Txid 0 means that none is committed yet.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MissingDatabase:
-    """A database of a topology that could not be looked at: why, and what would help."""
+    """A database of a topology that could not be read: why, and what would help."""
 
     database: str
     reason: str
@@ -33,8 +33,8 @@ class MissingDatabase:
 
 @dataclass(frozen=True, slots=True)
 class TopologySummary:
-    """One known topology. `leader` is host:pid, None when nobody runs it; `databases` those that it has its
-    state in, `missing` those of them that could not be looked at; `kind` its semantics, or "tracked"."""
+    """One known topology. `leader` is host:pid, or None if nobody runs it. `databases` hold its state;
+    `missing` are those of them that could not be read. `kind` is its semantics, or "tracked"."""
 
     id: str
     uuid: str | None
@@ -51,9 +51,10 @@ class TopologySummary:
 @dataclass(frozen=True, slots=True)
 class TopologyStatus:
     """How far one topology is. `positions` are the next place of each partition as of the last committed
-    batch: an offset where the source's metas have one. `failing` is a batch whose attempts fail, `waiting`
-    what the leader waits for, `trees` how tracked tuples are doing; `paused_since` and `paused_by` are None
-    unless an operator has paused it. `standbys` are the drivers that wait to lead, the next one first."""
+    batch: an offset where the source's metas have one. `failing` is a batch whose attempts fail, `waiting` is
+    what the leader waits for, and `trees` is the state of tracked tuples. `paused_since` and `paused_by` are
+    None unless an operator has paused it. `standbys` are the drivers that wait to lead, the next one
+    first."""
 
     id: str
     uuid: str
@@ -78,9 +79,9 @@ class TopologyStatus:
 
 @dataclass(frozen=True, slots=True)
 class StateTable:
-    """One state table. `key` and `value` are DDL; `rows` are counted as of txid `as_of`, the last one that
-    this database has committed; None for a table that is gone or not as declared. `notes` say how far that
-    holds."""
+    """One state table. `key` and `value` are DDL. `rows` is their number as of txid `as_of`, the last one
+    that this database has committed, or None for a table that is gone or not as declared. `notes` say how far
+    that holds."""
 
     database: str
     table: str
@@ -94,8 +95,8 @@ class StateTable:
 
 @dataclass(frozen=True, slots=True)
 class StateRow:
-    """One row. `prev` are the values before `txid` (opaque; None when that txid created the row); `txid` is
-    the last batch that changed it, None where that is not known."""
+    """One row. `txid` is the last batch that changed it, or None if unknown. `prev` holds the values before
+    `txid` (opaque tables; None if that txid created the row)."""
 
     key: Mapping[str, Any]
     value: Mapping[str, Any]
@@ -105,7 +106,7 @@ class StateRow:
 
 @dataclass(frozen=True, slots=True)
 class StateRows:
-    """Rows of one table as of txid `as_of`; empty when no row has the key asked for."""
+    """Rows of one table as of txid `as_of`. `rows` is empty if no row has the key that was asked for."""
 
     database: str
     table: str
@@ -117,7 +118,7 @@ class StateRows:
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
-    """What a txid did to a row; `before` is None when it created the row."""
+    """What a txid did to a row. `before` is None if it created the row."""
 
     key: Mapping[str, Any]
     before: Mapping[str, Any] | None
@@ -128,11 +129,11 @@ class RowChange:
 class TableDiff:
     """What one txid changed in one table, as far as the table still knows.
 
-    Opaque: `created` and `changed` rows with their values before and after; `unchanged` rows carry the txid
-    with the value that they had before. Transactional: `carrying` rows carry the txid; what they were before
-    is not kept. `carrying_count` counts all rows that carry it, also those beyond a limit.
-    `overwritten` is how many rows it wrote that later batches have changed since, in all tables of this
-    database together; None where that is not known.
+    Opaque: `created` and `changed` are rows with their values before and after; `unchanged` counts the rows
+    that carry the txid with the value that they had before. Transactional: `carrying` are the rows that carry
+    the txid; their earlier values are not kept. `carrying_count` counts all rows that carry the txid,
+    including those beyond a limit. `overwritten` counts the rows that it wrote and later batches have changed
+    since, in all tables of this database together; None if unknown.
     """
 
     database: str
@@ -156,10 +157,10 @@ class TableDiff:
 class LedgerEntry:
     """One database's ledger row of a batch.
 
-    `attempt` has the leader's epoch in its upper 32 bits; `status` is "committing" or "committed"; `tuples`
-    came from the spout, `keys` counts the rows written over its state tables; times are in UTC, and
-    `committed_at` is None until then; `error` is the last failed attempt's; `metas` and `details` are what is
-    stored, as JSON objects.
+    `attempt` has the leader's epoch in the bits above the lower 32. `status` is "committing" or "committed".
+    `tuples` counts those that came from the spout, `keys` the rows written in all its state tables. Times are
+    in UTC; `committed_at` is None until the commit. `error` is that of the last failed attempt. `metas` and
+    `details` are JSON objects, as stored.
     """
 
     database: str
@@ -179,8 +180,8 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One txid over all databases of its topology. `status` is "committed" when every one that was looked at
-    has committed it, "committing" when one has begun, "partial" when one has no row of it."""
+    """One txid over all databases of its topology. `status` is "committed" if every database that was read
+    has committed it, "committing" if one has only begun, and "partial" if one has no row of it."""
 
     txid: Txid
     status: str
@@ -192,14 +193,14 @@ class Batch:
 
     @property
     def keys(self) -> int:
-        """Rows written in all databases."""
+        """The number of rows written in all databases."""
         return sum(entry.keys for entry in self.entries)
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionRange:
-    """What a batch read of one partition: `start` to `end` - 1 where the source's metas are offsets; `meta`
-    is what is stored. `skipped_from`: data from there to `start` was lost and skipped."""
+    """What a batch read of one partition: `start` to `end` - 1 if the source's metas are offsets. `meta` is
+    the stored meta. If `skipped_from` is set, data from there to `start` was lost and skipped."""
 
     partition: str
     start: int | None
@@ -209,14 +210,15 @@ class PartitionRange:
 
     @property
     def records(self) -> int | None:
-        """In offsets: what compaction or markers left empty counts too."""
+        """The number of offsets, including those that compaction or markers left empty."""
         return None if self.start is None or self.end is None else self.end - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
-    """An attempt of a batch that failed before another one committed it. `ranges` are what it held, None
-    where that is not known; of these and of what it `left_out`, the ledger had no room for `more`."""
+    """An attempt of a batch that failed before another one committed it. `ranges` is what it held, or None if
+    unknown. `left_out` are the partitions that it left out. `more` counts the ranges and left-out partitions
+    for which the ledger had no room."""
 
     attempt: AttemptId | None
     error: str
@@ -228,8 +230,9 @@ class FailedAttempt:
 
 @dataclass(frozen=True, slots=True)
 class BatchDetails:
-    """One txid in full. `path` is "driver" or "executors", `timings` seconds by step; both are missing for
-    batches of an older txstream. `skipped` are partitions that read nothing but went behind a gap."""
+    """One txid in full. `path` is "driver" or "executors"; `timings` are seconds by step. Both are missing
+    for batches of an older txstream. `skipped` are partitions of which nothing was read, but whose place
+    moved past a gap."""
 
     batch: Batch
     ranges: tuple[PartitionRange, ...]
@@ -244,8 +247,8 @@ class BatchDetails:
 
 
 class Severity(StrEnum):
-    """An error keeps the topology from going on exactly, or says that data is wrong; a warning may become
-    one; a note is only worth knowing."""
+    """How bad a finding is. An error keeps the topology from going on exactly-once, or says that data is
+    wrong. A warning may become an error. A note is only worth knowing."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -254,8 +257,8 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`code` names the kind of finding and never changes; `where` is a place (a znode, a database, a table, a
-    partition), `remedy` what mends it, `command` the command among it."""
+    """One finding. `code` names its kind and never changes. `where` is a place (a znode, a database, a table,
+    a partition). `remedy` says what mends it; `command` is the command in the remedy, if there is one."""
 
     code: str
     severity: Severity
@@ -267,7 +270,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class FsckReport:
-    """What was compared (`checked`, a sentence each) and what was found, worst first."""
+    """What was compared (`checked`, a sentence each), and the findings, worst first."""
 
     topology: str
     checked: tuple[str, ...]
@@ -275,16 +278,16 @@ class FsckReport:
 
     @property
     def is_clean(self) -> bool:
-        """Nothing is worse than a note."""
+        """Whether nothing is worse than a note."""
         return all(finding.severity is Severity.NOTE for finding in self.findings)
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What `recover` has found wrong (`problem`; None: nothing, and nothing was changed) and made of it.
+    """What `recover` found wrong and did. If `problem` is None, nothing was wrong and nothing was changed.
 
-    `current_txid` commits next; it runs `again` when it was committed in part. `epoch` is the one that was
-    claimed for the rebuild, `fences` the databases whose fences were raised to it.
+    `current_txid` commits next; it runs `again` if it was committed in part. `epoch` is the one that was
+    claimed for the rebuild; `fences` are the databases whose fences were raised to it.
     """
 
     topology: str

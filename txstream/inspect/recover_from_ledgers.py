@@ -1,9 +1,9 @@
-"""`recover`: ZooKeeper's part of a topology, made again from what its databases hold.
+"""`recover`: rebuilds ZooKeeper's part of a topology from what its databases hold.
 
-Invariants. Every database of the topology takes part, or nothing is changed. Nothing that the result depends
-on is read before an epoch above all others is claimed and every fence is raised to it; what is read before
-that only says whether there is anything to mend. The result is what the protocol's rules for a new leader
-make of the ledgers, and one write stores it.
+Invariants. Every database of the topology takes part, or nothing is changed. Everything that the result
+depends on is read after an epoch above all others was claimed and every fence was raised to it; earlier reads
+only say whether there is anything to mend. The result follows from the ledgers by the protocol's rules for a
+new leader, and one write stores it.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ def recover(
     topology: Topology | None = None,
     confirm: Callable[[str], bool] = lambda _: True,
 ) -> Recovery:
-    """Rebuild a topology in ZooKeeper from its ledgers, when it was lost there or restored from an old copy.
+    """Rebuild a topology in ZooKeeper from its ledgers, if it was lost there or restored from an old copy.
 
-    `confirm` is given what is wrong and what would be done; False leaves all as it is (UsageError).
-    `topology` is needed only where the databases were last run by a txstream that kept no identity there.
-    Afterwards `txstream run` goes on exactly. Nothing is changed when nothing is wrong.
+    `confirm` is told what is wrong and what would be done; if it returns False, everything stays as it is
+    (UsageError). `topology` is needed only if the databases were last used by a txstream that kept no
+    identity there. Afterwards `txstream run` goes on exactly-once. If nothing is wrong, nothing is changed.
 
-    Raises LeaderExistsError while a driver runs it, UnknownTopologyError, ServiceUnavailableError when not
-    every database can be opened, ProgressMismatchError when the databases contradict each other by more than
-    a crash explains, FencedError.
+    Raises LeaderExistsError while a driver runs the topology, UnknownTopologyError, ServiceUnavailableError
+    if not every database can be opened, ProgressMismatchError if the databases contradict each other by more
+    than a crash explains, and FencedError.
     """
     settings = with_states_of((settings or Settings()).resolve(), topology)
     with (
@@ -89,7 +89,7 @@ def recover_in(
     topology: Topology | None = None,
     confirm: Callable[[str], bool] = lambda _: True,
 ) -> Recovery:
-    """As `recover`, over what is open; nobody else may lead the topology meanwhile."""
+    """Do what `recover` does, over services that are open. Nobody else may lead the topology meanwhile."""
 
     def look() -> tuple[Snapshot, Identity]:
         snapshot = take(
@@ -118,7 +118,7 @@ def recover_in(
     store = open_store(codec)
     store.mend_epoch()
     epoch = take_over(store, [one.of(topology_id, identity.uuid, identity.semantics) for one in databases])
-    # From here on no older driver can change what is read; until here one may have let a state join.
+    # From here on no older driver can change what is read. Until here one may have let a state join.
     snapshot, identity = look()
     rebuilt = rebuilt_from(snapshot, identity.semantics, codec)
     store.rebuild(identity, rebuilt.progress)
@@ -139,10 +139,10 @@ def recover_in(
 
 
 def identity_from(snapshot: Snapshot, topology: Topology | None) -> Identity:
-    """The identity that the databases keep; that of ZooKeeper or of the code where they keep none.
+    """Return the identity that the databases or ZooKeeper keep, or that of the code if they keep none.
 
-    Raises what could not be read of a database, ProgressMismatchError when there are two lives of this id,
-    UsageError when the code is needed, ServiceUnavailableError when a database is missing.
+    Raises the errors of databases that could not be read, ProgressMismatchError if there are two topologies
+    of this id, UsageError if the code is needed, and ServiceUnavailableError if a database is missing.
     """
     topology_id, databases, stored = snapshot.topology, snapshot.databases, snapshot.identity
     for error in (error for one in databases for error in one.errors):
@@ -162,8 +162,8 @@ def identity_from(snapshot: Snapshot, topology: Topology | None) -> Identity:
             f"of the two, or run `txstream delete {topology_id} --uuid {stored.uuid}` if it is not wanted"
         )
     known = [found for one in databases if (found := one.identity()) is not None and found.uuid == uuid]
-    # They differ in the tables only. A state is named beside a fence once it has joined, and never leaves
-    # again; a row that names fewer is an older copy, or was left by a joining that was given up.
+    # They differ only in their tables. A state is named beside a fence once it has joined, and never leaves.
+    # So a row that names fewer is an older copy, or was left by a join that was given up.
     if stored is not None:
         known.append(stored)
     if not known and topology is None:
@@ -175,7 +175,7 @@ def identity_from(snapshot: Snapshot, topology: Topology | None) -> Identity:
     if topology is not None:
         known = known or [replace(identity_of(topology), uuid=uuid)]
     identity = max(known, key=lambda one: len(one.tables))
-    # A database that was not looked at has a ledger that the decision would leave out.
+    # The decision would miss the ledger of a database that was not looked at.
     unseen = {*identity.tables}.difference(*(one.names for one in databases))
     if unseen and all(one.tables is not None for one in databases):
         raise ServiceUnavailableError(
@@ -190,7 +190,7 @@ def identity_from(snapshot: Snapshot, topology: Topology | None) -> Identity:
 
 
 def problem_of(snapshot: Snapshot, identity: Identity, codec: MetaCodec[Any]) -> str | None:
-    """What keeps `txstream run` from going on, and a rebuild would mend; None when nothing does."""
+    """Return the problem that keeps `txstream run` from going on and that a rebuild would mend, or None."""
     topology_id = snapshot.topology
     for one in snapshot.databases:
         if one.fence is None:
@@ -213,7 +213,7 @@ def problem_of(snapshot: Snapshot, identity: Identity, codec: MetaCodec[Any]) ->
 
 
 def _join_again(identity: Identity, lost: DatabasePart, snapshot: Snapshot) -> None:
-    """A fence that was deleted, at attempt 0; it is raised above all others next."""
+    """Make a deleted fence again, at attempt 0. It is raised above all others next."""
     parts = snapshot.databases
     listed = next((databases_of(one.fence) for one in parts if one.fence and databases_of(one.fence)), [])
     urls = {place_of(url): url for url in [*listed, *(one.url for one in parts)]}
@@ -231,8 +231,8 @@ def _sentence(expected: Rebuilt) -> str:
 
 @contextlib.contextmanager
 def elected(zookeeper: ZooKeeper, topology_id: str) -> Iterator[None]:
-    """Lead the topology for the time of the block, so that no driver takes it up meanwhile. A dead leader's
-    session is waited for. Raises LeaderExistsError."""
+    """Lead the topology for the time of the block, so that no driver takes it over meanwhile. Waits for the
+    end of a dead leader's session. Raises LeaderExistsError."""
     leader = zookeeper.leader(topology_id)
     if leader is not None and not is_dead(leader):
         raise LeaderExistsError(f"topology {topology_id!r} is run by {leader}; stop that driver first")

@@ -1,8 +1,8 @@
-"""`replay`: committed batches run again, dry, and what they would add compared with what they added.
+"""`replay`: runs committed batches again, dry, and compares what they would add with what they added.
 
-What a batch has added to a table is gone, except for its digest and for the rows that no later batch has
-changed. An opaque row that still carries the txid has the value before it: so for those, and for keys that
-the batch has not written, differences are told by key. The others are counted.
+What a batch added to a table is gone, except for its digest and the rows that no later batch has changed. An
+opaque row that still carries the txid holds the value before it. So for those rows, and for keys that the
+batch has not written, differences are shown by key. The others are counted.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _FLOAT_DIGITS = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class ReplayChange:
-    """A row that the replay would change differently: its value before the batch (None: not there), the
-    batch's, and the replay's (None: it does not touch the row)."""
+    """A row that the replay would change differently: its value before the batch (None: no row), after the
+    batch (None: the batch did not write it), and after the replay (None: the replay does not touch it)."""
 
     key: Mapping[str, Any]
     before: Mapping[str, Any] | None
@@ -44,11 +44,11 @@ class ReplayChange:
 
 @dataclass(frozen=True, slots=True)
 class TableReplay:
-    """One table in one batch. `rows` are those of the replay, `rows_written` those of the batch.
+    """One table in one batch. `rows` counts those of the replay, `rows_written` those of the batch.
 
-    `same` is None where that is not known, and `note` says why. `differs` names what differs: rows, keys,
-    value columns. `changes` are some of the rows, `untold` how many rows cannot be compared: later batches
-    have changed them since, or the table keeps no earlier values.
+    `same` is None if that is unknown, and `note` says why. `differs` names what differs: rows, keys, value
+    columns. `changes` are some of the rows that differ. `untold` counts rows that cannot be compared: later
+    batches have changed them since, or the table keeps no earlier values.
     """
 
     txid: Txid
@@ -66,7 +66,7 @@ class TableReplay:
 @dataclass(frozen=True, slots=True)
 class BatchReplay:
     """One batch. `records` came from the source now, `records_read` when it was committed. `tuples` are those
-    of the component that was asked for: its fields behind `txid` and `task`."""
+    of the component that was asked for: `txid` and `task`, then its fields."""
 
     txid: Txid
     attempt: AttemptId
@@ -78,7 +78,7 @@ class BatchReplay:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """The batches in the order of their txids; `into` is the table with the deltas, if one was asked for."""
+    """The batches in the order of their txids. `into` is the table with the deltas, if one was asked for."""
 
     topology: str
     batches: tuple[BatchReplay, ...]
@@ -90,13 +90,13 @@ class Replay:
 
     @property
     def same(self) -> bool:
-        """Is every table that could be compared the same, and is there one?"""
+        """Whether at least one table could be compared, and all that could are the same."""
         told = [table.same for table in self.tables if table.same is not None]
         return bool(told) and all(told)
 
     @property
     def tuples(self) -> pa.Table | None:
-        """Those of all batches."""
+        """The tuples of all batches."""
         found = [batch.tuples for batch in self.batches if batch.tuples is not None]
         return pa.concat_tables(found) if found else None
 
@@ -114,16 +114,16 @@ def replay(
     changes: int = 20,
     on_spark: bool = False,
 ) -> Replay:
-    """Run batch `txid`, or those up to `last`, again over exactly the ranges that the ledger has, and compare
-    what they would add to each table with what they added. Nothing of the topology is touched.
+    """Run batch `txid`, or those up to `last`, again over exactly the ledger's ranges, and compare what they
+    would add to each table with what they added. Nothing of the topology is touched.
 
-    `component`: keep the tuples that it emitted to `stream` (by default its only one, or "default"); of a
-    state's bolt its deltas. `into`: write the deltas of `table` (by default the only one) into a new table of
-    this name. `changes`: at most so many rows of each table that differs. It runs in this process unless
-    `on_spark`, or a DataFrame bolt, wants Spark.
+    With `component`, keep the tuples that it emitted to `stream` (by default its only one, or "default"); for
+    a state's bolt, its deltas. With `into`, write the deltas of `table` (by default the only one) into a new
+    table of this name. `changes` is the most rows to show of each table that differs. It runs in this process
+    unless `on_spark` or a DataFrame bolt asks for Spark.
 
-    Raises UnknownTopologyError, UnknownTxidError, UsageError; DataLostError for a range that is gone,
-    PartitionUnavailableError for one that cannot be read now; what an attempt fails with.
+    Raises UnknownTopologyError, UnknownTxidError, UsageError, DataLostError for a range that is gone,
+    PartitionUnavailableError for one that cannot be read now, and the error with which an attempt fails.
     """
     end = txid if last is None else last
     if not 1 <= txid <= end:
@@ -197,7 +197,7 @@ def _changes(
         delta = replayed.pop(tuple(row.key[name] for name in keys), None)
         after = None if delta is None else combined(reducers, row.prev, delta)
         if delta is not None and not stored.has_prev:
-            untold += 1  # what a transactional row was before is not kept
+            untold += 1  # a transactional row does not keep its earlier value
         elif after is None or not alike(after, row.value):
             found.append(ReplayChange(row.key, row.prev, row.value, after))
     for number, (key, delta) in enumerate(replayed.items()):
@@ -214,7 +214,7 @@ def _changes(
 def combined(
     reducers: Mapping[str, Reducer], stored: Mapping[str, Any] | None, delta: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A row's values with a delta merged in, as the table does it."""
+    """Return a row's values with a delta merged in, as the table does it."""
     found: dict[str, Any] = {}
     for name, reducer in reducers.items():
         old, new = None if stored is None else stored.get(name), delta[name]
@@ -223,8 +223,8 @@ def combined(
 
 
 def alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """The same values; in floating point, except for the last digits. Columns that one of them lacks do not
-    count."""
+    """Return whether values are the same, floats except for their last digits. Columns that one side lacks do
+    not count."""
     return all(
         math.isclose(value, other[name], rel_tol=_FLOAT_DIGITS)
         if isinstance(value, float) and isinstance(other[name], float)
@@ -275,7 +275,7 @@ class _Wanted:
             yield self._placed(batch, emitted.task, emitted.tuples)
 
     def _placed(self, batch: DryBatch, task: int, tuples: pa.Table) -> pa.Table:
-        """After the txid and the task, unless fields have these names."""
+        """Return the tuples with txid and task in front, unless fields have these names."""
         table = pa.Table.from_arrays(tuples.columns, schema=self.schema.remove_metadata())
         for name, number in (("task", task), ("txid", batch.attempt.txid)):
             if name not in self.schema.names:
@@ -288,7 +288,7 @@ class _Wanted:
 
 
 def _scratch(tables: Sequence[ReplayedTable], into: str, table: str | None) -> ReplayedTable:
-    """Whose deltas go into the new table. Raises UsageError before anything is run."""
+    """Return the table whose deltas go into the new one. Raises UsageError before anything is run."""
     from txstream.state import StateDatabase
     from txstream.state.sql.scratch_tables import refuse_scratch
 

@@ -1,10 +1,9 @@
-"""What is stored of a topology, read once: ZooKeeper's part, and each database's fence, ledger and tables.
+"""All stored data of a topology, read once: ZooKeeper's part, and each database's fence, ledger and tables.
 
-`status`, `fsck` and `recover` judge a snapshot and read nothing besides.
+`status`, `fsck` and `recover` judge a snapshot and read nothing else.
 
-Invariant: ZooKeeper's progress is read before and after the databases, and is the same both times, so that
-the two can be compared while the topology runs; `moved` says where it was not. What cannot be read is kept as
-its error.
+Invariant: ZooKeeper's progress is the same before and after the databases are read, so the two can be
+compared while the topology runs; otherwise `moved` is set. Of what cannot be read, the error is kept.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ OpenStore = Callable[[MetaCodec[Any]], "ProgressStore"]
 
 
 class Depth(IntEnum):
-    """How much of each database is read."""
+    """How much to read of each database."""
 
     ENDS = 0  # the fence and the ledger's newest two rows
     TABLES = 1  # and the newest row of each table, which takes a scan
@@ -50,8 +49,8 @@ class Depth(IntEnum):
 
 @dataclass(frozen=True)
 class TablePart:
-    """One table. `differences` is None when it is gone; the newest row and counts are only there when it is
-    as declared and its rows carry txids."""
+    """One table. `differences` is None if it is gone. The newest row and the counts are set only if it is as
+    declared and its rows carry txids."""
 
     table: StoredTable
     differences: tuple[str, ...] | None
@@ -64,9 +63,9 @@ class TablePart:
 
 @dataclass(frozen=True)
 class DatabasePart:
-    """One database. `rows` are the ledger's, oldest first. `tables` is None where its store cannot tell, or
-    was not asked; `tables_last` is the ledger's last row of the moment in which they were read; `errors` is
-    what could not be read."""
+    """One database. `rows` are the ledger's, oldest first. `tables` is None if its store cannot list them or
+    was not asked. `tables_last` is the ledger's last row at the moment when the tables were read. `errors`
+    tell what could not be read."""
 
     database: StateBackend
     fence: FenceRow | None
@@ -85,7 +84,7 @@ class DatabasePart:
 
     @property
     def before(self) -> BatchRecord | None:
-        """The row of the txid before the last."""
+        """The row of the txid before the last, if the ledger has it."""
         found = self.rows[-2] if len(self.rows) > 1 else None
         return found if found is not None and found.txid == self.rows[-1].txid - 1 else None
 
@@ -96,11 +95,11 @@ class DatabasePart:
 
     @property
     def names(self) -> set[str]:
-        """Its tables."""
+        """The names of its tables."""
         return {one.table.name for one in self.tables or ()}
 
     def identity(self) -> Identity | None:
-        """The identity beside its fence. Raises CorruptStateError."""
+        """Return the identity stored beside its fence, if any. Raises CorruptStateError."""
         document = None if self.fence is None else (self.fence.identity or {}).get("identity")
         if not document:
             return None
@@ -108,8 +107,8 @@ class DatabasePart:
 
     @property
     def is_joining(self) -> bool:
-        """Does it only hold states that were joining when their driver died? Then it has no ledger yet, and
-        the next run lets them join."""
+        """Whether it holds only states that were joining when their driver died. Then it has no ledger yet,
+        and the next run lets them join."""
         if self.rows or not self.tables:
             return False
         try:
@@ -120,16 +119,17 @@ class DatabasePart:
 
     @property
     def is_behind_its_tables(self) -> bool:
-        """Has a table rows of a txid that the ledger does not know yet?"""
+        """Whether a table has rows of a txid that the ledger does not know yet."""
         newest = 0 if self.tables_last is None else int(self.tables_last.txid)
         return any(one.newest_txid > newest for one in self.tables or ())
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything. `failing` is the batch that has failed last, unless it was committed since; `waiting` is
-    what the leader waits for, `trees` how tracked tuples are doing. `errors` is what could not be read of the
-    progress, `other_errors` of what operators ask and are shown."""
+    """Everything that was read. `failing` is the batch that failed last, unless it was committed since.
+    `waiting` is what the leader waits for, `trees` the state of tracked tuples. `errors` tell what could not
+    be read of the progress, `other_errors` what could not be read of operators' requests and of the notes
+    shown to them."""
 
     topology: str
     identity: Identity | None
@@ -155,7 +155,7 @@ def take(
     codec_for: Callable[[Identity | None], MetaCodec[Any]] = lambda _: PlainCodec(),
     depth: Depth = Depth.ENDS,
 ) -> Snapshot:
-    """Read it all. `codec_for` says how the metas of an identity are read; without it they stay JSON."""
+    """Read everything. `codec_for` says how the metas of an identity are read; without it they stay JSON."""
     errors: list[TxstreamError] = []
     identity = _tried(lambda: open_store(codec_for(None)).read_identity(), errors)
     store = open_store(codec_for(identity))
@@ -167,7 +167,7 @@ def take(
         moved = bool(databases) and (progress and progress.current) != (after and after.current)
         if not moved:
             break
-    # After the fences: an epoch is claimed before it is in a fence.
+    # Read after the fences: an epoch is claimed before a fence has it, so it cannot seem to be behind.
     epoch = _tried(store.read_epoch, here)
     others: list[TxstreamError] = []
     requests: Requests = _tried(store.read_requests, others) or Requests()
@@ -196,7 +196,7 @@ def _tried(read: Callable[[], Any], errors: list[TxstreamError]) -> Any:
 def _look(topology_id: str, database: StateBackend, depth: Depth) -> DatabasePart:
     errors: list[TxstreamError] = []
     limit = None if depth is Depth.ALL else 2
-    # The ledger first: an attempt is in the fence before it is in the ledger.
+    # Read before the fence: an attempt is in the fence before it is in the ledger.
     rows = _tried(lambda: tuple(database.batches(topology_id, limit=limit)), errors) or ()
     fence = _tried(lambda: database.read_fence(topology_id), errors)
     if depth is Depth.ENDS:
@@ -211,7 +211,7 @@ def _look(topology_id: str, database: StateBackend, depth: Depth) -> DatabasePar
         if not errors:  # an error of the ledger is known already
             errors.append(error)
     except StateTableError:
-        tables = ()  # nothing is there, which the fence's absence tells
+        tables = ()  # there are no tables; the missing fence is reported
     except UsageError:
         tables = None
     return DatabasePart(database, fence, rows, tables, last, tuple(errors))

@@ -1,6 +1,6 @@
-"""State tables: which there are, single rows, the greatest, and what a batch changed.
+"""State tables: a list of them, single rows, the greatest rows, and what a batch changed.
 
-Each table is read in one transaction that sees one moment, together with the ledger's last row.
+Each table is read in one transaction, which sees a single moment, together with the ledger's last row.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 def states(
     topology_id: str, settings: Settings | None = None, *, missing: list[MissingDatabase] | None = None
 ) -> list[StateTable]:
-    """The state tables of a topology in all its databases, by name.
+    """Return the state tables of a topology in all its databases, by name.
 
-    Raises UnknownTopologyError, StateTableError; ServiceUnavailableError for a database that cannot be
-    opened, unless there is a list of `missing` ones to name it in.
+    Raises UnknownTopologyError and StateTableError. Databases that cannot be opened are added to the list
+    `missing`; without the list ServiceUnavailableError is raised.
     """
     found: list[StateTable] = []
     with topology_databases(settings, topology_id, missing) as databases:
@@ -50,11 +50,11 @@ def get(
     database: str | None = None,
     parse: bool = False,
 ) -> StateRows:
-    """The row of a key, one value per key column, in their order or by name; no rows when there is none.
+    """Return the row of a key, if there is one. `key` has one value per key column, in order or by name.
 
-    With `parse` the values are texts, in order, read by the columns' types. `database` (a URL, or a part of
-    one) says which table is meant when two databases have one of this name. Raises UsageError for values that
-    are not of the key's types, StateTableError for a table that is not there, UnknownTopologyError.
+    With `parse` the values are texts, in order, read by the columns' types. `database` (a URL or a part of
+    one) says which table is meant if two databases have one of this name. Raises UsageError for values that
+    are not of the key's types, StateTableError for a table that does not exist, and UnknownTopologyError.
     """
     with _reading(topology_id, table, settings, database) as (place, reading, stored):
         values = parse_key(table, stored.key, list(key)) if parse else check_key(table, stored.key, key)
@@ -70,7 +70,7 @@ def top(
     *,
     database: str | None = None,
 ) -> StateRows:
-    """The `n` rows with the greatest first value, at least one. Raises as `get`."""
+    """Return the `n` rows with the greatest first value; `n` is at least 1. Raises as `get`."""
     if n < 1:
         raise UsageError(f"n is {n}; it must be at least 1")
     with _reading(topology_id, table, settings, database) as (place, reading, stored):
@@ -86,10 +86,10 @@ def diff(
     database: str | None = None,
     limit: int | None = None,
 ) -> TableDiff:
-    """What batch `txid` changed in a table, as far as the table still knows; at most `limit` rows, by key.
+    """Return what batch `txid` changed in a table, as far as it still knows: at most `limit` rows, by key.
 
-    A row only knows the last batch that changed it. Raises as `get`, and UnknownTxidError for a txid
-    that the ledger does not have.
+    A row knows only the last batch that changed it. Raises as `get`, and UnknownTxidError for a txid that the
+    ledger does not have.
     """
     if limit is not None and limit < 0:
         raise UsageError(f"limit is {limit}; it must not be negative")
@@ -134,8 +134,8 @@ def _reading(
 
 
 def place_of_table(topology_id: str, table: str, databases: Databases, wanted: str | None) -> StateBackend:
-    """The database that has a state table; of several, the one with `wanted` in its URL. Raises
-    StateTableError when none has it, or more than one."""
+    """Return the database that has a state table; of several, the one with `wanted` in its URL. Raises
+    StateTableError if none has it, or more than one."""
     places: list[StateBackend] = []
     known: list[str] = []
     for place in databases.opened:

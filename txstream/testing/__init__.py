@@ -1,10 +1,10 @@
 """Tools for testing topologies, bolts and sources; `docs/testing.md` is the guide.
 
-`run_bolt` runs one bolt on rows. `TopologyTest` runs a topology batch by batch under control of the test, one
-of tracked tuples step by step, as a `TrackedTest`. `simulate` runs a topology through seeded schedules of
-crashes and other faults. `Fail` and `Crash` stand among a source's rows. `check_spout` tells whether a source
-keeps its promises, `check_state_backend` whether a store of states does. None of it needs pytest, and only
-what is used is loaded.
+`run_bolt` runs one bolt on rows. `TopologyTest` runs a topology batch by batch under the test's control. For
+a topology of tracked tuples it returns a `TrackedTest`, which runs step by step. `simulate` runs a topology
+through seeded schedules of crashes and other faults. `Fail` and `Crash` are markers to put among a source's
+rows. `check_spout` checks that a source keeps its promises, `check_state_backend` that a state backend does.
+None of this needs pytest. A module is loaded only when it is used.
 """
 
 from __future__ import annotations

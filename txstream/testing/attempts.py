@@ -1,4 +1,4 @@
-"""What a test can see of each attempt: what its batch held, what its components emitted, how it ended."""
+"""What a test sees of each attempt: what its batch held, what its components emitted and how it ended."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Row = tuple[Any, ...]
 
 
 class AttemptState(StrEnum):
-    """How far an attempt has come, or how it ended.
+    """How far an attempt has got, or how it ended.
 
-    FAILED: it failed itself. DROPPED: an attempt of an earlier txid failed. LOST: the driver died.
+    FAILED: this attempt failed. DROPPED: an attempt of an earlier txid failed. LOST: the driver died.
     """
 
     PROCESSING = "processing"
@@ -39,11 +39,12 @@ _ENDED = (AttemptState.COMMITTED, AttemptState.FAILED, AttemptState.DROPPED, Att
 
 @dataclass
 class Attempt:
-    """One attempt of one txid, as the test saw it; `number` counts those of its txid from 1.
+    """One attempt of one txid, as the test saw it. `number` counts the attempts of a txid from 1.
 
-    `metas` are the ranges that it holds. `error` is what it failed with. `processed` and `finished` are what
-    the two phases answered; None when a phase was not finished. `streams`, `in_commit` and `merge` are its
-    topology's: all streams by component, who runs in the commit phase, and how deltas are put together.
+    `metas` are the ranges that it holds. `error` is the error that it failed with. `processed` and `finished`
+    are the results of the two phases, None for a phase that has not finished. `streams`, `in_commit` and
+    `merge` come from its topology: all streams by component, the components that run in the commit phase, and
+    the function that merges deltas.
     """
 
     id: TransactionAttempt
@@ -66,24 +67,24 @@ class Attempt:
         return self.state in _ENDED
 
     def has_been_through(self, component: str) -> bool:
-        """Is the component's phase finished?"""
+        """Whether the component's phase has finished."""
         return (self.finished if component in self.in_commit else self.processed) is not None
 
     @property
     def partitions(self) -> Mapping[str, Any]:
-        """What was read: a meta for each partition."""
+        """What the attempt read: a meta for each partition."""
         return self.metas.partitions
 
     @property
     def records(self) -> int:
-        """How many rows the source emitted. Raises UsageError before they are processed."""
+        """The number of rows that the source emitted. Raises UsageError before they are processed."""
         return self._result(None).records
 
     def emitted(self, component: str, stream: str = DEFAULT_STREAM, *, task: int | None = None) -> list[Row]:
-        """The tuples that a component emitted to a stream, by task and in the order in which it emitted them;
-        with `task`, those of one task.
+        """Return the tuples that a component emitted to a stream, sorted by task and then in emission order.
 
-        Raises UsageError for an unknown component or stream, and before the component's phase is finished.
+        `task` limits them to one task. Raises UsageError for an unknown component or stream, and before the
+        component's phase has finished.
         """
         schema = self._schema(component, stream)
         found = [
@@ -95,7 +96,7 @@ class Attempt:
         return rows_of(pa.concat_tables([schema.empty_table(), *tables]))
 
     def emitted_by_task(self, component: str, stream: str = DEFAULT_STREAM) -> dict[int, list[Row]]:
-        """As `emitted`, for each task that emitted anything."""
+        """As `emitted`, by task, for each task that emitted anything."""
         self._schema(component, stream)
         tasks = {
             emitted.task
@@ -105,17 +106,18 @@ class Attempt:
         return {task: self.emitted(component, stream, task=task) for task in sorted(tasks)}
 
     def places(self, component: str) -> list[TaskPlace]:
-        """Where each task of a component ran: slot, worker, host, and how many tuples it got. Raises
+        """Return where each task of a component ran (slot, worker, host) and how many tuples it got. Raises
         UsageError as `emitted` does."""
         self._streams(component)
         return [place for place in self._result(component).places if place.component == component]
 
     def received(self, component: str) -> dict[int, int]:
-        """How many tuples each task of a component got. Raises UsageError as `emitted` does."""
+        """Return how many tuples each task of a component got. Raises UsageError as `emitted` does."""
         return {place.task: place.tuples for place in self.places(component)}
 
     def deltas(self, component: str) -> list[Row]:
-        """What a state's bolt is to add to its table: its key columns, then one delta per value column."""
+        """Return what a state bolt adds to its table: rows of the key columns, then a delta per value column.
+        Raises UsageError for a component that fills no table, and before the phase has finished."""
         if self.finished is None:
             table = self.merge(self._result(component))
         else:
@@ -158,25 +160,25 @@ class Attempt:
 
 
 def rows_of(table: pa.Table | pa.RecordBatch) -> list[Row]:
-    """Arrow rows as tuples, in column order."""
+    """Return Arrow rows as tuples, in column order."""
     return list(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
 class History:
-    """All attempts, over all of the topology's drivers. `begin` says what is the same for those to come."""
+    """All attempts of all of the topology's drivers."""
 
     def __init__(self) -> None:
         self._attempts: dict[TransactionAttempt, Attempt] = {}
 
     def of(self, txid: int) -> list[Attempt]:
-        """In the order in which they began."""
+        """Return the attempts of a txid, in the order in which they began."""
         return [attempt for attempt in self._attempts.values() if attempt.txid == txid]
 
     def txids(self) -> Sequence[Txid]:
         return sorted({attempt.txid for attempt in self._attempts})
 
     def last_error(self) -> BaseException | None:
-        """The error of the latest attempt that failed."""
+        """Return the error of the latest attempt that failed."""
         errors = [attempt.error for attempt in self._attempts.values() if attempt.error is not None]
         return errors[-1] if errors else None
 
@@ -187,20 +189,20 @@ class History:
         return self._attempts.get(attempt)
 
     def move(self, attempt: TransactionAttempt, state: AttemptState) -> None:
-        """An attempt has come this far; one that has ended stays as it is."""
+        """Set the state of an attempt. An attempt that has ended keeps its state."""
         found = self._attempts.get(attempt)
         if found is not None and not found.has_ended:
             found.state = state
 
     def committed(self, attempt_id: int | None) -> None:
-        """A new driver found that this attempt was committed, whether or not its own driver lived to see
+        """Record that a new driver found this attempt committed. Its own driver may not have lived to see
         it."""
         for attempt in self._attempts.values():
             if attempt.id.attempt == attempt_id:
                 attempt.state = AttemptState.COMMITTED
 
     def lose_open(self) -> None:
-        """The driver is gone: what was open is lost."""
+        """Record the end of the driver: its open attempts are lost."""
         for attempt in self._attempts.values():
             if not attempt.has_ended:
                 attempt.state = AttemptState.LOST

@@ -1,6 +1,6 @@
-"""States of a bolt that `run_bolt` runs: dicts, in the place of databases.
+"""The states of a bolt that `run_bolt` runs: dicts in place of databases.
 
-What is not tested here is what only a run has: semantics, replays and the fence. `TopologyTest` has them.
+They have no semantics, no replays and no fence. Test those with `TopologyTest`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _TIMEOUT_SECONDS = 1.0
 
 
 class BoltStates(OpenStores):
-    """The states that a bolt declares. Each is a store of its own, found by the state's name as its URL.
+    """The states that a bolt declares, each a store of its own. The state's name serves as the store's URL.
 
-    Raises TopologyError and UsageError for states that are not declared, or not as they should be;
-    StateValueError for rows that a table cannot hold.
+    Raises TopologyError when `states` is not a mapping of names to SqlState, UsageError for rows of a state
+    that is not declared, StateValueError for rows that a table cannot hold.
     """
 
     def __init__(self, bolt: Bolt, component: str, rows: Mapping[str, Mapping[Any, Any]]) -> None:
@@ -52,12 +52,12 @@ class BoltStates(OpenStores):
 
     @property
     def rows(self) -> dict[str, dict[Any, Any]]:
-        """Value by key, by state."""
+        """What each state holds: value by key."""
         return {name: dict(store.rows) for name, store in self._stores.items()}
 
     @property
     def written(self) -> dict[str, dict[Any, Any]]:
-        """What was written: value by key, by state."""
+        """What was written to each state: value by key."""
         return {name: dict(store.written) for name, store in self._stores.items()}
 
     def get(self, place: StorePlace, topology: str) -> StateBackend:
@@ -65,7 +65,7 @@ class BoltStates(OpenStores):
 
 
 class _DictStore:
-    """What a task needs of a `StateBackend`, and of the topology bound to it."""
+    """The parts of a `StateBackend`, and of the topology bound to it, that a task needs."""
 
     def __init__(self, name: str, state: SqlState, rows: Mapping[Any, Any]) -> None:
         self._keys = Cells(state.key_schema, are_keys=True)

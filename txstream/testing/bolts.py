@@ -1,4 +1,4 @@
-"""`run_bolt`: one task of one bolt on rows that the test gives, with the checks of a run."""
+"""`run_bolt`: runs one task of one bolt on rows from the test, with the checks that a run makes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ from txstream.transaction import TransactionAttempt, Txid, attempt_id
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# A row is a tuple with a value for each field; with one field, anything but a tuple is that field's value.
+# A row is a tuple with a value for each field. When there is one field, a row may be that field's value
+# itself, unless the value is a tuple.
 Rows: TypeAlias = Sequence[Any]
 Schema: TypeAlias = str | pa.Schema
 
@@ -55,12 +56,14 @@ _NO_ROWS = "test-rows"
 
 @dataclass(frozen=True)
 class BoltRun:
-    """What a bolt did. `streams` has what it emitted, by stream, in the order in which it was emitted; of
-    `direct` tuples the task that was chosen as well. `deltas` is what a state's bolt has folded: the key
-    columns, then one delta per value column. `states` are those that the bolt reads and writes itself, by
-    name, as they are when its batch has been written, and `written` is what it wrote: value by key.
+    """What a bolt did.
 
-    `instance` is the bolt as it was at the end; None for a DataFrameBolt.
+    streams: the tuples that it emitted, by stream, in the order of emission.
+    direct: the tuples that it emitted directly, by stream, each with the task that was chosen.
+    deltas: the rows that a state bolt folded: the key columns, then one delta per value column.
+    instance: the bolt as it was at the end; None for a DataFrameBolt.
+    states: the states that the bolt reads and writes itself, by name, after its batch has been written.
+    written: what it wrote to them: value by key.
     """
 
     streams: Mapping[str, list[Row]]
@@ -72,7 +75,7 @@ class BoltRun:
 
     @property
     def emitted(self) -> list[Row]:
-        """What it emitted to the default stream. Raises UsageError for a bolt that declares none."""
+        """The tuples emitted to the default stream. Raises UsageError for a bolt that declares none."""
         if DEFAULT_STREAM not in self.streams:
             raise UsageError(
                 f"this bolt declares no default stream; it declares "
@@ -98,23 +101,24 @@ def run_bolt(
     states: Mapping[str, Mapping[Any, Any]] | None = None,
 ) -> BoltRun:
     """Run one task of a bolt for one attempt: `prepare_worker`, `prepare`, all rows, `finish_batch`,
-    `close_worker`, on a fresh copy of the bolt that went through pickle as it would in a run.
+    `close_worker`. It runs a fresh copy of the bolt that went through pickle, as in a run.
 
-    rows, schema: the input and its fields, "word string, n bigint". For several inputs both are mappings by
-        component, with ".stream" appended for another stream than the default one; the inputs come in the
-        order of `rows`, all rows of one after those of the other.
-    component, attempt, task, task_count, settings: what the bolt finds in its context; `task_counts` are
-        those of other components.
-    chunk_rows: how many rows come at once, for bolts that override `execute_batch` or
-        `execute_chunk`; None is all of an input.
-    finish: without it the batch is left as it is after its last tuple.
-    spark: what a DataFrameBolt is run on; other bolts need none.
-    states: what the states that the bolt declares hold before the batch, value by key; by name, empty where
-        none is given. A task may write any key here; in a run only those that its grouping sends to it.
+    rows, schema: the input and its fields, such as "word string, n bigint". For several inputs both are
+        mappings by component. A component's name takes ".stream" for a stream other than the default one. The
+        inputs come in the order of `rows`, one after the other.
+    component, attempt, task, task_count, settings: what the bolt finds in its context. `task_counts` are the
+        task counts of other components.
+    chunk_rows: how many rows come at once, for bolts that override `execute_batch` or `execute_chunk`. None
+        passes each input whole.
+    finish: False leaves the batch as it is after its last tuple.
+    spark: the session that a DataFrameBolt runs on. Other bolts need none.
+    states: what the bolt's declared states hold before the batch: by name, value by key. A state that is not
+        given is empty. The task may write any key here; in a run, only the keys that its grouping sends to
+        it.
 
-    Raises what an attempt in a run fails with: the bolt's own TxstreamError, or BoltError for anything else,
-    with component, task and tuple, and the error itself as its cause. TopologyError and SchemaError as
-    `build` does; UsageError and TupleError for rows that are not what `schema` says.
+    Raises what an attempt in a run fails with: the bolt's own TxstreamError, or for any other error a
+    BoltError that names component, task and tuple, with that error as its cause. Raises TopologyError and
+    SchemaError as `build` does, UsageError and TupleError for rows that do not fit `schema`.
     """
     check_bolt(component, bolt)
     check_methods(component, bolt)
@@ -153,7 +157,8 @@ def run_bolt(
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Here the bolt runs in the thread that Ctrl-C interrupts; that is no failure of the bolt."""
+    """Raise a KeyboardInterrupt as itself. The bolt runs in the thread that Ctrl-C interrupts, so its error
+    may have one as its cause."""
     try:
         yield
     except TxstreamError as error:
@@ -170,7 +175,7 @@ def _interruptible() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Input:
-    """The rows of one subscription; `name` is a component, with ".stream" for another than the default."""
+    """The rows of one subscription. `name` is a component, with ".stream" unless it is the default stream."""
 
     name: str
     schema: pa.Schema
@@ -273,7 +278,7 @@ def _chunks(batch: pa.RecordBatch, rows: int | None) -> Iterator[pa.RecordBatch]
 
 
 def _others(task_counts: Mapping[str, int], component: str) -> Iterator[BoltSpec]:
-    """Components that are there to be counted."""
+    """Yield the other components. They do not run; only their tasks are counted."""
     for name, tasks in task_counts.items():
         if name != component:
             yield BoltSpec(id=name, pickled=b"", tasks=tasks, slots=1, inputs=(), streams={})
@@ -283,7 +288,7 @@ def _others(task_counts: Mapping[str, int], component: str) -> Iterator[BoltSpec
 
 
 class _Feed(BatchBolt):
-    """Stands for a component above the one that is tested: emits the given rows."""
+    """Stands in for a component above the tested one: emits the given rows."""
 
     def __init__(self, batches: Mapping[str, pa.RecordBatch]) -> None:
         self.batches = batches
@@ -337,7 +342,7 @@ def _run_on_spark(
 def _compile(
     components: Sequence[Component], settings: Mapping[str, Any], *, capture: bool = False
 ) -> ExecutionPlan:
-    """A plan of these components below a spout that has nothing."""
+    """Compile a plan of these components below a spout without rows."""
     spout = OpaqueSpout(_NoRows())
     topology = Topology(
         id="test",
@@ -352,7 +357,7 @@ def _compile(
 
 
 class _NoRows(PartitionedSpout[MemoryRange]):
-    """A source that nothing is ever read from."""
+    """A source that is never read."""
 
     output = "nothing string"
     meta_type: ClassVar[type[MemoryRange]] = MemoryRange

@@ -1,7 +1,7 @@
-"""The thread that a check calls what it tries on.
+"""The thread on which a check makes its calls to a source or a store.
 
-A source or a store that hangs must not hang the suite, so its calls need a thread of their own. A client that
-belongs to the thread that opened it must not be taken for a broken one, so it is the same thread for all.
+A source or store that hangs must not hang the suite, so the calls run on a thread of their own. Some clients
+may be used only by the thread that opened them, so one thread makes all calls.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ Call = tuple[Future[Any], Callable[[], Any]]
 
 
 class NoAnswerError(TxstreamError):
-    """The call has not returned in time. Its thread is given up."""
+    """The call did not return in time. Its thread is given up."""
 
 
 class CallThread:
-    """Calls functions one after the other on a daemon thread. After a call that did not return, none is
-    answered."""
+    """Calls functions one after the other on a daemon thread. Once a call has not returned in time, no later
+    call is answered."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[Call | None] = SimpleQueue()
@@ -33,7 +33,7 @@ class CallThread:
         self.lost = False
 
     def call(self, function: Callable[[], Answer], timeout_seconds: float | None = None) -> Answer:
-        """What the function returns or raises. Raises NoAnswerError after the timeout, and ever after."""
+        """Return or raise what the function does. Raises NoAnswerError at the timeout and ever after."""
         if threading.current_thread() is self._thread:
             return function()
         if self.lost:
@@ -45,13 +45,13 @@ class CallThread:
         return future.result()
 
     def begin(self, function: Callable[[], Answer]) -> Future[Answer]:
-        """Starts a call and does not wait for it."""
+        """Start a call and do not wait for it."""
         future: Future[Answer] = Future()
         self._calls.put((future, function))
         return future
 
     def close(self) -> None:
-        """Ends the thread when it is done with what it was given."""
+        """End the thread once it has made all calls that it was given."""
         self._calls.put(None)
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""The calls of bolts, in the order in which they were made."""
+"""The recorded calls of bolts, in the order in which they were made."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 
 class CallLog(Protocol):
-    """Takes calls, from any thread, and gives them out."""
+    """Records calls, from any thread, and returns them."""
 
     def __call__(self, call: Call) -> None: ...
 
     def calls(self) -> list[Call]:
-        """All so far; tuples that one task got in a row are one call."""
+        """Return all calls so far. Tuples that one task got in a row are one call."""
 
 
 class CallList:
-    """The calls of this process."""
+    """The calls made in this process."""
 
     def __init__(self) -> None:
         self._calls: list[Call] = []
@@ -41,8 +41,8 @@ class CallList:
 
 
 class CallFile:
-    """The calls of several processes on this machine, one line each; what the kernel appends whole has one
-    order for all of them. It is shipped to executors by pickle."""
+    """The calls made in several processes on this machine, one line of a file each. The kernel appends each
+    line whole, so all processes see one order. Pickle ships this object to executors."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -9,10 +9,10 @@ from txstream.api.errors import UsageError
 
 
 class ManualClock:
-    """Seconds from 0 on that pass only by `advance`; calling the clock tells them, as `time.monotonic` does.
+    """A clock that moves only by `advance`. Calling it returns its seconds, as `time.monotonic` does.
 
-    It may be read and moved from any thread. `TopologyTest` has one: what takes time by it (the message
-    timeout) happens exactly when it is moved past that time.
+    It begins at 0 unless told otherwise, and may be read and moved from any thread. `TopologyTest` has one:
+    a message timeout happens exactly when the clock is moved past it.
     """
 
     def __init__(self, seconds: float = 0.0) -> None:
@@ -27,7 +27,7 @@ class ManualClock:
         return f"ManualClock({self._seconds:g})"
 
     def seconds_until(self, due: float) -> float | None:
-        """It passes at no time by itself."""
+        """Return None: this clock never reaches a time by itself."""
         return None
 
     def advance(self, seconds: float) -> None:
@@ -41,7 +41,7 @@ class ManualClock:
             tell()
 
     def listen(self, moved: Callable[[], None]) -> Callable[[], None]:
-        """Have `moved` called, by whoever moves the clock, after each move; what is returned ends it."""
+        """Call `moved` after each move, on the thread that made it. The returned function ends this."""
         with self._lock:
             self._listeners.append(moved)
 

@@ -1,8 +1,8 @@
-"""How a test moves a topology: marks say how far each txid may go, steps wait until it has got there.
+"""How a test moves a topology: marks say how far each txid may go, and steps wait until it is there.
 
 Invariants.
-- Between two steps the topology stands still: a step ends when all that is allowed is done.
-- After a failure that the test asked for, nothing of that txid or a later one goes on without a new step.
+- Between two steps the topology stands still: a step ends once all that is allowed is done.
+- After a failure that the test asked for, that txid and later ones go on only with a new step.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _PROCESSED = (Phase.PROCESSED, Phase.COMMITTING, Phase.ADVANCING)
 
 
 class NotReachedError(TxstreamError):
-    """A step of a test cannot get where it should; says what was waited for and how the topology stands."""
+    """A step cannot reach its goal. The message says what it waited for and how the topology stands."""
 
 
 class Control:
-    """One topology's drivers, one after the other. Used by the test's thread."""
+    """The drivers of one topology, one after the other. Used by the test's thread."""
 
     def __init__(self, world: World, *, patience_seconds: float, deadline_seconds: float) -> None:
         self.history = world.history
@@ -40,7 +40,7 @@ class Control:
         self._deadline_seconds = deadline_seconds
         self._driver: SteppedDriver | None = None
         self._open_up_to: float = 0
-        # What meets the driver at a point of a txid's commit, and the failure that lowers the marks.
+        # The error to raise at a point of a txid's commit, and the one whose failure lowers the marks.
         self._ambushes: dict[tuple[Point, int], BaseException] = {}
         self._awaited: BaseException | None = None
         self._never = threading.Event()
@@ -48,13 +48,13 @@ class Control:
     # --- drivers ------------------------------------------------------------------------------------
 
     def start(self, topology: Topology) -> None:
-        """A new driver, after the end of the one before. Raises what a run's start would."""
+        """End the driver before, if any, and start a new one. Raises what a run's start would."""
         self.end()
         self._driver = SteppedDriver(self._world, topology)
         self._open_up_to = self._driver.coordinator.current - 1
 
     def end(self) -> None:
-        """Kill the driver, if it lives."""
+        """Kill the driver if it is alive."""
         driver = self._driver
         if driver is not None and not driver.end(self._deadline_seconds):
             raise NotReachedError(
@@ -71,7 +71,7 @@ class Control:
 
     @property
     def running(self) -> SteppedDriver:
-        """The living driver."""
+        """The driver that runs. Raises UsageError when it has ended."""
         driver = self.driver
         if driver.has_ended:
             raise UsageError(f"the topology does not run: {driver.why_ended}; call restart() first")
@@ -80,7 +80,7 @@ class Control:
     # --- marks --------------------------------------------------------------------------------------
 
     def allow(self, *, opened: float = 0, processed: float = 0, committed: float = 0) -> None:
-        """Raise the marks as far as asked for, and as far as the limit on open batches requires."""
+        """Raise the marks as far as asked, and as far as the limit on open batches requires."""
         driver = self.running
         wanted = max(opened, processed, committed)
         if wanted < 1:
@@ -93,23 +93,23 @@ class Control:
         driver.open_up_to(None if self._open_up_to == math.inf else int(self._open_up_to))
 
     def allow_alone(self, txid: int) -> None:
-        """Let one txid be processed, whatever happens to those before it."""
+        """Let one txid be processed, whatever happens to the txids before it."""
         self.allow(opened=txid)
         self.running.workers.allow_one(txid)
 
     def lower(self, txid: int) -> None:
-        """Nothing after this txid goes on until a step asks for it."""
+        """Hold back everything after this txid until a step asks for it."""
         self._open_up_to = min(self._open_up_to, txid)
         self.driver.workers.lower(txid)
         self.driver.open_up_to(int(self._open_up_to))
 
     def is_open(self, txid: int) -> bool:
-        """Has it been opened, and not been dropped since?"""
+        """Whether the txid has been opened and not dropped since."""
         coordinator = self.driver.coordinator
         return txid < coordinator.current or txid in coordinator.active
 
     def is_processed(self, txid: int) -> bool:
-        """Is it processed, or further?"""
+        """Whether the txid is processed or further."""
         coordinator = self.driver.coordinator
         batch = coordinator.active.get(Txid(txid))
         return txid < coordinator.current or (batch is not None and batch.phase in _PROCESSED)
@@ -118,8 +118,7 @@ class Control:
 
     @contextlib.contextmanager
     def ambush(self, point: Point, txid: int, error: BaseException) -> Iterator[None]:
-        """Have `error` raised, once, when the txid gets to the point; if it fails the attempt, the marks are
-        lowered."""
+        """Raise `error`, once, when the txid gets to the point. Lower the marks if that fails the attempt."""
         self._ambushes[point, txid] = self._awaited = error
         try:
             yield
@@ -133,14 +132,14 @@ class Control:
             raise error
 
     def _failed(self, attempt: TransactionAttempt, error: BaseException) -> None:
-        """On the loop's thread, before the attempt is replayed."""
+        """Called on the loop's thread, before the attempt is replayed."""
         if error is self._awaited:
             self.lower(attempt.txid - 1)
 
     # --- steps --------------------------------------------------------------------------------------
 
     def settle(self, what: str = "the topology to settle", deadline: float | None = None) -> None:
-        """Let the topology do what it is allowed and need not wait for. Raises what has ended it."""
+        """Let the topology do what is allowed and needs no waiting. Raises the error that ended it."""
         driver = self.running
         if deadline is None:
             deadline = time.monotonic() + self._deadline_seconds
@@ -156,9 +155,9 @@ class Control:
             )
 
     def step(self, what: str, reached: Callable[[], bool], txid: int | None = None) -> None:
-        """Let the topology go on until `reached` holds, which is asked when it stands still.
+        """Let the topology go on until `reached` holds. It is asked only while the topology stands still.
 
-        A wait (between attempts, between questions to the source) is skipped when nothing else is left to do.
+        A wait (between attempts, between questions to the source) is skipped once nothing else is left to do.
         """
         driver = self.running
         loop = driver.loop
@@ -191,7 +190,7 @@ class Control:
                 raise NotReachedError(
                     f"waited for {what}, but the topology stands still: {self._describe(driver)}"
                 )
-            self._never.wait(_PATIENCE_STEP_SECONDS)  # gives the outside world time
+            self._never.wait(_PATIENCE_STEP_SECONDS)  # gives the source time to change
 
     def _refuse_doomed(self, driver: SteppedDriver, what: str, txid: int | None) -> None:
         error = None if txid is None else driver.loop.failures.doomed(Txid(txid))
@@ -202,7 +201,7 @@ class Control:
             ) from error
 
     def _describe(self, driver: SteppedDriver) -> str:
-        """How the topology stands, in one line."""
+        """Describe how the topology stands, in one line."""
         coordinator = driver.coordinator
         held = set(driver.workers.held_back())
         waits, left_out = driver.loop.obstacles

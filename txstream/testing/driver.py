@@ -1,7 +1,7 @@
-"""One driver's turn in a test: the driver of every run, stepped by the test, with ZooKeeper in memory.
+"""One driver in a test: the driver that every run has, stepped by the test, with ZooKeeper in memory.
 
-Invariant: what outlives a driver is in the tree and in the databases; a new `SteppedDriver` finds everything
-there, by the same recovery as a run.
+Invariant: whatever outlives a driver is in the tree and in the databases. A new `SteppedDriver` recovers it
+all from there, as a run does.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class World:
 
 
 class SteppedDriver:
-    """Recovers when it is made, stands still until it is stepped. Raises what a run's start would."""
+    """A driver that recovers when it is created, then stands still until it is stepped. The constructor
+    raises what a run's start would."""
 
     def __init__(self, world: World, topology: Topology) -> None:
         self.topology = topology
@@ -77,7 +78,7 @@ class SteppedDriver:
             in_this_process=world.spark is None,
         )
         self._history = _HistoryWriter(world, topology, self.workers)
-        # Time stands still here, and with it what a rate allows.
+        # Time stands still here, so a rate limit would never allow another record.
         unhurried = replace(topology, max_records_per_second=None)
         driver = Driver(
             unhurried, self._services, listener=self._reached, watcher=self._history, capture=True
@@ -92,7 +93,7 @@ class SteppedDriver:
         self.loop = loop
         self.spout = loop.spout
         current = self.coordinator.current
-        # Nothing is opened before a step asks for it.
+        # No txid is opened before a step asks for it.
         self.coordinator.last_txid = Txid(current - 1)
         self.workers.allow(process=current - 1, commit=current - 1)
         world.history.committed(driver.taken.resume.progress.committed_by)
@@ -107,12 +108,12 @@ class SteppedDriver:
 
     @property
     def targets(self) -> Sequence[StateTarget]:
-        """The databases of its states."""
+        """The databases of the topology's states."""
         return self._services.targets
 
     @property
     def store(self) -> ProgressStore:
-        """What it writes its progress to."""
+        """Where the driver writes its progress."""
         return self._services.store
 
     @property
@@ -124,7 +125,7 @@ class SteppedDriver:
         return "it was killed" if self._killed else f"it ended with {self.error!r}"
 
     def open_up_to(self, txid: int | None) -> None:
-        """No txid after this one is opened; None for no bound. Call it while the topology stands still."""
+        """Open no txid after this one; None for no bound. Call it while the topology stands still."""
         self.coordinator.last_txid = None if txid is None else Txid(txid)
         self.workers.post(lambda: self.loop.carry_out(self.coordinator.sync()))
 
@@ -134,7 +135,7 @@ class SteppedDriver:
             self.workers.post(lambda: self.loop.failures.failed(attempt, error))
 
     def settle(self, deadline: float) -> bool:
-        """Let it do everything that it may do now; False when the deadline came first."""
+        """Let the driver do everything that it may do now. Returns False when the deadline came first."""
         quiet = self.workers.run_until_quiet(lambda: self.has_ended, deadline)
         for batch in list(self.coordinator.active.values()):
             if batch.phase.value == AttemptState.PROCESSED:
@@ -142,18 +143,17 @@ class SteppedDriver:
         return quiet
 
     def where(self) -> Any:
-        """What changes when the topology makes progress: current, and the active attempts with their
-        phases."""
+        """Return what changes with progress: the current txid, and the active attempts with their phases."""
         active = self.coordinator.active.values()
         return self.coordinator.current, tuple((batch.attempt, batch.phase) for batch in active)
 
     def still_running(self) -> list[str]:
-        """In which calls of bolts attempts are now, where batches run in this process."""
+        """Return the calls of bolts that attempts are in now; none when batches run on Spark."""
         return self._runner.still_running() if isinstance(self._runner, InProcessRunner) else []
 
     def end(self, deadline_seconds: float) -> bool:
-        """End it as a crash would, and close everything; False when something still runs at the deadline. May
-        be called again."""
+        """End the driver as a crash would, and close everything. May be called again. Returns False when
+        something still runs at the deadline."""
         self._killed = self._killed or not self.has_ended
         self.loop.abort()
         self.workers.let_all_go()
@@ -164,11 +164,12 @@ class SteppedDriver:
 
     @property
     def requests(self) -> OperatorRequests:
-        """What an operator's command writes to."""
+        """Where an operator's command writes its requests."""
         return OperatorRequests(self._world.tree, Paths(ROOT, self.topology.id))
 
     def target_of(self, table: str) -> tuple[StateBackend, Any]:
-        """The database of a state table, and what the table is declared as. Raises UsageError."""
+        """Return the database of a state table and the table's declaration. Raises UsageError for a table
+        that the topology does not fill."""
         names = []
         for target in self.targets:
             for spec in target.tables:
@@ -211,7 +212,7 @@ class SteppedDriver:
 
 
 class _HistoryWriter(Watcher):
-    """Records what happens to each attempt. `in_commit` are the bolts that run in the commit phase."""
+    """Records what happens to each attempt. `in_commit` names the bolts that run in the commit phase."""
 
     in_commit: frozenset[str] = frozenset()
 
@@ -246,7 +247,7 @@ class _HistoryWriter(Watcher):
 
     def failed(self, attempt: TransactionAttempt, error: BaseException) -> None:
         if isinstance(error, CrashError):
-            raise error  # it stands for the driver's death: nothing is judged any more
+            raise error  # it stands for the driver's death, so no failure is handled any more
         self._attempt(attempt).error = error
         self._history.move(attempt, AttemptState.FAILED)
         if self._world.failed is not None:

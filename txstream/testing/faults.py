@@ -2,8 +2,8 @@
 
 Set `TXSTREAM_FAULT` for a run, for example `kill@after-commit:3`: SIGKILL between the SQL commit of txid 3
 and its Advance. `stop@...` freezes the process with SIGSTOP instead. `kill@after-advance:1+open` fires at
-the first txid from 1 on when another batch is open. `TXSTREAM_FAULT_LOG` names a file that is told,
-before the signal, where the batch was: one JSON object.
+the first txid from 1 on when another batch is open. `TXSTREAM_FAULT_LOG` names a file. Before the signal, one
+JSON object that says where the batch was is written to it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FAULT = re.compile(r"(?P<action>kill|stop)@(?P<point>[a-z-]+):(?P<txid>\d+)(?P<
 
 @dataclass
 class Fault:
-    """One fault; it fires once. With `only_open` only while another txid is active."""
+    """One fault, which fires once. With `only_open` it fires only while another txid is active."""
 
     action: str
     point: Point
@@ -47,7 +47,7 @@ class Fault:
         self.fired = True
         if self.log is not None:
             self._tell(txid, others)
-        # To this very thread: another one may take a signal to the process, while this one goes on past the
+        # Signal this thread: another one may take a signal to the process, while this one runs past the
         # point.
         signal.pthread_kill(threading.get_ident(), _SIGNALS[self.action])
 
@@ -61,7 +61,7 @@ class Fault:
 
 
 def parse_fault(text: str, log: Path | None = None) -> Fault:
-    """The fault that `text` describes. Raises UsageError for anything else."""
+    """Return the fault that `text` describes. Raises UsageError for anything else."""
     match = _FAULT.fullmatch(text)
     points = [str(point) for point in Point]
     if match is None or match["point"] not in points:
@@ -73,7 +73,7 @@ def parse_fault(text: str, log: Path | None = None) -> Fault:
 
 
 def from_environment() -> PointListener:
-    """The listener that the environment asks for; in ordinary runs nobody listens."""
+    """Return the listener that the environment asks for. Ordinary runs have none."""
     text = os.environ.get(FAULT_VARIABLE)
     if not text:
         return nobody_listens

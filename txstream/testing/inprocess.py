@@ -1,12 +1,12 @@
-"""Batches without Spark: the stages of a plan in this process, with every exchange carried out.
+"""Batches without Spark: runs the stages of a plan in this process, with every exchange between them.
 
-For tests of topologies and of the event loop. What an executor would do is done by the same functions,
-through the same messages; only the processes between them are missing. Nothing can end a thread that runs
-user code, so a cancelled call goes on, and nobody waits for it. On Spark a cancelled job returns at once too;
-what its tasks write then is refused by the fence.
+For tests of topologies and of the event loop. The work of executors is done by the same functions and the
+same messages; only the separate processes are missing. Nothing can end a thread that runs user code, so a
+cancelled call runs on and nobody waits for it. On Spark, too, a cancelled job returns at once, and the fence
+refuses what its tasks write afterwards.
 
 Invariants. A `WorkerProcess` serves one stage at a time, as in a worker process, however many threads call.
-Once an attempt is cancelled, nobody waits for a call of it, and no call of it begins.
+Once an attempt is cancelled, nobody waits for its calls, and it begins no further call.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _OURS = (Path(__file__).parent, Path(__file__).parents[1] / "engine")
 
 @dataclass(eq=False)
 class _Call(Generic[T]):
-    """One call, on a thread of its own. `answer` and `error` are there when it is `over`."""
+    """One call, on a thread of its own. Once it is `over`, either `answer` or `error` is set."""
 
     attempt: TransactionAttempt
     work: Callable[[], T]
@@ -68,7 +68,7 @@ class _Call(Generic[T]):
             self.error = error
 
     def where(self) -> str:
-        """The user's code that it is in."""
+        """Return the user code that the call is in."""
         frame = sys._current_frames().get(self.thread.ident or 0) if self.thread is not None else None
         frames = traceback.extract_stack(frame) if frame is not None else []
         theirs = [
@@ -83,7 +83,7 @@ class _Call(Generic[T]):
 
 
 class DetachedCalls:
-    """The calls of all attempts of a run. From any thread."""
+    """The calls of all attempts of a run. May be used from any thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -92,12 +92,12 @@ class DetachedCalls:
 
     @property
     def given_up(self) -> frozenset[TransactionAttempt]:
-        """The attempts that were given up."""
+        """The attempts that have been given up."""
         with self._changed:
             return frozenset(self._given_up)
 
     def call(self, attempt: TransactionAttempt, work: Callable[[], T]) -> T:
-        """What `work` answers or raises. Raises BatchFailedError when the attempt is given up before."""
+        """Return or raise what `work` does. Raises BatchFailedError when the attempt is given up first."""
         call = _Call(attempt, work)
         context = contextvars.copy_context()
 
@@ -108,7 +108,7 @@ class DetachedCalls:
                 self._calls.remove(call)
                 self._changed.notify_all()
 
-        # A daemon: a bolt that hangs must not keep Python from ending.
+        # A daemon, because a bolt that hangs must not keep Python from exiting.
         call.thread = threading.Thread(target=run, name=f"txstream-{attempt.attempt}", daemon=True)
         with self._changed:
             if attempt in self._given_up:
@@ -123,14 +123,14 @@ class DetachedCalls:
         return call.answer  # type: ignore[return-value]  # of type T: it is over, without an error
 
     def give_up(self, attempt: TransactionAttempt) -> list[str]:
-        """Release those who wait for this attempt; returns the user code that it is still in."""
+        """Release the threads that wait for this attempt. Returns the user code that it is still in."""
         with self._changed:
             self._given_up.add(attempt)
             self._changed.notify_all()
             return [call.where() for call in self._calls if call.attempt == attempt]
 
     def where(self) -> list[str]:
-        """The user code that each unfinished call is in."""
+        """Return the user code that each unfinished call is in."""
         with self._changed:
             return [call.where() for call in self._calls]
 
@@ -148,8 +148,11 @@ class _Kept:
 
 
 class InProcessRunner:
-    """A `BatchRunner` for one plan. `width` is the number of Spark tasks that every batch gets, as far as
-    slots go; None leaves it to the size of the batch, as on Spark. DataFrame bolts need Spark itself."""
+    """A `BatchRunner` for one plan, without Spark. DataFrame bolts need Spark and are refused.
+
+    `width` is the number of Spark tasks that every batch gets, as far as there are slots. None leaves it to
+    the size of the batch, as on Spark.
+    """
 
     def __init__(self, plan: ExecutionPlan, *, width: int | None = None) -> None:
         dataframes = [bolt.id for bolt in plan.bolts if bolt.is_dataframe]
@@ -165,12 +168,12 @@ class InProcessRunner:
         self._idle: list[WorkerProcess] = []
         self._closed = False
         self._calls = DetachedCalls()
-        # What the newest attempts have behind them.
+        # The stages and Spark tasks that the newest attempts have finished.
         self._ended: dict[TransactionAttempt, tuple[Layout, set[tuple[int, int]]]] = {}
 
     def run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
-        """Process one attempt. Raises the TxstreamError that a stage reported, BatchFailedError when it is
-        cancelled."""
+        """Process one attempt. Raises the TxstreamError that a stage reported, or BatchFailedError when the
+        attempt is cancelled."""
         return self._calls.call(attempt, lambda: self._run(attempt, metas))
 
     def _run(self, attempt: TransactionAttempt, metas: BatchMetas[Any]) -> BatchResult:
@@ -200,7 +203,7 @@ class InProcessRunner:
         return self._process_all(order, self._through(order, first, fed, {DRIVER: 1}), started)
 
     def _process_all(self, order: WorkOrder, elements: list[Element], started: float) -> BatchResult:
-        """Run the processing phase, whose first stage has made these elements."""
+        """Run the rest of the processing phase on the elements that its first stage made."""
         attempt, layout = order.attempt, lay_out(self.plan, order.width, order.slots)
         for stage in layout.process[1:]:
             elements = self._later_stage(order, layout, stage, elements)
@@ -244,23 +247,24 @@ class InProcessRunner:
         )
 
     def write(self, attempt: TransactionAttempt, writes: Sequence[StateWrite]) -> Sequence[int]:
-        """Write deltas in shares, one after the other. Raises the TxstreamError of the first that failed, as
-        Spark would: the others are written all the same. Raises BatchFailedError when it is cancelled."""
+        """Write deltas in shares, one after the other. Raises the TxstreamError of the first share that
+        failed; the others are written all the same, as on Spark. Raises BatchFailedError when the attempt is
+        cancelled."""
         messages, positions = cut_all(writes, self.plan.slots(self.slots))
         answers = self._calls.call(attempt, lambda: [self.write_share(message) for message in messages])
         rows = rows_written(attempt, answers)
         return rows_by_write(writes, positions, rows)
 
     def write_share(self, message: Message) -> bytes:
-        """One share, as a Spark task writes it. Override it to write one twice, late or not at all."""
+        """Write one share as a Spark task would. Override this to write a share twice, late or not at all."""
         with self._process() as process:
             return write_share(message, process)
 
     def release(self, processed: BatchResult) -> None:
-        """Nothing is kept outside of the result."""
+        """Do nothing: nothing is kept outside the result."""
 
     def exchange(self, elements: list[Element], width: int) -> list[list[bytes]]:
-        """The messages for each Spark task of the next stage. Override it to lose some."""
+        """Return the messages for each Spark task of the next stage. Override this to lose some."""
         inboxes: list[list[bytes]] = [[] for _ in range(width)]
         for target, message in elements:
             if target != ANSWER:
@@ -273,8 +277,8 @@ class InProcessRunner:
         return None if found is None else task_tree(self.plan, *found)
 
     def cancel(self, attempt: TransactionAttempt) -> None:
-        """From now on nobody waits for it. Its bolts run on beside its successor: nothing can end a thread
-        that runs user code."""
+        """Stop waiting for the attempt. Its bolts run on beside its successor's, because nothing can end a
+        thread that runs user code."""
         for where in self._calls.give_up(attempt):
             log.warning("%s was cancelled and still runs; what it does from now on is not used", where)
 
@@ -284,11 +288,11 @@ class InProcessRunner:
         return self._calls.given_up
 
     def still_running(self) -> list[str]:
-        """For people: the calls of bolts that attempts are in now, cancelled ones among them."""
+        """Say for people which calls of bolts attempts are in now, cancelled attempts included."""
         return self._calls.where()
 
     def close(self) -> None:
-        """Close the emitters and what bolts have opened, as far as they serve no batch now."""
+        """Close the emitters and what bolts have opened. A process that is busy now is closed afterwards."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []

@@ -1,7 +1,7 @@
-"""An outage in the middle of a batch: a word count that holds the batch until partitions are away, and then
-fails it.
+"""An outage in the middle of a batch: a word count holds a batch until partitions go away, then fails it.
 
-For demonstrations and tests on one machine: driver, tasks and whoever plays the outage share a folder.
+For demonstrations and tests on one machine. The driver, the tasks and the script that plays the outage share
+a folder.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _POLL_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Outage:
-    """An outage while `txid` is being processed, told by files in `folder`."""
+    """An outage while `txid` is being processed. Files in `folder` say how far it has got."""
 
     folder: Path
     txid: int = 2
 
     @property
     def is_due(self) -> bool:
-        """Is the batch being processed, for the first time?"""
+        """Whether the first attempt of the batch is being processed."""
         return (self.folder / "due").exists()
 
     @property
@@ -52,7 +52,7 @@ class Outage:
         return self.has_begun and not (self.folder / "over").exists()
 
     def begin(self) -> None:
-        """The partitions are away: the batch that was held fails now."""
+        """Say that the partitions are away. The batch that is held fails now."""
         (self.folder / "begun").touch()
 
     def end(self) -> None:
@@ -68,7 +68,7 @@ class Outage:
 
 
 class SplitInOutage(SplitLine):
-    """Splits lines; the first attempt of the outage's txid fails."""
+    """Splits lines. The first attempt of the outage's txid fails."""
 
     def __init__(self, outage: Outage) -> None:
         self.outage = outage
@@ -80,8 +80,11 @@ class SplitInOutage(SplitLine):
 
 
 class OutageSource(KafkaSource):
-    """A topic of which some partitions are said to be away during the outage, though their brokers are there.
-    Nothing reads them then: with one batch at a time, all plans are made before or after its begin."""
+    """A topic that reports some partitions as unreadable during the outage, though their brokers are up.
+
+    Nothing reads those partitions meanwhile: with one batch at a time, every plan is made either before or
+    after the outage begins.
+    """
 
     def __init__(self, topic: str, outage: Outage, partitions: Iterable[str], **options: Any) -> None:
         super().__init__(topic, **options)
@@ -89,7 +92,7 @@ class OutageSource(KafkaSource):
         self.partitions = frozenset(partitions)
 
     def away(self, planned: Iterable[str]) -> dict[str, Unavailable]:
-        """Those of these partitions that cannot be read now."""
+        """Return those of these partitions that cannot be read now."""
         here = sorted(self.partitions.intersection(planned)) if self.outage.is_on else []
         return dict.fromkeys(here, Unavailable("the outage was injected"))
 
@@ -118,8 +121,8 @@ def outage_topology(
     max_records_per_partition: int,
     hidden: Iterable[str] = (),
 ) -> Topology:
-    """A word count, one batch at a time. `hidden` are partitions that cannot be read in the outage, for
-    where no broker goes away."""
+    """Build a word count that runs one batch at a time. `hidden` are partitions that cannot be read in the
+    outage, for an outage in which no broker goes away."""
     source = OutageSource(topic, outage, hidden, max_records_per_partition=max_records_per_partition)
     builder = TransactionalTopologyBuilder(
         topology_id, "lines", SPOUTS[semantics](source), 2, max_spout_pending=1

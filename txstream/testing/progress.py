@@ -1,4 +1,4 @@
-"""What ZooKeeper holds of a topology under test, to be looked at and damaged."""
+"""What ZooKeeper holds of a topology under test, for a test to read and to damage."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from txstream.zookeeper import ROOT, MemoryTree, Paths
 
 
 class StoredProgress(MutableMapping[str, str]):
-    """Text by path below the topology's own, "coordinator/current" say; folders hold none.
+    """The nodes' texts, by path below the topology's, such as "coordinator/current". Folders hold none.
 
-    What is set or deleted here changes under the driver, as by a person with a ZooKeeper shell. `dict` of it
-    is a copy that `update` brings back; `clear` loses everything.
+    Setting or deleting an entry changes it under the driver, as a person with a ZooKeeper shell would.
+    `dict()` makes a copy that `update` restores. `clear` loses everything.
     """
 
     def __init__(self, tree: MemoryTree, topology_id: str) -> None:
@@ -28,7 +28,7 @@ class StoredProgress(MutableMapping[str, str]):
         self._tree.write(self._full(path), text.encode())
 
     def __delitem__(self, path: str) -> None:
-        """With everything below it."""
+        """Delete a node with everything below it."""
         if path not in self:
             raise KeyError(path)
         self._tree.remove(self._full(path))

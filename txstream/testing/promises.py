@@ -1,10 +1,10 @@
-"""What the conformance suites share: promises and how they are tried, one trial, and telling what broke.
+"""What the conformance suites share: promises, the trial that checks one, and the report of what broke.
 
 Invariants of a trial:
 
-- What is tried is called on a thread of the suite's own, never on the caller's, so a call that does not
-  return ends only its own check.
-- An error that it raises, or a call that does not return, breaks the promise that is being checked.
+- The thing under test is called on the suite's own thread, never on the caller's, so a call that does not
+  return within its deadline ends only its own check. (`SpoutTrial.ask` sets no deadline.)
+- An error that it raises, or a call that misses its deadline, breaks the promise under check.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Answer = TypeVar("Answer")
 
 
 class NotApplicableError(TxstreamError):
-    """A check needs something that is not there to be tried; the report says what."""
+    """A check needs something that the thing under test does not have. The report says what."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokenPromise:
-    """`name` is the check's, `rule` the sentence that was broken."""
+    """A promise that was not kept. `name` is the check's name, `rule` the sentence that was broken."""
 
     name: str
     rule: str
@@ -43,7 +43,7 @@ class BrokenPromise:
 
 
 class ConformanceError(TxstreamError):
-    """`broken` has one entry for each broken promise."""
+    """At least one promise is broken. `broken` has an entry for each."""
 
     def __init__(self, *broken: BrokenPromise) -> None:
         super().__init__("\n".join(str(promise) for promise in broken))
@@ -52,7 +52,7 @@ class ConformanceError(TxstreamError):
 
 @dataclass(frozen=True, slots=True)
 class ConformanceReport:
-    """The promises that are kept, and those that do not apply, with the reason."""
+    """The promises that are kept, and those that do not apply, each with the reason."""
 
     kept: tuple[str, ...]
     not_applicable: tuple[tuple[str, str], ...]
@@ -64,7 +64,7 @@ class ConformanceReport:
 
 
 class Trial:
-    """What checks are written with: one check over one thing that is tried."""
+    """One check of one thing under test: the tools that checks are written with."""
 
     error: ClassVar[type[ConformanceError]]
 
@@ -77,20 +77,20 @@ class Trial:
         self._thread.close()
 
     def ask(self, what: str, call: Callable[..., Answer], *arguments: Any, **options: Any) -> Answer:
-        """The answer; whatever is raised instead breaks the promise."""
+        """Return the answer of a call. An exception or a missed deadline breaks the promise."""
         try:
             return self._thread.call(lambda: call(*arguments, **options), self.deadline_seconds)
         except (ConformanceError, NotApplicableError):
             raise
         except NoAnswerError as error:
             self.fail(f"an answer when {what}", f"none within {self.deadline_seconds:g} s", cause=error)
-        except Exception as error:  # noqa: BLE001 - every failure of what is tried is told, with its cause
+        except Exception as error:  # noqa: BLE001 - every failure of the thing under test is reported
             self.fail(f"an answer when {what}", tell(error), cause=error)
 
     def outcome(
         self, what: str, call: Callable[..., Answer], *arguments: Any, **options: Any
     ) -> Answer | Exception:
-        """What is answered or raised, within the deadline."""
+        """Return the answer of a call or the exception that it raises. Fail if it misses the deadline."""
         try:
             return self._thread.call(lambda: call(*arguments, **options), self.deadline_seconds)
         except ConformanceError:
@@ -114,7 +114,7 @@ T = TypeVar("T", bound=Trial)
 
 @dataclass(frozen=True, slots=True)
 class Check(Generic[T]):
-    """One promise and how it is tried. `str()` is its name, so that it can be a test's id."""
+    """One promise and the function that checks it. `str()` is its name, so that it can be a test's id."""
 
     name: str
     rule: str
@@ -125,10 +125,8 @@ class Check(Generic[T]):
         return self.name
 
     def conclude(self, trial: T) -> str | None:
-        """Why the promise does not apply, None when it is kept; the trial is over then.
-
-        Raises a ConformanceError when it is broken.
-        """
+        """Check the promise and close the trial. Returns why it does not apply, None when it is kept. Raises
+        a ConformanceError when it is broken."""
         try:
             self.function(trial)
         except NotApplicableError as reason:
@@ -143,14 +141,14 @@ R = TypeVar("R", bound=ConformanceReport)
 
 
 class Promises(list[C]):
-    """The checks of one room, in the order in which they stand there."""
+    """The checks of one module, in the order in which they are defined."""
 
     def __init__(self, kind: Callable[[str, str, str, Callable[[Any], None]], C]) -> None:
         super().__init__()
         self._kind = kind
 
     def promise(self, name: str, rule: str, hint: str) -> Callable[[Callable[[Any], None]], C]:
-        """Makes a check of a function that tries one promise."""
+        """Make a check of the decorated function, which checks one promise."""
 
         def enter(function: Callable[[Any], None]) -> C:
             self.append(self._kind(name, rule, hint, function))
@@ -167,9 +165,9 @@ def run_checks(
     error: type[ConformanceError],
     report: type[R],
 ) -> R:
-    """Run all checks, or those that `only` names. `run` answers why one does not apply, None when it is kept.
+    """Run all checks, or those that `only` names. `run` returns why one does not apply, None when it is kept.
 
-    Raises `error` that tells every broken promise, UsageError for an unknown name, and what `run` raises.
+    Raises an `error` that lists every broken promise, UsageError for an unknown name, and what `run` raises.
     """
     names = {check.name for check in checks}
     chosen = names if only is None else set(only)

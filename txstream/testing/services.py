@@ -1,4 +1,4 @@
-"""What a driver reads from and writes to in a test: ZooKeeper in memory, real databases, any runner."""
+"""The services of a driver in a test: ZooKeeper in memory, real databases, any runner."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from txstream.zookeeper import (
 
 
 class MemoryServices:
-    """`Services` without a server. What outlives a driver is in `tree` and in the databases. `hook` is called
-    before and after each write to `tree`; `in_this_process` says that bolts run here."""
+    """`Services` without a server. Whatever outlives a driver is in `tree` and in the databases. `hook` is
+    called before and after each write to `tree`. `in_this_process` says that bolts run here."""
 
     def __init__(
         self,

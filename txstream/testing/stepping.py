@@ -1,8 +1,8 @@
 """Workers that a test steps: they stand still between two steps, and hold attempts back.
 
-Invariants. While they are held, `next` hands out nothing, so between two steps nothing of the coordinator
-changes and other threads may read it. An attempt that is held back is let go by a permission, by a failure,
-by being dropped or by the end of the driver, so no thread waits for ever.
+Invariants. While the workers stand still, `next` returns no event, so the coordinator does not change between
+two steps and other threads may read it. A permission, a failure, being dropped or the end of the driver lets
+an attempt that is held back go, so no thread waits for ever.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class SteppedWorkers(ThreadWorkers):
-    """`process_up_to` and `commit_up_to` are the greatest txids that may be processed and committed."""
+    """Workers that the test steps. The marks are the greatest txids that may be processed and committed."""
 
     def __init__(self, *, jobs: int, clock: Clock) -> None:
         super().__init__(jobs=jobs, clock=clock)
@@ -32,7 +32,7 @@ class SteppedWorkers(ThreadWorkers):
         self._blocks = False
         self._unanswered = 0
         self._held_back: dict[TransactionAttempt, Lane] = {}
-        # The attempt whose commit the thread of that lane is working on.
+        # The attempt whose commit the commit lane's thread works on.
         self._commits: TransactionAttempt | None = None
         self._dropped: set[TransactionAttempt] = set()
         self._failing: dict[TransactionAttempt, BaseException] = {}
@@ -53,19 +53,19 @@ class SteppedWorkers(ThreadWorkers):
             self.changed.notify_all()
 
     def lower(self, txid: int) -> None:
-        """Let nothing after this txid go on."""
+        """Hold back everything after this txid."""
         with self.changed:
             self.process_up_to = min(self.process_up_to, txid)
             self.commit_up_to = min(self.commit_up_to, txid)
             self._alone = {one for one in self._alone if one <= txid}
 
     def held_back(self) -> list[TransactionAttempt]:
-        """The attempts that wait for a permission."""
+        """Return the attempts that wait for a permission."""
         with self.changed:
             return [attempt for attempt, lane in self._held_back.items() if not self._may_go(attempt, lane)]
 
     def fail(self, attempt: TransactionAttempt, error: BaseException) -> bool:
-        """Have an attempt that is held back fail; False when it is not."""
+        """Fail an attempt that is held back. Returns False when it is not held back."""
         with self.changed:
             if attempt not in self._held_back:
                 return False
@@ -74,26 +74,26 @@ class SteppedWorkers(ThreadWorkers):
             return True
 
     def drop(self, attempt: TransactionAttempt) -> None:
-        """Hold an attempt back no longer: it is replayed."""
+        """Stop holding an attempt back, because it is replayed."""
         with self.changed:
             self._dropped.add(attempt)
             self.changed.notify_all()
 
     def let_all_go(self) -> None:
-        """The driver is gone: what is held back ends with a CrashError, and nothing stands still any more."""
+        """Stop standing still, and end attempts that are held back with a CrashError: the driver is gone."""
         with self.changed:
             self._closed = True
             self._stands_still = False
             self.changed.notify_all()
 
     def wake(self) -> None:
-        """The clock was moved by hand."""
+        """Look at the clock again, because the test has moved it."""
         with self.changed:
             self.changed.notify_all()
 
     def run_until_quiet(self, ended: Callable[[], bool], deadline: float) -> bool:
-        """Let the loop go on until it has nothing more to do, or has ended; False when the deadline, by
-        `time.monotonic`, comes first."""
+        """Let the loop go on until it has nothing more to do or has ended. Returns False when the deadline,
+        by `time.monotonic`, comes first."""
         with self.changed:
             self._stands_still = False
             self.changed.notify_all()
@@ -104,15 +104,15 @@ class SteppedWorkers(ThreadWorkers):
                 self._stands_still = not self._closed
 
     def is_quiet(self) -> bool:
-        """Is everything handled but what is held back? Ask it under `changed`."""
+        """Whether everything is handled except what is held back. Call it under `changed`."""
         return self._blocks and not self.is_ready() and self._unanswered == len(self.held_back())
 
     def skip_waits(self) -> int:
-        """Make every timer due that is no deadline; how many."""
+        """Make every timer due except the deadlines. Returns how many."""
         with self.changed:
             now = self.clock()
             waits = [timer for timer in self.timers if not timer.is_deadline]
-            # In the order in which they were due: equal times go by their numbers.
+            # Timers due at the same time fire in the order of their numbers, so keep the order they had.
             renumbered = [
                 timer if timer.is_deadline else timer._replace(due=now, number=next(self._timer_numbers))
                 for timer in sorted(self.timers)
@@ -148,7 +148,7 @@ class SteppedWorkers(ThreadWorkers):
         super().submit(lane, permitted, self._counted(done), self._counted(failed))
 
     def begin_commit(self) -> None:
-        """Hold back the commit that begins. Called from its work, which cleans up when it fails here."""
+        """Hold back the commit that begins. Called from the commit's work, which cleans up if this raises."""
         if self._commits is not None:
             self._pass(self._commits, Lane.COMMIT)
 
@@ -182,7 +182,7 @@ class SteppedWorkers(ThreadWorkers):
         return attempt.txid <= self.process_up_to or attempt.txid in self._alone
 
     def _pass(self, attempt: TransactionAttempt, lane: Lane) -> None:
-        """Block until an attempt may be processed, or its commit begin."""
+        """Block until an attempt may be processed, or until its commit may begin."""
         with self.changed:
             self._held_back[attempt] = lane
             self.changed.notify_all()

@@ -1,7 +1,7 @@
-"""`TopologyTest`: a topology run batch by batch, as far as the test says, without Spark or on it.
+"""`TopologyTest`: runs a topology batch by batch, as far as the test says, with or without Spark.
 
-Coordinator, event loop, recovery, commit and state are those of every run; ZooKeeper is in memory, the
-database a file of the test's unless another is given.
+Coordinator, event loop, recovery, commit and state are those of every run. ZooKeeper is in memory, and the
+database is a file of the test's own unless another is given.
 """
 
 from __future__ import annotations
@@ -48,22 +48,24 @@ _FAIL_POINTS = _POINTS[_POINTS.index(Point.BEFORE_COMMIT) : _POINTS.index(Point.
 class TopologyTest:
     """A topology under control of the test. Use it as a context manager, from one thread.
 
-    topology: what is tested; with tracked tuples this is a `TrackedTest`. How much a batch holds is the
-        spout's `max_batch_records`. A builder's is what is declared so far, also without a committer.
-    spark: a SparkSession to run the batches on; None runs them in this process, where DataFrame bolts cannot.
-    database: a SQLAlchemy URL for states without a url of their own; None is a SQLite file that is removed.
+    topology: the topology to test, or its builder as far as it is declared, even without a committer. For a
+        topology of tracked tuples the constructor returns a `TrackedTest`. The spout's `max_batch_records`
+        limits a batch.
+    spark: a SparkSession to run the batches on. None runs them in this process, which DataFrame bolts cannot.
+    database: a SQLAlchemy URL for states without a url of their own. None uses a SQLite file that is removed
+        at the end.
     settings: addresses and deadlines for the source, as for a run.
-    clock: what message timeouts go by; it stands at 0 until the test moves it (`test.clock.advance(30)`).
-    width: without Spark, how many Spark tasks each batch is spread over; None as Spark would.
-    patience_seconds: how long, in real seconds, a step goes on asking a source that has nothing, or that
-        cannot be read. 0 is right for a source that only the test changes.
-    deadline_seconds: how long, in real seconds, any step may take.
+    clock: the clock of the message timeouts. It stands at 0 until the test moves it
+    (`test.clock.advance(30)`). width: without Spark, how many Spark tasks each batch is spread over; None as
+    Spark would. patience_seconds: how long, in real seconds, a step goes on asking a source that has nothing
+        or cannot be read. 0 is right for a source that only the test changes.
+    deadline_seconds: how long, in real seconds, a step may take.
 
-    `zookeeper` is what ZooKeeper holds of the topology, text by path, to be looked at and damaged.
+    `zookeeper` holds what ZooKeeper stores of the topology, text by path. A test may read and damage it.
 
     Waits between attempts and between questions to the source take no time: a step that depends on one skips
     it. Steps raise what ends a run (a bolt's error after `max_attempts`, CrashError), NotReachedError when
-    the topology stands still or the deadline has come, UsageError for arguments that make no sense.
+    the topology stands still or the deadline has passed, and UsageError for arguments that make no sense.
     """
 
     def __new__(cls, topology: object, **_: Any) -> Self:
@@ -140,7 +142,7 @@ class TopologyTest:
         self.close()
 
     def close(self) -> None:
-        """End the topology and remove what the test has stored, except in a database that was given."""
+        """End the topology and remove what the test has stored, except in a database passed by the user."""
         try:
             self._control.end()
         finally:
@@ -150,7 +152,7 @@ class TopologyTest:
 
     def open(self, txid: int | None = None) -> Attempt:
         """Plan a txid (by default the next that is not open) and begin to process it, but hold it before its
-        source is read. What must be committed for it first is committed."""
+        source is read. Txids that must be committed first are committed."""
         control = self._control
         if txid is None:
             txid = next(t for t in itertools.count(self.current) if not control.is_open(t))
@@ -159,8 +161,8 @@ class TopologyTest:
         return self._present(txid)
 
     def process(self, txid: int | None = None, *, alone: bool = False) -> Attempt:
-        """Process everything up to a txid (by default the next that is not processed), but commit nothing
-        that need not be committed before it. With `alone`, open txids before it are held back."""
+        """Process everything up to a txid (by default the next that is not processed). Only txids that must
+        be committed before it are committed. With `alone`, open txids before it are held back."""
         control = self._control
         if txid is None:
             txid = next(t for t in itertools.count(self.current) if not control.is_processed(t))
@@ -182,10 +184,10 @@ class TopologyTest:
         return self._present(txid)
 
     def run(self) -> list[Attempt]:
-        """Process and commit all that the source has now; the attempts that committed it.
+        """Process and commit all that the source has now. Returns the attempts that committed it.
 
-        Up to `max_spout_pending` batches are processed at once, as in a run, so the order of calls of
-        different txids is not the same each time.
+        Up to `max_spout_pending` batches are processed at once, as in a run, so the order in which bolts are
+        called for different txids varies.
         """
         control = self._control
         driver = control.running
@@ -205,7 +207,7 @@ class TopologyTest:
         return [self._present(txid) for txid in range(first, self.current)]
 
     def settle(self) -> None:
-        """Let the topology do what it may do without a further step and without waiting."""
+        """Let the topology do what it may do without another step and without waiting."""
         self._control.settle()
 
     def fail(
@@ -215,12 +217,13 @@ class TopologyTest:
         *,
         at: Point | None = None,
     ) -> Attempt:
-        """Fail the present attempt of a txid (by default the next to commit) where it is: held before it is
-        processed, processed, or held before its commit. A txid that is not open is opened first.
+        """Fail the current attempt of a txid (by default the next to commit), and return it.
 
-        That attempt and all later ones are dropped; they are replayed when a step asks for them. A string is
-        the reason of a BatchFailedError; an exception is used as it is. With `at` (a point from BEFORE_COMMIT
-        to AFTER_COMMIT that its commit passes) the txid is committed up to there, and fails.
+        The attempt fails where it is: held before it is processed, processed, or held before its commit. A
+        txid that is not open is opened first. The attempts of later txids are dropped. All are replayed when
+        a step asks for them. A string becomes the reason of a BatchFailedError; an exception is used as it
+        is. With `at`, a point from BEFORE_COMMIT to AFTER_COMMIT that its commit passes, the txid is
+        committed up to that point and fails there.
         """
         control = self._control
         driver = control.running
@@ -237,8 +240,11 @@ class TopologyTest:
         return attempt
 
     def crash(self, at: Point | None = None, txid: int | None = None) -> None:
-        """Kill the driver: what is in ZooKeeper and in the database stays, all else is lost. With `at`, when
-        `txid` (by default the next to commit) gets to that point of its plan or its commit."""
+        """Kill the driver. What is in ZooKeeper and in the database stays, and all else is lost.
+
+        With `at`, the driver dies when `txid` (by default the next to commit) gets to that point of its plan
+        or its commit.
+        """
         control = self._control
         if at is None:
             control.running  # noqa: B018 - a dead driver cannot be killed
@@ -260,8 +266,8 @@ class TopologyTest:
         raise NotReachedError(f"the driver did not die: txid {txid} never was {at}")
 
     def scale(self, slots: Mapping[str, int]) -> None:
-        """Ask for other slots, as `txstream scale` does; batches that are opened from now on have them.
-        Raises UsageError when the topology refuses them."""
+        """Ask for other slots, as `txstream scale` does. Batches opened from now on use them. Raises
+        UsageError when the topology refuses them."""
         control = self._control
         requests = control.running.requests
         request = requests.ask(Kind.SCALE, slots)
@@ -273,8 +279,8 @@ class TopologyTest:
             raise UsageError(answer.refused)
 
     def restart(self, topology: Topology | TransactionalTopologyBuilder | None = None) -> None:
-        """Start a new driver, which recovers from ZooKeeper and the database; one that is still alive is
-        killed first. With `topology`, of the same id, the new driver runs that."""
+        """Start a new driver, which recovers from ZooKeeper and the database. Kills a driver that still runs.
+        With `topology`, which must have the same id, the new driver runs that topology."""
         new = self.topology if topology is None else _built(topology)
         if new.id != self.topology.id:
             raise UsageError(
@@ -292,20 +298,20 @@ class TopologyTest:
 
     @property
     def phases(self) -> dict[Txid, Phase]:
-        """Where each open txid is: "processing", "processed" or "committing"."""
+        """The phase of each open txid: "processing", "processed" or "committing"."""
         self._settle_if_running()
         coordinator = self._control.driver.coordinator
         return {txid: batch.phase for txid, batch in coordinator.active.items()}
 
     @property
     def waiting_for(self) -> str | None:
-        """The outages that the topology waits for, for people."""
+        """The outages that the topology waits for, as text for people; None when it waits for none."""
         return self._control.driver.loop.waiting_for
 
     def calls(self, txid: int | None = None, *, component: str | None = None) -> list[Call]:
-        """The calls of bolts so far, in the order in which they were made; of one txid, of one component.
+        """Return the calls of bolts so far, in order; with `txid` or `component`, only those of it.
 
-        On Spark they are known from workers on this machine; what Spark computes again is called again.
+        On Spark, only calls in workers on this machine are known. What Spark computes again is called again.
         """
         return [
             call
@@ -314,15 +320,15 @@ class TopologyTest:
         ]
 
     def attempts(self, txid: int) -> list[Attempt]:
-        """All attempts of a txid, in the order in which they began."""
+        """Return all attempts of a txid, in the order in which they began."""
         self._settle_if_running()
         return self._history.of(txid)
 
     def emitted(
         self, component: str, txid: int, stream: str = DEFAULT_STREAM, *, task: int | None = None
     ) -> list[Row]:
-        """What a component emitted in the last attempt of a txid that got through the component's phase; see
-        `Attempt.emitted`."""
+        """Return what a component emitted in the last attempt of a txid that finished the component's phase.
+        See `Attempt.emitted`."""
         attempts = self.attempts(txid)
         if not attempts:
             raise UsageError(f"txid {txid} was never opened in this test")
@@ -330,7 +336,7 @@ class TopologyTest:
         return (through or attempts)[-1].emitted(component, stream, task=task)
 
     def emitted_by_txid(self, component: str, stream: str = DEFAULT_STREAM) -> dict[int, list[Row]]:
-        """As `emitted`, for each txid that has been through the component's phase."""
+        """As `emitted`, for each txid that has finished the component's phase."""
         return {
             txid: self.emitted(component, txid, stream)
             for txid in self._history.txids()
@@ -338,13 +344,16 @@ class TopologyTest:
         }
 
     def rows(self, table: str) -> list[dict[str, Any]]:
-        """The rows of a state table, by column, the framework's columns among them; the greatest first value
-        first. Raises UsageError for a table that this topology does not fill."""
+        """Return the rows of a state table, each as column -> value, the framework's columns included.
+
+        The row with the greatest first value comes first. Raises UsageError for a table that this topology
+        does not fill.
+        """
         database, _ = self._control.driver.target_of(table)
         return database.top(table, topology=self.topology.id, n=_ALL_ROWS)
 
     def table(self, table: str) -> dict[Any, Any]:
-        """A state table as a dict of key to value; tuples where either has several columns."""
+        """Return a state table as a dict of key to value. A key or value of several columns is a tuple."""
         _, state = self._control.driver.target_of(table)
         return {
             _one_or_all(row, state.key_names): _one_or_all(row, state.value_names) for row in self.rows(table)

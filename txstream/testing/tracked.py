@@ -1,7 +1,7 @@
-"""`TrackedTest`: a topology of tracked tuples run step by step, as far as the test says, without Spark or on
-it. `TopologyTest` makes one of such a topology.
+"""`TrackedTest`: runs a topology of tracked tuples step by step, with or without Spark. `TopologyTest`
+returns one for such a topology.
 
-Spouts, micro-batches, ledger and timeouts are those of every run; time passes when the test moves the clock.
+Spouts, micro-batches, ledger and timeouts are those of every run. Time passes when the test moves the clock.
 """
 
 from __future__ import annotations
@@ -36,10 +36,13 @@ _MOST_STEPS = 10_000
 class TrackedTest(TopologyTest):
     """A topology of tracked tuples under control of the test. Use it as a context manager, from one thread.
 
-    topology: what is tested, or a builder. spark: a SparkSession to run micro-batches on; None runs them in
-    this process, or by what `runner` makes from the plan. settings: addresses and deadlines for the spouts,
-    as for a run. clock: what message timeouts go by; it stands at 0 until the test moves it. A tree times out
-    in the next step. width: how many Spark tasks each micro-batch is spread over; None as Spark would.
+    topology: the topology to test, or its builder.
+    spark: a SparkSession to run micro-batches on. None runs them on what `runner` makes from the plan, by
+        default in this process.
+    settings: addresses and deadlines for the spouts, as for a run.
+    clock: the clock of the message timeouts. It stands at 0 until the test moves it; a tree times out in the
+        next step.
+    width: how many Spark tasks each micro-batch is spread over; None as Spark would.
 
     `loop` is the engine's own. Steps raise what ends a run: an error in a spout or bolt, misuse of a
     collector.
@@ -69,7 +72,7 @@ class TrackedTest(TopologyTest):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """What drives batches, for the methods about them."""
+            """Refuse the attributes that drive batches, which the inherited methods about batches need."""
             raise AttributeError(
                 "a test of tracked tuples has no txids, attempts and tables; it has step(), run(), "
                 "fail(component, message_id), spout(), open_messages() and emitted()"
@@ -83,7 +86,7 @@ class TrackedTest(TopologyTest):
         self.close()
 
     def close(self) -> None:
-        """Deactivate and close the spouts. What they emit meanwhile is processed."""
+        """Deactivate and close the spouts. Tuples that they emit meanwhile are processed."""
         try:
             self.loop.deactivate()
             self.loop.close()
@@ -94,8 +97,8 @@ class TrackedTest(TopologyTest):
     # --- steps --------------------------------------------------------------------------------------
 
     def step(self) -> bool:
-        """Ask each spout task for tuples once, run what was emitted as a micro-batch, end its trees and those
-        whose time is over; did anything happen?"""
+        """Ask each spout task for tuples once, run them as a micro-batch, and end its trees and those that
+        have timed out. Returns whether anything happened."""
         loop = self.loop
         before = self._ended()
         for spout in loop.spouts:
@@ -106,7 +109,7 @@ class TrackedTest(TopologyTest):
         return processed or self._ended() != before
 
     def _process(self) -> bool:
-        """Run what was emitted as a micro-batch; was there anything?"""
+        """Run the emitted tuples as a micro-batch. Returns whether there were any."""
         loop = self.loop
         cut = loop.cut()
         if cut is None:
@@ -128,7 +131,7 @@ class TrackedTest(TopologyTest):
         raise UsageError(f"topology {self.topology.id!r} has not come to rest in {_MOST_STEPS:,} steps")
 
     def fail(self, component: str, message_id: MessageId) -> None:  # type: ignore[override]  # no txid
-        """Fail the open tree of this message, as a bolt would. Raises UsageError when none is open."""
+        """Fail the open tree of this message, as a bolt would. Raises UsageError when it has none."""
         for spout in self._tasks(component):
             if message_id in spout.open_messages():
                 spout.fail_message(message_id)
@@ -136,7 +139,7 @@ class TrackedTest(TopologyTest):
         raise UsageError(f"no tree of {component!r} with message id {message_id!r} is open")
 
     def lose_acker(self, acker: int = 0) -> None:
-        """Have an acker forget its trees, as its death does."""
+        """Make an acker forget its trees, as its death would."""
         if self.loop.ackers is None:
             raise UsageError(f"topology {self.topology.id!r} has no ackers")
         self.loop.ackers.lose(acker)
@@ -144,17 +147,17 @@ class TrackedTest(TopologyTest):
     # --- what is there ------------------------------------------------------------------------------
 
     def spout(self, component: str, task: int = 0) -> Any:
-        """The instance of a spout task, as it runs: a copy of what the topology was built with."""
+        """Return the running instance of a spout task, a copy of the one that the topology was built with."""
         return self._tasks(component)[task].spout
 
     def open_messages(self, component: str) -> set[MessageId]:
-        """The message ids whose trees are open."""
+        """Return the message ids whose trees are open."""
         return {one for spout in self._tasks(component) for one in spout.open_messages()}
 
     def emitted(  # type: ignore[override]  # of all micro-batches
         self, component: str, stream: str = DEFAULT_STREAM
     ) -> list[tuple[Any, ...]]:
-        """What a bolt has emitted to a stream so far, in micro-batches that did not fail."""
+        """Return what a bolt has emitted to a stream so far, in micro-batches that did not fail."""
         return [
             tuple(row.values())
             for emitted in self._emitted
@@ -164,7 +167,7 @@ class TrackedTest(TopologyTest):
 
     @property
     def reasons(self) -> Counter[str]:
-        """Why trees failed, and how many for each reason."""
+        """How many trees failed, by reason."""
         return self.loop.counts.reasons
 
     def _tasks(self, component: str) -> list[SpoutTask]:

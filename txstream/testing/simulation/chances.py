@@ -1,9 +1,9 @@
-"""The decisions of a history: drawn from a seed, written down as they are drawn, or played again.
+"""The decisions of a history: drawn from a seed, recorded as they are drawn, or played again.
 
-A history is a tree of steps. A step has the decisions that were made in it, in their order, and the steps
-that others took while somebody slept in it. Every decision is a small whole number, and 0 is the simplest
-answer: no fault, the first of several, the fewest. So a step that is left out, or a decision that is set to
-0, makes a simpler history of any other.
+A history is a tree of steps. A step holds the decisions made in it, in order, and the steps that others took
+while an actor slept in it. Every decision is a small whole number, and 0 is the simplest choice: no fault,
+the first of several, the fewest. So any history becomes simpler when a step is left out or a decision is set
+to 0.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ T = TypeVar("T")
 
 @dataclass
 class Step:
-    """`meanwhile` has a list of steps for each time that somebody slept, or that others went on."""
+    """One step of a history. `meanwhile` has a list of steps for each time that others went on within it."""
 
     draws: list[int] = field(default_factory=list)
     meanwhile: list[list[Step]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def to_document(self) -> dict[str, Any]:
-        """As JSON values. `notes` are for people: nothing reads them back."""
+        """Return the step as JSON values. `notes` are for people: nothing reads them back."""
         document: dict[str, Any] = {}
         if self.notes:
             document["notes"] = self.notes
@@ -39,7 +39,7 @@ class Step:
 
     @classmethod
     def from_document(cls, document: Any) -> Step:
-        """Raises UsageError for what is no step."""
+        """Return the step that a document describes. Raises UsageError when it describes none."""
         try:
             draws = [int(draw) for draw in document.get("draws", ())]
             meanwhile = [
@@ -51,7 +51,7 @@ class Step:
 
 
 class Chances:
-    """Drawn from a seed."""
+    """Decisions drawn from a seed."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed).random  # noqa: S311 - it must be the same each time
@@ -63,23 +63,23 @@ class Chances:
         return int(self._random() * count)
 
     def between(self, low: int, high: int) -> int:
-        """One of low to high, both included."""
+        """Choose a number from low to high, both included."""
         return low + self.below(high - low + 1)
 
     def pick(self, items: Sequence[T]) -> T:
         return items[self.below(len(items))]
 
     def steps(self, count: int, take: Callable[[], None]) -> None:
-        """Have so many steps taken."""
+        """Take this many steps."""
         for _ in range(count):
             take()
 
     def note(self, what: str) -> None:
-        """What has happened, for people."""
+        """Note what has happened, for people."""
 
 
 class Written(Chances):
-    """Drawn from a seed and written down in `history`."""
+    """Decisions drawn from a seed and recorded in `history`."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -108,8 +108,8 @@ class Written(Chances):
 
 
 class Played(Chances):
-    """The decisions of a history, played again; where it has none, the simplest. It writes what happens into
-    the notes of a copy, `history`, which has only the decisions that were asked for."""
+    """The decisions of a history, played again. A decision that the history lacks is the simplest one.
+    `history` is a copy with only the decisions that were asked for. What happens goes into its notes."""
 
     def __init__(self, history: Step) -> None:
         self.history = self._here = Step()

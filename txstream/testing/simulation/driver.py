@@ -1,8 +1,8 @@
 """One driver of the simulation: the product's own `Driver` and event loop, over parts that fail.
 
-A step starts it, or carries out one piece of its work, or has its loop handle one event; which one, `chances`
-decide (`workers`). A driver can be left alone between any two steps and inside any write, and another piece
-of its own work may be done in the middle of one, as by another of its threads.
+A step starts the driver, does one piece of its work, or makes its loop handle one event; `chances` decide
+which (`workers`). A driver can be stopped between any two steps and inside any write. Another piece of its
+own work may run in the middle of one, as on another of its threads.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class UnexplainedError(TxstreamError):
 
 
 class Progress(MemoryProgress):
-    """The real progress store over the shared tree; remembers the epoch it claimed."""
+    """The real progress store over the shared tree. It remembers the epoch that it claimed."""
 
     claimed = Epoch(0)
 
@@ -53,7 +53,7 @@ class Progress(MemoryProgress):
         return self.claimed
 
     def watch_requests(self, changed: Callable[[], None]) -> Callable[[], None]:
-        return lambda: None  # nobody asks for anything
+        return lambda: None  # the simulation has no operator
 
 
 class Actor:
@@ -72,7 +72,7 @@ class Actor:
         self.is_alive = False
 
     def pass_point(self, where: str, whose: object = "") -> None:
-        """Between two external reads or writes: the process may die here, or sleep while others go on."""
+        """Between two external reads or writes, the process may die, or sleep while others go on."""
         world = self.world
         if not world.has_faults:
             return
@@ -87,7 +87,7 @@ class Actor:
             world.freeze(self, f"{where} {whose}")
 
     def _hook(self, when: str, write: str) -> None:
-        """Around each write to ZooKeeper."""
+        """Called before and after each write to ZooKeeper."""
         self.pass_point(f"{when} {write}")
         if self.world.happens("answer lost"):
             self.world.note(f"{self}: the answer to {write} is lost, {when} it was applied")
@@ -98,7 +98,7 @@ class Actor:
 
 
 class Driver(Actor, Watcher):
-    """One driver's turn, from its election to its end; it is its own `Services`."""
+    """One driver, from its election to its end. It is its own `Services`."""
 
     state = "simulated"
 
@@ -170,7 +170,7 @@ class Driver(Actor, Watcher):
             self.pieces.step(loop)
 
     def _send_stale_message(self, loop: EventLoop) -> None:
-        """An ack or a fail of an attempt that is no longer the active one."""
+        """Send a fail and an ack of an attempt, unless it is the active one."""
         attempt, coordinator = self.world.chances.pick(self._attempts), loop.coordinator
         if not loop.is_active(attempt):
             loop.carry_out(coordinator.fail(attempt))
@@ -210,7 +210,7 @@ class Driver(Actor, Watcher):
         return self
 
     def __exit__(self, *raised: object) -> None:
-        """Nothing is open."""
+        """Close nothing: nothing is open."""
 
     def connect(self) -> Sequence[StateTarget]:
         return self.targets

@@ -1,7 +1,8 @@
-"""What need not be computed again in every history: what bolts make of a range of rows, and what follows.
+"""Results that need not be computed again in every history: what bolts make of a range of rows, and what
+follows.
 
-Invariant: what is kept here is the same in each history. That bolts are deterministic is not believed but
-looked at: now and then they do it again.
+Invariant: what is kept here is the same in every history. Bolts are not trusted to be deterministic: now and
+then they compute a result again, and it is compared.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ from txstream.engine.commit.committer import Committer, StateDeltas
 T = TypeVar("T")
 
 _FIRST_AGAIN = 3
-"""At this use of a result bolts do it again, then after eight times as many: what they keep between
-batches shows early, and in a long run it costs nothing."""
+"""At this use of a result bolts compute it again, and then after eight times as many uses each time. Anything
+that bolts keep between batches shows early, and in a long run the repeats cost nothing."""
 _LESS_OFTEN = 8
 _MOST = 20_000
 
 
 class NotDeterministicError(TxstreamError):
-    """The same rows gave other tuples."""
+    """The same rows gave different tuples."""
 
 
 class Memo:
-    """Values that were computed from objects which nobody changes. It holds the objects too, so that no other
-    one gets the same id."""
+    """Values computed from objects that nobody changes. It holds the objects, so that no other gets their
+    id."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, tuple[Sequence[Any], Any]] = {}
@@ -56,13 +57,13 @@ class _Result:
 
 
 class Results:
-    """What bolts have made of ranges of rows."""
+    """The results that bolts have made of ranges of rows."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, _Result] = {}
 
     def get(self, key: Hashable) -> BatchResult | None:
-        """None when bolts are to do it, for the first time or again."""
+        """Return a result, or None when bolts must compute it, for the first time or again."""
         known = self._known.get(key)
         if known is None or known.uses == known.again_at:
             return None
@@ -70,8 +71,11 @@ class Results:
         return known.result
 
     def put(self, key: Hashable, result: BatchResult, handed_on: Sequence[Any]) -> BatchResult:
-        """The result that was there before, of which more is known, or this one. `handed_on` is what the
-        commit phase gets. Raises NotDeterministicError when it is not what it was before."""
+        """Keep a result that bolts computed. Returns the result known before, or this one if there was none.
+
+        What was derived from the earlier result is known too, so that one is preferred. `handed_on` is what
+        the commit phase gets. Raises NotDeterministicError when the two differ.
+        """
         content = _content(result), handed_on
         known = self._known.get(key)
         if known is None:
@@ -91,7 +95,7 @@ class Results:
 
 
 def committer_with(memo: Memo) -> type[Committer]:
-    """One that merges the deltas of a result once."""
+    """Return a Committer class that merges the deltas of each result only once."""
 
     class Remembering(Committer):
         def prepare(self, result: BatchResult, *, in_commit: bool = False) -> dict[str, StateDeltas]:
@@ -103,7 +107,7 @@ def committer_with(memo: Memo) -> type[Committer]:
 
 
 def _content(result: BatchResult) -> Mapping[str, list[Any]]:
-    """Deltas by component, whichever came first."""
+    """Return the deltas by component, sorted, because their order does not matter."""
     return {component: sorted(_rows(tables), key=repr) for component, tables in result.deltas.items()}
 
 

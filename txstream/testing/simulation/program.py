@@ -1,5 +1,4 @@
-"""A topology as the simulation runs it: the user's bolts and states, over rows in memory and simulated
-databases."""
+"""A topology as the simulation runs it: the user's bolts over rows in memory and simulated databases."""
 
 from __future__ import annotations
 
@@ -27,11 +26,11 @@ FIRST = "memory://one"
 _NAMES = ("one", "two", "three", "four", "five", "six", "seven", "eight")
 
 Tables = dict[str, dict[tuple[Any, ...], tuple[Any, ...]]]
-"""Of each state table, the values by key."""
+"""The values by key of each state table."""
 
 
 class Code(NamedTuple):
-    """What a driver runs; `targets` have no databases yet."""
+    """What a driver runs. Its `targets` have no databases yet."""
 
     topology: Topology
     targets: list[StateTarget]
@@ -39,7 +38,7 @@ class Code(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """ZooKeeper and databases in memory of a topology that is known and that nobody has led yet."""
+    """ZooKeeper and databases in memory for a topology that is registered but that nobody has led yet."""
 
     nodes: dict[str, Node]
     spaces: list[Spaces]
@@ -52,7 +51,7 @@ class _Unopened:
 
 
 class Places:
-    """Which simulated database stands for which URL; of all releases of one topology."""
+    """Maps URLs to simulated databases, for all releases of one topology."""
 
     def __init__(self) -> None:
         self.by_url: dict[str, str] = {}
@@ -72,10 +71,8 @@ class Places:
 
 
 class Program:
-    """One release of a topology's code, and its rows. `number` grows from release to release.
-
-    Raises UsageError for what cannot be simulated.
-    """
+    """One release of a topology's code, and its rows. `number` grows with each release. The constructor
+    raises UsageError for what cannot be simulated."""
 
     def __init__(
         self,
@@ -114,7 +111,7 @@ class Program:
 
     @property
     def states(self) -> list[tuple[SqlState, bool]]:
-        """Its states, and which of them bolts write themselves."""
+        """The topology's states, each with whether bolts write it themselves."""
         topology = self.topology
         return [
             *((bolt.state, False) for bolt, _ in topology.states),
@@ -123,15 +120,16 @@ class Program:
 
     @property
     def databases(self) -> list[str]:
-        """URLs, the first one's first."""
+        """The URLs of its databases, the default one first."""
         return sorted({state.url or FIRST for state, _ in self.states}, key=_order)
 
     def commits(self) -> Sequence[CommitChoice]:
-        """In which ways it may commit."""
+        """Return the ways in which it may commit."""
         return ("auto", "executors") if self.topology.map_states else ("driver", "auto", "executors")
 
     def code(self, commit: CommitChoice, pending: int) -> Code:
-        """`auto` takes executors for more than one key, and never twice for one txid."""
+        """Return the code that commits in this way, with so many batches pending. With `auto`, executors
+        write any batch of more than one row, unless they have failed at its txid."""
         found = self._codes.get((commit, pending))
         if found is None:
             topology = replace(

@@ -1,4 +1,4 @@
-"""What many schedules of one topology have shown."""
+"""What many schedules of one topology showed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEAST = 3
 
 
 class SimulationError(TxstreamError):
-    """A schedule ended with a wrong result. `report` has it, shrunk."""
+    """A schedule ended with a wrong result. `report` holds that schedule, shrunk."""
 
     def __init__(self, report: SimulationReport) -> None:
         assert report.failure is not None
@@ -25,7 +25,7 @@ class SimulationError(TxstreamError):
 
 @dataclass
 class Broken:
-    """A schedule that failed, `schedule` as far as it could be shrunk, `told` what happens in it."""
+    """A failed schedule: `first` as found, `schedule` as far as it was shrunk, `told` what happens in it."""
 
     first: Schedule
     schedule: Schedule
@@ -45,11 +45,12 @@ class Broken:
 
 @dataclass
 class SimulationReport:
-    """`schedules` are those by seed, `exhaustive` those by crash points. `points` are all that a driver
-    passed, `crash_points` where it crashed; `crash_pairs` are two crashes of a history that followed one
-    another.
+    """What the schedules of a simulation did and found.
 
-    `inexact` counts wrong results of a topology that promises nothing else (a non-transactional one).
+    `schedules` counts the schedules by seed, `exhaustive` those by crash points. `points` are all points that
+    drivers passed, `crash_points` those where they crashed, and `crash_pairs` two successive crashes of a
+    history. `inexact` counts wrong results of a topology that does not promise exact ones (a
+    non-transactional one).
     """
 
     topology: str
@@ -67,23 +68,23 @@ class SimulationReport:
 
     @property
     def exact(self) -> bool:
-        """Was every table of every schedule what it must be?"""
+        """Whether every table was right in every schedule."""
         return self.failure is None and not self.inexact
 
     @property
     def rate(self) -> float:
-        """Schedules in a second of one core."""
+        """Schedules per second of CPU time."""
         return (self.schedules + self.exhaustive) / self.cpu_seconds if self.cpu_seconds else 0.0
 
     def add(self, world: World) -> None:
-        """Count what has happened in a world."""
+        """Add what happened in a world."""
         self.points |= world.points
         self.crash_points.update(world.crashes)
         self.crash_pairs.update(zip(world.crashes, world.crashes[1:], strict=False))
         self.faults.update(world.happened)
 
     def join(self, other: SimulationReport) -> None:
-        """Count what another process has done."""
+        """Add the report of another process."""
         self.schedules += other.schedules
         self.exhaustive += other.exhaustive
         self.on_sqlite += other.on_sqlite
@@ -95,7 +96,7 @@ class SimulationReport:
         self.faults += other.faults
 
     def to_document(self) -> dict[str, Any]:
-        """As JSON values."""
+        """Return the report as JSON values."""
         points = sorted(self.points)
         failure = self.failure
         return {
@@ -126,7 +127,7 @@ class SimulationReport:
         }
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Return the report as lines for people."""
         done = f"{self.schedules:,} schedules"
         if self.exhaustive:
             done += f", {self.exhaustive:,} with chosen crash points"

@@ -1,7 +1,7 @@
-"""Many schedules of one topology, in one process or in several.
+"""Runs many schedules of one topology, in one process or in several.
 
-Invariant: which schedules run, and what happens in each, follows from the seed alone, however many
-processes run them.
+Invariant: the seed alone decides which schedules run and what happens in each, however many processes run
+them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SHORT_RUN_BATCHES = 2
 
 
 def _nobody_listens(report: SimulationReport) -> None:
-    """Progress that nobody is told."""
+    """Ignore the progress."""
 
 
 def simulate(
@@ -47,19 +47,20 @@ def simulate(
     exhaustive: bool = False,
     on_sqlite: float = ON_SQLITE,
 ) -> SimulationReport:
-    """Run a topology through seeded schedules of crashes, lost and late answers, zombies, outages of
-    partitions and changes of how it commits; each must leave in its tables what a run without faults does.
+    """Run a topology through seeded schedules of crashes, lost and late answers, zombies, partition outages
+    and changes of how it commits. Each must leave in the tables what a run without faults leaves.
 
-    rows: what it reads, in the place of its own source: by partition, or a list that is dealt over three. A
-        row is a tuple, a mapping by field, or the value of the only field. None: those of its MemorySpout.
-    schedules, seed: those of seeds `seed` to `seed + schedules - 1`.
+    rows: the rows to read in place of the topology's own source, by partition, or as a list that is dealt
+        over three partitions. A row is a tuple, a mapping by field, or the value of the only field. None
+        takes the rows of its MemorySpout.
+    schedules, seed: the schedules have the seeds `seed` to `seed + schedules - 1`.
     jobs: how many processes run them.
-    steps: how long the part with faults is.
-    exhaustive: also every crash point of a short run, and every pair of them.
-    on_sqlite: the share of schedules whose states are in a real SQLite file, not in memory.
+    steps: how many steps the part with faults has.
+    exhaustive: also run every crash point of a short run, and every pair of them.
+    on_sqlite: the share of schedules whose states are in a real SQLite file instead of in memory.
 
-    Raises SimulationError with the first schedule that fails, shrunk; UsageError for what cannot be
-    simulated. A non-transactional topology does not fail: the report says how often it was not exact.
+    Raises SimulationError with the first schedule that fails, shrunk, and UsageError for what cannot be
+    simulated. A non-transactional topology does not fail; the report says how often it was not exact.
     """
     program = Program(topology, rows)
     report = run_schedules(
@@ -87,7 +88,7 @@ def run_schedules(
     on_sqlite: float = ON_SQLITE,
     progress: Told = _nobody_listens,
 ) -> SimulationReport:
-    """As `simulate`, of a program; `progress` is told now and then. A failure is in the report."""
+    """As `simulate`, for a program. Calls `progress` now and then. A failure is in the report, not raised."""
     if schedules < 0 or jobs < 1 or steps < 1:
         raise UsageError("a simulation needs schedules, jobs and steps that are not negative")
     with _quiet():
@@ -113,7 +114,7 @@ def run_schedules(
 
 
 def replay(program: Program, schedule: Schedule, say: Callable[[str], None]) -> Exception | None:
-    """Run one schedule, telling each step; what is wrong, if anything is."""
+    """Run one schedule, saying each step. Returns what went wrong, if anything did."""
     with _quiet():
         world = schedule.world(program, run_without_faults(program))
         world.say = say
@@ -121,7 +122,7 @@ def replay(program: Program, schedule: Schedule, say: Callable[[str], None]) -> 
 
 
 class _Wrong(NamedTuple):
-    """Plain values: not every error can be sent from one process to another."""
+    """A failure as plain values, because not every error can be sent from one process to another."""
 
     schedule: Schedule
     kind: str
@@ -147,21 +148,21 @@ class Hunt:
         return SimulationReport(topology.id, str(topology.semantics))
 
     def truth_differs(self) -> _Wrong | None:
-        """A run without faults, once more and in other batches."""
+        """Run once more without faults, in other batches. Returns the failure when the tables differ."""
         schedule = Schedule(0, 1, crashes=(), cut=(2, 2))
         error = outcome(schedule.world(self.program, self.expected))
         return None if error is None or not self.must_be_exact else _Wrong.of(schedule, error)
 
     def seeds(self, seeds: range) -> tuple[SimulationReport, _Wrong | None]:
-        """The schedules of these seeds, until one fails."""
+        """Run the schedules of these seeds until one fails."""
         report = self.report()
         found = self.go_through((Schedule(seed, self.steps, self.on_sqlite) for seed in seeds), report)
         return report, found
 
     def go_through(self, schedules: Iterator[Schedule], report: SimulationReport) -> _Wrong | None:
         started = time.process_time()
-        gc.disable()  # histories are short, and most of their objects go without a collection
-        gc.freeze()  # none need look at all that was imported, nor at what is known of earlier histories
+        gc.disable()  # histories are short, and most of their objects are freed without a collection
+        gc.freeze()  # collections then skip all imports and what is kept of earlier histories
         try:
             for number, schedule in enumerate(schedules, 1):
                 if number % _COLLECT_EVERY == 0:
@@ -187,8 +188,8 @@ class Hunt:
         return None
 
     def crash_points(self) -> Iterator[Schedule]:
-        """Every crash point of a run of few batches, in each way of committing; then, after each of them,
-        every second point that the run came to."""
+        """Yield every crash point of a run of a few batches, in each way of committing. Then, after each of
+        them, yield every later point of that run as a second crash."""
         most = max(batch.num_rows for batch in self.program.rows.values())
         cut = -(-most // _SHORT_RUN_BATCHES)
         for commit in range(len(self.program.commits())):
@@ -203,7 +204,7 @@ class Hunt:
                     yield _crashing(base, first, then)
 
     def told(self, wrong: _Wrong) -> Broken:
-        """A failure, shrunk."""
+        """Return the failure, shrunk."""
         first, kind, message = wrong
         smaller = shrunk(first.written(self.program, self.expected), self.program, self.expected, kind)
         world = smaller.world(self.program, self.expected)
@@ -228,7 +229,7 @@ def _in_processes(
         return
     global _hunt
     _hunt = hunt
-    # Forked, so that bolts need not be importable by a name.
+    # Forked, so that bolts need not be importable by name.
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool:
         waiting = iter(chunks)
         pending = {pool.submit(_seeds, chunk) for chunk in islice(waiting, 2 * jobs)}
@@ -248,7 +249,7 @@ def _seeds(seeds: range) -> tuple[SimulationReport, _Wrong | None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """What the product logs of faults would be most of what is printed."""
+    """Silence the product's log, or its messages about faults would be most of the output."""
     log = logging.getLogger("txstream")
     level = log.level
     log.setLevel(logging.CRITICAL)

@@ -1,6 +1,6 @@
-"""One schedule of a program: by a seed, by its decisions, or by the points at which drivers crash.
+"""One schedule of a program, given by a seed, by its decisions, or by the points at which drivers crash.
 
-A schedule that fails is shrunk: steps are left out and decisions set to 0 as long as it fails in the same
+A failing schedule is shrunk: steps are removed and decisions set to 0 as long as it still fails in the same
 way.
 """
 
@@ -26,8 +26,11 @@ _MOST_STEPS = 3000
 
 @dataclass(frozen=True)
 class Schedule:
-    """`history` are its decisions, where they are known. With `crashes`, drivers crash at the points of these
-    numbers and nothing else happens; `commit` is then which way of committing is tried."""
+    """One schedule. `history` holds its decisions, if they are known.
+
+    With `crashes`, drivers crash at the points with these numbers and nothing else happens. `commit` is then
+    the number of the way of committing.
+    """
 
     seed: int
     steps: int = STEPS
@@ -39,7 +42,7 @@ class Schedule:
     cut: tuple[int, int] = (1, 4)
 
     def world(self, program: Program, expected: Tables | None) -> World:
-        """A world in which it has not begun."""
+        """Return a new world for this schedule."""
         if self.crashes is not None:
             return _CrashWorld(
                 program,
@@ -52,7 +55,7 @@ class Schedule:
         return World(program, chances, expected, steps=self.steps, on_sqlite=self.on_sqlite, cut=self.cut)
 
     def written(self, program: Program, expected: Tables | None) -> Schedule:
-        """The same with its decisions, which are made once more for it."""
+        """Return the same schedule with its decisions. It is run once more to record them."""
         if self.crashes is not None or self.history is not None:
             return self
         chances = Written(self.seed)
@@ -60,7 +63,7 @@ class Schedule:
         return replace(self, history=chances.history)
 
     def to_document(self, topology: str, what: str) -> dict[str, Any]:
-        """As JSON values; `what` it shows, for people."""
+        """Return the schedule as JSON values. `what` says for people what it shows."""
         document: dict[str, Any] = {"format": FORMAT, "topology": topology, "shows": what}
         document |= {"seed": self.seed, "steps": self.steps, "on_sqlite": self.on_sqlite, "cut": self.cut}
         if self.crashes is not None:
@@ -69,7 +72,7 @@ class Schedule:
 
     @classmethod
     def load(cls, file: Path, topology: str) -> Schedule:
-        """Raises UsageError for a file that is none of this topology's."""
+        """Read a schedule from a file. Raises UsageError unless the file holds one of this topology."""
         try:
             document = json.loads(file.read_text(encoding="utf-8"))
             if document["format"] != FORMAT or document["topology"] != topology:
@@ -98,7 +101,7 @@ class Schedule:
 
 @dataclass
 class _CrashWorld(World):
-    """One in which nothing happens but crashes at the points of these numbers."""
+    """A world in which nothing happens but crashes at the points with these numbers."""
 
     crash_at: frozenset[int] = frozenset()
 
@@ -127,17 +130,17 @@ class _CrashWorld(World):
 
 
 def outcome(world: World) -> Exception | None:
-    """What was wrong, if anything was."""
+    """Run a world. Returns what went wrong, if anything did."""
     try:
         world.run()
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the simulation's finding
+    except Exception as error:  # noqa: BLE001 - any error is a finding of the simulation
         return error
     return None
 
 
 def shrunk(schedule: Schedule, program: Program, expected: Tables, kind: str) -> Schedule:
-    """The schedule without what it does not need to fail with this kind of error; itself when it does not
-    fail again."""
+    """Remove what a schedule does not need in order to fail with this kind of error. Returns the schedule
+    itself when it does not fail again."""
     if schedule.history is None:
         return schedule
     ends_at = time.monotonic() + _SHRINK_SECONDS
@@ -162,13 +165,13 @@ def shrunk(schedule: Schedule, program: Program, expected: Tables, kind: str) ->
 
 
 def _size(history: Step) -> tuple[int, int]:
-    """How many steps, and how much is decided in them."""
+    """Return how many steps a history has, and how many decisions in them are not 0."""
     every = [step for _, step in _every(history)]
     return len(every), sum(draw > 0 for step in every for draw in step.draws)
 
 
 _Path = tuple[tuple[int, int], ...]
-"""How a step is found: in which list of steps of the one around it, and where in that."""
+"""The way to a step: at each level, the number of the list in `meanwhile` and the place in that list."""
 
 
 def _every(step: Step, path: _Path = ()) -> Iterator[tuple[_Path, Step]]:
@@ -179,7 +182,7 @@ def _every(step: Step, path: _Path = ()) -> Iterator[tuple[_Path, Step]]:
 
 
 def _copy(history: Step, path: _Path) -> tuple[Step, Step]:
-    """A copy of a history, and the step there."""
+    """Return a copy of a history, and the step of the copy at this path."""
     root = found = copy.deepcopy(history)
     for number, at in path:
         found = found.meanwhile[number][at]
@@ -187,8 +190,8 @@ def _copy(history: Step, path: _Path) -> tuple[Step, Step]:
 
 
 def _attempts(best: Callable[[], Step]) -> Iterator[Step]:
-    """Histories with less in them than the best one so far, until none of them is better: without many steps,
-    without one, with a decision less."""
+    """Yield smaller variants of the best history so far, until none is better: without many steps, without
+    one step, with one decision set to 0."""
     before = None
     while before != (before := _size(best())):
         for path in [path for path, step in _every(best()) if step.meanwhile]:
@@ -212,7 +215,7 @@ def _without_steps(best: Callable[[], Step], path: _Path, number: int) -> Iterat
             root, there = _copy(best(), path)
             del there.meanwhile[number][at : at + size]
             yield root
-            if _length(best(), path, number) >= length:  # it needs one of them
+            if _length(best(), path, number) >= length:  # the failure needs one of these steps
                 at += size
         size //= 2
 

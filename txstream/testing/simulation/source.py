@@ -1,6 +1,6 @@
-"""What a simulated topology reads: rows in memory, of which more and more can be seen, by partition.
+"""What a simulated topology reads: rows in memory by partition, of which more and more become visible.
 
-Invariant: a position of a partition never changes what it holds, whichever history reads it.
+Invariant: a position of a partition holds the same row in every history.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from txstream.testing.simulation.driver import Driver
 
 PARTITIONS = 3
-"""Over how many partitions a list of rows is dealt."""
+"""The number of partitions that a list of rows is dealt over."""
 
 Rows = Mapping[str, pa.RecordBatch]
 
 
 def to_rows(schema: pa.Schema, given: Mapping[str, Sequence[Any]] | Sequence[Any]) -> Rows:
-    """Rows by partition; a list is dealt over a few. Raises UsageError for a row that does not fit."""
+    """Return rows by partition; a list is dealt over a few. Raises UsageError for a row that does not fit."""
     if not isinstance(given, Mapping):
         given = {f"p{at + 1}": given[at::PARTITIONS] for at in range(min(PARTITIONS, len(given)))}
     try:
@@ -49,7 +49,7 @@ def to_rows(schema: pa.Schema, given: Mapping[str, Sequence[Any]] | Sequence[Any
 
 
 def _fields(row: Any, schema: pa.Schema) -> tuple[Any, ...]:
-    """A row's values: of a mapping by name, without what it lacks; text for a binary field is UTF-8."""
+    """Return a row's values. A field that a mapping lacks is None. Text in a binary field becomes UTF-8."""
     if isinstance(row, Mapping):
         unknown = sorted(set(row) - set(schema.names))
         if unknown:
@@ -68,7 +68,7 @@ def _fields(row: Any, schema: pa.Schema) -> tuple[Any, ...]:
 
 
 def rows_of(source: PartitionedSpout[Any]) -> Rows:
-    """The rows that a MemorySpout was made with, without its markers. Raises UsageError for another
+    """Return the rows that a MemorySpout was made with, without its markers. Raises UsageError for any other
     source."""
     if not isinstance(source, MemorySpout):
         raise UsageError(
@@ -84,7 +84,7 @@ def rows_of(source: PartitionedSpout[Any]) -> Rows:
 
 
 class SimulatedSource(PartitionedSpout[MemoryRange]):
-    """Stands for the topology's own source."""
+    """Stands in for the topology's own source."""
 
     meta_type: ClassVar[type[MemoryRange]] = MemoryRange
 
@@ -99,7 +99,7 @@ class SimulatedSource(PartitionedSpout[MemoryRange]):
 
 
 class Log:
-    """One world's view of the rows: `ends` say how many can be seen; `lost` partitions cannot be read."""
+    """One world's view of the rows. `ends` says how many are visible; `lost` partitions cannot be read."""
 
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
@@ -114,7 +114,7 @@ class Log:
 
 
 class LogCoordinator(PartitionCoordinator[MemoryRange]):
-    """What a driver asks of the log."""
+    """The log as a driver sees it."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -145,7 +145,7 @@ class LogCoordinator(PartitionCoordinator[MemoryRange]):
 
 
 class LogEmitter(PartitionEmitter[MemoryRange]):
-    """Reads the rows; what is lost was refused before."""
+    """Reads the rows. `Runner.run` has refused lost partitions before."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -156,4 +156,4 @@ class LogEmitter(PartitionEmitter[MemoryRange]):
         yield self._rows[partition].slice(meta.start, meta.records)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Close nothing: nothing is open."""

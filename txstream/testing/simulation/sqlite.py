@@ -1,7 +1,8 @@
-"""A real SQLite database under a part of the histories, opened by the product's own `StateDatabase`.
+"""A real SQLite database for some of the histories, opened by the product's own `StateDatabase`.
 
-Invariants. Nobody sleeps inside a transaction: its lock is real, and would keep everybody else from ever
-waking up. The files are made once for a process; each history begins with what `delete` leaves of the last.
+Invariants. Nobody sleeps inside a transaction: its lock is real, so the others could not go on and it would
+never wake up. The files are created once per process. Each history begins with what `delete` leaves of the
+one before.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def _file(name: str, _process: int) -> StateDatabase:
     folder = tempfile.TemporaryDirectory(prefix="txstream-simulation-")
     atexit.register(folder.cleanup)
     database = StateDatabase(f"sqlite:///{Path(folder.name) / name}.db")
-    # The machine's power is not what fails here.
+    # The machine does not lose power in this simulation.
     event.listen(database.sessions.engine, "connect", _without_sync)
     database.ensure_framework_tables()
     return database
@@ -44,7 +45,7 @@ def _without_sync(connection: Any, _record: object) -> None:
 
 
 class Server:
-    """One database file, and the calls to it that are late."""
+    """One database file."""
 
     has_late = False
 
@@ -52,7 +53,7 @@ class Server:
         self.name = name
         self.world = world
         self.on_executors = True
-        self.url = f"memory://{name}"  # as the topology names it
+        self.url = f"memory://{name}"  # the topology's name for it
         self.database = _file(name, os.getpid())
         for fence in self.database.topologies():
             self.database.delete(fence.topology, drop_state=True)
@@ -65,7 +66,7 @@ class Server:
             raise ServiceUnavailableError(f"{self.name} is away")
 
     def deliver_late(self) -> None:
-        """Nothing of a transaction is under way while others act: calls are late as a whole."""
+        """Do nothing: no transaction is on its way while others act. Only whole calls are late."""
 
 
 class Store(StateDatabase):
@@ -87,7 +88,7 @@ class Store(StateDatabase):
 
 
 class _Sessions(Sessions):
-    """The file's own, and what may go wrong on the way to them and back."""
+    """The file's own sessions, with what may go wrong on the way to the database and back."""
 
     def __init__(self, server: Server, client: Client) -> None:
         vars(self).update(vars(server.database.sessions))

@@ -1,9 +1,9 @@
 """Databases that fail: the real `StoreBackend` over a server in memory.
 
-Invariants. A transaction's changes are applied in one piece, at its end or, when its answer is lost, some
-time later; until then it keeps its locks. Who needs a lock that is kept by a transaction on its way has it
-settled first; one that sleeps inside its transaction may lose it, as servers end sessions that idle. So
-nothing here is kinder than a database, and the protocol over it is the product's own.
+Invariants. A transaction's changes are applied in one piece, at its end or, when its commit is late, some
+time later or never. Until then it keeps its locks. When a transaction on its way keeps a lock that another
+needs, it is settled first. A client that sleeps inside its transaction may lose it, as servers end idle
+sessions. So this is no kinder than a real database, and the protocol over it is the product's own.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _LATE = ("commit", "begin_commit", "write", "end_commit")
 
 
 class Client(Protocol):
-    """Whoever talks to a server."""
+    """Anything that talks to a server."""
 
     def pass_point(self, where: str, whose: object = "") -> None: ...
 
 
 class Held(Overlay):
-    """A transaction with its locks, in whose middle its client may fall asleep. `is_sent`: its end is on its
-    way; `is_over`: applied, undone or ended."""
+    """A transaction with its locks. Its client may fall asleep in the middle of it. `is_sent`: its commit is
+    on its way. `is_over`: it was applied, undone or ended."""
 
     is_sent = False
     is_over = False
@@ -68,7 +68,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Of a scheme that txstream knows, which it asks what place a URL means; it opens nothing itself."""
+        """A URL with a scheme that txstream knows and asks what place the URL means. It opens nothing."""
         return f"memory://{self.name}"
 
     def open(self, client: Client) -> Store:
@@ -83,7 +83,7 @@ class Server:
             self._settle(held)
 
     def begin(self, transaction: Held) -> None:
-        """Grant its locks. Raises FenceLockedError when somebody who sleeps keeps one."""
+        """Grant a transaction its locks. Raises FenceLockedError when a sleeping client keeps one of them."""
         alone, shared = transaction.alone, transaction.shared
         for other in [held for held in self.holding if held.excludes(alone, shared)]:
             if other.is_sent:
@@ -106,7 +106,7 @@ class Server:
             held.apply()
 
     def _settle(self, held: Held) -> None:
-        """What was on its way has arrived, or never will."""
+        """Decide whether a commit on its way arrives or never will."""
         self.world.steps_done += 1
         arrives = not self.world.happens("never arrives")
         self.world.note(f"{self.name}: what was late {'is there' if arrives else 'never arrives'}")
@@ -114,12 +114,12 @@ class Server:
 
 
 def copied(spaces: Spaces) -> Spaces:
-    """The same rows, in other spaces."""
+    """Return the same rows in new spaces."""
     return {space: dict(rows) for space, rows in spaces.items()}
 
 
 def with_late_calls(states: TopologyStates, world: World) -> TopologyStates:
-    """The same, but calls that write may be carried out as a whole some time after they were given up."""
+    """Return the same states, but a call that writes may run, as a whole, some time after it was given up."""
     return cast(TopologyStates, _Late(states, world))
 
 
@@ -207,7 +207,7 @@ class Store(StoreBackend):
             raise ServiceUnavailableError(f"{self.server.name} is away")
 
     def pause(self, held: Held) -> None:
-        """In the middle of a transaction."""
+        """Pass a point in the middle of a transaction, where the client may fall asleep."""
         if self._world.happens("asleep in a transaction"):
             self._client.pass_point("inside a transaction", self.server.name)
             if held.is_over:

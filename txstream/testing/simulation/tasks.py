@@ -1,8 +1,8 @@
-"""What stands for Spark: tasks that run bolts and write, and know nothing of what became of their driver.
+"""Stands in for Spark: tasks that run bolts and write, and do not know what became of their driver.
 
-A task of the commit phase may run at once, later, twice, after another one has taken its place, after its
-attempt was given up, after its driver died, and in any order with the others. Nobody ever stops one. It
-writes a share of the driver's deltas, or runs bolts, which may read and write states of theirs.
+A task of the commit phase may run at once, later, twice, after another task has taken its place, after its
+attempt was given up or its driver died, and in any order with the others. Nobody ever stops a task. It writes
+a share of the driver's deltas, or runs bolts, which may read and write their own states.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _MOST_TRIES = 4
 
 @dataclass(eq=False)
 class Task:
-    """One that writes in one transaction. `is_done`: somebody has been told its first answer."""
+    """A task that writes. `is_done`: it has run once, and `answer` is the first answer."""
 
     what: str
     write: Callable[[], Any]
@@ -59,7 +59,7 @@ class Task:
 
 
 class _Stores:
-    """The stores of a world, for tasks, which may sleep between two transactions."""
+    """The stores of a world for its tasks, which may sleep between two transactions."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -73,7 +73,7 @@ class _Stores:
             self._world.go_on()
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Close nothing: nothing is open."""
 
 
 class Process(WorkerProcess):
@@ -86,7 +86,7 @@ class Process(WorkerProcess):
 
 
 class Tasks:
-    """All tasks that may still run, whoever started them."""
+    """All tasks that may still run, of all drivers."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -101,7 +101,7 @@ class Tasks:
         return bool(self._tasks)
 
     def run_one(self) -> None:
-        """Any task runs; its answer goes nowhere, unless its driver still waits."""
+        """Run any task. Its answer is lost unless its driver still waits for it."""
         if not self._tasks:
             return
         task = self._world.chances.pick(self._tasks)
@@ -114,7 +114,7 @@ class Tasks:
             self._world.note(f"{task} fails: {error}")
 
     def run_all(self) -> None:
-        """What is left of the past runs at last."""
+        """Run all tasks that are left."""
         while self._tasks:
             self.run_one()
 
@@ -128,12 +128,12 @@ class Tasks:
         task.is_done = True
 
     def _drop(self, task: Task) -> None:
-        if task in self._tasks:  # nobody else has done so while it slept
+        if task in self._tasks:  # it may have been dropped while it slept
             self._tasks.remove(task)
 
 
 class _Calls:
-    """Calls in this thread: whoever is to be left alone sleeps in the middle of one."""
+    """Calls on this thread. An actor that is to be left behind sleeps in the middle of one."""
 
     def call(self, attempt: TransactionAttempt, work: Callable[[], T]) -> T:
         return work()
@@ -143,8 +143,8 @@ class _Calls:
 
 
 class Runner(InProcessRunner):
-    """`BatchRunner` of one driver. What bolts make of a batch before its commit is computed once for all
-    histories; from then on tasks run as `Tasks` has them."""
+    """The `BatchRunner` of one driver. What bolts make of a batch before its commit is computed once for all
+    histories. The commit phase runs as `Tasks`."""
 
     def __init__(self, driver: Driver, plan: ExecutionPlan) -> None:
         super().__init__(plan, width=driver.world.width)
@@ -153,14 +153,15 @@ class Runner(InProcessRunner):
         self._calls: Any = _Calls()
         self._computes = False
         self._stores = _Stores(driver.world)
-        # Two, so that a task may find what an attempt before the last one has left; None before its first.
+        # Two processes, so that a task may find what an earlier attempt than the last one left. None is a
+        # process that has not been used yet.
         self._free: list[Process | None] = [None, None]
 
     @contextlib.contextmanager
     def _process(self) -> Iterator[WorkerProcess]:
         if not self._free:  # tasks sleep in all of them
             self._free.append(None)
-        # What is computed only where it is not known must decide nothing.
+        # A computation that only some histories make must not draw a decision.
         chosen = 0 if self._computes else self._world.chances.below(len(self._free))
         process = self._free.pop(chosen) or Process(self._world, self.plan)
         try:
@@ -188,7 +189,7 @@ class Runner(InProcessRunner):
                 found = self._run(attempt, metas)
                 found = results.put(key, found, found.kept.elements)
             except NotDeterministicError as error:
-                world.wrong = world.wrong or error  # no failure that another attempt could mend
+                world.wrong = world.wrong or error  # another attempt cannot mend this
                 raise
             finally:
                 self._computes = False
@@ -240,22 +241,22 @@ class Runner(InProcessRunner):
         return [write.rows for write in writes]
 
     def _cut(self, write: StateWrite, slots: Mapping[str, int]) -> list[StateWrite]:
-        """The same shares for the same deltas, so that what comes of them is known too."""
+        """Cut the same deltas into the same shares, so that results derived from them are known too."""
         deltas = [table.deltas for table in write.tables]
         kept = self._world.program.memo.of(("cut", *slots.values()), deltas, lambda: cut(write, slots))
         return [replace(write, tables=share.tables) for share in kept]
 
     def cancel(self, attempt: TransactionAttempt) -> None:
-        """Nobody ever stops a task."""
+        """Do nothing: nobody ever stops a task."""
 
     def close(self) -> None:
-        """What bolts have opened in the processes."""
+        """Close what bolts have opened in the processes."""
         for process in self._free:
             if process is not None:
                 process.close()
 
     def _wait_for(self, attempt: TransactionAttempt, tasks: Sequence[Task]) -> None:
-        """Let these tasks run, until all are done or it is given up."""
+        """Run these tasks until all are done or the attempt is given up."""
         world, tries = self._world, 0
         while not world.are_done(tasks):
             self._driver.pass_point("waiting for tasks", attempt)

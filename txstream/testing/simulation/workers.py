@@ -21,8 +21,8 @@ _Piece = tuple[Callable[[], Any], Callable[[Any], None] | None, Callable[[BaseEx
 
 
 class SeededWorkers:
-    """The workers of one driver. Time goes on when there is nothing but a timer to wait for; a deadline may
-    pass at any time."""
+    """The workers of one driver. Time moves on only when nothing is left but a timer; a deadline may pass at
+    any time."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -38,7 +38,7 @@ class SeededWorkers:
     # --- for the simulation ---------------------------------------------------------------------------
 
     def step(self, loop: EventLoop, *, meanwhile: bool = False) -> None:
-        """Do one thing; `meanwhile` in the middle of another, by another thread."""
+        """Do one thing; with `meanwhile`, in the middle of another, as on another thread."""
         chances = self._driver.world.chances
         lanes = [
             lane
@@ -73,7 +73,7 @@ class SeededWorkers:
         self._busy.append(lane)
         try:
             answer = work()
-        except Exception as error:  # noqa: BLE001 - the loop's to judge; a crash is none
+        except Exception as error:  # noqa: BLE001 - for the loop to judge; a CrashError is no Exception
             if failed is not None:
                 self._answer(failed, error)
         else:
@@ -118,11 +118,11 @@ class SeededWorkers:
         return False
 
     def interrupt(self) -> None:
-        """Nobody aborts a driver: it crashes."""
+        """Do nothing: a simulated driver is not aborted, it crashes."""
 
     @property
     def is_interrupted(self) -> bool:
         return False
 
     def shut_down(self) -> None:
-        """Nothing runs on by itself."""
+        """Do nothing: nothing runs by itself."""

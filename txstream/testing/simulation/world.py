@@ -1,8 +1,8 @@
-"""The world of a simulation: rows, databases, ZooKeeper and drivers, to which `chances` decide what happens.
+"""The world of a simulation: rows, databases, ZooKeeper and drivers. `chances` decide what happens to them.
 
-A history has two parts: one with faults, then one without, in which a last driver must finish. After it every
-table must hold exactly what a run without faults has left there, the ledger every row in one batch, and
-drivers that wake up later must change nothing.
+A history has two parts: one with faults, then one without, in which a last driver must finish. Afterwards
+every table must hold exactly what a run without faults leaves there, and the ledger every row in exactly one
+batch. Drivers that wake up later must change nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from txstream.testing.simulation.tasks import Task, Tasks
 from txstream.zookeeper import MemoryTree
 from txstream.zookeeper.tree import Node
 
-# How likely each fault is, each time that it could happen.
+# The probability of each fault, each time that it could happen.
 FAULTS: Mapping[str, float] = {
     "crash": 0.007,
     "freeze": 0.01,
@@ -59,7 +59,7 @@ FAULTS: Mapping[str, float] = {
 }
 STEPS = 30
 ON_SQLITE = 0.02
-"""How many histories have their states in a real SQLite database."""
+"""The share of histories whose states are in a real SQLite database."""
 
 _MAX_DEPTH = 2
 _MAX_LAST_STEPS = 3000
@@ -68,7 +68,7 @@ _THE_REST = (_ALL_ROWS, _ALL_ROWS)
 
 
 class Tree(MemoryTree):
-    """ZooKeeper, which somebody may restore from an old copy."""
+    """ZooKeeper, which may be restored from an old copy."""
 
     @property
     def has_late(self) -> bool:
@@ -82,17 +82,17 @@ class Tree(MemoryTree):
 
 
 class WrongResultError(TxstreamError):
-    """A table is not what a run without faults has left there, or a row is in no batch or in two."""
+    """A table differs from what a run without faults leaves, or a row is in no batch or in two."""
 
 
 @dataclass
 class World:
-    """One history. `run` raises AssertionError, or the error that a driver should not have met.
+    """One history. `run` raises AssertionError, WrongResultError, or an error that no driver should have met.
 
-    `cut` are the fewest and the most rows that a batch takes of a partition. `expected` is what tables must
-    hold at the end; None where that is not looked at. `crashes` are the points at which drivers crashed,
-    `points` those that any passed, `happened` how often each fault was. `say` is told what happens, as it
-    happens.
+    `cut` is the fewest and the most rows that a batch takes from a partition. `expected` is what the tables
+    must hold at the end; None leaves that unchecked. `crashes` are the points at which drivers crashed,
+    `points` all points that drivers passed, `happened` how often each fault happened. `say` is called with
+    what happens, as it happens.
     """
 
     program: Program
@@ -135,11 +135,11 @@ class World:
         return Tree()
 
     def are_done(self, tasks: Sequence[Task]) -> bool:
-        """Whether a driver that waits for these tasks need wait no longer."""
+        """Return whether a driver that waits for these tasks may stop waiting."""
         return all(task.is_done for task in tasks)
 
     def _begin(self) -> None:
-        """What runs here, and where. The topology is known, and nobody has led it yet."""
+        """Decide what runs and where its states are. The topology is registered, but nobody has led it."""
         chances = self.chances
         self.commit: CommitChoice = chances.pick(self.program.commits())
         self.is_on_sqlite = chances.happens(self.on_sqlite)
@@ -164,7 +164,7 @@ class World:
             self.program.begun = Begun(self.tree.copy(), [copied(server.spaces) for server in self.servers])
 
     def applied(self, changes: Overlay) -> None:
-        """A server in memory is about to apply a transaction."""
+        """Called before a server in memory applies a transaction."""
 
     def store_at(self, url: str, client: Any) -> StateBackend:
         found: StateBackend = next(s for s in self.servers if s.url == url).open(client)
@@ -181,7 +181,7 @@ class World:
             self.say(f"step {self.steps_said}")
 
     def tell(self, last: int = 120) -> str:
-        """The history's end, indented by what happened while somebody slept."""
+        """Return the end of the history. What happened while an actor slept is indented."""
         return "\n".join(self._shown(*one) for one in self.history[-last:])
 
     def _shown(self, depth: int, what: str, metas: BatchMetas[Any] | None) -> str:
@@ -196,14 +196,14 @@ class World:
     # --- with faults ----------------------------------------------------------------------------------
 
     def run(self, *, alone: bool = False) -> None:
-        """The whole history; `alone` with one driver that nobody ever succeeds."""
+        """Run the whole history. With `alone`, the first driver finishes it instead of a new one."""
         self.chances.steps(self.steps, self._take_step)
         self._end_faults()
         self._finish(self.drivers[0] if alone and self.drivers else self.new_driver())
 
     def _take_step(self) -> None:
-        """A step that is told of. What is wrong in one that others take while somebody sleeps is not the
-        sleeper's to judge: it would take it for a failure of its own work."""
+        """Take a step and record it. An error in a step that others take while an actor sleeps is kept in
+        `wrong`: the sleeper would take it for a failure of its own work."""
         told = len(self.history)
         if not self._depth:
             self._say_step()
@@ -221,7 +221,7 @@ class World:
             raise self.wrong
 
     def freeze(self, actor: Actor, where: str) -> None:
-        """The actor sleeps in the middle of what it does; the world goes on; then it wakes up."""
+        """Let an actor sleep in the middle of its work while the world goes on, then wake it up."""
         if not self._can_sleep:
             return
         self.note(f"{actor} falls asleep: {where}")
@@ -231,7 +231,7 @@ class World:
         self.note(f"{actor} wakes up: {where}")
 
     def go_on(self) -> None:
-        """Some steps of everybody else, in the middle of somebody's."""
+        """Take some steps of the others in the middle of an actor's step."""
         if not self._can_sleep:
             return
         self._depth += 1
@@ -244,7 +244,7 @@ class World:
 
     @contextlib.contextmanager
     def nobody_sleeps(self) -> Iterator[None]:
-        """While somebody holds what nobody can take away."""
+        """Let nobody sleep inside the block, because the actor holds what cannot be taken away."""
         self._awake += 1
         try:
             yield
@@ -270,12 +270,12 @@ class World:
         leads = self.drivers[-1] in awake if self.drivers else False
         if not awake or self.happens("another driver") or (not leads and self.chances.below(2)):
             awake = [self.new_driver()]
-        # Mostly the leader; now and then one that does not know yet that it no longer leads.
+        # Mostly the leader, now and then a driver that does not know yet that it no longer leads.
         chosen = self.chances.pick(awake) if self.chances.happens(0.15) else awake[-1]
         chosen.step()
 
     def new_driver(self) -> Driver:
-        """The next one, perhaps of code that commits in another way."""
+        """Add the next driver, perhaps with code that commits in another way."""
         if self.happens("code changes"):
             self.commit = self.chances.pick(self.program.commits())
             self.pending = self.chances.between(1, 3)
@@ -286,7 +286,7 @@ class World:
         return Driver(self, number, program)
 
     def grow(self) -> None:
-        """More rows, perhaps in a new partition."""
+        """Show more rows, perhaps in a new partition."""
         ends, rows = self.log.ends, self.log.rows
         open_names = [name for name in rows if ends.get(name, 0) < rows[name].num_rows]
         if open_names:
@@ -301,7 +301,7 @@ class World:
         self.note(f"{partition} is {'lost' if partition in self.log.lost else 'found'}")
 
     def deliver_late(self) -> None:
-        """What was sent long ago arrives, and is applied as far as fences and versions let it."""
+        """Deliver what was sent long ago. It is applied as far as fences and versions allow."""
         self.tree.deliver_late()
         for server in self.servers:
             server.deliver_late()
@@ -325,7 +325,7 @@ class World:
         self.log.lost.clear()
         self.log.show_all()
         if self.steps_done:
-            self.cut = _THE_REST  # one batch shows as well as several what the faults have left
+            self.cut = _THE_REST  # one batch shows what the faults have left as well as several do
 
     def _finish(self, last: Driver) -> None:
         for _ in range(_MAX_LAST_STEPS):
@@ -351,7 +351,7 @@ class World:
             self._check("after the drivers of the past woke up")
 
     def _may_change(self) -> bool:
-        """Is anything of the past left, that could still write?"""
+        """Return whether anything from the past is left that could still write."""
         return bool(
             self.late_calls
             or self.tree.has_late
@@ -367,7 +367,7 @@ class World:
         return coordinator.is_idle and self.log.reached(coordinator.committed_metas().positions())
 
     def tables(self) -> Tables:
-        """What the newest driver's tables hold."""
+        """Return what the newest driver's tables hold."""
         found: Tables = {}
         for target in self.drivers[-1].targets:
             for spec in target.tables:
@@ -392,7 +392,7 @@ class World:
                 self._check_ledger(target.database)
 
     def _check_ledger(self, database: StateBackend) -> None:
-        """Every row is in exactly one batch, and no txid is missing."""
+        """Check that every row is in exactly one batch and that no txid is missing."""
         ledger = database.batches(self.topology_id)
         assert [row.txid for row in ledger] == list(range(1, len(ledger) + 1)), "a txid is missing"
         assert {row.status for row in ledger} <= {COMMITTED}, "a txid is not committed"
@@ -400,7 +400,7 @@ class World:
         self.check_chain(batches, f"the ledger of {database.url_for_people}")
 
     def check_chain(self, batches: Iterable[BatchMetas[Any]], whose: str) -> None:
-        """Every row of the log is in exactly one of these batches, in order."""
+        """Check that every row of the log is in exactly one of these batches, in order."""
         places = dict.fromkeys(self.log.ends, 0)
         for txid, metas in enumerate(batches, 1):
             for partition, taken in metas.partitions.items():
@@ -414,14 +414,14 @@ class World:
             raise WrongResultError(f"{whose} ends at {places}")
 
     def take_apart(self) -> None:
-        """Its objects know each other in rings; without them they go at once, with no collection."""
+        """Break the reference cycles between the world's objects, to free them without a collection."""
         for driver in self.drivers:
             driver.take_apart()
         vars(self).clear()
 
 
 def _equal(found: Mapping[Any, tuple[Any, ...]], expected: Mapping[Any, tuple[Any, ...]]) -> bool:
-    """Floats are close: what a sum of them is depends on their order."""
+    """Return whether two tables are equal. Floats need only be close, as a sum depends on their order."""
     if found == expected:
         return True
     return found.keys() == expected.keys() and all(
@@ -432,7 +432,7 @@ def _equal(found: Mapping[Any, tuple[Any, ...]], expected: Mapping[Any, tuple[An
 
 
 def difference(table: str, found: Mapping[Any, Any], expected: Mapping[Any, Any]) -> str:
-    """What is wrong with a table, in a sentence."""
+    """Say in a sentence what is wrong with a table."""
     keys = [key for key in {**expected, **found} if found.get(key) != expected.get(key)]
     shown = [
         f"{_one_or_all(key)} is {_one_or_all(found.get(key))}, not {_one_or_all(expected.get(key))}"
@@ -447,7 +447,7 @@ def _one_or_all(values: tuple[Any, ...] | None) -> str:
 
 
 def run_without_faults(program: Program, *, cut: tuple[int, int] = (1, 4)) -> Tables:
-    """What one driver leaves in the tables when nothing goes wrong."""
+    """Return what one driver leaves in the tables when nothing goes wrong."""
     world = World(program, Played(Step()), cut=cut)
     world.run()
     return world.tables()

@@ -1,6 +1,6 @@
-"""The conformance suite for sources: does a `PartitionedSpout` keep what a topology relies on?
+"""The conformance suite for sources: does a `PartitionedSpout` do what a topology relies on?
 
-Write a `SpoutHarness` that says how rows come into the log, then
+Write a `SpoutHarness` that says how rows get into the log, then
 
     print(check_spout(MyHarness))
 
@@ -10,7 +10,7 @@ or, with pytest, one test for each promise:
     def test_promise(check):
         check.run(MyHarness)
 
-Needs no pytest, no Spark session and no service but the source's own.
+The suite needs no pytest, no Spark session, and no service but the source's own.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ __all__ = [
 
 
 class SpoutReport(ConformanceReport):
-    """What a source keeps of its promises."""
+    """Which of its promises a source keeps."""
 
 
 def spout_checks() -> tuple[SpoutCheck, ...]:
-    """All checks; `str()` of one is the name of its promise."""
+    """Return all checks. `str()` of a check is the name of its promise."""
     rooms = (every_row_once, planning, reading, outages, source)
     return tuple(check for room in rooms for check in room.CHECKS)
 
@@ -49,11 +49,8 @@ def spout_checks() -> tuple[SpoutCheck, ...]:
 def check_spout(
     create_harness: Callable[[], SpoutHarness], *, only: Iterable[str] | None = None
 ) -> SpoutReport:
-    """Run all checks, or those that `only` names, each over a new harness.
-
-    Raises SpoutConformanceError that tells every broken promise, UsageError for an unknown name, and what the
-    harness raises.
-    """
+    """Run all checks, or those that `only` names, each over a new harness. Raises SpoutConformanceError,
+    which lists every broken promise, UsageError for an unknown name, and what the harness raises."""
     return run_checks(
         spout_checks(),
         only,

@@ -1,4 +1,4 @@
-"""Checks of what all batches together hold: every row of the log, once, in order."""
+"""Checks that all batches together hold every row of the log, once and in order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHECKS = Promises(SpoutCheck)
 
 
 def _everything(trial: SpoutTrial) -> tuple[list[Batch], Reading, Reading]:
-    """The log read in small batches, with more rows coming in between; what it holds, and what was found."""
+    """Read the log in small batches while more rows arrive. Returns batches, expected rows and found rows."""
     trial.fill()
     coordinator = trial.coordinator()
     batches = trial.walk(coordinator)
@@ -32,14 +32,14 @@ def _count(rows: Sequence[Row]) -> Counter[Hashable]:
 
 
 def _missing(expected: Reading, found: Reading) -> Iterator[tuple[str, int, Row]]:
-    """Partition, place and row of what was written and not read."""
+    """Yield the partition, place and row of each row that was written and not read."""
     for partition, rows in expected.items():
         missing = _count(rows) - _count(found.get(partition, ()))
         yield from ((partition, place, row) for place, row in enumerate(rows) if missing[freeze(row)])
 
 
 def _batches_with(batches: Sequence[Batch], partition: str, place: int) -> str:
-    """The batch that holds the row at this place of what was read of a partition."""
+    """Describe the batch that holds the row at this place, counted over what was read of the partition."""
     for batch in batches:
         rows = len(batch.rows.get(partition, ()))
         if place < rows:

@@ -18,7 +18,7 @@ CHECKS = Promises(SpoutCheck)
 
 
 def _first_and_rest(metas: Iterable[str]) -> tuple[str, list[str]]:
-    """The partition that something happens to, and the others that were filled."""
+    """Return the partition that the check damages, and the others."""
     first, *rest = sorted(metas)
     return first, rest
 
@@ -27,14 +27,14 @@ Ranges = Mapping[str, tuple[Any, list[Row]]]
 
 
 def _ranges(batches: Iterable[Batch]) -> Ranges:
-    """The range of each partition that was read last, and its rows."""
+    """Return the last range that was read of each partition, with its rows."""
     return {
         name: (meta, batch.rows[name]) for batch in batches for name, meta in batch.metas.partitions.items()
     }
 
 
 def _readable(trial: SpoutTrial, ranges: Ranges) -> set[str]:
-    """The partitions whose ranges give their rows now."""
+    """Return the partitions whose ranges can be read in full now."""
     found = set()
     for name, (meta, rows) in ranges.items():
         read = partial(trial.read_unguarded, trial.emitter(), name, meta)
@@ -47,13 +47,13 @@ def _readable(trial: SpoutTrial, ranges: Ranges) -> set[str]:
 def _plan_in_outage(
     trial: SpoutTrial, coordinator: PartitionCoordinator[Any], last: Metas, others: Ranges
 ) -> dict[str, Any] | PartitionUnavailableError:
-    """A plan; the error instead where none of the others can be read either."""
+    """Return a plan, or the error if none of the other partitions can be read either."""
 
     def plan() -> tuple[dict[str, Any] | Exception, bool]:
         answer = trial.outcome(
             "a batch is planned in an outage", lambda: dict(coordinator.plan(dict(last), 1000))
         )
-        # Looked at once: a source that is slow for a moment may read them the next time.
+        # Look only once per plan: a source that was slow for a moment may read them the next time.
         return answer, isinstance(answer, PartitionUnavailableError) and not _readable(trial, others)
 
     answer, all_away = trial.until(
@@ -111,7 +111,7 @@ def plans_around_an_outage(trial: SpoutTrial) -> None:
 )
 def an_outage_keeps_the_place(trial: SpoutTrial) -> None:
     trial.fill()
-    # What the rest of the log holds, from a reading that no outage disturbs.
+    # What the log holds, read without an outage.
     undisturbed = joined(trial.walk(limit=2))
     coordinator, emitter = trial.coordinator(), trial.emitter()
     begun = trial.walk(coordinator, limit=2, batches=2)
@@ -166,7 +166,7 @@ def reads_again_after_an_outage(trial: SpoutTrial) -> None:
     planned = _planned_then(trial, trial.harness.hide)
     partition, meta, rows = planned
     emitter = trial.emitter()
-    _read_until(trial, emitter, planned)  # how it fails is told by the promise before this one
+    _read_until(trial, emitter, planned)  # how it must fail is the promise before this one
     trial.harness.show(partition)
     outcome = _read_until(trial, emitter, planned, list)
     if isinstance(outcome, Exception):
@@ -196,13 +196,13 @@ def unreadable_names_what_cannot_be_read(trial: SpoutTrial) -> None:
             "it is asked what is unreadable", lambda: dict(coordinator.unreadable(metas.partitions))
         )
         if isinstance(answer, PartitionUnavailableError):
-            return set(metas.partitions)  # the topology waits for it as for all of them
+            return set(metas.partitions)  # a topology takes this error to mean all of them
         if isinstance(answer, Exception):
             trial.fail("a mapping from partitions to Unavailable", tell(answer), cause=answer)
         return set(answer)
 
     def require(away: Callable[[], set[str]], when: str, *, some: bool = False) -> None:
-        # Both are asked again: a partition that can be read may have been too slow once.
+        # Ask both again until they agree: a readable partition may have been too slow once.
         found, expected = trial.until(
             lambda: (named(), away()), lambda both: both[0] == both[1] and bool(both[1]) >= some
         )
@@ -270,11 +270,11 @@ def a_lost_place_is_told(trial: SpoutTrial) -> None:
 
 
 Planned = tuple[str, Any, list[Row]]
-"""A partition, its range, and the rows of it."""
+"""A partition, a planned range of it, and the rows of that range."""
 
 
 def _planned_then(trial: SpoutTrial, damage: Callable[[str], None]) -> Planned:
-    """A planned range and its rows; then something happens to its partition."""
+    """Plan a range and read its rows, then damage its partition."""
     trial.fill()
     _, metas = trial.next_batch(trial.coordinator(), {}, whole=True)
     partition, _ = _first_and_rest(metas.partitions)
@@ -287,7 +287,8 @@ def _planned_then(trial: SpoutTrial, damage: Callable[[str], None]) -> Planned:
 def _read_until(
     trial: SpoutTrial, emitter: PartitionEmitter[Any], planned: Planned, kind: type = object
 ) -> list[Row] | Exception:
-    """What reading a planned range gives or raises, at last something of this kind."""
+    """Read a planned range until the rows or the error are of this kind, or `settle_seconds` have passed.
+    Returns the last outcome."""
     partition, meta, _ = planned
     read = partial(trial.read_unguarded, emitter, partition, meta)
     return trial.until(
@@ -298,7 +299,8 @@ def _read_until(
 def _not_told(
     trial: SpoutTrial, kind: type[Exception], planned: Planned, outcome: list[Row] | Exception
 ) -> None:
-    """Anything else than the error breaks the promise. Not so all rows: the harness prevented nothing."""
+    """Fail because the outcome is not the error. If it is all the rows, the check does not apply: the harness
+    did not prevent the read."""
     partition, meta, rows = planned
     expected = f"{kind.__name__} from partition {partition!r}"
     if isinstance(outcome, Exception):

@@ -17,7 +17,7 @@ CHECKS = Promises(SpoutCheck)
 
 
 def _stored(trial: SpoutTrial, source: PartitionedSpout[Any], metas: BatchMetas[Any]) -> tuple[str, Metas]:
-    """Metas as they are stored, and the places that are read from that."""
+    """Return the metas as they are stored, and the places read back from that."""
     codec = trial.ask("meta_type is read", lambda: MetaCodec(source.meta_type))
     stored = trial.ask("metas are stored as JSON", lambda: to_json(codec.encode(metas)))
     again = trial.ask("metas are read from JSON", lambda: codec.decode(json.loads(stored), "the store"))

@@ -1,6 +1,6 @@
-"""Reading a planned range in another process, as an executor's worker does.
+"""Reads a planned range in another process, as an executor's worker does.
 
-Nothing is inherited but the import path and what was pickled.
+That process inherits only the import path, the environment and what was pickled.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PROGRAM = "from txstream.testing.spout.process import main; main()"
 
 
 def pickled(value: Any) -> bytes:
-    """As the engine ships it: what importable modules define by name, the rest by value."""
+    """Pickle a value as the engine does: definitions in importable modules by name, all others by value."""
     from pyspark import cloudpickle  # the other process needs only pickle, and starts faster without Spark
 
     return bytes(cloudpickle.dumps(value))  # type: ignore[no-untyped-call]  # pyspark's copy
@@ -32,10 +32,8 @@ def pickled(value: Any) -> bytes:
 def read_elsewhere(
     source: bytes, context: SpoutContext, attempt: TransactionAttempt, metas: Mapping[str, Any]
 ) -> dict[str, list[dict[str, Any]]]:
-    """The rows of each planned partition, read by a new interpreter from the pickled source.
-
-    Raises TxstreamError with that process's traceback when it fails.
-    """
+    """Return the rows of each planned partition, read by a new interpreter from the pickled source. Raises
+    TxstreamError with that process's traceback when the process fails."""
     with tempfile.TemporaryDirectory(prefix="txstream-") as folder:
         order, answer = Path(folder, "order"), Path(folder, "answer")
         order.write_bytes(pickled((source, context, attempt, dict(metas))))
@@ -56,7 +54,7 @@ def read_elsewhere(
 
 
 def main() -> None:
-    """In the other process: the order's file in, the answer's file out."""
+    """The other process: read the order's file and write the answer's file."""
     order, answer = map(Path, sys.argv[1:])
     source, context, attempt, metas = pickle.loads(order.read_bytes())  # noqa: S301 - of our own process
     emitter = pickle.loads(source).emitter(context)  # noqa: S301 - likewise
@@ -68,5 +66,5 @@ def main() -> None:
     finally:
         emitter.close()
     answer.write_bytes(pickle.dumps(rows))
-    # As Spark's workers end: at an interpreter's end, a thread of Arrow that still reads would abort it.
+    # Exit as Spark's workers do: at a normal exit, an Arrow thread that still reads would abort the process.
     os._exit(0)

@@ -1,7 +1,7 @@
-"""Checks of reading: a planned range gives the same rows to whoever reads it, whenever, however often.
+"""Checks of reading: a planned range gives the same rows to every reader, at any time, however often.
 
-They compare readings with each other, never with what the harness wrote: rows that are wrong at every reading
-are found by the checks of planning.
+They compare readings with each other, never with what the harness wrote. Rows that are wrong in every reading
+are found by the checks in `every_row_once`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ CHECKS = Promises(SpoutCheck)
 
 
 def _planned(trial: SpoutTrial) -> tuple[Mapping[str, Any], Reading]:
-    """A batch of everything, and its rows."""
+    """Return the metas of a batch that takes everything, and its rows."""
     trial.fill()
     _, metas = trial.next_batch(trial.coordinator(), {}, whole=True)
     return metas.partitions, trial.read(trial.emitter(), metas.partitions)
 
 
 def _in_pieces(trial: SpoutTrial) -> dict[str, list[Batch]]:
-    """The batches that take from each partition; at least two of them for one partition."""
+    """Return the batches that take from each partition, for partitions with at least two of them."""
     trial.fill()
     trial.fill()
     batches = trial.walk(limit=3)
@@ -49,7 +49,7 @@ def _in_pieces(trial: SpoutTrial) -> dict[str, list[Batch]]:
 def _require_again(
     trial: SpoutTrial, emitter: PartitionEmitter[Any], partition: str, batch: Batch, how: str
 ) -> None:
-    """The emitter gives the rows of a batch that was read before."""
+    """Fail unless the emitter returns the rows that were read of a batch before."""
     meta, rows = batch.metas.partitions[partition], batch.rows[partition]
     again = trial.read_one(emitter, partition, meta, batch.txid)
     trial.require_same({partition: rows}, {partition: again}, how, {partition: meta})
@@ -212,7 +212,7 @@ def a_read_may_be_given_up(trial: SpoutTrial) -> None:
 
 
 def _in_turn(partition: str, pair: Mapping[PartitionEmitter[Any], Batch]) -> list[list[Row]]:
-    """The rows that each emitter gives of its batch; they take turns, one record batch at a time."""
+    """Return the rows that each emitter reads of its batch. They take turns, one record batch at a time."""
     readings: list[list[Row]] = [[] for _ in pair]
     turns = deque(
         (reading, iter(emitter.emit(attempt(batch.txid), partition, batch.metas.partitions[partition])))
@@ -228,7 +228,7 @@ def _in_turn(partition: str, pair: Mapping[PartitionEmitter[Any], Batch]) -> lis
 
 
 def _give_up(emitter: PartitionEmitter[Any], partition: str, batch: Batch) -> None:
-    """Read one record batch and close the iterator, as a task does that is cancelled."""
+    """Read one record batch and close the iterator, as a cancelled task does."""
     rows = iter(emitter.emit(attempt(batch.txid), partition, batch.metas.partitions[partition]))
     next(rows, None)
     if isinstance(rows, Generator):

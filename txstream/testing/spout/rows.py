@@ -1,4 +1,4 @@
-"""Comparing rows: equality that knows NaN, and the first place where two readings differ."""
+"""Compares rows: NaN equals NaN, and the first place where two readings differ is found."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NAN = ("not a number",)
 
 
 def freeze(value: Any) -> Hashable:
-    """The value as something to hash and compare; NaN equals NaN, or a source of floats could never pass."""
+    """Return a value in a hashable form. NaN equals NaN, or a source of floats could never pass."""
     if isinstance(value, Mapping):
         return tuple(sorted((name, freeze(part)) for name, part in value.items()))
     if isinstance(value, (list, tuple)):
@@ -22,12 +22,12 @@ def freeze(value: Any) -> Hashable:
 
 
 def same(one: Sequence[Row], other: Sequence[Row]) -> bool:
-    """Equal rows in the same order."""
+    """Return whether both hold equal rows in the same order."""
     return [freeze(row) for row in one] == [freeze(row) for row in other]
 
 
 def project(rows: Sequence[Row], columns: Sequence[str]) -> list[Row]:
-    """The rows with only those columns that are to be compared."""
+    """Return the rows with only these columns."""
     return [{name: row[name] for name in columns} for row in rows]
 
 
@@ -36,7 +36,8 @@ def show(row: Row | None) -> str:
 
 
 def first_difference(expected: Sequence[Row], found: Sequence[Row]) -> tuple[int, Row | None, Row | None]:
-    """Where two unequal readings part: the index, and the row that each has there, None past its end."""
+    """Return where two unequal readings first differ: the index, and each one's row there, None past its end.
+    Raises ValueError for equal readings."""
     for place in range(max(len(expected), len(found))):
         one = expected[place] if place < len(expected) else None
         other = found[place] if place < len(found) else None

@@ -1,4 +1,4 @@
-"""Checks of the source as a whole: its identity, whether it is ready and caught up, and its end."""
+"""Checks of the source as a whole: its identity, whether it is ready and caught up, and closing it."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def closes(trial: SpoutTrial) -> None:
         rows = iter(reading.emit(attempt(), partition, meta))
         return rows, next(rows, None)
 
-    _begun = trial.ask(f"{partition!r} is read", begin)  # kept, or the read would end here
+    _begun = trial.ask(f"{partition!r} is read", begin)  # kept, because dropping the iterator ends the read
     opened: dict[str, PartitionCoordinator[Any] | PartitionEmitter[Any]] = {
         "a coordinator that was used": coordinator,
         "a coordinator that was not used": trial.coordinator(),

@@ -1,11 +1,11 @@
-"""One check over one harness: opens the source, plans and reads as a topology does, and tells what broke.
+"""One check over one harness: opens the source, plans and reads as a topology does, and reports what broke.
 
 Invariants:
 
-- What the source raises breaks the promise; what the harness raises is passed on as it is.
-- The source is used on one thread, the harness on the caller's.
-- Every coordinator and emitter is opened from a source of its own, as worker processes have it, unless the
-  check says otherwise. All are closed at the end.
+- An error that the source raises breaks the promise. An error that the harness raises is passed on as it is.
+- The source is used on one thread, except by `elsewhere`. The harness is used on the caller's thread.
+- Every coordinator and emitter is opened from a source of its own, as in worker processes, unless the check
+  passes one. All are closed at the end.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Opened = TypeVar("Opened", PartitionCoordinator[Any], PartitionEmitter[Any])
 
 
 class SpoutConformanceError(ConformanceError):
-    """A source does not do what a topology relies on."""
+    """A source breaks a promise that topologies rely on."""
 
 
 class SpoutCheck(Check["SpoutTrial"]):
@@ -61,10 +61,8 @@ class SpoutCheck(Check["SpoutTrial"]):
     __slots__ = ()
 
     def run(self, create_harness: Callable[[], SpoutHarness]) -> str | None:
-        """Try it over a new harness. Returns why it does not apply, None when the promise is kept.
-
-        Raises SpoutConformanceError when it is broken, and whatever the harness raises.
-        """
+        """Run the check over a new harness. Returns why the promise does not apply, None when it is kept.
+        Raises SpoutConformanceError when it is broken, and whatever the harness raises."""
         with contextlib.closing(create_harness()) as harness:
             return self.conclude(SpoutTrial(self, harness))
 
@@ -80,7 +78,7 @@ class Batch:
 
 
 class SpoutTrial(Trial):
-    """What checks are written with."""
+    """One check of one source: the tools that checks are written with."""
 
     error = SpoutConformanceError
 
@@ -95,11 +93,11 @@ class SpoutTrial(Trial):
     # --- the log -----------------------------------------------------------------------------------------
 
     def fill(self, count: int = RECORDS) -> None:
-        """More records in every partition."""
+        """Append `count` records to every partition."""
         self._note(self.harness.append(count))
 
     def add_partition(self, count: int = RECORDS) -> set[str]:
-        """The names of the partitions that appeared; empty where the harness does not foresee them."""
+        """Add a partition. Returns the names that appeared, none if the harness cannot foresee them."""
         rows = self.harness.add_partition(count)
         self._note(rows)
         return set(rows or ())
@@ -118,7 +116,7 @@ class SpoutTrial(Trial):
                 )
 
     def expected(self, found: Reading) -> Reading:
-        """What the log holds, as far as `found` can be compared with it."""
+        """Return what the log holds, as far as `found` can be compared with it."""
         if self.foreseen and not self.harness.endless:
             return self.log
         _, metas = self.next_batch(self.coordinator(), {}, whole=True)
@@ -128,7 +126,7 @@ class SpoutTrial(Trial):
         return {name: rows[: len(found.get(name, ()))] for name, rows in whole.items()}
 
     def comparable(self, expected: Reading, found: Reading) -> Reading:
-        """`found` with the columns that `expected` has."""
+        """Return `found` with only the columns that `expected` has."""
         columns = {name: list(rows[0]) for name, rows in expected.items() if rows}
         schema = self.schema()
         for partition, names in columns.items():
@@ -165,13 +163,13 @@ class SpoutTrial(Trial):
         return opened
 
     def shut(self, opened: PartitionCoordinator[Any] | PartitionEmitter[Any]) -> None:
-        """Close before the end."""
+        """Close a coordinator or an emitter before the end of the check."""
         self._opened.remove(opened)
         self.ask("close() is called", opened.close)
 
     def close(self) -> None:
         for opened in self._opened:
-            with contextlib.suppress(Exception):  # that closing works is a promise with a check of its own
+            with contextlib.suppress(Exception):  # closing is a promise with a check of its own
                 self._thread.call(opened.close, self.deadline_seconds)
         super().close()
 
@@ -180,14 +178,14 @@ class SpoutTrial(Trial):
     def plan(
         self, coordinator: PartitionCoordinator[Any], last: Metas, limit: int = MANY
     ) -> dict[str, Any | Unavailable]:
-        """One answer, as it comes."""
+        """Return one plan, unchanged."""
         return self.ask("a batch is planned", lambda: dict(coordinator.plan(dict(last), limit)))
 
     def next_batch(
         self, coordinator: PartitionCoordinator[Any], last: Metas, limit: int = MANY, *, whole: bool = False
     ) -> tuple[dict[str, Any | Unavailable], BatchMetas[Any]]:
-        """The plan of a batch that there must be, because rows wait; with `whole` one that has every
-        partition that the last rows went to."""
+        """Plan a batch, which there must be because rows wait. Returns the plan and its metas. With `whole`,
+        the batch must take from every partition that the last rows went to."""
         wanted = self.filled if whole else set()
 
         def answer() -> tuple[dict[str, Any | Unavailable], BatchMetas[Any]]:
@@ -213,10 +211,11 @@ class SpoutTrial(Trial):
         wanted: int | None = None,
         txid: int = 1,
     ) -> list[Batch]:
-        """Batches one after another, each planned and then read, until nothing is new, or so many.
+        """Plan and read batches one after another until nothing is new, or until there are `batches` of them.
 
-        Rows that were just written may take the harness's `settle_seconds` to appear: as long as fewer than
-        `wanted` were read, they are waited for (by default the whole log, or 1 behind some places).
+        Rows just written may take the harness's `settle_seconds` to appear, so this waits that long while
+        fewer than `wanted` rows were read. By default `wanted` is the whole log, or 1 when `last` gives
+        places or the rows are not foreseen.
         """
         coordinator = coordinator or self.coordinator()
         emitter = self.emitter()
@@ -226,7 +225,8 @@ class SpoutTrial(Trial):
         rows_in_log = sum(map(len, self.log.values()))
         if wanted is None:
             wanted = rows_in_log if last is None and self.foreseen else 1
-        # This must end even for a source that hands out the same rows for ever: what was read shows that.
+        # Bounded, so that it ends even for a source that returns the same rows for ever. The caller's check
+        # of the rows then finds that.
         most = 4 * rows_in_log + 50 if batches is None else batches
         if self.harness.endless:
             most = min(most, _ENDLESS_BATCHES)
@@ -238,7 +238,7 @@ class SpoutTrial(Trial):
                 done.append(Batch(txid + len(done), places, metas, rows))
                 places = dict(metas.positions())
                 continue
-            # As in a topology: places that a plan without work moves are moved by none.
+            # As in a topology, a plan without work does not move the places.
             read = sum(len(part) for batch in done for part in batch.rows.values())
             if read >= wanted or time.monotonic() >= deadline:
                 break
@@ -248,7 +248,7 @@ class SpoutTrial(Trial):
     # --- reading -----------------------------------------------------------------------------------------
 
     def read(self, emitter: PartitionEmitter[Any], metas: Metas, txid: int = 1, sequence: int = 1) -> Reading:
-        """The rows of each planned partition."""
+        """Return the rows of each planned partition."""
         return {
             partition: self.read_one(emitter, partition, meta, txid, sequence)
             for partition, meta in metas.items()
@@ -270,23 +270,25 @@ class SpoutTrial(Trial):
     def read_unguarded(
         self, emitter: PartitionEmitter[Any], partition: str, meta: Any, txid: int = 1, sequence: int = 1
     ) -> list[Row]:
-        """Raises what the emitter raises."""
+        """Return the rows of one planned partition. Raises what the emitter raises."""
         batches = emitter.emit(attempt(txid, sequence), partition, meta)
         return [row for batch in batches for row in batch.to_pylist()]
 
     # --- asking ------------------------------------------------------------------------------------------
 
     def ask(self, what: str, call: Callable[..., Answer], *arguments: Any, **options: Any) -> Answer:
-        """What the source answers, however long it takes; whatever it raises breaks the promise. A
-        PartitionUnavailableError does so only when `settle_seconds` are over: on a busy machine a service may
-        be slower than the source waits for it, and a topology would ask again."""
+        """Return the source's answer, however long it takes. Any error that it raises breaks the promise.
+
+        A PartitionUnavailableError does so only once `settle_seconds` have passed: on a busy machine a
+        service may be slower than the source waits for it, and a topology would ask again.
+        """
         deadline = time.monotonic() + self.harness.settle_seconds
         while True:
             try:
                 return self._thread.call(lambda: call(*arguments, **options))
             except (ConformanceError, NotApplicableError):
                 raise
-            except Exception as error:  # noqa: BLE001 - every failure of the source is told, with its cause
+            except Exception as error:  # noqa: BLE001 - every failure of the source is reported
                 if not isinstance(error, PartitionUnavailableError) or time.monotonic() >= deadline:
                     self.fail(f"an answer when {what}", tell(error), cause=error)
             _pause()
@@ -301,7 +303,7 @@ class SpoutTrial(Trial):
             self._thread = own
 
     def until(self, call: Callable[[], Answer], condition: Callable[[Answer], object]) -> Answer:
-        """The answer that meets the condition, or the last one when `settle_seconds` are over."""
+        """Call until an answer meets the condition or `settle_seconds` are over. Returns the last answer."""
         deadline = time.monotonic() + self.harness.settle_seconds
         while True:
             answer = call()
@@ -312,14 +314,14 @@ class SpoutTrial(Trial):
     # --- telling -----------------------------------------------------------------------------------------
 
     def require_same(self, expected: Rows, found: Rows, how: str, metas: Metas | None = None) -> None:
-        """Equal rows in every partition of `expected`; `how` says what was done to get `found`."""
+        """Fail unless `found` has equal rows in every partition of `expected`. `how` says how it was read."""
         for partition, rows in expected.items():
             again = found.get(partition, [])
             if not same(rows, again):
                 self._differ(partition, rows, again, how, (metas or {}).get(partition))
 
     def require_prefix(self, expected: Rows, found: Rows, how: str) -> None:
-        """In every partition one reading begins with the other."""
+        """Fail unless in every partition one reading begins with the other."""
         for partition, rows in found.items():
             before = expected.get(partition, [])
             shorter = min(len(before), len(rows))
@@ -338,17 +340,17 @@ class SpoutTrial(Trial):
 
 
 def attempt(txid: int = 1, sequence: int = 1) -> TransactionAttempt:
-    """Attempt `sequence` at a batch, under the first leader."""
+    """Return attempt `sequence` of a batch, under the first leader."""
     return TransactionAttempt(Txid(txid), attempt_id(1, sequence))
 
 
 def places_after(batches: Sequence[Batch]) -> Metas:
-    """Where the log stands behind them."""
+    """Return the places after these batches."""
     return batches[-1].metas.positions() if batches else {}
 
 
 def joined(batches: Sequence[Batch]) -> Reading:
-    """The rows of several batches, one after the other."""
+    """Return the rows of several batches by partition, one batch after the other."""
     rows: Reading = {}
     for batch in batches:
         for partition, part in batch.rows.items():
@@ -357,5 +359,5 @@ def joined(batches: Sequence[Batch]) -> Reading:
 
 
 def _pause() -> None:
-    """Between two questions to a log of another process, which no event announces."""
+    """Wait before asking again: the log is another process's, so no event announces a change."""
     threading.Event().wait(_PAUSE_SECONDS)

@@ -1,4 +1,4 @@
-"""The conformance suite for state backends: does a `StateBackend` keep what exactly-once relies on?
+"""The conformance suite for state backends: does a `StateBackend` do what exactly-once relies on?
 
     print(check_state_backend("mine://somewhere"))
 
@@ -8,8 +8,8 @@ or, with pytest, one test for each promise:
     def test_promise(check):
         check.run("mine://somewhere")
 
-Needs no pytest, no Spark session and no service but the store's own. What it makes in the store has names of
-its own, and is deleted.
+The suite needs no pytest, no Spark session, and no service but the store's own. What it creates in the store
+has names of its own and is deleted afterwards.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = [
 
 
 class StateReport(ConformanceReport):
-    """What a store keeps of its promises."""
+    """Which of its promises a store keeps."""
 
 
 def state_checks() -> tuple[StateCheck, ...]:
-    """All checks; `str()` of one is the name of its promise."""
+    """Return all checks. `str()` of a check is the name of its promise."""
     rooms = (joining, fence, commits, ledger, values, column_types, optional)
     return tuple(check for room in rooms for check in room.CHECKS)
 
@@ -49,12 +49,12 @@ def check_state_backend(
 ) -> StateReport:
     """Run all checks, or those that `only` names, over one store.
 
-    store: its URL, or a function that opens it. The checks share it; each has topologies and tables of its
-        own, with names that nobody else has.
-    lock_seconds: how long a raise of the fence is left to wait for a transaction that is held open.
+    store: the store's URL, or a function that opens it. The checks share the store; each has topologies and
+        tables of its own, with unique names.
+    lock_seconds: how long a raise of the fence may wait for a transaction that is held open.
     deadline_seconds: how long any call may take.
 
-    Raises StateConformanceError that tells every broken promise, UsageError for an unknown name.
+    Raises StateConformanceError, which lists every broken promise, and UsageError for an unknown name.
     """
     terms = terms_of(store, lock_seconds=lock_seconds, deadline_seconds=deadline_seconds)
     return run_checks(

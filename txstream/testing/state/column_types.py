@@ -1,4 +1,4 @@
-"""Promises about types: what is written comes back, in its order, and what cannot be kept is refused."""
+"""Promises about types: values come back as written, in order, and what cannot be kept is refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from txstream.testing.state.trial import StateCheck, StateTrial, each
 
 CHECKS = Promises(StateCheck)
 
-# Pairs that some collation takes for equal, and ones whose order in UTF-16 is not that of their characters.
+# Pairs that some collation treats as equal, and some whose order in UTF-16 differs from that of their
+# characters.
 _TEXTS = [
     *("", " ", "  ", "a", "A", "a ", "a  ", " a", "á", "a\u0301", "ß", "ss", "i", "I", "\u0131", "\u0130"),
     *("NULL", "null", "\\", "\\\\", '"', "'", "''", "{", "}", "{}", ",", "%s", ":x", "?", "\n", "\r\n", "\t"),
@@ -42,7 +43,7 @@ def _integers(bits: int) -> list[int]:
 
 
 def scaled(number: int, scale: int) -> Decimal:
-    """As digits: arithmetic would round to 28 of them."""
+    """Return number / 10**scale. Built from digits, because arithmetic would round to 28 of them."""
     return Decimal((int(number < 0), tuple(map(int, str(abs(number)))), -scale))
 
 
@@ -65,11 +66,11 @@ _VALUES: dict[str, list[Any]] = {
     "timestamp_ntz": _TIMES,
 }
 KINDS: dict[str, list[Any]] = {kind: sorted(values) for kind, values in _VALUES.items()}
-"""Types, and for each the values that are likely to go wrong, in ascending order."""
+"""Types, each with the values that are likely to go wrong, in ascending order."""
 
 
 def _accepted(life: Life) -> bool:
-    """Whether a topology may join with its tables; StateTableError is the one answer that says no."""
+    """Return whether a topology may join with its tables. Only StateTableError is accepted as a refusal."""
     trial = life.trial
     trial.ask("framework tables are ensured", life.store.ensure_framework_tables)
     found = trial.outcome("a topology joins", life.joining)
@@ -79,7 +80,7 @@ def _accepted(life: Life) -> bool:
 
 
 def _lives(trial: StateTrial, **of_kind: Callable[[str], Any]) -> list[tuple[str, Life]]:
-    """A topology for each type that the store accepts, its table declared from the type's name."""
+    """Return a topology for each type that the store accepts. Its table is declared from the type's name."""
     made = [(kind, {name: make(kind) for name, make in of_kind.items()}) for kind in KINDS]
     lives = [(kind, trial.stranger(**options)) for kind, options in made]
     return [(kind, life) for kind, life in lives if _accepted(life)]

@@ -1,4 +1,4 @@
-"""Promises about commits: all or nothing, what is undone, and tasks that write side by side."""
+"""Promises about commits: they are all or nothing, replays undo, and tasks write side by side."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _crash(_point: str) -> None:
 
 
 def _crashes(life: Life, what: str, call: Callable[..., None], *arguments: Any) -> None:
-    """A call that fails where it says that it has been reached, and leaves nothing."""
+    """Make the call fail in `reached`, and check that it leaves nothing."""
     with life.unchanged(what):
         found = life.trial.outcome(what, call, *arguments, reached=_crash)
         if not isinstance(found, _CrashError):
@@ -178,7 +178,7 @@ def phantom_keys_are_undone(trial: StateTrial) -> None:
     life.holds({"x": 2, "y": 10}, "when a created key is not in the replay")
     life.commit(4, {"z": 3})
     life.holds({"x": 1, "y": 10, "z": 3}, "when it is created again")
-    # More than a page of a store that answers in pages.
+    # More than one page, for a store that answers in pages.
     life.commit(5, {f"k{n}": n for n in range(3000)})
     life.commit(5, {"z": 1})
     life.holds({"x": 1, "y": 10, "z": 4}, "when 3000 keys are undone")
@@ -251,7 +251,8 @@ def transactional_replay_is_skipped(trial: StateTrial) -> None:
     "the value rules do it, when reading and writing a row is one step",
 )
 def a_share_counts_once(trial: StateTrial) -> None:
-    # Who reads a row, merges it in Python and writes it back has both tasks read before either writes.
+    # In a store that reads a row, merges it in Python and writes it back, both tasks read before either
+    # writes.
     both = threading.Barrier(2)
 
     def slow(stored: int, delta: int) -> int:
@@ -281,7 +282,7 @@ def _write_again_and_again(life: Life) -> None:
     for task in [trial.beside(write) for _ in range(_TASKS)]:
         trial.require("a task's answer", len(share), task.outcome("a share written side by side"))
     life.end(under, keys=len(share))
-    life.write(under, share)  # of a task that nobody stopped
+    life.write(under, share)  # by a task that nobody stopped
     changed = {"k0": 3, **{f"k{n}": 3 for n in range(5, 10)}, **{f"k{n}": 2 for n in range(10, 15)}}
     life.holds({**{f"k{n}": 1 for n in range(10)}, **changed})
 

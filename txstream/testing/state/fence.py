@@ -1,4 +1,4 @@
-"""Promises about the fence: who may write, and who must wait."""
+"""Promises about the fence: which attempts may write, and which must wait."""
 
 from __future__ import annotations
 
@@ -82,7 +82,8 @@ def an_attempt_commits_once(life: Life) -> None:
 
 
 def _passed_twice(life: Life, what: str, call: Callable[..., Any]) -> None:
-    """First by an attempt of the same driver, then by another driver."""
+    """Check that a call is refused once a later attempt of its driver, then another driver, raised the
+    fence."""
     first = life.begin(1)
     life.write(first, {"a": 1})
     second = life.begin(1)
@@ -128,7 +129,7 @@ def a_write_needs_a_beginning(life: Life) -> None:
 
 
 def _raise_beside(life: Life, point: str, run: Callable[..., None], *arguments: Any) -> None:
-    """Hold a transaction open at its point, raise the fence meanwhile, and let both end."""
+    """Hold a transaction open at a point, raise the fence meanwhile, and let both end."""
     trial = life.trial
     inside, go_on = threading.Event(), threading.Event()
     seen: list[str] = []
@@ -155,7 +156,7 @@ def _raise_beside(life: Life, point: str, run: Callable[..., None], *arguments: 
     trial.require("the calls of reached", [point], seen)
     trial.require("what others see of a transaction that is open", before, during)
     if found is None:
-        # Raised in spite of it: then the open one must not have written anything since.
+        # The fence was raised all the same, so the open transaction must not have written anything since.
         when = f"when the raise had returned, after the older transaction gave {ended!r:.200}"
         trial.require(f"what was stored {when}", raised, life.everything())
         return
@@ -225,7 +226,7 @@ def raise_waits_for_writes(trial: StateTrial) -> None:
 def _write_each(
     task: Life, under: TransactionAttempt, keys: list[str], writing: threading.Event, noted: int
 ) -> int:
-    """One write for each key; `writing` is set before the one that is to be noted."""
+    """Write each key in turn, setting `writing` before the key with number `noted`."""
     for number, key in enumerate(keys):
         if number == noted:
             writing.set()

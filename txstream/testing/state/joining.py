@@ -1,4 +1,4 @@
-"""Promises about an opened store, and about how a topology comes into it and leaves it."""
+"""Promises about an opened store, and about how a topology joins and leaves it."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def join_is_all_or_nothing(trial: StateTrial) -> None:
     stranger.tables = (*free, *life.tables)
     trial.refused("one of two tables is another's", IdentityMismatchError, stranger.joining)
     stranger.is_unknown("after a refused join")
-    trial.stranger(tables=free).join()  # the table that was not refused is free
+    trial.stranger(tables=free).join()  # the table that was not refused still belongs to nobody
 
 
 @CHECKS.promise(

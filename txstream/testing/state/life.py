@@ -1,4 +1,4 @@
-"""One life of a topology in a store that is tried: what is done to it, and what is stored of it."""
+"""One life of a topology in the store under test: the calls on it, and what is stored of it."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ Deltas: TypeAlias = "Mapping[Any, Any] | pa.Table | None"
 
 @dataclass
 class Life:
-    """One life of a topology with some tables, through one opening of the store. Deltas are given for one
-    table after the other. `keys` are those that were written so far."""
+    """One life of a topology with some tables, through one opening of the store. Deltas are passed in the
+    order of the tables. `keys` are the keys written so far."""
 
     trial: StateTrial
     store: StateBackend
@@ -52,19 +52,19 @@ class Life:
 
     @property
     def states(self) -> TopologyStates:
-        """The life, bound to its store."""
+        """This life, bound to its store."""
         return self.store.of(self.topology, self.uuid, self.semantics, self.tables)
 
     def at(self, store: StateBackend) -> Life:
-        """The same life through another opening."""
+        """Return the same life through another opening of the store."""
         return replace(self, store=store)
 
     def next(self, txid: int) -> TransactionAttempt:
-        """A new attempt."""
+        """Return a new attempt."""
         return TransactionAttempt(Txid(txid), attempt_id(self.epoch, next(self.sequence)))
 
     def whole(self, attempt: TransactionAttempt, *deltas: Deltas, **options: Any) -> Commit:
-        """The commit of an attempt."""
+        """Return the commit of an attempt."""
         return Commit(
             attempt=attempt,
             metas=options.pop("metas", {"partitions": {"p": {"start": attempt.txid}}}),
@@ -111,13 +111,13 @@ class Life:
         return self
 
     def commit(self, txid: int, *deltas: Deltas, **options: Any) -> TransactionAttempt:
-        """Driver path, under a new attempt."""
+        """Commit on the driver path, under a new attempt."""
         attempt = self.next(txid)
         self.trial.ask(f"{attempt} is committed", self.committing, attempt, *deltas, **options)
         return attempt
 
     def begin(self, txid: int, *deltas: Deltas) -> TransactionAttempt:
-        """Executor path, under a new attempt."""
+        """Begin a commit on the executor path, under a new attempt."""
         attempt = self.next(txid)
         self.trial.ask(f"{attempt} begins", self.beginning, attempt, *deltas)
         return attempt
@@ -136,7 +136,7 @@ class Life:
     # --- what is stored -----------------------------------------------------------------------------------
 
     def values(self, before: int = LATER) -> dict[Any, Any]:
-        """key -> value of all keys that were written so far; tuples for several columns."""
+        """Return key -> value for all keys written so far. Several columns make a tuple."""
         return self.read(list(self.keys), before)
 
     def read(self, keys: Sequence[Any], before: int = LATER, table: int = 0) -> dict[Any, Any]:
@@ -167,7 +167,7 @@ class Life:
         return found
 
     def everything(self) -> tuple[Any, ...]:
-        """All that is stored, to be compared with what is stored later."""
+        """Return all that is stored, to compare it with what is stored later."""
         fence = self.trial.ask("the fence is read", self.store.read_fence, self.topology)
         values = [self.read(list(self.keys), table=number) for number in range(len(self.tables))]
         return values if len(values) > 1 else values[0], self.ledger(), fence
@@ -175,12 +175,12 @@ class Life:
     # --- what must be -------------------------------------------------------------------------------------
 
     def holds(self, expected: Mapping[Any, Any], when: str = "in the end", table: int = 0) -> None:
-        """Its values, for the keys written so far, are these."""
+        """Fail unless these are the values of the keys written so far."""
         self.trial.require(f"the values {when}", expected, self.read(list(self.keys), table=table))
 
     @contextlib.contextmanager
     def unchanged(self, what: str) -> Iterator[None]:
-        """What happens inside the block leaves nothing behind."""
+        """Fail unless the block leaves nothing behind."""
         keys = dict(self.keys)
         before = self.everything()
         yield
@@ -192,12 +192,12 @@ class Life:
     def refuses(
         self, what: str, kind: type[TxstreamError], call: Callable[..., Any], *arguments: Any, **options: Any
     ) -> None:
-        """A call raises an error of this kind and leaves nothing behind."""
+        """Fail unless a call raises an error of this kind and leaves nothing behind."""
         with self.unchanged(what):
             self.trial.refused(what, kind, call, *arguments, **options)
 
     def is_unknown(self, when: str) -> None:
-        """Nothing was made for it."""
+        """Fail if the store holds a fence or a ledger row of this topology."""
         trial, store, name = self.trial, self.store, self.topology
         trial.require(f"the fence {when}", None, trial.ask("a fence is read", store.read_fence, name))
         trial.require(f"the ledger {when}", [], self.ledger())
@@ -212,13 +212,13 @@ def table(
     reducers: Mapping[str, Reducer] | None = None,
     defaults: Mapping[str, Any] | None = None,
 ) -> TableSpec:
-    """A state table, by default a word count."""
+    """Return a state table, by default a word count."""
     state = SqlState(name, key=key, value=value, defaults=defaults or {})
     return TableSpec(state, semantics, reducers or {column: Sum(column) for column in state.value_names})
 
 
 def to_table(spec: TableSpec, deltas: Mapping[Any, Any] | pa.Table) -> pa.Table:
-    """Key and value columns of {key: value}; a table as it is."""
+    """Return {key: value} as a table of key and value columns; a table is returned as it is."""
     if isinstance(deltas, pa.Table):
         return deltas
     schema = pa.schema([*spec.state.key_schema, *spec.state.value_schema])
@@ -228,7 +228,7 @@ def to_table(spec: TableSpec, deltas: Mapping[Any, Any] | pa.Table) -> pa.Table:
 
 
 def by_key(spec: TableSpec, rows: pa.Table) -> dict[Any, Any]:
-    """{key: value} of key and value columns."""
+    """Return key and value columns as {key: value}."""
     keys, values = (
         rows.select(names).to_pylist() for names in (spec.state.key_names, spec.state.value_names)
     )

@@ -1,4 +1,4 @@
-"""Promises about what a store may leave out: migrating, pruning, joining late, showing its state."""
+"""Promises about what a store need not have: migrating, pruning, joining late, showing its state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pruning_keeps_the_end(life: Life) -> None:
     for txid in range(1, 7):
         life.commit(txid, {"a": 1})
     rest = [5, 6] if life.semantics is Semantics.NON_TRANSACTIONAL else [5, 6, 7]
-    life.begin(7)  # a row of the ledger where there is a fence
+    life.begin(7)  # with a fence, this adds a row to the ledger
 
     def require(
         what: str, gone: int, left: list[int], rows: int = 100, newest: int | None = None, before: int = 2020
@@ -198,7 +198,7 @@ def state_can_be_shown(trial: StateTrial) -> None:
         with life.store.read_state(life.topology) as state:
             first = look(state)
             beside = trial.beside(lambda: later.committing(life.next(4), {"b": 1, "e": 1}))
-            beside.ended(trial.terms.lock_seconds)  # it may have to wait until this has been read
+            beside.ended(trial.terms.lock_seconds)  # the writer may have to wait for this reader
             return first, look(state), beside
 
     before, after, beside = trial.ask("its state is shown twice", shown_twice)

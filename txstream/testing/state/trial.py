@@ -1,10 +1,10 @@
-"""One check over one store of states: topologies of its own in it, what is asked of them, and what broke.
+"""One check over one store: creates topologies of its own in it, calls the store, and reports what broke.
 
 Invariants:
 
-- Every topology and every table of a check has a name that no other check has, so all may share one store.
-  What a check has made is deleted at its end.
-- Every method of the store is called on a thread of the suite's own.
+- Every topology and every table of a check has a unique name, so all checks may share one store. What a check
+  has created is deleted at its end.
+- Every method of the store is called on one of the suite's own threads.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ OpenStore = Callable[[], StateBackend]
 
 
 class StateConformanceError(ConformanceError):
-    """A store does not do what a topology relies on."""
+    """A store breaks a promise that topologies rely on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How a store is tried.
+    """How a store is checked.
 
-    open: opens the store, each time the same one, as a driver and its executors do; several may be open.
-    url: what other processes open it by, where they can.
+    open: opens the store, always the same one, as a driver and its executors do. It may be open several
+    times. url: the URL by which other processes open it, if they can.
     lock_seconds: how long a raise of the fence waits for a transaction that is held open.
-    deadline_seconds: how long any call may take. Much more than it needs, for a busy machine.
+    deadline_seconds: how long any call may take. Much longer than needed, for a busy machine.
     """
 
     open: OpenStore
@@ -50,11 +50,11 @@ class Terms:
 
 
 Store = str | OpenStore
-"""A URL, or a function that opens the store: at every call the same one."""
+"""A URL, or a function that opens the store, the same one at every call."""
 
 
 def terms_of(store: Store, **options: float) -> Terms:
-    """The terms of a store that is given by its URL or by how it is opened."""
+    """Return the terms of a store given by its URL or by a function that opens it."""
     if isinstance(store, str):
         return Terms(partial(open_database, store), store, **options)
     return Terms(store, None, **options)
@@ -66,17 +66,17 @@ class StateCheck(Check["StateTrial"]):
     __slots__ = ()
 
     def run(self, store: Store) -> str | None:
-        """Try it on a store, given by its URL or by a function that opens it. Returns why it does not apply,
-        None when the promise is kept. Raises StateConformanceError when it is broken."""
+        """Run the check on a store, given by its URL or by a function that opens it. Returns why the promise
+        does not apply, None when it is kept. Raises StateConformanceError when it is broken."""
         return self.try_on(terms_of(store))
 
     def try_on(self, terms: Terms) -> str | None:
-        """As `run`."""
+        """As `run`, on these terms."""
         return self.conclude(StateTrial(self, terms))
 
 
 def each(*kinds: Semantics) -> Callable[[Callable[[Life], None]], Callable[[StateTrial], None]]:
-    """Tries a function on one topology of each semantics, joined."""
+    """Make a check that runs the function for each semantics, on a topology that has joined the store."""
 
     def decorate(function: Callable[[Life], None]) -> Callable[[StateTrial], None]:
         def try_each(trial: StateTrial) -> None:
@@ -89,7 +89,7 @@ def each(*kinds: Semantics) -> Callable[[Callable[[Life], None]], Callable[[Stat
 
 
 class StateTrial(Trial):
-    """What checks are written with."""
+    """One check of one store: the tools that checks are written with."""
 
     error = StateConformanceError
 
@@ -104,13 +104,13 @@ class StateTrial(Trial):
         self.store = self.open()
 
     def open(self) -> StateBackend:
-        """One more opening of the store."""
+        """Open the store once more."""
         opened = self.ask("the store is opened", self.terms.open)
         self._opened.append(opened)
         return opened
 
     def life(self, semantics: Semantics = Semantics.OPAQUE, more: int = 0, **options: Any) -> Life:
-        """A topology with a table, and `more` word counts, joined."""
+        """Return a topology with a table and `more` word-count tables, joined to the store."""
         life = self.stranger(semantics, **options)
         others = [table(f"t{number}_{life.topology}", semantics) for number in range(1, more + 1)]
         life.tables = (*life.tables, *others)
@@ -119,7 +119,7 @@ class StateTrial(Trial):
     def stranger(
         self, semantics: Semantics = Semantics.OPAQUE, tables: Sequence[TableSpec] = (), **options: Any
     ) -> Life:
-        """A topology that the store knows nothing of, by default with a table of its own."""
+        """Return a topology that the store does not know, by default with a table of its own."""
         name = self.name()
         self._topologies.append(name)
         return Life(
@@ -127,12 +127,12 @@ class StateTrial(Trial):
         )
 
     def name(self) -> str:
-        """A name that nothing else has."""
+        """Return a unique name."""
         return f"{self._name}_{next(self._numbers)}"
 
     def close(self) -> None:
-        """Delete what was made and close what was opened, even if the store fails to."""
-        with contextlib.suppress(Exception):  # that it can be deleted and closed are promises of their own
+        """Delete what was created and close what was opened, ignoring the store's errors."""
+        with contextlib.suppress(Exception):  # deleting and closing are promises with checks of their own
             for topology in self._topologies:
                 self.outcome("it is deleted", self.store.delete, topology, drop_state=True)
         for opened in self._opened:
@@ -150,7 +150,7 @@ class StateTrial(Trial):
         *arguments: Any,
         **options: Any,
     ) -> None:
-        """The store answers with an error of this kind; anything else breaks the promise."""
+        """Require that the store raises an error of this kind. Anything else breaks the promise."""
         expected = f"{kind.__name__} when {what}"
         found = self.outcome(expected, call, *arguments, **options)
         if not isinstance(found, Exception):
@@ -165,7 +165,7 @@ class StateTrial(Trial):
         return Beside(self, thread, call)
 
     def require(self, what: str, expected: Any, found: Any) -> None:
-        """Equal, or the promise is broken. `what` is a clause: "the values after a replay"."""
+        """Fail unless both are equal. `what` is a noun phrase: "the values after a replay"."""
         if expected != found:
             self.fail(f"{what}: {expected!r:.300}", f"{found!r:.300}")
 
@@ -178,7 +178,7 @@ class Beside:
         self._future = thread.begin(call)
 
     def outcome(self, what: str) -> Any:
-        """What it returned, or the exception that it raised; the promise is broken if it does not end."""
+        """Return what the call returned or the exception that it raised. Fail if it misses the deadline."""
         if not self.ended(self._trial.deadline_seconds):
             self._trial.fail(what, f"neither answer nor error in {self._trial.deadline_seconds:g} s")
         error = self._future.exception()
@@ -187,7 +187,7 @@ class Beside:
         return self._future.result() if error is None else error
 
     def ended(self, within_seconds: float) -> bool:
-        """Has it ended?"""
+        """Wait this long for the call to end. Returns whether it has ended."""
         with contextlib.suppress(TimeoutError):
             self._future.exception(within_seconds)
         return self._future.done()

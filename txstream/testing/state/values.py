@@ -1,4 +1,4 @@
-"""Promises about values: the rules of exactly-once per key, what is refused, and what readers see."""
+"""Promises about values: the exactly-once rules per key, what is refused, and what readers see."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _REDUCERS: tuple[Reducer, ...] = (
 )
 def opaque_rules(trial: StateTrial) -> None:
     for reducer in _REDUCERS:
-        # A sum shows most of what may go wrong; the others differ only in how they merge.
+        # A sum shows most of what may go wrong. The other reducers differ only in how they merge.
         for steps in _HISTORIES if reducer.merge == "sum" else _HISTORIES[1::4]:
             life, stored = trial.life(reducers={"n": reducer}), None
             life.keys["k"] = None
@@ -144,7 +144,7 @@ def several_columns_are_one_row(trial: StateTrial) -> None:
     life.holds({("a", 1): (5, 4, 9), ("a", 2): (1, 1, 1), ("b", 1): (1, 0, 0)}, "after a replay")
     life.commit(2, None)
     life.holds(before, "when it is undone")
-    # Whatever a store puts between the columns of a key may also be in the text.
+    # Any separator that a store puts between the columns of a key may also occur in the text.
     alike = trial.life(key="a string, b string")
     pairs = [key for mark in _MARKS for key in ((f"a{mark}b", "c"), ("a", f"b{mark}c"))]
     rows: dict[Any, int] = {key: number for number, key in enumerate([*pairs, ("", "x"), ("x", "")])}
