@@ -3,13 +3,13 @@
     python benchmarks/acker.py
     python benchmarks/acker.py --json
 
-The ledger has a million trees pending, in every stage. A step acks a part of them, chosen at random, and
-begins as many trees as it ended. All trees are the one of `docs/acker.md`: an init and three acks each. Time
-is the CPU time of one core, in the fastest of the steps: what else the machine does counts little.
+The ledger has a million trees pending, in all stages. A step acks some of them, chosen at random, and begins
+as many trees as it ended. Every tree is the one in `docs/acker.md`: an init and three acks. The time is one
+core's CPU time in the fastest step, so that other work on the machine counts little.
 
-The topology is that of `tracked_topology.py`, with nothing to do but to pass tuples on. Without tracking
-(`ackers=0`) and with 1, 2 and 4 ackers it runs in turns, in one Spark session, with the same micro-batches;
-the median counts. Tuples are the spout's. On a busy machine look at the price in CPU seconds of all
+The topology is that of `tracked_topology.py`, which only passes tuples on. It runs without tracking
+(`ackers=0`) and with 1, 2 and 4 ackers in turns, in one Spark session, with the same micro-batches. The
+median counts. Tuples are those of the spout. On a busy machine, look at the price in CPU seconds of all
 processes.
 """
 
@@ -58,7 +58,7 @@ def main() -> int:
     options = parser.parse_args()
     figures = ledger_figures(options.pending, options.messages, options.steps)
     with tempfile.TemporaryDirectory(prefix="txstream-acker-") as directory:
-        # Workers do not have this module.
+        # Workers cannot import this module.
         cloudpickle.register_pickle_by_value(tracked_topology)  # type: ignore[no-untyped-call]
         spark = create_session(master="local[2]", log_file=Path(directory) / "spark.log")
         try:
@@ -87,15 +87,15 @@ def ledger_figures(pending: int, messages: int, steps: int) -> dict[str, Any]:
 
 
 class Trees:
-    """Trees as in the guide, and how far each is: T1 and T2 are sent; T1 is acked, with T3, T4 and T5
-    anchored to it; then T2; then T3, T4 and T5 in one message."""
+    """Trees as in the guide, and the stage of each. T1 and T2 are sent. T1 is acked, with T3, T4 and T5
+    anchored to it. Then T2 is acked, and then T3, T4 and T5 in one message."""
 
     def __init__(self, count: int) -> None:
         self._draw = TupleIds(13).draw
         self.root_ids = RootIds()
         self.roots = self.root_ids.take(count)
         self.stage = np.zeros(count, np.intp)
-        # By tree: the init, and the three acks.
+        # The values of each tree's init and three acks.
         self.values = np.zeros((4, count), np.uint64)
         self.renew(np.arange(count))
 
@@ -105,13 +105,13 @@ class Trees:
         self.stage[trees] = 0
 
     def ack(self, trees: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """The next ack of each of these trees: roots and values."""
+        """Return the roots and values of each tree's next ack."""
         self.stage[trees] += 1
         return self.roots[trees], self.values[self.stage[trees], trees]
 
 
 def ledger_rate(pending: int, messages: int, steps: int, ackers: int) -> int:
-    """Messages a second, init and ack, with every answer checked."""
+    """Return init and ack messages per second. Every answer is checked."""
     random, trees, ledger = np.random.default_rng(13), Trees(pending), Ackers(ackers)
     ledger.init(trees.roots, trees.values[0], SPOUT_TASK)
     for third in (1, 2):
@@ -135,7 +135,7 @@ def ledger_rate(pending: int, messages: int, steps: int, ackers: int) -> int:
 
 
 def fold_rate(messages: int, steps: int) -> int:
-    """What a task does before it sends: four messages of each root, in any order."""
+    """Return messages per second that a task folds before it sends: four of each root, in any order."""
     random = np.random.default_rng(13)
     roots = random.permutation(np.repeat(RootIds().take(messages // 4), 4))
     values = TupleIds(13).draw(len(roots))
@@ -143,8 +143,7 @@ def fold_rate(messages: int, steps: int) -> int:
 
 
 def bytes_per_tree(pending: int) -> float:
-    """What ledger and spout keep for trees that a spout began one by one, without the message ids
-    themselves."""
+    """Return the bytes that ledger and spouts keep per tree begun one by one, without message ids."""
     builder = TopologyBuilder("trees", max_spout_pending=pending)
     builder.set_spout("numbers", Numbers(pending))
     builder.set_bolt("split", Split()).shuffle_grouping("numbers")
@@ -159,12 +158,12 @@ def bytes_per_tree(pending: int) -> float:
 
 
 def false_zeros(count: int) -> tuple[float, float]:
-    """The share of trees that were completed too early, with ids of few bits: measured, and derived as in
+    """Return the share of trees that complete too early when ids have few bits: measured, and derived as in
     the guide."""
     ledger, roots = AckLedger(), RootIds().take(count)
     t1, t2, t3, t4, t5 = TupleIds(13, bits=FEW_BITS).draw(5 * count).reshape(5, count)
     early = len(ledger.init(roots, t1 ^ t2, SPOUT_TASK).completed)
-    for value in (t1 ^ t3 ^ t4 ^ t5, t2, t3):  # four times at least two tuples are open
+    for value in (t1 ^ t3 ^ t4 ^ t5, t2, t3):  # with the init, four times at least two tuples are open
         early += len(ledger.ack(roots, value).completed)
     return early / count, 4 / (2**FEW_BITS - 1)
 

@@ -1,8 +1,8 @@
-"""The fastest ways that a database's own driver has to add deltas to a table, for `state.py` to compare with.
+"""The fastest ways to add deltas to a table with a database's own driver, for `state.py` to compare with.
 
-Each writes the columns that txstream writes, into a table without constraints but the key, and adds: no
-fence, no rule, no check, no ledger. Its parameters are sorted and in the driver's own form before the clock
-starts; COMMIT is inside.
+Each writes the columns that txstream writes, into a table with no constraint but the key, and adds. There is
+no fence, no value rule, no check and no ledger. The parameters are sorted and in the driver's own form before
+the clock starts. COMMIT is timed.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ class Way(ABC):
     """One way to write, into a table of its own."""
 
     name: ClassVar[str]
-    options: ClassVar[str]  # of the table, as the state table has them
+    options: ClassVar[str]  # the table's storage options, as for the state table
     key: ClassVar[str] = "text"
 
     def __init__(self, connection: Any, table: str, *, opaque: bool) -> None:
         self.connection, self.table, self.opaque = connection, table, opaque
         self.columns = "word, n, prev_n, txid" if opaque else "word, n, txid"
-        # What becomes of a row that is there; %s is the new row.
+        # How an existing row changes; %s is the new row.
         self.changes = f"n = {table}.n + %s.n, txid = %s.txid" + (f", prev_n = {table}.n" if opaque else "")
         prev = "prev_n bigint, " if opaque else ""
         connection.execute(
@@ -39,7 +39,7 @@ class Way(ABC):
         connection.commit()
 
     def ready(self, deltas: pa.Table, txid: int) -> Any:
-        """The parameters of `write`; not timed."""
+        """Return the parameters of `write`. Not timed."""
         ordered = deltas.sort_by("word")
         return self.parameters((ordered.column("word").to_pylist(), ordered.column("n").to_pylist()), txid)
 
@@ -48,7 +48,7 @@ class Way(ABC):
 
     @abstractmethod
     def write(self, parameters: Any) -> None:
-        """One transaction, timed with its COMMIT."""
+        """Write in one transaction, which is timed with its COMMIT."""
 
     def on_conflict(self) -> str:
         return f"ON CONFLICT (word) DO UPDATE SET {self.changes.replace('%s', 'excluded')}"
@@ -63,7 +63,7 @@ class _PostgreSQL(Way):
 
 
 class _Arrays(_PostgreSQL):
-    """One prepared statement, two array literals."""
+    """One prepared statement with two array literals."""
 
     source: ClassVar[str] = "unnest(%s::text[], %s::bigint[]) AS delta(word, n)"
 
@@ -104,7 +104,7 @@ class UnnestUpsert(_Arrays):
 
 
 class UnnestUpdateInsert(_Arrays):
-    """Rows that are there by UPDATE, the others by INSERT: no speculative insertion."""
+    """UPDATE for existing rows and INSERT for the others, in one statement: no speculative insertion."""
 
     name = "UPDATE unnest, INSERT"
 
@@ -124,7 +124,7 @@ class UnnestUpdateInsert(_Arrays):
 
 
 class UnnestUpdateThenInsert(_Arrays):
-    """An UPDATE, and only where it found too few rows an INSERT of the others: two statements."""
+    """An UPDATE, then an INSERT of the other rows only if it found too few: two statements."""
 
     name = "UPDATE unnest; INSERT"
 
@@ -165,7 +165,7 @@ class UnnestMerge(_Arrays):
 
 
 class CopyUpsert(_PostgreSQL):
-    """COPY into a temporary table, which COMMIT empties, and one INSERT from there."""
+    """COPY into a temporary table, which COMMIT empties, then one INSERT from it."""
 
     name = "COPY, INSERT ON CONFLICT"
 
@@ -239,7 +239,7 @@ class JsonUpsert(_SQLite):
     def __init__(self, connection: sqlite3.Connection, table: str, *, opaque: bool) -> None:
         super().__init__(connection, table, opaque=opaque)
         row = "value ->> 0, value ->> 1, NULL, ?" if opaque else "value ->> 0, value ->> 1, ?"
-        # WHERE true: without it SQLite's parser takes ON for the beginning of a join's condition.
+        # Without WHERE true, SQLite's parser takes ON for the start of a join condition.
         source = "FROM json_each(?) WHERE true"
         self.statement = f"INSERT INTO {table} ({self.columns}) SELECT {row} {source} {self.on_conflict()}"
 
@@ -251,7 +251,7 @@ class JsonUpsert(_SQLite):
 
 
 class ListUpsert(_SQLite):
-    """Statements over lists of rows, all of one text."""
+    """INSERT statements with a list of rows each, all with the same text."""
 
     name = "INSERT lists ON CONFLICT"
     rows: ClassVar[int] = 100

@@ -3,14 +3,14 @@
     make bench         # five minutes
     make bench-full    # also 1,000,000 words, and 10,000 records/s of all; more records, longer live runs
 
-Contenders take turns, each in a process of its own. The first run of a process is cold and told apart; the
-others' median counts. Records a second are those of a whole run with its start; batches a second are counted
-from the first commit to the last. Every catch-up run's totals are compared with the truth. Structured
-Streaming and txstream are given the batch sizes that suit each best. Latency is that at 1,000 records/s;
-txstream's at 10,000 is measured too. Writes `benchmarks/results/DATE.json` and a chart beside it. Exit status
-1 when a total was wrong.
+Contenders take turns, each in a process of its own. The first run of a process is cold and reported
+separately; the median of the others counts. Records per second are those of a whole run including its start.
+Batches per second are counted from the first commit to the last. The totals of every catch-up run are
+compared with the truth. Structured Streaming and txstream get the batch sizes that suit each best. Latency is
+measured at 1,000 records/s, and txstream's at 10,000 too. Writes `benchmarks/results/DATE.json` and a chart
+beside it. The exit status is 1 when a total is wrong.
 
-Structured Streaming in real-time mode is there for its latency alone: it has no foreachBatch, so no
+Structured Streaming in real-time mode takes part for its latency alone: it has no foreachBatch, so no
 exactly-once SQL, and goes from Kafka to Kafka.
 """
 
@@ -53,7 +53,7 @@ NAMES = {
     OURS: "txstream",
 }
 LARGE, WIDE, MEDIUM, SMALL = 500_000, 200_000, 100_000, 10_000
-# Contender, variant, records a batch. The peers' first bring their best.
+# Contender, variant, records per batch. A peer's first entry is its best size.
 CATCH_UPS = (
     (STRUCTURED, "", LARGE),
     (OURS, "columnar", LARGE),
@@ -63,7 +63,7 @@ CATCH_UPS = (
     (STRUCTURED, "", SMALL),
     (OURS, "columnar", SMALL),
 )
-# Over a topic of a million words.
+# For a topic of a million words.
 WIDE_KEYS = 1_000_000
 WIDE_CATCH_UPS = ((STRUCTURED, "wide", WIDE), (OURS, "wide", WIDE))
 RATES = (1_000, 10_000)
@@ -73,7 +73,7 @@ Result = dict[str, Any]
 
 
 class Sitting:
-    """The services of one sitting, and how a contender is started on them."""
+    """The services of one sitting, on which it starts contenders."""
 
     def __init__(self, directory: Path, kafka: str, zookeeper: str, database: str) -> None:
         self.directory = directory
@@ -83,7 +83,7 @@ class Sitting:
 
     @contextlib.contextmanager
     def contender(self, script: str, mode: str, topic: str, **values: Any) -> Iterator[Iterator[Result]]:
-        """Its reports, one by one; killed at the end if it still runs."""
+        """Start a contender and yield its reports, one by one. It is killed at the end if it still runs."""
         with tempfile.TemporaryDirectory(dir=self.directory) as data:
             given = {
                 "kafka": self.kafka,
@@ -171,7 +171,8 @@ def live(sitting: Sitting, script: str, rate: int, seconds: float) -> Result:
 
 
 def ratios(catch_ups: Sequence[Result], lives: Sequence[Result]) -> dict[str, float]:
-    """Ours over theirs, or theirs over ours for latencies: more is better for us. Of each the best size."""
+    """Return ours over theirs, or theirs over ours for latencies, so that more is better for us. Each
+    contender counts with its best batch size."""
 
     def best(contender: str, variant: str, figure: str) -> float:
         found = [c[figure] for c in catch_ups if (c["contender"], c["variant"]) == (contender, variant)]
@@ -200,7 +201,7 @@ def ratios(catch_ups: Sequence[Result], lives: Sequence[Result]) -> dict[str, fl
 
 
 def own_server(folder: Path) -> tuple[PostgresServer, str]:
-    """A PostgreSQL that writes its log to the disk before it answers, and notes when it committed."""
+    """Start a PostgreSQL that writes its log to disk before it answers and records commit times."""
     server = PostgresServer(folder / "postgres")
     with psycopg.connect(host=str(server.data), user="postgres", autocommit=True) as connection:
         for setting in ("fsync", "full_page_writes", "track_commit_timestamp", "autovacuum"):
@@ -235,7 +236,7 @@ def show(document: Result) -> None:
 
 
 def draw(document: Result, path: Path) -> None:
-    """Two bar charts, as SVG."""
+    """Draw two bar charts as SVG."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -310,7 +311,7 @@ def main() -> int:
             for script in (STRUCTURED, REAL_TIME, OURS, PLAIN)
             if options.full or rate == RATES[0] or script == OURS
         ]
-        if options.full:  # at the end: the server tidies a million rows up for minutes
+        if options.full:  # last, because the server then cleans up a million rows for minutes
             make_topic(services.kafka, "wide", records, keys=WIDE_KEYS)
             for case in WIDE_CATCH_UPS:
                 catch_ups.append(catch_up(sitting, case, records, "wide", runs, WIDE_KEYS))

@@ -1,10 +1,10 @@
-"""What a tuple costs in a Python bolt: CPU time of one task's runtime, without Spark and a source.
+"""What a tuple costs in a Python bolt: CPU time of one task's runtime, without Spark or a source.
 
     python benchmarks/bolts.py [--tuples N] [--chunk N]
 
-Each line does what the one before it does and a little more, so that the differences are the costs of
-reading a field, of emitting, and of types. The stopwatch runs once for each chunk: with `--chunk 1` its cost
-shows. The last line is the same work in columns.
+Each line does what the one before does and a little more, so the differences are the costs of reading a
+field, of emitting, and of types. The stopwatch runs once for each chunk, so `--chunk 1` shows its cost. The
+last line does the same work by column.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Nothing(txstream.BasicBolt):
     output = "word string"
 
     def execute(self, tup: Tuple, collector: txstream.OutputCollector) -> None:
-        """The loop alone."""
+        """Do nothing: this measures the loop alone."""
 
 
 class ReadsOne(Nothing):
@@ -105,7 +105,7 @@ def main() -> None:
 
 
 def measured(bolt: Bolt, chunks: list[pa.RecordBatch]) -> float:
-    """CPU seconds of one task for all of the chunks; what it emits is dropped."""
+    """Return the CPU seconds of one task for all chunks. What it emits is dropped."""
     builder = txstream.TransactionalTopologyBuilder(
         "bench", "words", txstream.OpaqueSpout(txstream.MemorySpout(WORDS, {"p0": []}))
     )
@@ -113,7 +113,7 @@ def measured(bolt: Bolt, chunks: list[pa.RecordBatch]) -> float:
     builder.set_bolt("end", End()).local_or_shuffle_grouping("bolt")
     plan = compile_topology(builder.build(), SpoutContext("bench", "words", {}), "0")
     attempt = TransactionAttempt(Txid(1), attempt_id(1, 1))
-    send: Callable[..., None] = lambda *_: None  # noqa: E731 - what it sends is not looked at
+    send: Callable[..., None] = lambda *_: None  # noqa: E731 - nobody reads what it sends
     task = TaskRuntime(plan.bolts[0], 0, 0, attempt, WorkerProcess(plan), send, Stopwatch())
     started = time.process_time()
     for chunk in chunks:
@@ -124,7 +124,7 @@ def measured(bolt: Bolt, chunks: list[pa.RecordBatch]) -> float:
 
 class End(txstream.BatchBolt, txstream.Committer):
     def execute(self, tup: Tuple) -> None:
-        """A topology needs a committer."""
+        """Do nothing: this bolt is here because a topology needs a committer."""
 
 
 if __name__ == "__main__":

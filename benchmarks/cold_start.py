@@ -2,10 +2,10 @@
 
     python benchmarks/cold_start.py                # five turns of each
 
-Each turn is a new process, which starts a Spark of its own and has one batch of 100,000 records to process,
-in the workload of `beside_peers.py`. Told are medians, their ratio, and when the steps of a start begin.
-Spark starts beside what follows the election; from "starting Spark" on, the rest waits for it. CPU time is
-that of the process and of all that it has started, until its batch is committed.
+Each turn is a new process that starts a Spark of its own and processes one batch of 100,000 records of the
+workload of `beside_peers.py`. The output has medians, their ratio, and when the steps of a start begin. Spark
+starts in parallel with what follows the election; from "starting Spark" on, the rest waits for it. CPU time
+is that of the process and everything that it has started, until its batch is committed.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     python benchmarks/commit_paths.py                          # an own PostgreSQL with fsync, local[2]
     python benchmarks/commit_paths.py --url URL --master spark://host:7077 --slots 8 --json
 
-A table of word and bigint that holds a million words, opaque. A batch's deltas are ready on the driver, as
-they are when the engine chooses; both paths are timed to the end of the last transaction, in turns, with
-other keys each time, nine of ten of them there already. Figures are medians. The batch size from which on
-executors win is what `driver_commit_rows` should be on such a cluster.
+The table has a word and a bigint column and holds a million words, opaque. A batch's deltas are ready on the
+driver, as they are when the engine chooses a path. Both paths are timed to the end of the last transaction,
+in turns, with different keys each time, nine out of ten of them in the table already. Figures are medians.
+The batch size above which executors win is what `driver_commit_rows` should be on such a cluster.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ WARM_UP_ROUNDS = 2
 
 @dataclass(frozen=True)
 class Figure:
-    """One batch size: median seconds of each path."""
+    """The median seconds of each path for one batch size."""
 
     rows: int
     driver_seconds: float
@@ -127,7 +127,7 @@ def measure(options: argparse.Namespace, folder: Path, stack: ExitStack) -> list
 
 
 class Bench:
-    """One table, and a committer for each path."""
+    """One table and a committer for each path."""
 
     def __init__(self, options: argparse.Namespace, name: str, context: Any) -> None:
         self._there = options.there

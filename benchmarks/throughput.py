@@ -4,9 +4,9 @@
     python benchmarks/throughput.py --database postgresql://...    # on a database of yours
     python benchmarks/throughput.py --kafka H:P --zookeeper H:P --topic lines   # on a topic of yours
 
-For each batch size a fresh topology counts the words of a topic, in one Spark session, `--runs` times; the
-first run of the process is cold and shown apart. Totals are compared with a count that was made without
-txstream: from the generator, or, for a topic of yours, by a plain consumer. Exit status 1 when they differ.
+For each batch size a fresh topology counts the words of a topic, in one Spark session, `--runs` times. The
+first run of the process is cold and shown separately. Totals are compared with a count made without txstream:
+by the generator, or for a topic of yours by a plain consumer. The exit status is 1 when they differ.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ PARTS = (
 
 Lines = list[list[str]]  # by partition, in the order of offsets
 
-# Into a file or pipe the table would be squeezed to 80 columns.
+# In a file or pipe the table would be squeezed to 80 columns.
 console = Console(stderr=True, width=None if sys.stderr.isatty() else 150)
 
 
@@ -107,7 +107,8 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def make_topic(kafka: str, topic: str, records: int) -> Lines:
-    """Records of about 60 bytes: a word, Zipf-distributed over 10,000, and padding that is a word as well."""
+    """Create a topic with records of about 60 bytes: a word, Zipf-distributed over 10,000, and padding, which
+    is one more word."""
     import random
 
     admin = KafkaAdminClient(bootstrap_servers=kafka)
@@ -130,7 +131,7 @@ def make_topic(kafka: str, topic: str, records: int) -> Lines:
 
 
 def read_topic(kafka: str, topic: str) -> Lines:
-    """The values of an existing topic, by a plain consumer."""
+    """Return the values of an existing topic, read by a plain consumer."""
     consumer = KafkaConsumer(bootstrap_servers=kafka, enable_auto_commit=False, auto_offset_reset="earliest")
     partitions = [
         TopicPartition(topic, number) for number in sorted(consumer.partitions_for_topic(topic) or ())
@@ -218,7 +219,7 @@ def connected(settings: txstream.Settings) -> Iterator[sa.Connection]:
 
 
 def check(settings: txstream.Settings, table: str, last_txid: int, lines: Lines) -> bool:
-    """Compare the table with a count over exactly the offsets that the last batch's metas have reached."""
+    """Compare the table with a count over exactly the offsets that the last batch's metas reached."""
     with connected(settings) as connection:
         counted = sa.Table(table, sa.MetaData(), autoload_with=connection)
         found = {row.word: row.n for row in connection.execute(sa.select(counted.c.word, counted.c.n))}

@@ -1,14 +1,15 @@
-"""How many tuples a second a topology of tracked tuples takes on Spark, with and without ackers.
+"""How many tuples per second does a topology of tracked tuples process on Spark, with and without ackers?
 
     python benchmarks/tracked_topology.py --tuples 200000 --ackers 0 1 2 4
     python benchmarks/tracked_topology.py --latency 1000
 
-Spout, a bolt that splits in two, and one that reads the words by field. `tuples` counts what the spout emits;
-each is a tree of three tuples. All runs have micro-batches of the same size and as many tuples in flight.
-They take turns; the median counts. On a busy machine look at the CPU seconds of all processes.
+The topology has a spout, a bolt that splits a line in two, and one that reads the words by field. `tuples`
+counts what the spout emits; each is a tree of three tuples. All runs have micro-batches of the same size and
+equally many tuples in flight. They take turns, and the median counts. On a busy machine, look at the CPU
+seconds of all processes.
 
-`--latency` emits so many tuples a second and tells how long their trees took, and how long micro-batches; and
-what a tuple costs the thread of the spouts at full speed: its emission, being sent, the end of its tree.
+`--latency` emits that many tuples per second and prints how long their trees and the micro-batches took. It
+also prints what a tuple costs the spouts' thread at full speed: emitting it, sending it, and ending its tree.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ BATCH = 20_000
 
 
 class Numbers(Spout):
-    """Emits so many lines, as fast as it is asked."""
+    """Emits `tuples` lines, as fast as it is asked."""
 
     output = "line string"
 
@@ -58,7 +59,7 @@ class Numbers(Spout):
 
 
 class Paced(Numbers):
-    """Emits so many lines a second, and keeps how many seconds each tree took."""
+    """Emits `per_second` lines per second, and records how many seconds each tree took."""
 
     def __init__(self, tuples: int, per_second: float) -> None:
         super().__init__(tuples)
@@ -108,8 +109,8 @@ def _opened(
 
 
 def rate(spark: SparkSession | None, tuples: int, ackers: int, batch: int = BATCH) -> float:
-    """Tuples a second, from the first emitted to the last processed; without Spark in this process. While a
-    micro-batch runs, the next one of the same size is emitted, with tracking and without."""
+    """Return tuples per second, from the first emitted to the last processed. Without Spark, in this process.
+    While a micro-batch runs, the next one of the same size is emitted, with tracking and without."""
     loop, runner = _opened(spark, Numbers(tuples), ackers, window=4 * batch)
     (spout,) = loop.spouts
     started = time.perf_counter()
@@ -131,7 +132,7 @@ def rate(spark: SparkSession | None, tuples: int, ackers: int, batch: int = BATC
 
 
 def latency(spark: SparkSession | None, per_second: float, seconds: float = 30.0) -> dict[str, float]:
-    """Milliseconds of trees and of micro-batches, the first quarter left out."""
+    """Return the milliseconds that trees and micro-batches took, without the first quarter."""
     tuples = int(per_second * seconds)
     loop, runner = _opened(spark, Paced(tuples, per_second), 1, window=tuples)
     (spout,) = loop.spouts
@@ -160,7 +161,7 @@ def latency(spark: SparkSession | None, per_second: float, seconds: float = 30.0
 
 
 def spout_thread_us(spark: SparkSession | None, tuples: int) -> float:
-    """Microseconds of CPU that a tuple and its tree take the thread of the spouts, at full speed."""
+    """Return the CPU microseconds that a tuple and its tree cost the spouts' thread at full speed."""
     rate(spark, tuples, 1)
     before = time.thread_time()
     rate(spark, tuples, 1)
@@ -168,14 +169,14 @@ def spout_thread_us(spark: SparkSession | None, tuples: int) -> float:
 
 
 class Median(NamedTuple):
-    """Of several runs."""
+    """The medians of several runs."""
 
     tuples_per_second: float
     cpu_seconds: float
 
 
 def medians(spark: SparkSession | None, tuples: int, ackers: Sequence[int], rounds: int) -> dict[int, Median]:
-    """By the number of ackers; 0 is without tracking. A first round only warms up."""
+    """Return medians by the number of ackers; 0 is without tracking. The first round only warms up."""
     found: dict[int, list[tuple[float, float]]] = {count: [] for count in ackers}
     for number in range(rounds + 1):
         for count in ackers if number % 2 else reversed(ackers):
@@ -187,7 +188,7 @@ def medians(spark: SparkSession | None, tuples: int, ackers: Sequence[int], roun
 
 
 def cpu_of_all() -> float:
-    """The CPU seconds so far of this process, its Java and its Python workers."""
+    """Return the CPU seconds so far of this process, its JVM and its Python workers."""
     this = psutil.Process()
     return sum(sum(process.cpu_times()[:2]) for process in (this, *this.children(recursive=True)))
 

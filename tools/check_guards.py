@@ -1,11 +1,11 @@
-"""Take every guard of `guards` away, one at a time, and see its test fail.
+"""Remove every guard of `guards`, one at a time, and check that its test fails.
 
-    python tools/check_guards.py                 # all; minutes, and real servers
-    python tools/check_guards.py --only 5.1      # those whose clause, description or test has this in it
+    python tools/check_guards.py                 # all; takes minutes, and real servers
+    python tools/check_guards.py --only 5.1      # those whose clause, description or test contains this
     python tools/check_guards.py --markdown FILE
-    python tools/check_guards.py --tables        # proves nothing: brings the tables of the guides up to date
+    python tools/check_guards.py --tables        # proves nothing, only updates the tables of the guides
 
-The source is copied and the copy is changed, never the tree. Before that the tests must pass as it is.
+The source is copied and only the copy is changed. The tests must pass before any guard is removed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from guards import GUARDS, Guard
 ROOT = Path(__file__).resolve().parents[1]
 GUIDES = (ROOT / "docs" / "guarantees.md", ROOT / "docs" / "semantics.md")
 MUTANTS = ROOT / "tests" / "simulation" / "mutants.py"
-BELOW = ("spouts", "bolts", "examples", "migrations")  # which install below `txstream`
+BELOW = ("spouts", "bolts", "examples", "migrations")  # the folders that install below `txstream`
 SECONDS = 300.0
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What became of a test without its guard: `line` is what pytest says of the failure."""
+    """The outcome of a test without its guard. `line` is what pytest says about the failure."""
 
     guard: Guard
     failed: bool
@@ -41,7 +41,7 @@ class Proof:
 
 
 class Copy:
-    """The source as it installs, and the tests, in a folder of their own."""
+    """A copy of the source, laid out as it installs, and of the tests."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -58,7 +58,7 @@ class Copy:
         return self.folder / ("txstream" if first in BELOW else "") / file
 
     def without(self, guard: Guard) -> Proof:
-        """Run the guard's test without it."""
+        """Run the guard's test without the guard."""
         path = self.path(guard.file)
         text = path.read_text(encoding="utf-8")
         path.write_text(taken_away(guard, text), encoding="utf-8")
@@ -69,7 +69,7 @@ class Copy:
         return Proof(guard, status == 1, failing_line(output))
 
     def run(self, *tests: str) -> tuple[int, str]:
-        """pytest's exit status and what it says."""
+        """Run tests. Returns pytest's exit status and output."""
         command = [
             sys.executable,
             "-m",
@@ -96,7 +96,7 @@ class Copy:
 
 
 def taken_away(guard: Guard, text: str) -> str:
-    """The text of the guard's file without it. Raises ValueError when the guard is not there once."""
+    """Return the guard's file without the guard. Raises ValueError unless its code is there exactly once."""
     found = text.count(guard.old)
     if found != 1:
         raise ValueError(f"{guard.name}: {guard.file} has its code {found} times, it must be there once")
@@ -104,7 +104,7 @@ def taken_away(guard: Guard, text: str) -> str:
 
 
 def failing_line(output: str) -> str:
-    """Where the test failed, and the first thing that pytest says of it."""
+    """Return where the test failed, and the first thing that pytest says about it."""
     said = [line[2:].strip() for line in output.splitlines() if line.startswith("E ")]
     said = [line for line in said if line != "AssertionError"]
     places = re.findall(r"^(\S+\.py:\d+): \w+", output, re.MULTILINE)
@@ -113,7 +113,7 @@ def failing_line(output: str) -> str:
 
 
 def markdown(proofs: Sequence[Proof]) -> str:
-    """The proofs as a table."""
+    """Return the proofs as a Markdown table."""
     rows = ["| clause | guard | test | without it |", "|---|---|---|---|"]
     for proof in proofs:
         guard = proof.guard
@@ -128,7 +128,7 @@ def markdown(proofs: Sequence[Proof]) -> str:
 
 
 def place_of(guard: Guard) -> str:
-    """The guard's file, and the innermost class and function, or the constant, that it is in."""
+    """Return the guard's file, and the innermost class and function, or the constant, that contains it."""
     text = (ROOT / guard.file).read_text(encoding="utf-8")
     if not guard.file.endswith(".py"):
         return f"[{guard.file}](../{guard.file})"
@@ -150,7 +150,7 @@ def place_of(guard: Guard) -> str:
 
 
 def table_of(clause: str) -> str:
-    """The guards of a clause and of the clauses below it, as a guide shows them."""
+    """Return the guards of a clause and of the clauses below it, as a guide shows them."""
     rows = ["| guard | where | fails without it |", "|---|---|---|"]
     for guard in GUARDS:
         if guard.clause == clause or guard.clause.startswith(f"{clause}."):
@@ -161,7 +161,7 @@ def table_of(clause: str) -> str:
 
 
 def table_of_mutants() -> str:
-    """The rules that the simulation proves: what each mutant does, and what is found."""
+    """Return the table of rules that the simulation proves: what each mutant does, and what is found."""
     text = MUTANTS.read_text(encoding="utf-8")
     classes = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)]
     told = {node.name: ast.get_docstring(node) for node in classes}
@@ -177,7 +177,7 @@ def table_of_mutants() -> str:
 
 
 def with_tables(text: str) -> str:
-    """A guide with its tables as they are now."""
+    """Return the text of a guide with its tables brought up to date."""
     mutants = re.compile(r"(<!-- mutants -->\n).*?(<!-- end -->)", re.DOTALL)
     text = mutants.sub(lambda found: f"{found[1]}{table_of_mutants()}\n{found[2]}", text)
     pattern = re.compile(r"(<!-- guards of (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -1,8 +1,9 @@
 """Fail if a JUnit report has a skipped test, or no test at all.
 
-On a developer's machine a test may skip for want of a server; where everything is installed, a skip is a test
-that silently stopped running. A test that is expected to fail is not a skip. With `--without-mysql` the tests
-that skip for want of a MySQL are counted and let pass: it is the one server that is not in Debian's releases.
+On a developer's machine a test may skip because a server is missing. Where everything is installed, a skip is
+a test that silently stopped running. A test that is expected to fail is not a skip. With `--without-mysql`,
+tests skipped for lack of a MySQL are counted and allowed, because it is the one server not in Debian's
+releases.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _WITHOUT = "--without-mysql"
 
 
 def problems(report: str, *, without_mysql: bool = False) -> list[str]:
-    """One line for each skipped test in the text of a JUnit report, and one if the report has no test."""
+    """Return a line for each skipped test in the text of a JUnit report, or one if it has no test."""
     root = ElementTree.fromstring(report)  # noqa: S314 - written by our own pytest, a moment ago
     cases = list(root.iter("testcase"))
     if not cases:

@@ -1,8 +1,8 @@
-"""mypy --strict over txstream as it installs, then over the tests, tools and benchmarks.
+"""Run mypy --strict over txstream as it installs, then over the tests, tools and benchmarks.
 
-From the repository's root mypy silently sees only `./txstream`: the four folders that install below it are
-not there under that name. So it runs from an empty folder on an unpacked wheel, and the check fails unless it
-checked as many files as git tracks in the five folders.
+From the repository's root mypy silently sees only `./txstream`, because the four folders that install below
+it do not have that name there. So it runs from an empty folder on an unpacked wheel. The check fails unless
+mypy checked as many files as git tracks in the five folders.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CHECKED = re.compile(
 
 
 def files_checked(output: str) -> int:
-    """How many source files mypy's closing line says that it checked; CheckError if it does not say."""
+    """Return how many source files mypy's last line says it checked. Raises CheckError if it does not say."""
     found = _CHECKED.search(output)
     if found is None:
         raise CheckError("mypy ended without saying how many source files it checked")
@@ -34,10 +34,8 @@ def files_checked(output: str) -> int:
 
 
 def compare(checked: int, tracked: list[PurePosixPath], installed: list[PurePosixPath]) -> None:
-    """Raise CheckError unless `checked` files are as many as the `tracked` Python files.
-
-    `tracked` and `installed` are paths inside the wheel: by git, and as unpacked.
-    """
+    """Raise CheckError unless mypy checked as many files as there are `tracked` Python files. `tracked` and
+    `installed` are paths inside the wheel, according to git and as unpacked."""
     if checked == len(tracked):
         return
     missing = sorted(set(tracked) - set(installed))
@@ -50,10 +48,10 @@ def compare(checked: int, tracked: list[PurePosixPath], installed: list[PurePosi
 
 
 def check(scratch: Path) -> int:
-    """Check the package, then what is not in the wheel; returns the first exit status that is not 0."""
+    """Check the package, then what is not in the wheel. Returns the first exit status that is not 0."""
     empty = scratch / "empty"
     empty.mkdir()
-    # Always the same place: from its cache mypy repeats an error with the path that it had in an earlier run.
+    # Always the same place: mypy repeats a cached error with the path that it had in an earlier run.
     installed = CACHE / "installed"
     shutil.rmtree(installed, ignore_errors=True)
     unpack(build_wheel(scratch), installed)
@@ -67,7 +65,7 @@ def check(scratch: Path) -> int:
         for path in tracked_files()
         if path.suffix == ".py" and path.parts[0] in ("tests", "tools", "benchmarks")
     ]
-    # Tests and tools import each other as plain modules; txstream is the unpacked wheel, first.
+    # Tests and tools import each other as plain modules. The unpacked wheel comes first, as txstream.
     others_status, _ = _mypy(
         ["--explicit-package-bases", *others],
         run_in=empty,
@@ -87,7 +85,7 @@ def _mypy(arguments: list[str], *, run_in: Path, path: list[Path]) -> tuple[int,
 
 
 def _as_in_checkout(output: str, installed: Path) -> str:
-    """mypy's lines with the paths that an editor can open, instead of the unpacked wheel's."""
+    """Return mypy's output with paths that an editor can open, instead of those in the unpacked wheel."""
     for folder, installs_as in reversed(INSTALLS_AS.items()):
         output = output.replace(f"{installed / installs_as}{os.sep}", f"{folder}{os.sep}")
     return output.replace(f"{ROOT}{os.sep}", "")

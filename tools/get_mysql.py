@@ -1,11 +1,11 @@
-"""Fetch a MySQL server for the tests: Debian's package of it, unpacked into the cache folder of this account.
+"""Fetch a MySQL server for the tests: Debian's package of it, unpacked into this account's cache folder.
 
-Debian's stable releases have MariaDB alone; MySQL is in its unstable one. So that nothing of that gets
-into the system, apt works in folders of its own here, the packages are only unpacked, never installed, and
-the server runs with the libraries and the loader that came along. `--where` prints the folder.
+Debian's stable releases have only MariaDB; MySQL is in the unstable one. To keep unstable packages out of the
+system, apt works in folders of its own here, the packages are unpacked but never installed, and the server
+runs with the libraries and the loader that came with it. `--where` prints the folder.
 
-Nothing is done where the folder is there, or the system has a MySQL. apt checks the archive's signature and
-every package's digest.
+Nothing happens if the folder exists or the system has a MySQL. apt checks the archive's signature and every
+package's digest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Final
 SUITE: Final = "sid"
 PACKAGE: Final = "mysql-server-core"
 NO_MYSQL: Final = "there is no MySQL here"
-"""What the reason begins with where tests on MySQL are skipped."""
+"""How the reason begins when tests on MySQL are skipped."""
 
 FALLBACK_MIRROR: Final = "http://deb.debian.org/debian"
 _KEYRING: Final = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
@@ -34,14 +34,14 @@ _LAST_CHARACTERS: Final = 2000
 
 
 class FetchError(Exception):
-    """MySQL could not be fetched; the message says why and what to do."""
+    """MySQL could not be fetched. The message says why and what to do."""
 
 
 def folder() -> Path:
-    """Where the unpacked server is or will be.
+    """Return the folder where the unpacked server is or will be.
 
-    As root the server runs as somebody else, who may not look into root's home: there it is the system's
-    cache folder instead of the account's.
+    When this runs as root, the server runs as another user, who may not read root's home. The folder is then
+    in the system's cache instead of the account's.
     """
     if os.geteuid() == 0:
         return Path("/var/cache/txstream/mysql")
@@ -49,16 +49,16 @@ def folder() -> Path:
 
 
 def server() -> list[str] | None:
-    """How to start the system's MySQL, or the fetched one; None when there is neither."""
+    """Return the command that starts the system's MySQL or the fetched one; None when there is neither."""
     system = shutil.which("mysqld", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
-    # MariaDB has a program of this name too.
+    # MariaDB, too, has a program of this name.
     if system is not None and "mariadb" not in _run(system, "--no-defaults", "--version").lower():
         return [system]
     return command(folder())
 
 
 def command(at: Path) -> list[str] | None:
-    """How to start the server that was unpacked into `at`; None when there is none."""
+    """Return the command that starts the server unpacked into `at`; None when there is none."""
     server = at / "usr" / "sbin" / "mysqld"
     loaders = sorted(at.glob("usr/lib/*/ld-linux-*.so.*"))
     if not server.is_file() or not loaders:
@@ -68,7 +68,7 @@ def command(at: Path) -> list[str] | None:
 
 
 def mirror(sources: Iterable[Path]) -> str:
-    """The Debian archive that this system installs from: a local mirror, where there is one."""
+    """Return the Debian archive that this system installs from, which may be a local mirror."""
     for source in sources:
         for line in source.read_text(encoding="utf-8", errors="replace").splitlines():
             words = re.sub(r"\[.*?\]", "", line.partition("#")[0]).split()
@@ -103,7 +103,7 @@ def fetch(at: Path) -> None:
             if start is None:
                 raise FetchError(f"Debian's {PACKAGE} in {SUITE} has no usr/sbin/mysqld or lacks its loader")
             _run(*start, "--no-defaults", "--version")
-            # Two fetches at once: the second finds the first one's folder, which is as good.
+            # If two fetches run at once, the second finds the folder of the first, which is as good.
             if command(at) is None:
                 root.rename(at)
     except OSError as error:
@@ -111,10 +111,10 @@ def fetch(at: Path) -> None:
 
 
 def _download(apt: Path) -> list[Path]:
-    """The package and what it needs, downloaded below `apt`."""
+    """Download the package and what it needs below `apt`. Returns the packages."""
     for part in ("cache/archives/partial", "lists/partial"):
         (apt / part).mkdir(parents=True)
-    (apt / "status").touch()  # nothing is installed, so all that it needs is downloaded
+    (apt / "status").touch()  # says that nothing is installed, so that all it needs is downloaded
     found = sorted([*_SYSTEM_SOURCES.glob("sources.list*"), *_SYSTEM_SOURCES.glob("sources.list.d/*")])
     archive = mirror(path for path in found if path.is_file())
     (apt / "sources.list").write_text(
@@ -133,7 +133,7 @@ def _download(apt: Path) -> list[Path]:
         "APT::Architecture": architecture,
         "Acquire::Languages": "none",
         "Acquire::Retries": 2,
-        # A mirror may be some days behind. The signature is checked all the same.
+        # A mirror may be some days behind. apt still checks the signature.
         "Acquire::Check-Valid-Until": "false",
         "APT::Sandbox::User": "root",  # its usual user could not write into these folders
         "Debug::NoLocking": "true",
@@ -141,7 +141,7 @@ def _download(apt: Path) -> list[Path]:
     given = [part for name, value in options.items() for part in ("-o", f"{name}={value}")]
     _run("apt-get", *given, "-q", "update", "--error-on=any")
     _run("apt-get", *given, "-q", "install", "-y", "--no-install-recommends", "--download-only", PACKAGE)
-    # Scripts of the package are written in Perl; the server is not.
+    # Only scripts of the package need Perl, not the server.
     return [path for path in sorted(apt.glob("cache/archives/*.deb")) if not path.name.startswith("perl")]
 
 

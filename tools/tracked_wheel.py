@@ -1,10 +1,10 @@
-"""The wheel as git would release it: built from the tracked files alone.
+"""Builds the wheel as git would release it: from the tracked files alone.
 
 The list of packages in `pyproject.toml` is kept by hand, because four folders at the root install below
-`txstream`. What git tracks in the five folders is the truth that the wheel is compared with.
+`txstream`. So the wheel is compared with what git tracks in the five folders.
 
-Invariants: nothing is built inside the checkout, where a `build/` left by an earlier build would put deleted
-modules back into the wheel; files that git does not track never count, present or not.
+Invariants. Nothing is built inside the checkout, where a `build/` left by an earlier build would put deleted
+modules back into the wheel. Files that git does not track never count, present or not.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ INSTALLS_AS: Final = {
     "examples": "txstream/examples",
     "migrations": "txstream/migrations",
 }
-"""Folder at the root -> where its files are in the wheel."""
+"""Folder at the root -> folder of its files in the wheel."""
 
 
 class CheckError(Exception):
-    """The check could not be made, or it failed; the message is meant for the terminal as it is."""
+    """The check could not be made, or it failed. The message is printed to the terminal as it is."""
 
 
 def tracked_files(root: Path = ROOT) -> list[PurePosixPath]:
-    """Every file that git tracks and the working tree still has, relative to `root`, sorted."""
+    """Return every file that git tracks and the working tree still has, relative to `root`, sorted."""
     listed = _git_names(root)
     deleted = set(_git_names(root, "--deleted"))
     return sorted(PurePosixPath(name) for name in listed if name not in deleted)
 
 
 def packaged_files(root: Path = ROOT) -> dict[PurePosixPath, PurePosixPath]:
-    """What git tracks in the five folders: path in the checkout -> path in the wheel."""
+    """Return what git tracks in the five folders, as path in the checkout -> path in the wheel."""
     return {
         path: PurePosixPath(INSTALLS_AS[path.parts[0]], *path.parts[1:])
         for path in tracked_files(root)
@@ -49,7 +49,7 @@ def packaged_files(root: Path = ROOT) -> dict[PurePosixPath, PurePosixPath]:
 
 
 def copy_tracked(into: Path, root: Path = ROOT) -> Path:
-    """A checkout of what git tracks below `into`; `into`."""
+    """Copy what git tracks to the folder `into`, and return `into`."""
     for path in tracked_files(root):
         target = into / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -60,8 +60,8 @@ def copy_tracked(into: Path, root: Path = ROOT) -> Path:
 def build_wheel(into: Path, root: Path = ROOT) -> Path:
     """Build the wheel below the empty folder `into` and return its path.
 
-    The build is not isolated: the environment that runs this has setuptools (the `dev` extra), so that
-    no network is needed.
+    The build is not isolated, so that it needs no network: the environment that runs this has setuptools (the
+    `dev` extra).
     """
     source = copy_tracked(into / "source", root)
     dist = into / "dist"
@@ -83,7 +83,7 @@ def build_wheel(into: Path, root: Path = ROOT) -> Path:
 
 
 def unpack(wheel: Path, into: Path) -> None:
-    """Lay the wheel's files out below `into`, as an installer does for a wheel in pure Python."""
+    """Lay out the wheel's files below `into`, as an installer does for a pure Python wheel."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(into)
 

@@ -1,6 +1,6 @@
-"""txstream in the same workload. `--variant columnar` (default) takes the word by Arrow, `tuples` by a Python
-bolt of one line that is called for each tuple. With `--runs 1` the run starts a Spark of its own, as
-`txstream run` does, and its steps are told."""
+"""txstream in the same workload. With `--variant columnar` (default) Arrow takes the word; with `tuples`, a
+one-line Python bolt called for each tuple does. With `--runs 1` the run starts a Spark of its own, as
+`txstream run` does, and its steps are reported."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from txstream.engine.spark.session import create_session
 
 
 class FirstWord(BatchBolt):
-    """The first word of a line, by Arrow."""
+    """Takes the first word of a line, by Arrow."""
 
     output = "key string"
 
@@ -62,7 +62,7 @@ def topology(name: str, topic: str, batch: int, variant: str) -> txstream.Topolo
 
 
 def commits(url: str, name: str) -> list[float]:
-    """When each batch was committed, seconds since the epoch."""
+    """Return when each batch was committed, in seconds since the epoch."""
     with connect(url) as connection:
         rows = connection.execute(
             "SELECT extract(epoch FROM committed_at) FROM txstream_batch WHERE topology = %s ORDER BY 1",
@@ -72,7 +72,7 @@ def commits(url: str, name: str) -> list[float]:
 
 
 def states(running: txstream.RunningTopology, imported: float) -> dict[str, float]:
-    """When each step of a start began, in seconds since the epoch. Ends when the first batch is committed."""
+    """Return when each step of a start began, in seconds since the epoch. Waits for the first commit."""
     began = {"import of what runs": imported}
     while running.is_running and not running.progress.committed_txid:
         began.setdefault(re.split(r" at | \(|://", running.state)[0], time.time())

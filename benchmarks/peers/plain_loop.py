@@ -1,5 +1,5 @@
-"""The peer without an engine: one Python process polls by confluent-kafka, counts, and stores counts and
-positions in one transaction. Exactly once as long as there is one of it: nothing fences a second one.
+"""The peer without an engine: one Python process polls with confluent-kafka, counts, and stores counts and
+positions in one transaction. It is exactly-once as long as only one runs: nothing fences a second one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The peer for latency alone: Structured Streaming in real-time mode, from Kafka to Kafka.
 
-It has neither foreachBatch nor a SQL sink, so nothing is counted and nothing is stored: the first word of
-each line goes to a second topic, at least once. Its tasks never end, so each partition has a slot of its own,
-though the machine may have fewer cores.
+It has neither foreachBatch nor a SQL sink, so it counts and stores nothing: the first word of each line goes
+to a second topic, at least once. Its tasks never end, so each partition has a slot of its own, even if the
+machine has fewer cores.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The peer: Spark Structured Streaming with foreachBatch, tuned; the bookkeeping is by hand, as its users do.
+"""The peer: Spark Structured Streaming with foreachBatch, tuned, with bookkeeping by hand, as its users do
+it.
 
-Exactly once while the checkpoint and its batch numbers live; nothing fences a second driver.
+It is exactly-once while the checkpoint and its batch numbers live. Nothing fences a second driver.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import platformdirs
 from peers.workload import batch_rate, cpu_seconds, fresh_tables, is_exact, options, report, runs_of, upsert
 from txstream.embedded.jars import kafka_classpath, maven_repository
 
-# Spark's Kafka connector; the rest, Kafka's client, is with the embedded broker's jars.
+# Spark's Kafka connector. Kafka's client is among the embedded broker's jars.
 JARS = {
     "org/apache/spark/spark-sql-kafka-0-10_2.13/4.2.0/spark-sql-kafka-0-10_2.13-4.2.0.jar": (
         "64539c45e5d39f7ddb747312c239f38f5208d08c1a0ddf7d70beb2fbd9373705"
@@ -46,7 +47,7 @@ TUNED = {
 
 
 def connector_jars() -> str:
-    """The class path for Kafka, fetched once."""
+    """Return the class path for Kafka. Fetches the jars once."""
     folder = platformdirs.user_cache_path("txstream") / "benchmark-jars"
     folder.mkdir(parents=True, exist_ok=True)
     found = []
@@ -64,7 +65,7 @@ def connector_jars() -> str:
 
 
 class Counting:
-    """foreachBatch: counts of a batch by Spark, then one transaction of the driver."""
+    """foreachBatch: Spark counts the batch, then the driver writes the counts in one transaction."""
 
     def __init__(self, database: str) -> None:
         self.connection = fresh_tables(database)

@@ -1,11 +1,10 @@
 """The one workload of all contenders: how often each first word occurs, in PostgreSQL, exactly once.
 
-A topic of 4 partitions with records of about 60 bytes, "word-17 xxx...", the words by Zipf's law over
-10,000, or one as often as the other where there are more. A contender is a script with the options of
-`options`; it prints one JSON object a line: `{"ready": true}` when it waits for live records, and one for
-each run.
+The topic has 4 partitions and records of about 60 bytes, "word-17 xxx...". The words follow Zipf's law over
+10,000; if there are more, all are equally likely. A contender is a script with the options of `options`. It
+prints one JSON object per line: `{"ready": true}` when it waits for live records, and one for each run.
 
-Latency is from the moment in which a marker was produced to the commit of its row, as PostgreSQL has noted it
+Latency is the time from producing a marker to the commit of its row, as PostgreSQL recorded it
 (`track_commit_timestamp`).
 """
 
@@ -32,7 +31,7 @@ _TICK_SECONDS = 0.01
 
 
 def options(description: str | None) -> argparse.ArgumentParser:
-    """What every contender is asked with."""
+    """Return a parser with the options of every contender."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("mode", choices=("catchup", "live"))
     parser.add_argument("--kafka", required=True)
@@ -55,7 +54,7 @@ def report(**values: Any) -> None:
 
 
 def cpu_seconds() -> float:
-    """Of this process and all that it has started and that still runs."""
+    """Return the CPU seconds of this process and its descendants that still run."""
     mine = psutil.Process()
     times = [process.cpu_times() for process in (mine, *mine.children(recursive=True))]
     return round(sum(time.user + time.system for time in times), 2)
@@ -73,11 +72,12 @@ def connect(url: str) -> psycopg.Connection[Any]:
 
 
 def fresh_tables(url: str) -> psycopg.Connection[Any]:
-    """The tables of a peer, empty: counts, and what it needs to do nothing twice."""
+    """Create a peer's tables, empty: the counts, and what it needs to count nothing twice."""
     connection = connect(url)
     for table in ("counts", "applied", "positions"):
         connection.execute(f"DROP TABLE IF EXISTS {table}")
-    # What suits a table of which every batch changes each row; txstream's own has PostgreSQL's default.
+    # This fill factor suits a table whose rows all change in every batch. txstream's own has PostgreSQL's
+    # default.
     connection.execute(
         "CREATE TABLE counts (key text PRIMARY KEY, count bigint NOT NULL) WITH (fillfactor = 50)"
     )
@@ -93,7 +93,7 @@ ON CONFLICT (key) DO UPDATE SET count = t.count + excluded.count"""
 
 
 def upsert(connection: psycopg.Connection[Any], keys: Sequence[str], counts: Sequence[int]) -> None:
-    """The keys are plain words: no quoting, as who wrote it for one job would leave it out."""
+    """Add counts. The keys are plain words, so they are not quoted, as code for a single job would do it."""
     values = {"keys": "{" + ",".join(keys) + "}", "counts": "{" + ",".join(map(str, counts)) + "}"}
     connection.execute(UPSERT, values, prepare=True)
 
@@ -109,7 +109,7 @@ def _words(records: int, keys: int = KEYS) -> np.ndarray[Any, Any]:
 def make_topic(
     kafka: str, topic: str, records: int, *, keys: int = KEYS, config: Mapping[str, str] | None = None
 ) -> None:
-    """A topic with `records` records, in turn over its partitions."""
+    """Create a topic with `records` records, dealt in turn over its partitions."""
     admin = AdminClient({"bootstrap.servers": kafka})
     made = NewTopic(topic, PARTITIONS, 1, config=dict(config or {}))
     admin.create_topics([made])[topic].result()
@@ -122,7 +122,8 @@ def make_topic(
 
 
 def produce_live(kafka: str, topic: str, rate: int, seconds: float) -> int:
-    """`rate` records a second, at an even pace; one of each hundredth of a second is a marker. How many."""
+    """Produce `rate` records per second at an even pace, one marker in each hundredth of a second. Returns
+    how many records were produced."""
     producer = Producer({"bootstrap.servers": kafka, "linger.ms": 0, "acks": 1})
     words = iter(_words(int((rate + 100) * (seconds + 1))).tolist())
     started, number = time.time(), 0
@@ -154,14 +155,14 @@ def truth(records: int, keys: int = KEYS) -> dict[str, int]:
 
 
 def is_exact(url: str, records: int, keys: int, *, table: str = "counts", count: str = "count") -> bool:
-    """Does the table have every word exactly as often as the topic?"""
+    """Return whether the table counts every word exactly as often as the topic has it."""
     with connect(url) as connection:
         rows = connection.execute(f"SELECT key, {count} FROM {table}").fetchall()
     return dict(rows) == truth(records, keys)
 
 
 def counted(url: str, *, table: str = "counts", count: str = "count") -> int:
-    """How many records the table stands for."""
+    """Return how many records the table has counted."""
     with connect(url) as connection:
         row = connection.execute(f"SELECT coalesce(sum({count}), 0) FROM {table}").fetchone()
     assert row is not None
@@ -169,7 +170,7 @@ def counted(url: str, *, table: str = "counts", count: str = "count") -> int:
 
 
 def latencies(url: str, skip_seconds: float, *, table: str = "counts") -> Mapping[str, Any]:
-    """Milliseconds from produce to commit of the markers."""
+    """Return the milliseconds from producing the markers to their commit."""
     with connect(url) as connection:
         rows = connection.execute(
             f"SELECT key, extract(epoch FROM pg_xact_commit_timestamp(xmin)) FROM {table} "
@@ -179,8 +180,8 @@ def latencies(url: str, skip_seconds: float, *, table: str = "counts") -> Mappin
 
 
 def appended(kafka: str, topic: str, skip_seconds: float) -> tuple[int, Mapping[str, Any]]:
-    """How many words the topic has, and the milliseconds from produce to append of the markers. The topic
-    must note when it appended."""
+    """Return how many words the topic has, and the milliseconds from producing the markers to appending them.
+    The topic's timestamps must be those of the append."""
     consumer = Consumer({"bootstrap.servers": kafka, "group.id": "appended", "enable.partition.eof": True})
     consumer.assign([TopicPartition(topic, number, 0) for number in range(PARTITIONS)])
     count, ended, rows = 0, 0, []
@@ -200,7 +201,8 @@ def appended(kafka: str, topic: str, skip_seconds: float) -> tuple[int, Mapping[
 
 
 def _percentiles(rows: Sequence[tuple[str, float]], skip_seconds: float) -> Mapping[str, Any]:
-    """Of markers and the seconds in which they arrived, without the first ones and the last two seconds."""
+    """Return percentiles of the latency. `rows` has each marker and the second at which it arrived. Markers
+    of the first `skip_seconds` and of the last two seconds are left out."""
     produced = np.array([int(name.split("-")[2]) / 1e6 for name, _ in rows])
     arrived = np.array([at for _, at in rows])
     used = (produced >= produced.min() + skip_seconds) & (produced <= produced.max() - 2)
@@ -213,10 +215,13 @@ def _percentiles(rows: Sequence[tuple[str, float]], skip_seconds: float) -> Mapp
 
 
 def batch_rate(commits: Sequence[float]) -> float | None:
-    """Batches a second from the first commit to the last. Seconds, in their order; None of less than ten."""
+    """Return batches per second from the first commit to the last; None for fewer than ten commits.
+
+    commits: in seconds, in order.
+    """
     return round((len(commits) - 1) / (commits[-1] - commits[0]), 2) if len(commits) >= 10 else None
 
 
 def runs_of(count: int) -> Iterator[tuple[int, bool]]:
-    """Each run's number, and whether it is the process's first: cold."""
+    """Yield each run's number, and whether it is cold, as the first of the process is."""
     return ((run, run == 0) for run in range(count))

@@ -1,9 +1,9 @@
-"""The guards of exactly-once, each with the test that fails without it. `check_guards.py` proves every line.
+"""The guards of exactly-once, each with the test that fails without it. `check_guards.py` proves every entry.
 
-A guard is a piece of code. To take it away, `old` becomes `new` in `file`; then `test` must fail. The table
-is also what docs/guarantees.md and docs/semantics.md show.
+A guard is a piece of code. Replacing `old` with `new` in `file` removes it; then `test` must fail. The tables
+in docs/guarantees.md and docs/semantics.md are made from these.
 
-There is a file for each section of docs/guarantees.md, and one for the holes of docs/semantics.md.
+Each section of docs/guarantees.md has a file here, and the holes of docs/semantics.md have one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The commit (5.3), and how a batch that is being written is read."""
+"""Guards of the commit (5.3), and of reading while a batch is being written."""
 
 from __future__ import annotations
 

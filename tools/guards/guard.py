@@ -1,4 +1,4 @@
-"""What a guard is."""
+"""The record of one guard."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ten holes that Storm leaves: docs/semantics.md."""
+"""Guards that close the ten holes that Storm leaves (docs/semantics.md)."""
 
 from __future__ import annotations
 

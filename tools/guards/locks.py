@@ -1,4 +1,4 @@
-"""Locks and lost answers (5.4)."""
+"""Guards of locks and against lost answers (5.4)."""
 
 from __future__ import annotations
 

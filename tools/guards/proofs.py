@@ -1,4 +1,4 @@
-"""Where the tests of guards are."""
+"""The files of the tests that prove guards."""
 
 PROMISE = "tests/unit/test_state_promises.py::test_promise[sqlite-{}]"
 MEMORY_PROMISE = PROMISE.replace("sqlite", "memory")

@@ -1,4 +1,4 @@
-"""Where guards are, and the lines that several of them are about."""
+"""The files that guards are in, and the lines that several guards change."""
 
 PROTOCOL = "txstream/state/commit_protocol.py"
 FENCE = "txstream/state/sql/fence.py"

@@ -1,4 +1,4 @@
-"""The start of a driver and what ZooKeeper has (5.2)."""
+"""Guards of a driver's start and of what ZooKeeper holds (5.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The value rules (5.1)."""
+"""Guards of the value rules (5.1)."""
 
 from __future__ import annotations
 
