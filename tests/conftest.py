@@ -1,7 +1,7 @@
 """Real services for the whole run: each is started once, when the first test asks for it.
 
-`services` and `postgres` are stopped by no test. `own_zookeeper`, `own_postgres`, `own_kafka` and
-`cluster` a test may stop, kill and freeze: they too are started once, and are whole again for the next test.
+No test stops `services` and `postgres`. A test may stop, kill and freeze `own_zookeeper`, `own_postgres`,
+`own_kafka` and `cluster`: they too are started once, and are whole again for the next test.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ FamilyServer = TypeVar("FamilyServer", bound=MySQLFamilyServer | RedisServer)
 for _name, _value in SPARK_STARTS_SOONER.items():
     os.environ.setdefault(_name, _value)
 
-# Databases and servers wait for the disk at every commit, longer than tests compute; none of them is about a
-# machine that loses its power. Where memory is plenty, and programs may run there, they are in memory.
+# Databases and servers wait for the disk at every commit, for longer than the tests compute, and no test is
+# about a power failure. So their files are kept in memory if it is plentiful and programs may run from there.
 MEMORY, PLENTY = Path("/dev/shm"), 8 << 30
 if (
     "TMPDIR" not in os.environ
@@ -46,19 +46,19 @@ if (
 ):
     os.environ["TMPDIR"] = tempfile.tempdir = str(MEMORY)
 
-# A shell starts what runs in the background with SIGINT ignored, and commands under test would inherit it.
+# A shell starts background jobs with SIGINT ignored, and commands under test would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# No test is timed: several processes share the cores.
+# No test has a time limit: several processes share the cores.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `pytest -n`: who runs what."""
+    """Decide which process runs which test, with `pytest -n`."""
     from xdist.scheduler import LoadScopeScheduling
 
     config.option.loadscopereorder = False
@@ -71,12 +71,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first, so that no process is left alone with them."""
+    """Run the longest tests first, so that no process is left alone with them."""
     items.sort(key=lambda item: turn_of(item.nodeid))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Spark's classes are kept before anything starts Java."""
+    """Archive Spark's classes before anything starts Java."""
     without_java = ("tests/unit/", "tests/simulation/")
     if not (
         session.config.option.collectonly
@@ -98,7 +98,7 @@ def sqlite_url(tmp_path: Path) -> str:
 
 @pytest.fixture
 def database(url: str) -> Iterator[StateBackend]:
-    """The store that a test file says where to find."""
+    """The store at the `url` that a test file gives."""
     database = open_database(url, connect_timeout_seconds=5.0, message_timeout_seconds=10.0)
     yield database
     database.close()
@@ -106,7 +106,7 @@ def database(url: str) -> Iterator[StateBackend]:
 
 @pytest.fixture
 def rig(database: StateBackend, url: str) -> Rig:
-    """An opaque word count in it."""
+    """An opaque word count in `database`."""
     return Rig(database, url).join()
 
 
@@ -148,14 +148,14 @@ def mysql() -> Iterator[MySQLServer]:
 
 @pytest.fixture(scope="session", params=["mariadb", "mysql"])
 def mysql_server(request: pytest.FixtureRequest) -> MySQLFamilyServer:
-    """Each of the two, one after the other."""
+    """MariaDB and MySQL, one after the other."""
     server: MySQLFamilyServer = request.getfixturevalue(request.param)
     return server
 
 
 @pytest.fixture(scope="session", params=["mariadb", pytest.param("mysql", marks=pytest.mark.soak)])
 def contract_server(request: pytest.FixtureRequest) -> MySQLFamilyServer:
-    """MariaDB, and in a soak MySQL: for contracts in which the two do not differ."""
+    """MariaDB, and in a soak MySQL too: for contracts in which the two do not differ."""
     server: MySQLFamilyServer = request.getfixturevalue(request.param)
     return server
 
@@ -186,7 +186,7 @@ def postgres_url(postgres: PostgresServer, unique: str) -> str:
 
 @pytest.fixture(scope="session")
 def _own_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a blank and an accent, as in somebody's home directory."""
+    """A folder whose name has a blank and an accent, as a home directory may."""
     return tmp_path_factory.mktemp("Josés services")
 
 
@@ -256,7 +256,7 @@ def own_redis(_redis: RedisServer) -> RedisServer:
 
 @pytest.fixture(scope="session")
 def _brokers(_own_folder: Path) -> Iterator[EmbeddedKafka]:
-    # Over what a formatting that was killed left.
+    # The brokers must start over what a killed formatting left behind.
     unfinished = _own_folder / "kafka" / "node-1.formatting"
     unfinished.mkdir(parents=True)
     (unfinished / "meta.properties").write_text("version=1\ncluster.id=half-written")
@@ -266,7 +266,7 @@ def _brokers(_own_folder: Path) -> Iterator[EmbeddedKafka]:
 
 @pytest.fixture
 def own_kafka(_brokers: EmbeddedKafka) -> EmbeddedKafka:
-    """A Kafka with the brokers 1 and 2, which the test may stop."""
+    """A Kafka with brokers 1 and 2, which the test may stop."""
     for node in _brokers.nodes:
         if not _brokers.alive(node):
             _brokers.start_broker(node)
@@ -275,7 +275,7 @@ def own_kafka(_brokers: EmbeddedKafka) -> EmbeddedKafka:
 
 @pytest.fixture(scope="session")
 def steady_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
-    """A Kafka with the brokers 1 and 2, whole when a test ends. A broker that is frozen leads on for 20 s."""
+    """A Kafka with brokers 1 and 2, whole when a test ends. A frozen broker stays leader for 20 s."""
     folder = tmp_path_factory.mktemp("steady")
     with EmbeddedKafka(folder, brokers=2, overrides={"broker.session.timeout.ms": "20000"}) as running:
         yield running
@@ -283,7 +283,7 @@ def steady_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedK
 
 @pytest.fixture(scope="session")
 def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interpreter with what executors need (pyarrow, kafka-python, a CRC) and without txstream."""
+    """An interpreter that has what executors need (pyarrow, kafka-python, a CRC) but not txstream."""
     return make_bare_python(tmp_path_factory.mktemp("bare"))
 
 

@@ -1,4 +1,4 @@
-"""A user's module with bolts, shipped to executors: at the top level, as a user's would be."""
+"""Bolts in a module that is shipped to executors. It is at the top level, as a user's would be."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from txstream.transaction import sequence_of
 
 
 class DistinctWords(txstream.BatchBolt):
-    """Each word of the batch once: right only if all tuples of a word come to one task."""
+    """Emits each word of the batch once, which is right only if all tuples of a word come to one task."""
 
     output = "word string, batches bigint"
 
@@ -27,7 +27,7 @@ class DistinctWords(txstream.BatchBolt):
 
 
 class StuckAtFirst(DistinctWords):
-    """The run's first attempt never ends by itself; every later one is well."""
+    """The run's first attempt never ends by itself; every later one works."""
 
     def finish_batch(self) -> None:
         if sequence_of(self.attempt.attempt) == 1:

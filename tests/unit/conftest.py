@@ -1,4 +1,4 @@
-"""What several unit tests start from."""
+"""Fixtures that several unit tests share."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from support.inmemory import MemoryLog
 
 @pytest.fixture
 def log() -> MemoryLog:
-    """Two partitions of lines; batches of two records make three of it."""
+    """Two partitions of lines, which make three batches of two records."""
     return MemoryLog({"a": ["the cat", "the dog", None, "a cat"], "b": ["the end", "of the cat"]})

@@ -1,4 +1,4 @@
-"""The example of a ledger: booked and refused, exact after failures, for either spout."""
+"""The ledger example: movements are booked or refused, exact after failures, with either spout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`benchmarks/acker.py` measures, and prints what scripts read."""
+"""What `benchmarks/acker.py` measures, and what it prints for scripts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_price_is_that_of_one_acker_in_the_median_of_the_runs_after_the_firs
 ) -> None:
     topology = sys.modules["tracked_topology"]
     rates = {0: [9e9, 120.0, 900, 110], 1: [9e9, 100.0, 1, 105], 2: [9e9, 80, 85, 90], 4: [9e9, 75, 1, 80]}
-    rates = {ackers: [*some, *some] for ackers, some in rates.items()}  # on Spark and without
+    rates = {ackers: [*some, *some] for ackers, some in rates.items()}  # on Spark and without it
     cpu = iter(range(100))
     monkeypatch.setattr(topology, "rate", lambda spark, tuples, ackers: rates[ackers].pop(0))
     monkeypatch.setattr(topology, "cpu_of_all", lambda: next(cpu))

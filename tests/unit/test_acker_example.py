@@ -1,4 +1,4 @@
-"""The example by which the articles explain the acker, step by step, and how often zero comes too early.
+"""The example that the articles explain the acker with, step by step, and how often zero comes too early.
 
 A spout sends T1 and T2, copies of one tuple, to two bolts. The first bolt emits T3, T4 and T5, anchored to
 T1, to a third bolt.
@@ -18,7 +18,7 @@ SPOUT_TASK = 4
 
 
 def test_emits_and_acks_as_messages_of_their_own() -> None:
-    """As Storm's first acker had it: an id is told when its tuple is emitted, and again when it is acked."""
+    """As in Storm's first acker: an id is sent when its tuple is emitted, and again when it is acked."""
     ledger = AckLedger()
     (root,) = RootIds().take(1)
     t1, t2, t3, t4, t5 = TupleIds().draw(5)
@@ -28,7 +28,7 @@ def test_emits_and_acks_as_messages_of_their_own() -> None:
         (t3, t1 ^ t2 ^ t3),  # the first bolt emits three tuples
         (t4, t1 ^ t2 ^ t3 ^ t4),
         (t5, t1 ^ t2 ^ t3 ^ t4 ^ t5),
-        (t1, t2 ^ t3 ^ t4 ^ t5),  # and acks what it got
+        (t1, t2 ^ t3 ^ t4 ^ t5),  # and acks its input
         (t2, t3 ^ t4 ^ t5),  # the second bolt emits nothing
         (t3, t4 ^ t5),  # the third one acks them one by one
         (t4, t5),
@@ -41,7 +41,7 @@ def test_emits_and_acks_as_messages_of_their_own() -> None:
 
 
 def test_an_ack_with_the_xor_of_what_was_emitted_is_one_message() -> None:
-    """As JStorm has it, and this engine: three messages for the three bolts."""
+    """As in JStorm and in this engine: three messages for the three bolts."""
     ledger = AckLedger()
     (root,) = RootIds().take(1)
     t1, t2, t3, t4, t5 = TupleIds().draw(5)
@@ -55,8 +55,8 @@ def test_an_ack_with_the_xor_of_what_was_emitted_is_one_message() -> None:
 
 @pytest.mark.parametrize(("bits", "trees"), [(8, 20_000), (16, 400_000)])
 def test_false_zeros_are_as_frequent_as_derived(bits: int, trees: int) -> None:
-    """With so few bits that they happen. `docs/acker.md` derives: with m >= 2 tuples open, a tree's value is
-    zero with a probability of about 1 / (2**bits - 1); with one open, never."""
+    """With so few bits that they happen. `docs/acker.md` derives that a tree's value is zero with a
+    probability of about 1 / (2**bits - 1) while m >= 2 of its tuples are open, and never while one is."""
     ledger, roots = AckLedger(), RootIds().take(trees)
     t1, t2, t3, t4, t5 = TupleIds(13, bits=bits).draw(5 * trees).reshape(5, trees)
     early = len(ledger.init(roots, t1 ^ t2, SPOUT_TASK).completed)  # 2 open

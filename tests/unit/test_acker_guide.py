@@ -1,4 +1,4 @@
-"""The examples of docs/acker.md, run as they stand there."""
+"""The examples in docs/acker.md run as they stand there."""
 
 from __future__ import annotations
 

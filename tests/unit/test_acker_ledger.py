@@ -1,4 +1,4 @@
-"""The ledger against a model that knows every id by name, and never XORs."""
+"""The ledger against a model that keeps every id in a set and never XORs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Entry:
     open_ids: set[int] = field(default_factory=set)
     task: int | None = None
     failed: bool = False
-    age: int | None = 0  # None: its time is over, it waits for an init to refuse
+    age: int | None = 0  # None: it timed out before its init, which will fail it
 
 
 class Model:
@@ -54,7 +54,7 @@ class Model:
         self.least: dict[int, int] = {}
 
     def _entries(self, roots: list[int]) -> list[Entry | None]:
-        """An entry for each root, a new one where it has none, None where it is stale."""
+        """The entry of each root: a new one if it has none, None if the root is stale."""
         for number in roots:
             slot, generation = number & 0xFFFFFFFF, number >> 32
             if generation > self.least.get(slot, 1):
@@ -156,7 +156,7 @@ def test_the_ledger_answers_as_a_dict_of_sets(ackers: int, script: list[tuple[st
             if name == "ack":
                 assert told(ledger.ack(numbers, values)) == model.ack(messages)
             else:
-                # A root has one init; a repetition says the same.
+                # A root has one init; a repeated one says the same.
                 once = {number: (ids, number % 5) for number, ids in reversed(messages)}
                 values = [xor(list(once[number][0])) for number in numbers]
                 tasks = [once[number][1] for number in numbers]
@@ -171,7 +171,7 @@ def test_the_ledger_answers_as_a_dict_of_sets(ackers: int, script: list[tuple[st
 
 @st.composite
 def trees(draw: st.DrawFn) -> tuple[list[tuple[str, int, int]], int]:
-    """The messages about some trees, in any order: (kind, root, value). And how many trees there are."""
+    """The messages about some trees, (kind, root, value) in any order, and the number of trees."""
     ids = iter(TupleIds(draw(st.integers(0, 2**32))).draw(200).tolist())
     count = draw(st.integers(1, 6))
     messages = []

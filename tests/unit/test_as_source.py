@@ -22,7 +22,7 @@ from txstream.transaction import TransactionAttempt, Txid
 
 
 class Queue:
-    """A queue that redelivers what was not acked when its reader has gone."""
+    """A queue that redelivers what was not acked when its reader goes away."""
 
     def __init__(self, *values: str) -> None:
         self.waiting = deque(enumerate(values))
@@ -122,7 +122,7 @@ def test_another_driver_gets_again_what_was_not_acked(
 
 
 def opened(source: NonTransactionalSpout[Any]) -> tuple[Any, Any]:
-    """The driver's side, and a worker's."""
+    """The driver's side of a source, and a worker's."""
     shipped = pickle.loads(pickle.dumps(source.source))
     return source.source.coordinator(CONTEXT), shipped.emitter(CONTEXT)
 

@@ -1,4 +1,4 @@
-"""A database that is full, read-only or damaged while a topology runs: nothing is lost, and it goes on."""
+"""A database becomes full, read-only or damaged while a topology runs: nothing is lost, and it goes on."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PATHS = pytest.mark.parametrize("path", ["driver", "executors"])
 
 
 def mounted(folder: Path, *options: str) -> bool:
-    """Is a file system of its own on `folder` now? Only root may do that, and not in every container."""
+    """Mount something on `folder`; return whether it worked. Only root may, and not in every container."""
     command = shutil.which("mount")
     return (
         command is not None
@@ -46,7 +46,7 @@ def mounted(folder: Path, *options: str) -> bool:
 
 @contextlib.contextmanager
 def pragma(name: str) -> Iterator[Callable[[int | None], None]]:
-    """Set a pragma for every connection that is taken from a pool, from then on; None puts nothing."""
+    """Give a function that sets a pragma on connections taken from a pool from then on; None sets nothing."""
     value: list[int | None] = [None]
 
     def checkout(connection: Any, _record: object, _proxy: object) -> None:
@@ -62,8 +62,8 @@ def pragma(name: str) -> Iterator[Callable[[int | None], None]]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[], None], Callable[[], None]]]:
-    """A folder, what fills it, and what makes room again. Where nothing can be mounted, SQLite itself counts
-    the pages and fails with the same code."""
+    """A folder, a function that fills its disk, and one that makes room again. Where nothing can be mounted,
+    SQLite itself limits the file's pages and fails with the same code."""
     folder = tmp_path / "disk"
     folder.mkdir()
     if mounted(folder, "-t", "tmpfs", "-o", "size=4m", "tmpfs"):
@@ -85,7 +85,7 @@ def small_disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[], None], Calla
 
 @contextlib.contextmanager
 def read_only_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing in it can be written, not even by root; where nothing can be mounted, the system says so."""
+    """Make `folder` read-only, even for root. Where nothing can be mounted, `os.access` says that it is."""
     if mounted(folder, "-o", "bind,ro", str(folder)):
         try:
             yield
@@ -114,7 +114,7 @@ def test_a_full_disk(
 ) -> None:
     folder, fill, make_room = small_disk
     url = f"sqlite:///{folder / 'state.db'}"
-    # Every batch has so many new keys that the file must grow.
+    # Every batch has enough new keys to make the file grow.
     many = [(f"{BALLAST}{number}", 1) for number in range(136)]
     rows = [*ROWS, *many]
     expected = {**COUNTS, **{word: 1 for word, _ in many}}
@@ -159,7 +159,7 @@ def test_a_database_that_becomes_read_only(
 
 
 def test_a_file_system_that_is_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As it is told at the start; when it can be written again, the topology resumes."""
+    """A start refuses it. Once it can be written again, the topology resumes."""
     folder = tmp_path / "disk"
     folder.mkdir()
     url = f"sqlite:///{folder / 'state.db'}"
@@ -196,7 +196,7 @@ def small_sums(source: MemorySpout, spout: Any, bolt: Passing) -> Topology:
 
 @SPOUTS
 def test_a_sum_that_does_not_fit(sqlite_url: str, spout: Any) -> None:
-    """It ends the run, which goes on where it was with code that does not add so much."""
+    """It ends the run. A run with code that adds less goes on from there."""
     rows = [("a", 27), ("b", 1), ("a", 101), ("b", 1), ("a", 1), ("c", 1)]
     with (
         MemorySpout("word string, x bigint", {"p": rows}) as source,

@@ -30,7 +30,7 @@ from txstream.transaction import TransactionAttempt, Txid
 
 @dataclass(frozen=True)
 class Block:
-    """Numbers `first` to `first` + `count` - 1."""
+    """The numbers `first` to `first` + `count` - 1."""
 
     first: int
     count: int
@@ -38,7 +38,7 @@ class Block:
 
 
 class Numbers(BatchSpout[Block]):
-    """Blocks of five, up to `end`. What happens is written down in `calls`, which copies share."""
+    """Blocks of five numbers, up to `end`. Copies share `calls`, the record of what happened."""
 
     output = "n bigint, word string"
     batch_meta_type = Block
@@ -74,7 +74,7 @@ class Numbers(BatchSpout[Block]):
 def step(
     coordinator: PartitionCoordinator[Any], last: BatchMetas[Any], *, replay: bool = False
 ) -> BatchMetas[Any] | None:
-    """As the loop plans, through JSON: None when no transaction is opened."""
+    """Plan as the loop does, and pass the plan through JSON. Return None if no transaction is opened."""
     metas = BatchMetas.from_plan(last.positions(), coordinator.plan(last.positions(), 1000))
     if not metas.has_work and not replay:
         return None

@@ -1,4 +1,4 @@
-"""What a bolt's methods may be, and answer: nothing that they yield or return is lost without a word."""
+"""What a bolt's methods may be and return: nothing that they yield or return is lost silently."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOG = MemoryLog({"a": ["the cat"]})
 
 
 class Words(BatchBolt):
-    """Emits what it should; subclasses change one method."""
+    """A correct bolt; subclasses change one method."""
 
     output = "word string"
 
@@ -313,7 +313,7 @@ def test_a_method_that_is_called_almost_like_a_contracts_is_a_warning(bolt: Bolt
 
 
 class Helpers(CountByHand):
-    """Methods of its own, that its own methods call."""
+    """A bolt with helper methods, which its own methods call."""
 
     def execute(self, tup: Tuple) -> None:
         self.process(tup)

@@ -1,4 +1,4 @@
-"""A topology that cannot be: one sentence and the right status, before any service is asked."""
+"""An invalid topology is refused with one sentence and the right status, before any service is asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`txstream delete`: it asks first; where one id stands for two topologies, neither goes with the other."""
+"""`txstream delete` asks first. If two topologies share an id, it does not delete one with the other."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def delete(rig: Rig, *more: str) -> int:
 
 
 class Terminal:
-    """A real one, of which any of the standard streams can be a part."""
+    """A real terminal, to which any of the standard streams can be connected."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch
@@ -81,7 +81,7 @@ class Terminal:
             self._monkeypatch.setattr(sys, stream, end)
 
     def shown(self, end: str) -> str:
-        """All that it shows, up to and with `end`: what is written there comes through with a delay."""
+        """Read until `end` is shown, since output comes through with a delay; return all that was read."""
         text, deadline = "", time.monotonic() + 30
         while end not in text:
             ready, _, _ = select.select([self._master], [], [], deadline - time.monotonic())
@@ -235,7 +235,8 @@ def test_an_unknown_life_is_refused(
 def test_another_zookeeper_takes_nothing_away(
     rig: Rig, zookeeper: MemoryZooKeeper, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`TXSTREAM_ZOOKEEPER=<another> txstream delete words -y`; once its own is lost for good, on purpose."""
+    """`TXSTREAM_ZOOKEEPER=<another> txstream delete words -y` is refused. If the topology's own ZooKeeper is
+    lost for good, `--uuid` deletes it on purpose."""
     zookeeper.delete_topology("words")
     assert delete(rig) == 2
     told = capsys.readouterr().err
@@ -271,7 +272,7 @@ def test_another_database_takes_nothing_away(
 def test_a_database_that_the_others_name_and_that_has_nothing(
     rig: Rig, one_life: MemoryZooKeeper, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It was deleted half-way, or restored from a copy of before."""
+    """It was deleted half-way, or restored from an earlier copy."""
     (tmp_path / "second.db").write_bytes(empty_database())
     second = f"sqlite:///{tmp_path / 'second.db'}"
     assert delete(rig, "--state-database", second, "--drop-state") == 0, "it has never had to do with it"
@@ -292,7 +293,7 @@ def test_a_delete_that_was_ended_half_way_is_typed_again(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """It dies before each database; the one that was given goes last, and names the other until then."""
+    """It dies before each database. The given database goes last, and names the other until then."""
     (tmp_path / "second.db").write_bytes(empty_database())
     second = StateDatabase(f"sqlite:///{tmp_path / 'second.db'}")
     joined = Rig(second, second.url_for_people, word_table("totals"), uuid=rig.uuid).join()
@@ -330,7 +331,7 @@ def test_a_fence_that_is_gone_is_known_by_its_ledger(rig: Rig, one_life: MemoryZ
 def test_tables_of_an_earlier_life_stay_until_it_is_named(
     rig: Rig, one_life: MemoryZooKeeper, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They may be the results of something else; the refusal of a run names this command."""
+    """They may be the results of something else. The error that refuses a run names this command."""
     rig.database.delete("words", drop_state=False)
     now = Rig(rig.database, rig.url, word_table("totals"), uuid=ZOOKEEPERS).join()
     now.commit(1, {"a": 5})
@@ -347,7 +348,7 @@ def test_tables_of_an_earlier_life_stay_until_it_is_named(
 def test_what_zookeeper_has_may_be_unreadable(
     rig: Rig, one_life: MemoryZooKeeper, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Then nobody knows whose it is, until somebody says so."""
+    """Then nobody knows whose it is until `--uuid` says so."""
     one_life.memory.write("/txstream/topologies/words/identity", b"nonsense")
     assert delete(rig) == 2
     told = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The demo's own parts: its text, its truth, and how a difference is told."""
+"""The demo's own parts: its text, its expected counts, and how a difference is reported."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_words_can_be_spoken_and_differ() -> None:
 def test_the_distribution_is_zipf() -> None:
     counts = [n for _, n in count_words(make_text(200_000)).most_common()]
     assert len(counts) > 5_000
-    # Rank times frequency is about constant.
+    # Rank times frequency is roughly constant.
     assert 0.7 < 10 * counts[9] / counts[0] < 1.4
     assert 0.7 < 100 * counts[99] / counts[0] < 1.4
 

@@ -1,4 +1,4 @@
-"""`txstream describe`: text, JSON, stages, the drawing, and what is told when something is wrong."""
+"""`txstream describe`: text, JSON, stages, the drawing, and the error messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """No address anywhere, and nothing is made in the working directory."""
+    """No address is set, and nothing but drawings may be made in the working directory."""
     for name in ("ZOOKEEPER", "KAFKA", "DATABASE", "MASTER"):
         monkeypatch.delenv(f"TXSTREAM_{name}", raising=False)
     here = tmp_path / "here"
@@ -41,7 +41,7 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What a command prints that has nothing to complain of."""
+    """Run the command, which must succeed with nothing on standard error, and return what it prints."""
     assert main(["describe", *arguments]) == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -233,7 +233,7 @@ def test_spark_chooses_the_tasks_of_a_stage_without_python() -> None:
 
 
 def drawn(capsys: pytest.CaptureFixture[str], factory: str) -> ElementTree.Element:
-    """The drawing that the command makes, parsed."""
+    """Run the command and return its drawing, parsed."""
     out = Path("graph.svg")
     assert main(["describe", f"support.topologies:{factory}", "--svg", str(out)]) == 0
     assert capsys.readouterr().err == "wrote graph.svg\n"
@@ -334,7 +334,7 @@ def test_the_commit_phase_is_below_the_processing() -> None:
 
 
 def refused(capsys: pytest.CaptureFixture[str], status: int, *arguments: str) -> str:
-    """The one line that a refused command prints."""
+    """Run the command, which must be refused, and return the one line that it prints."""
     assert main(["describe", *arguments]) == status
     out, err = capsys.readouterr()
     assert out == ""

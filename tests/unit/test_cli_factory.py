@@ -1,4 +1,4 @@
-"""MODULE:FACTORY: found in the working directory, called, shipped; and what is told when that fails."""
+"""MODULE:FACTORY is found in the working directory, called and shipped; and the errors when that fails."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ number = 7
 
 @pytest.fixture(autouse=True)
 def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty working directory, and an interpreter that forgets what is imported from it."""
+    """An empty working directory. The interpreter forgets afterwards what was imported from it."""
     before = set(sys.modules)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))

@@ -105,7 +105,7 @@ def test_values_for_scripts() -> None:
 
 
 def test_numbers_of_every_type_are_aligned_right_with_separators(capsys: pytest.CaptureFixture[str]) -> None:
-    """Also keys, and values before; text and truth values are not numbers."""
+    """So are keys and previous values. Text and booleans are not numbers."""
     wide = {"total": Decimal("-1234567.50"), "mean": 1234.5, "name": "anna", "open": True}
     narrow = {"total": Decimal("1.50"), "mean": None, "name": "a-longer-name", "open": False}
     keys = [{"shop": 1000, "word": "a"}, {"shop": 7, "word": "bcd"}]

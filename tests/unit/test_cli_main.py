@@ -1,4 +1,4 @@
-"""Parsing, exit statuses, and what is said on which stream."""
+"""Parsing, exit statuses, and what is printed on which stream."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_help_is_status_0(arguments: list[str], capsys: pytest.CaptureFixture[st
 
 
 def groups() -> list[list[str]]:
-    """What is typed for the command itself and for each group of commands."""
+    """The words that call the command itself and each group of commands."""
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     return [[], *([name] for name, one in commands.items() if hasattr(one, "commands"))]
 

@@ -1,4 +1,4 @@
-"""`txstream scale`, `pause`, `resume` and `stop`: what is asked, what a leader answers, and what is told."""
+"""`txstream scale`, `pause`, `resume` and `stop`: the request, the leader's answer, and what is printed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def zookeeper(monkeypatch: pytest.MonkeyPatch) -> MemoryZooKeeper:
 
 @pytest.fixture
 def leader(zookeeper: MemoryZooKeeper) -> MemoryProgress:
-    """One that answers as soon as it is asked, and ends when it is told to. Txid 7 is the last committed."""
+    """A leader that answers at once and ends when it is told to. Txid 7 is the last committed."""
     store = zookeeper.run_topology("words")
     topology = word_count(MemoryLog({"a": []}), CountByHand(), parallelism=2, tasks=4)
     coordinator = make(current=Txid(8), stored={Txid(7): metas(0, 10)})
@@ -57,7 +57,7 @@ def leader(zookeeper: MemoryZooKeeper) -> MemoryProgress:
 
 
 def leave(zookeeper: MemoryZooKeeper) -> None:
-    """The driver ends."""
+    """Remove the leader, as if the driver had ended."""
     path = Paths(ROOT, "words").leader
     for name in zookeeper.memory.children(path) or ():
         zookeeper.memory.remove(f"{path}/{name}")

@@ -1,4 +1,4 @@
-"""The zip of the framework: complete, importable by a Python that has nothing of it, the same every time."""
+"""The framework's zip: complete, importable by a Python without txstream, and the same every time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`-p NAME=VALUE`: what each annotation takes, and how a wrong value is told."""
+"""`-p NAME=VALUE`: what each annotation accepts, and how a wrong value is reported."""
 
 from __future__ import annotations
 

@@ -48,12 +48,12 @@ SNAPSHOT = RunProgress("words", 4, {Txid(5): "processing"}, 4, 4000, 0, 1.0, Non
 
 
 def ended_loop(**statistics: Any) -> Any:
-    """Of a run that has ended: the next txid was 5."""
+    """The loop of a run that has ended, with 5 as the next txid."""
     return SimpleNamespace(coordinator=SimpleNamespace(current=5), statistics=Statistics(**statistics))
 
 
 class FakeRun:
-    """A run that ends when the test says so; it notes how it was asked to."""
+    """A run that ends when the test says so. It notes how it was asked to end."""
 
     open_work = "the open batches are committed"
 

@@ -1,4 +1,4 @@
-"""`txstream simulate`: exit status, what it prints, what it saves, and how that is told again."""
+"""`txstream simulate`: its exit status, what it prints, what it saves, and how that is replayed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables for people: what a value holds does not act on the terminal, and a narrow one shows all of it."""
+"""Tables for people: a value cannot control the terminal, and a narrow terminal shows all of it."""
 
 from __future__ import annotations
 

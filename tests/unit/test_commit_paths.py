@@ -61,8 +61,6 @@ OF_A_COMMIT = [
 
 
 class Nothing(BasicBolt):
-    """Emits nothing."""
-
     output = "word string"
 
     def execute(self, tup: Tuple, collector: OutputCollector) -> None:
@@ -103,7 +101,7 @@ def test_the_path_is_chosen_by_batch_and_told_by_the_ledger(
         assert paths(test.database_url) == wanted
         assert [row.keys for row in rows] == list(KEYS)
         assert all(row.status == "committed" for row in rows)
-        # Three slots, and no share without a row.
+        # There are three slots, and no share is without a row.
         in_shares = [keys for keys, way in zip(KEYS, wanted, strict=True) if way == "executors"]
         assert len(shares.seen) == sum(min(3, keys) for keys in in_shares)
 
@@ -128,7 +126,7 @@ def test_with_no_option_large_batches_go_to_executors_where_several_may_write(
 
 @EACH_PATH
 def test_a_batch_without_deltas_is_one_transaction_of_the_driver(path: str) -> None:
-    """Every database gets its ledger row all the same."""
+    """Every database still gets its ledger row."""
     with MemorySpout("word string", {"p0": ["ash"], "p1": ["oak"]}) as source:
         builder = TransactionalTopologyBuilder("paths", "words", OpaqueSpout(source), **PATHS[path])
         builder.set_bolt("none", Nothing()).shuffle_grouping("words")
@@ -190,7 +188,7 @@ FAULTS = [(at, txid) for txid in (1, 2) for at in OF_A_COMMIT if passed(at, "mix
 def test_an_attempt_that_fails_anywhere_in_its_commit_is_undone_and_redone(
     source: MemorySpout, spout: Any, at: Point, txid: int
 ) -> None:
-    """An opaque replay holds less, with words that the first attempt may have stored."""
+    """An opaque replay lacks words that the first attempt may have stored."""
     with TopologyTest(counting(source, spout, **PATHS["mixed"])) as test:
         test.fail(txid, at=at)
         if spout is OpaqueSpout:
@@ -245,7 +243,7 @@ def test_a_driver_that_dies_anywhere_leaves_two_databases_exact(
 def test_a_driver_that_dies_between_two_shares_leaves_every_table_exact(
     source: MemorySpout, spout: Any, shares: Shares, second: str
 ) -> None:
-    """One of the shares is written, in one of the databases; the opaque replay has none of its words."""
+    """One share is written, in one of the databases. The opaque replay has none of its words."""
 
     def dying(write: Callable[[Message], bytes], message: Message) -> bytes:
         if len(shares.seen) == 2:
@@ -271,7 +269,7 @@ def test_a_driver_that_dies_between_two_shares_leaves_every_table_exact(
 def test_a_plan_that_only_a_begun_commit_still_has_is_adopted(
     source: MemorySpout, at: Point, second: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ZooKeeper has lost it; the replay must hold the same words, though the source has more by now."""
+    """ZooKeeper has lost the plan. The replay must hold the same words, though the source has more by now."""
     tree = MemoryTree()
     monkeypatch.setattr(txstream.testing.topology, "MemoryTree", lambda: tree)
     with TopologyTest(counting(source, TransactionalSpout, second=second, commit="executors")) as test:
@@ -289,7 +287,7 @@ def test_a_plan_that_only_a_begun_commit_still_has_is_adopted(
 def test_of_two_databases_each_takes_the_path_that_its_rows_are_worth(
     source: MemorySpout, second: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first database has two tables, so twice the rows."""
+    """The first database has two tables, and so twice the rows."""
     topology = counting(source, tables=["counts", "again", "other"], second=second, driver_commit_rows=2)
     for at in (Point.AFTER_WRITE, Point.BETWEEN_COMMITS):
         with TopologyTest(topology) as test:
@@ -323,7 +321,7 @@ def test_any_faults_in_any_order_leave_every_table_exact(
                     test.crash(at=at)
                     test.restart()
             except NotReachedError:
-                continue  # this batch does not pass that point
+                continue  # this batch does not reach that point
             if hidden is not None:
                 source.hide(hidden)
                 test.settle()
@@ -375,7 +373,7 @@ def test_a_batch_that_is_begun_says_so_in_the_ledger(source: MemorySpout) -> Non
 
 
 def last_committed(url: str) -> dict[str, int]:
-    """What the guide's query gives: the table as of the last committed batch."""
+    """Run the guide's query, which returns the table as of the last committed batch."""
     guide = (DOCS / "commits.md").read_text()
     (query,) = re.findall(r"^```sql\n(WITH .*?)^```$", guide, re.M | re.S)
     query = query.replace("'clicks'", "'paths'").replace("word_count", "counts")
@@ -385,7 +383,7 @@ def last_committed(url: str) -> dict[str, int]:
 
 @EACH_PATH
 def test_the_last_committed_batch_can_be_read_at_any_time(source: MemorySpout, path: str) -> None:
-    """At each point of txid 3 as its first attempt left it, in part written, and as a replay finds it."""
+    """Attempts of txid 3 fail at each point of its commit. The query ignores their rows until one commits."""
     with TopologyTest(counting(source, tables=["counts"], **PATHS[path])) as test:
         test.commit(2)
         before = counted_in(test.attempts(1)[-1], test.attempts(2)[-1])

@@ -188,7 +188,7 @@ def test_a_committer_below_a_committer_is_in_the_same_commit_and_fails_it_whole(
 def test_an_attempt_that_is_too_slow_is_given_up_and_what_it_does_later_counts_nothing(
     source: MemorySpout, spout: Any, component: str, done: str, custody: Custody
 ) -> None:
-    """The slow bolt goes on when its attempt is given up, and finishes."""
+    """The slow bolt goes on after its attempt is given up, and finishes."""
     with TopologyTest(committing(source, spout)) as test:
 
         def is_slow() -> None:
@@ -213,7 +213,7 @@ def test_an_attempt_that_is_too_slow_is_given_up_and_what_it_does_later_counts_n
 def test_a_bolt_that_hangs_costs_its_attempt_and_says_where_it_is(
     source: MemorySpout, component: str, custody: Custody, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It never goes on while the topology runs: the next attempt is committed beside it."""
+    """The bolt never goes on while the topology runs. The next attempt is committed beside it."""
     hangs, let_go = threading.Event(), threading.Event()
 
     def hang() -> None:
@@ -342,13 +342,13 @@ def test_a_topology_without_a_state_has_its_fence_and_ledger_in_the_default_data
 
 
 def stored(url: str, table: str) -> dict[str, int]:
-    """What a table holds, as a stranger reads it."""
+    """Return what a table holds, read by a plain connection."""
     with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as connection:
         return dict(connection.execute(f"SELECT word, n FROM {table}"))
 
 
 def two_databases(source: MemorySpout, spout: Any, first: str | None, second: str | None) -> Topology:
-    """The same table name in two databases: how often a word came, and in how many batches it did."""
+    """One table name in two databases: how often each word came, and in how many batches."""
     builder = TransactionalTopologyBuilder(
         "two-databases", "words", spout(source, max_batch_records=2), 2, max_spout_pending=2
     )
@@ -363,7 +363,7 @@ def two_databases(source: MemorySpout, spout: Any, first: str | None, second: st
 def test_two_states_with_one_table_name_in_two_databases_get_their_own_deltas(
     source: MemorySpout, spout: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second database refuses txid 2 once, when the first has it already."""
+    """The second database refuses txid 2 once, after the first has committed it."""
     urls = [f"sqlite:///{tmp_path / name}.db" for name in ("first", "second")]
     commit = TopologyStates.commit
     refused: list[Any] = []

@@ -71,7 +71,7 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> Shares:
 def test_a_share_that_is_written_twice_under_one_attempt_counts_once(
     source: MemorySpout, spout: Any, shares: Shares
 ) -> None:
-    """As by a speculative task, or when an executor died after its COMMIT."""
+    """This happens with a speculative task, or when an executor dies after its COMMIT."""
 
     def twice(write: Callable[[Message], bytes], message: Message) -> bytes:
         assert write(message) != b""
@@ -88,7 +88,7 @@ def test_a_share_that_is_written_twice_under_one_attempt_counts_once(
 def test_a_share_that_is_lost_between_two_others_is_undone_with_them(
     source: MemorySpout, spout: Any, shares: Shares
 ) -> None:
-    """Its task dies; those beside it have written. The opaque replay has other words."""
+    """Its task dies, but those beside it have written. The opaque replay has other words."""
     died: list[Message] = []
 
     def dying(write: Callable[[Message], bytes], message: Message) -> bytes:
@@ -114,7 +114,7 @@ def test_a_share_that_is_lost_between_two_others_is_undone_with_them(
 def test_a_share_of_a_superseded_attempt_that_runs_late_writes_nothing(
     source: MemorySpout, spout: Any, shares: Shares
 ) -> None:
-    """A frozen executor wakes up when its attempt has been replayed, and again when the next txid came."""
+    """A frozen executor wakes up after its attempt was replayed, and again after the next txid."""
     with TopologyTest(counting(source, spout, commit="executors")) as test:
         failed = test.fail(1, at=Point.AFTER_WRITE)
         late = list(shares.seen)
@@ -178,7 +178,7 @@ def test_a_database_that_a_task_cannot_reach_fails_the_attempt_and_is_waited_for
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Of 'auto' the next try is the driver's own, lest it go on for ever."""
+    """With 'auto' the driver commits the next attempt itself, or attempts might fail for ever."""
     failures = 2 if path == "executors" else 1
     write, fails = TopologyStates.write, failures * [True]
 
@@ -238,7 +238,7 @@ def test_an_executor_without_the_library_says_so_and_auto_leaves_it_to_the_drive
 def test_a_database_that_is_another_one_on_the_executors_host_is_told(
     source: MemorySpout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file's path means another file there; it is not made."""
+    """There, the file's path means another file, which must not be created."""
     elsewhere = tmp_path / "elsewhere.db"
     monkeypatch.setattr(targets, "_absolute", lambda url: f"sqlite:///{elsewhere}")
     with (
@@ -252,7 +252,7 @@ def test_a_database_that_is_another_one_on_the_executors_host_is_told(
 def test_the_password_of_a_database_is_in_no_error_and_no_log(
     source: MemorySpout, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody listens at the address that executors are given."""
+    """Nothing listens at the address that executors are given."""
     monkeypatch.setattr(targets, "_absolute", lambda _: "postgresql://me:topsecret@127.0.0.1:1/state")
     with caplog.at_level(logging.DEBUG), TopologyTest(counting(source, **PATHS["mixed"])) as test:
         test.run()
@@ -270,7 +270,7 @@ def test_the_password_of_a_database_is_in_no_error_and_no_log(
 def test_a_backend_that_is_not_installed_on_executors_is_told(
     source: MemorySpout, tmp_path: Path, shares: Shares
 ) -> None:
-    """The driver has registered it in its own process only."""
+    """The driver has registered the backend in its own process only."""
 
     def opened(url: str, **options: Any) -> StateBackend:
         return StateDatabase(f"sqlite:///{tmp_path / 'own.db'}", **options)
@@ -292,7 +292,7 @@ def test_a_backend_that_is_not_installed_on_executors_is_told(
 def test_a_task_that_never_answers_is_given_up_after_the_message_timeout(
     source: MemorySpout, shares: Shares
 ) -> None:
-    """The deadline begins with the writing; without it a frozen executor would hold everything up."""
+    """The deadline begins with the write. Without a deadline a frozen executor would block everything."""
     cancelled = threading.Event()
 
     def frozen(write: Callable[[Message], bytes], message: Message) -> bytes:

@@ -1,4 +1,4 @@
-"""Comparisons: schedules and when their faults come, names of their own, and the figures."""
+"""Comparisons: schedules and when their faults come, each topology's own names, and the figures."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_partition_is_away_for_so_many_batches_or_for_whoever_waits_for_so_lon
     injector.emitting(attempt(4), metas)
     with pytest.raises(PartitionUnavailableError, match="partition 't/2' cannot be read"):
         injector.emitting(attempt(5), metas)
-    assert injector.unplannable(metas) == {}  # planned behind the attempt that is about to fail
+    assert injector.unplannable(metas) == {}  # planned after the attempt that is about to fail
 
     kept = {"t/2": MemoryRange(30, 40)}
     behind = [{**kept, "t/10": MemoryRange(end - 10, end)} for end in (40, 50, 60)]

@@ -1,4 +1,4 @@
-"""The page of a comparison: what it draws, that it loads nothing, and that nothing overlaps in a browser."""
+"""A comparison's page: what it draws, that it loads nothing, and that nothing overlaps in a browser."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TABLES: dict[str, Any] = {"words": {("<b>&",): (7,)}}
 
 
 def played(partitions: int = 4, *, stall: float = 0.0, twice: bool = False) -> Outcome:
-    """A run of ten txids: txid 5 fails for partition 0, which its replay waits for or goes on without."""
+    """A run of ten txids. Txid 5 fails for partition 0; its replay waits for it or goes on without it."""
     now = [100.0]
     injector = Injector(FAULTS, clock=lambda: now[0])
     outcome = Outcome(Timeline(), injector, TABLES, 64, 12, 2)
@@ -119,7 +119,7 @@ def test_the_page_loads_nothing_and_says_what_happened() -> None:
         assert told in text
 
 
-# What a person would see: wider than the window, or one text upon another in one chart.
+# Finds what a person would notice: something wider than the window, or texts of one chart that overlap.
 LOOK = """
 const seen = {};
 for (const frame of document.querySelectorAll('iframe')) {

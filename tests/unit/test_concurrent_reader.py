@@ -1,9 +1,9 @@
 """What a query sees while batches are committed, fail and are replayed.
 
-Every batch adds some number to some keys and takes it from others, so the sum over the table is zero between
-any two batches, whatever they held; who sees another one has seen a part of a batch.
+Every batch adds numbers to some keys and takes the same from others, so between any two batches the table's
+sum is zero, whatever they held. A reader that sees another sum has seen part of a batch.
 
-Here it is SQLite; the tests of each server run the same class.
+Here the database is SQLite. The tests of each server run the same class.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "commits.md"
 
 
 def documented_query() -> str:
-    """The guide's query of the values as of the last committed batch, for the topology of these tests."""
+    """The guide's query for the values as of the last committed batch, for the topology of these tests."""
     guide = GUIDE.read_text(encoding="utf-8")
     (query,) = re.findall(r"^```sql\n(WITH .*?);\n```$", guide, re.DOTALL | re.MULTILINE)
     assert query.count("'clicks'") == 1
@@ -45,7 +45,7 @@ PATIENCE_SECONDS = 30.0
 
 
 class Reader:
-    """Somebody who runs one query again and again, in transactions of its own."""
+    """A thread that runs one query again and again, each time in a transaction of its own."""
 
     def __init__(self, url: str, query: str) -> None:
         self._engine = sa.create_engine(url)
@@ -59,9 +59,9 @@ class Reader:
         self.counts: set[int] = set()
 
     def see(self) -> None:
-        """Returns when a query was run from its beginning to its end meanwhile."""
+        """Wait until a query has begun and ended after this call."""
         with self._changed:
-            enough = self.reads + 2  # the one that is under way began before
+            enough = self.reads + 2  # the query under way began before this call
             assert self._changed.wait_for(lambda: self.reads >= enough or self._error, PATIENCE_SECONDS)
         if self._error is not None:
             raise AssertionError(f"the reader failed: {self._error}") from self._error
@@ -92,7 +92,7 @@ class Reader:
 
 
 def batch(number: int) -> tuple[Mapping[str, int], Mapping[str, int]]:
-    """The two halves of a batch: what is added, and what is taken away; from batch to batch other keys."""
+    """The two halves of a batch: what is added and what is taken away. Some keys vary from batch to batch."""
     return {f"a{number % 3}": number, "a": 10}, {f"z{number % 4}": -number, "z": -10}
 
 
@@ -126,7 +126,7 @@ class TestReaders:
                 raise CrashError
 
             for txid in range(1, 9):
-                # A transactional replay holds the same; an opaque one may hold anything.
+                # A transactional replay holds the same tuples; an opaque one may hold any.
                 other = txid if semantics is Semantics.TRANSACTIONAL else txid + 20
                 with pytest.raises(CrashError):
                     rig.commit(txid, both(other), reached=crash_when_seen)
@@ -151,7 +151,7 @@ class TestReaders:
                 as_of.see()
 
             for txid in range(1, 9):
-                # The first attempt dies half way; the second may commit and be done again, on either path.
+                # The first attempt dies half way. The second may commit and be redone, on either path.
                 for attempt_number in range(3):
                     if txid % 3 == 0 and attempt_number == 1:
                         rig.commit(txid, both(txid + 20), reached=lambda _: see())

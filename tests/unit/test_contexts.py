@@ -26,7 +26,7 @@ from txstream.testing.inprocess import InProcessRunner
 
 LINES = {"a": ["x", "y", "z"], "b": ["x"]}
 
-# What happened in this process, in order: bolts are pickled, so they cannot keep it themselves.
+# What happened in this process, in order. Bolts are pickled, so they cannot keep it themselves.
 CALLS: list[Any] = []
 
 

@@ -237,7 +237,7 @@ def test_an_opaque_failure_drops_all_later_ones_and_plans_them_anew_one_from_the
     plan = only(commands, Plan)
     assert (plan.txid, plan.last, plan.replay) == (2, {"p": Range(0, 10)}, True)
     assert kinds(commands) == ["Cancel", "Cancel", "Plan"]
-    # The replay shrinks, so the batch behind it must start where the replay ends.
+    # The replay shrinks, so the next batch must start where the replay ends.
     replayed, commands = plan_and_emit(coordinator, commands, metas(10, 13))
     assert replayed.attempt > third.attempt
     plan = only(commands, Plan)

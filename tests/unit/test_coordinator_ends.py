@@ -133,7 +133,7 @@ def test_draining_does_not_wait_for_the_plan_of_a_new_txid() -> None:
 
 
 def test_draining_waits_for_the_plan_of_a_replay() -> None:
-    """An earlier attempt of it may have written."""
+    """An earlier attempt of that txid may have written."""
     coordinator, (first, _) = filled(OPAQUE, pending=2)
     commands = coordinator.fail(first)
     coordinator.drain()
@@ -315,8 +315,8 @@ def test_an_emptied_map_goes_on_with_the_next_txid(empty: Callable[[Any], None],
 def test_whatever_the_order_of_events_the_rules_hold(
     semantics: Semantics, pending: int, choices: list[int]
 ) -> None:
-    """Answers come in any order, some of them stale, with pauses between them; after every event the
-    invariants are checked."""
+    """Answers come in any order, some of them stale, with pauses between them. The invariants are checked
+    after every event."""
     counter = itertools.count(1)
     coordinator = make(semantics, pending, next_attempt=lambda: AttemptId(next(counter)))
     open_commands: list[Command[Range]] = []

@@ -1,5 +1,5 @@
-"""What a worker process has from the start, and how it ends: what bolts have opened in it is closed, unless
-it is killed."""
+"""What a worker process has from the start, and how it ends: unless it is killed, it closes what bolts have
+opened in it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import pytest
 
 from txstream.engine.spark import daemon
 
-# A worker process of Spark's daemon, without Spark. `Opened` stands for what a bolt has opened; each word of
-# the arguments is what happens next.
+# A worker process of Spark's daemon, without Spark. `Opened` stands for what a bolt has opened. Each argument
+# is the next event.
 #
-# It says things by os.write: print refuses to be called by a signal's handler that interrupts print. And it
-# waits for what the C handler writes into a pipe: a signal that comes right before a plain wait would be
-# acted on only when that ends.
+# It prints with os.write, because a signal handler that interrupts `print` cannot call it. It waits for what
+# the C signal handler writes into a pipe, because a signal right before a plain wait would take effect only
+# after that wait.
 WORKER = """
 import os, select, signal, sys
 import pyspark.daemon
@@ -111,7 +111,7 @@ def test_an_error_of_spark_closes_too_and_is_raised(tmp_path: Path) -> None:
 
 
 def hung_up(tmp_path: Path, *events: str) -> tuple[list[str], int]:
-    """What a worker prints that waits or works when the daemon ends, and how it ended."""
+    """Hang up a waiting or working worker, as the daemon's end does; return what it prints and its status."""
     with worker(tmp_path, *events) as process:
         assert process.stdout is not None
         assert process.stdout.readline().strip() in ("idle", "busy")
@@ -133,7 +133,7 @@ def test_what_hangs_while_it_is_closed_ends_all_the_same(tmp_path: Path) -> None
 
 
 def test_the_installed_pyspark_comes_before_the_zip_that_it_brings_along() -> None:
-    """Python would compile the zip's modules anew in every process."""
+    """Python would compile the zip's modules again in every process."""
     installed = Path(pyspark.__file__).parent
     zips = sorted(map(str, (installed / "python" / "lib").glob("*.zip")))
     program = "import txstream.engine.spark.daemon, pyspark.worker; print(pyspark.worker.__file__)"
@@ -145,7 +145,7 @@ def test_the_installed_pyspark_comes_before_the_zip_that_it_brings_along() -> No
 
 
 def test_the_zip_of_a_spark_of_its_own_keeps_its_place(tmp_path: Path) -> None:
-    """On a cluster the installed PySpark may be of another version than the driver's."""
+    """On a cluster, the installed PySpark and the driver's may have different versions."""
     zips = [f"{tmp_path}/spark/python/lib/pyspark.zip", f"{tmp_path}/other/pyspark/python/lib/pyspark.zip"]
     path = ["", *zips, str(Path(pyspark.__file__).parents[1])]
     assert daemon.installed_first(path) == path
@@ -165,7 +165,7 @@ runpy.run_module("txstream.engine.spark.daemon", run_name="__main__")
     ("before", "told"), [("", "forks True"), ("sys.modules['pyarrow'] = None", "forks False")]
 )
 def test_what_every_task_needs_is_imported_before_workers_are_forked(before: str, told: str) -> None:
-    """Where something is missing, a task is to tell, not the daemon, whose end Spark cannot explain."""
+    """If something is missing, a task must report it. Spark cannot explain why a daemon ended."""
     program = DAEMON.format(before=before)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == told

@@ -32,7 +32,7 @@ class Declares(DataFrameBolt):
 
 
 def plan_with(bolt: DataFrameBolt, lines: str = "value string", above: str = "shuffle") -> ExecutionPlan:
-    """lines, the bolt as `frame`, and what can be below it."""
+    """A plan with `lines`, the bolt as `frame`, and the components that can be below it."""
     source = MemorySource(MemoryLog({"a": []}), lines)
     builder = TransactionalTopologyBuilder("frames", "lines", OpaqueSpout(source), 3)
     builder.set_bolt("frame", bolt).shuffle_grouping("lines")
@@ -94,7 +94,7 @@ ROWS = [(f"w{i % 5}", i % 7, [f"t{i % 3}", None][: i % 3]) for i in range(200)] 
 
 
 def blocks(rows: list[tuple[Any, ...]], size: int) -> list[pa.Table]:
-    """The rows as Spark hands them over: in batches, with names and types of its own."""
+    """The rows as Spark hands them over: in batches, with column names of its own."""
     tables = []
     for at in range(0, len(rows), size):
         columns = zip(*rows[at : at + size], strict=True)
@@ -104,7 +104,7 @@ def blocks(rows: list[tuple[Any, ...]], size: int) -> list[pa.Table]:
 
 
 def routed(plan: ExecutionPlan, tables: list[pa.Table]) -> list[tuple[int, Any]]:
-    """The messages for the next stage, comparable."""
+    """The messages for the next stage, in a form that can be compared."""
     order = WorkOrder(attempt(1), 3, [{}, {}, {}])
     elements = list(route_blocks(plan, "frame", "default", 1, order, tables))
     assert [target for target, _ in elements] == [ANSWER, 0, 1, 2]
@@ -117,8 +117,8 @@ def routed(plan: ExecutionPlan, tables: list[pa.Table]) -> list[tuple[int, Any]]
 
 
 def test_rows_in_another_order_make_the_same_messages() -> None:
-    """What Spark reads from a shuffle comes in another order when a partition is computed again, and an even
-    spread goes by order."""
+    """Spark reads a shuffle in another order when it recomputes a partition, and an even spread depends on
+    the order."""
     plan = plan_with(Declares(SCHEMA))
     first = routed(plan, blocks(ROWS, 50))
     parcels = [parcel for _, message in first for parcel in message]

@@ -1,4 +1,4 @@
-"""`txstream db upgrade`, and what the commands that read say of a database that needs it."""
+"""`txstream db upgrade`, and what commands that read say about a database that needs it."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_dry_run_over_several_databases_as_json(tmp_path: Path, capsys: pytest
 
 
 def test_a_dry_run_where_nothing_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Looking makes no file."""
+    """A dry run creates no file."""
     assert main(["db", "upgrade", "--dry-run"]) == 1
     assert "no such file" in capsys.readouterr().err
     assert not list(tmp_path.rglob("*.db"))
@@ -128,7 +128,7 @@ def test_a_dry_run_where_nothing_is(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def schema(file: Path) -> list[tuple[str, str]]:
-    """The columns of the framework's tables, and their revision."""
+    """The columns of all tables, and the framework's revision."""
     with contextlib.closing(sqlite3.connect(file)) as connection:
         names = [
             name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")

@@ -32,7 +32,7 @@ def test_of_several_messages_with_a_key_the_first_passes() -> None:
 
 
 def test_the_first_passes_again_when_it_is_replayed() -> None:
-    """What stands behind may have failed it."""
+    """A later bolt may have failed it."""
     worker = Worker(DeduplicateBolt("order_id", message="entry"))
     worker.run([order(1, "a")])
     assert worker.run([order(1, "b"), order(1, "a")]).emitted == [order(1, "a")]

@@ -1,4 +1,4 @@
-"""What a topology tells about itself: exact texts, and the same as JSON values."""
+"""How a topology describes itself: exact texts, and the same as JSON values."""
 
 from __future__ import annotations
 

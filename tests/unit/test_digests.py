@@ -1,4 +1,4 @@
-"""Digests of deltas: the same for the same rows, however they are stored; another one for any other."""
+"""Digests of deltas: equal for equal rows, however they are stored, and different for any others."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_column_that_only_one_of_them_has_is_not_compared() -> None:
 
 
 def test_it_is_json_and_the_same_everywhere() -> None:
-    """What a ledger has must mean the same to every later version, on every machine."""
+    """A digest in a ledger must mean the same to every later version, on every machine."""
     found = digest_of(counts({"the": 3, "cat": 1, "": 2}), ["word"])
     document = json.loads(json.dumps(found.to_document()))
     assert TableDigest.from_document(document) == found

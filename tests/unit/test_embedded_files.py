@@ -43,7 +43,7 @@ def listener() -> Iterator[socket.socket]:
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """A process of ours that nothing may end but we, the leader of its own group."""
+    """A process that leads its own group and that only the test may end."""
     with subprocess.Popen(
         [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE, start_new_session=True
     ) as process:
@@ -156,7 +156,7 @@ def test_a_server_whose_pid_cannot_be_recorded_is_not_left_running() -> None:
     for descriptor in (writer, full):
         os.close(descriptor)
     assert done.stdout.startswith(b"error ")
-    # The server was the last that had the other end.
+    # The read end sees the end of the file once the server, the last to hold the other end, is gone.
     assert select.select([reader], [], [], 30)[0]
     os.close(reader)
 
@@ -358,7 +358,7 @@ def test_a_half_written_formatting_does_not_count_as_data(tmp_path: Path) -> Non
 def test_a_formatting_that_a_full_disk_cut_short_leaves_no_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int
 ) -> None:
-    """With `free` bytes left afterwards: all that it writes may be there, or the identity may be cut off."""
+    """`free` bytes are left afterwards. All that it writes may be there, or the identity may be cut off."""
     meta = tmp_path / "node-1.formatting" / "meta.properties"
     text = "cluster.id=abc\n" if free == 0 else ""
     program = f"import pathlib; pathlib.Path({str(meta)!r}).write_text({text!r})"

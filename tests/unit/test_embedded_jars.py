@@ -77,7 +77,7 @@ def test_a_fetch_goes_on_with_the_jars_that_came_before_it_failed(
         (folder / jar.file).rename(repository / "g" / "a" / "1" / jar.file)
     first, last = (repository / "g" / "a" / "1" / jar.file for jar in lock.jars)
     content = last.read_bytes()
-    last.write_bytes(content[:-1])  # the line broke
+    last.write_bytes(content[:-1])  # the connection broke
     with pytest.raises(ServiceUnavailableError, match=r"b-1\.jar \(expected .*, found "):
         classpath(folder)
     assert [path.name for path in folder.iterdir()] == [first.name]

@@ -1,4 +1,4 @@
-"""All errors have one root, the project's names, and an exit status that scripts may rely on."""
+"""All errors have one root, the project's form of name, and an exit status that scripts may rely on."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_what_no_attempt_can_mend_is_not(name: str) -> None:
 
 
 def bases_of_classes() -> dict[str, set[str]]:
-    """Of every class of the package, by its name with its module's: its bases as they are written."""
+    """The bases of every class of the package, as they are written, by the class's full name."""
     found: dict[str, set[str]] = {}
     for module in pkgutil.walk_packages(txstream.__path__, "txstream."):
         spec = importlib.util.find_spec(module.name)
@@ -72,10 +72,10 @@ def bases_of_classes() -> dict[str, set[str]]:
 
 
 def test_exceptions_that_users_may_see_have_the_root() -> None:
-    """Or `except TxstreamError` would miss them. A few never reach a user as they are."""
+    """Otherwise `except TxstreamError` would miss them. Those in `inside` never reach a user as they are."""
     inside = {
         "txstream.api.rows.UnfitValueError",
-        "txstream.engine.batch.state_cells.UnfitCellError",  # told with its state, also by `run_bolt`
+        "txstream.engine.batch.state_cells.UnfitCellError",  # re-raised with its state, also by `run_bolt`
         "txstream.engine.batch.stage.TaskFailedError",
         "txstream.zookeeper.tree.LostAnswerError",
         "txstream.zookeeper.tree.RefusedError",

@@ -1,4 +1,4 @@
-"""How a failure on an executor is told to the driver."""
+"""How a failure on an executor reaches the driver."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RateLimitedError(PartitionUnavailableError):
 
 
 class FencedError(Exception):
-    """A user's own, which only shares its name with one of ours."""
+    """A user's own error, which only shares its name with one of ours."""
 
 
 def caught(error: Exception) -> Exception:
@@ -41,7 +41,7 @@ def caught(error: Exception) -> Exception:
 
 
 def travel(failure: Failure) -> TxstreamError:
-    """Through JSON, to the driver, and raised there."""
+    """Send a failure through JSON and return the error that the driver makes of it."""
     return Failure(**json.loads(json.dumps(failure.to_document()))).to_error(attempt(5, 2))
 
 

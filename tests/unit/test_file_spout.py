@@ -1,4 +1,4 @@
-"""`FileSpout` over files of lines: what is planned, what is read, and what is refused."""
+"""`FileSpout` over text files: what is planned, what is read, and what is refused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Metas = dict[str, FileRange]
 
 
 def plan(source: FileSpout, last: Metas | None = None, limit: int = 1000) -> Metas:
-    """A plan in which every file can be read."""
+    """Make a plan, in which every file must be readable."""
     metas: Metas = {}
     for name, meta in source.coordinator(CONTEXT).plan(last or {}, limit).items():
         assert isinstance(meta, FileRange), f"{name}: {meta}"
@@ -57,7 +57,7 @@ def values(source: FileSpout, name: str, meta: FileRange) -> list[str]:
 
 
 def everything(source: FileSpout, limit: int = 1000) -> dict[str, list[str]]:
-    """All lines, batch by batch, until nothing is left."""
+    """Read all lines, batch by batch, until nothing is left."""
     lines: dict[str, list[str]] = {}
     last: Metas = {}
     while True:
@@ -82,7 +82,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Opening these files fails as a broken disk does. (Permissions do not stop a test that runs as root.)"""
+    """Makes opening a file fail as on a broken disk. (Permissions do not stop a test that runs as root.)"""
     broken: set[str] = set()
     real = os.open
 
@@ -182,7 +182,7 @@ def test_any_lines_with_any_limits(
     read: int,
     budget: int,
 ) -> None:
-    """However lines fall on reads and batches, each comes once, in order."""
+    """However the lines are divided among reads and batches, each comes once, in order."""
     folder = tmp_path_factory.mktemp("logs")
     expected: dict[str, list[str]] = {}
     for number, line in enumerate(contents):
@@ -258,7 +258,7 @@ def test_counting_ends_at_the_deadline_with_what_there_is(folder: Path) -> None:
 
 
 def test_waiting_for_files_costs_little(folder: Path) -> None:
-    """A look at a large directory may take long; the next one then waits in proportion."""
+    """Looking through a large directory may take long. The next look then waits in proportion."""
     now, look = [100.0], [0.0]
 
     def clock() -> float:
@@ -350,7 +350,7 @@ def test_a_damaged_file_is_lost(folder: Path, damage: Callable[[Path], None], wh
 
 
 def test_a_change_in_the_middle_of_a_range_is_noticed(folder: Path) -> None:
-    """Where the fingerprint does not look, the checksum does."""
+    """The fingerprint does not cover that part, but the checksum does."""
     (folder / "a").write_bytes(b"x" * 1500 + b"\n" + b"y" * 1500 + b"\n")
     source = FileSpout(folder)
     (meta,) = plan(source).values()
@@ -370,7 +370,7 @@ def test_other_bytes_that_cannot_be_decoded_are_lost_rather_than_malformed(folde
 
 
 def test_a_file_that_was_copied_anew_with_more_at_its_end_is_the_same(folder: Path) -> None:
-    """rsync replaces the file; its bytes are what counts."""
+    """rsync replaces the file; only its bytes count."""
     fill(folder, a=20)
     source = FileSpout(folder)
     metas = plan(source)
@@ -407,7 +407,7 @@ def test_a_file_deleted_before_its_end_is_lost(folder: Path) -> None:
 
 
 def test_what_grew_after_the_last_plan_is_known_to_be_lost(folder: Path) -> None:
-    """An opaque replay plans anew from before: it must not pass over what the failed attempt had."""
+    """An opaque replay plans again from the earlier place. It must not skip what the failed attempt had."""
     fill(folder, a=2)
     source = FileSpout(folder)
     metas = plan(source)

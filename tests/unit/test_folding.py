@@ -1,4 +1,4 @@
-"""Folds and the bolts over them, against a naive oracle: whatever the chunks, one right row per key."""
+"""Folds and the bolts over them, against a naive oracle: one right row per key, whatever the chunks."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def prepared(bolt: ReduceBolt | SqlStateBolt, schema: pa.Schema = INPUT) -> Take
 
 
 def naive(rows: Iterable[Row], keys: Sequence[int]) -> dict[tuple[Any, ...], list[Any]]:
-    """n=Count(), filled=Count(x), total=Sum(x), least=Min(y), most=Max(x), by hand."""
+    """Compute n=Count(), filled=Count(x), total=Sum(x), least=Min(y), most=Max(x) by hand."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(row[key] for key in keys), []).append(row)
@@ -198,7 +198,7 @@ NUMBERS = st.tuples(
 def test_a_total_is_refused_for_what_it_is_and_not_for_how_its_tuples_were_spread(
     parts: list[list[tuple[Any, ...]]], random: Random
 ) -> None:
-    """What is too large in one part, another part may bring back; only the whole has to fit its column."""
+    """If a part's sum is too large, another part may bring it back. Only the total must fit its column."""
     schema = parse_schema(f"word string, {SMALL}")
     reducers = {name: Sum(name) for name in schema.names[1:]}
 

@@ -1,4 +1,4 @@
-"""`fsck`: each damage is made, found, and mended as the finding says where that is a command."""
+"""`fsck`: each kind of damage is done and found. If the finding names a command, that command mends it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def found(report: FsckReport) -> dict[str, Finding]:
 
 
 def only(report: FsckReport, code: str, severity: Severity) -> Finding:
-    """The one finding, which is this."""
+    """Return the report's only finding, which must have this code and severity."""
     assert [(one.code, one.severity) for one in report.findings] == [(code, severity)], report.findings
     assert report.is_clean is (severity is NOTE)
     return report.findings[0]
@@ -96,7 +96,7 @@ def test_tracked_tuples_have_neither_states_nor_plans_to_check() -> None:
 
 @pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
 def test_nothing_is_found_after_failed_attempts_either(make_site: Any, spout: Any) -> None:
-    """A failed attempt of the last txid leaves restored rows with that txid."""
+    """A failed attempt of the last txid leaves restored rows that carry that txid."""
     site = make_site(spout, txid=0)
     site.test.restart()
     site.test.commit(1)
@@ -194,7 +194,7 @@ def test_an_epoch_that_cannot_be_read(make_site: Any) -> None:
     "path", ["requests/asked", "requests/answered", "requests/scaled", "assignment", "failing", "waiting"]
 )
 def test_what_operators_are_shown_cannot_be_read(make_site: Any, path: str) -> None:
-    """A run refuses it, or `status --tasks` does; nothing is lost with it."""
+    """A run refuses it, or `status --tasks` does. Nothing is lost with it."""
     site = make_site()
     site.tree.write(f"{site.base}/{path}", b"nonsense")
     finding = only(site.fsck(), "zookeeper-unreadable", ERROR)
@@ -487,7 +487,7 @@ def test_a_non_transactional_topology_is_well(make_site: Any) -> None:
 
 @dataclass(frozen=True)
 class Place:
-    """What a newer version stores: a field more, with a default."""
+    """What a newer version stores: one more field, with a default."""
 
     start: int
     end: int

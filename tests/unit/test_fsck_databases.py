@@ -1,4 +1,4 @@
-"""`fsck` over a database whose framework tables are damaged: one cause is one finding, with what mends it."""
+"""`fsck` with damaged framework tables in a database: one cause gives one finding, with its remedy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make_site(tmp_path: Path) -> Iterator[Any]:
 
 
 def opened(site: Site) -> FsckReport:
-    """As the command does it: from the run's database, what its fence names is opened, too."""
+    """Check as the command does: open the run's database and also those that its fence names."""
     settings = Settings(database=site.urls[0])
     with open_databases(settings, "words", strict=False) as databases:
         return fsck_in(
@@ -48,7 +48,7 @@ def opened(site: Site) -> FsckReport:
 
 
 def only(report: FsckReport, code: str) -> Finding:
-    """The one error, which is this."""
+    """Return the report's only finding, which must be an error with this code."""
     found = [(one.code, one.where) for one in report.findings]
     assert [one.code for one in report.findings] == [code], found
     assert report.findings[0].severity is Severity.ERROR
@@ -113,7 +113,7 @@ def test_a_time_that_is_none(make_site: Any, column: str) -> None:
 
 
 def test_a_lost_fence_hides_the_databases_that_it_names(make_site: Any) -> None:
-    """What is told is then done: the command as it stands, with the database that it asks for."""
+    """The test then does what the finding says: its exact command, with the database that it asks for."""
     site = make_site()
     site.execute(0, "DELETE FROM txstream_fence")
     finding = only(opened(site), "fence-missing")
@@ -128,7 +128,7 @@ def test_a_lost_fence_hides_the_databases_that_it_names(make_site: Any) -> None:
 @pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
 @pytest.mark.parametrize("databases", [1, 2])
 def test_a_ledger_older_than_its_tables_is_not_built_upon(make_site: Any, spout: Any, databases: int) -> None:
-    """What those rows hold of the txid that the ledger lacks would not be undone, nor be known."""
+    """Otherwise what the rows hold of the txid that the ledger lacks would be neither undone nor known."""
     site = make_site(databases=databases, spout=spout)
     (row,) = rows = site.query(0, "SELECT * FROM txstream_batch WHERE txid = 3")
     site.execute(0, "DELETE FROM txstream_batch WHERE txid = 3")
@@ -149,7 +149,7 @@ def test_a_ledger_older_than_its_tables_is_not_built_upon(make_site: Any, spout:
 
 
 def test_tables_that_may_not_be_read(make_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are not taken for tables that are nowhere."""
+    """They are not taken for missing tables."""
     site = make_site(databases=1)
     denied = to_error(Failure(Kind.DENIED, "permission denied"), "db", "the state", at_commit=False)
 

@@ -1,4 +1,4 @@
-"""Fetching a MySQL, as far as it can be tried without a network: the programs of Debian are played here."""
+"""Fetching MySQL, as far as that can be tested without a network: scripts stand in for Debian's programs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ chmod +x "$3/usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"
 
 
 class Debian:
-    """A folder with programs, which is all of PATH beside the shell's own, and a cache folder."""
+    """A cache folder, and a folder of programs, which is all of PATH besides /usr/bin and /bin."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
         self._programs = folder / "programs"

@@ -1,4 +1,4 @@
-"""Graphs of bolts, run in this process: who gets which tuple, how often, and in which phase."""
+"""Graphs of bolts, run in this process: which bolt gets which tuple, how often, and in which phase."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def stored(builder: TransactionalTopologyBuilder, above: str) -> Topology:
 
 
 class Outcome:
-    """One attempt through both phases, with all that was emitted."""
+    """One attempt, run through both phases, with all that was emitted."""
 
     def __init__(self, topology: Topology, log: MemoryLog, width: int | None = None) -> None:
         self.plan: ExecutionPlan = compile_topology(topology, CONTEXT, "run", capture=True)
@@ -88,7 +88,7 @@ KINDS = ("shuffle", "local_or_shuffle", "fields", "partial_key", "all", "global"
 
 @st.composite
 def graphs(draw: Any) -> tuple[MemoryLog, Topology, dict[str, int]]:
-    """A graph of bolts that pass on what they get, and how many tuples each of them must emit."""
+    """A graph of bolts that pass on what they get, and the number of tuples that each of them must emit."""
     log = MemoryLog({f"p{i}": [f"w{j % 5}" for j in range(draw(st.integers(0, 12)))] for i in range(3)})
     builder = graph(log, draw(st.integers(1, 3)))
     expected = {"lines": total(log)}
@@ -310,7 +310,7 @@ def test_partial_key_one_of_two_tasks_and_a_hot_key_uses_both(width: int) -> Non
 
 
 class Choosing(BatchBolt):
-    """Sends each word to the task that its length names, among those that the reader has."""
+    """Sends each word to one of the reader's tasks, which the word's length selects."""
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
         declarer.declare("word string", direct=True)
@@ -391,7 +391,7 @@ def test_direct_streams_are_checked_when_the_topology_is_built() -> None:
 
 
 class Losing(InProcessRunner):
-    """Takes one tuple out of the first message with any, and makes the message's own count agree."""
+    """Removes a tuple from the first message with any. Unless `honest`, the message's count agrees."""
 
     def __init__(self, plan: ExecutionPlan, position: int, *, honest: bool) -> None:
         super().__init__(plan, width=2)
@@ -447,7 +447,7 @@ def test_a_tuple_that_is_lost_with_its_count_is_missed_at_the_end_of_the_phase(p
 
 
 class Shuffled(InProcessRunner):
-    """Messages come in another order each time, as from Spark's shuffle."""
+    """Changes the order of messages each time, as Spark's shuffle may."""
 
     order = 0
 

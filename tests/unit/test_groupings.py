@@ -17,7 +17,7 @@ from txstream.api.errors import TupleError
 from txstream.api.groupings import Grouping, GroupingKind
 from txstream.api.stable_hash import canonical_bytes, second_hash, stable_hash, task_of, tasks_of_partial_key
 
-# Written down once. A change of any of them moves keys to other tasks between two releases.
+# Recorded once. A change to any of them would move keys to other tasks between two releases.
 VECTORS: list[tuple[tuple[Any, ...], int]] = [
     ((), 0xE4A6A0577479B2B4),
     (("the",), 0x0BABD823F118935A),
@@ -46,12 +46,12 @@ VECTORS: list[tuple[tuple[Any, ...], int]] = [
     (("a", None, 2), 0x152BD4C1ADBE7A1F),
 ]
 
-# The second hash, and the two of 8 tasks that a partial key grouping chooses from.
+# The second hash, and the two of 8 tasks between which a partial key grouping chooses.
 SECOND_VECTORS: list[tuple[tuple[Any, ...], int, tuple[int, int]]] = [
     ((), 0xC3CB3BA975F147C6, (4, 6)),
     (("the",), 0xF7BE4576C64F4907, (2, 7)),
     (("",), 0x4992E7332F51CA2F, (4, 7)),
-    ((None,), 0x465C0A3A2D989E90, (0, 1)),  # both hashes say 0, so the second choice is the next
+    ((None,), 0x465C0A3A2D989E90, (0, 1)),  # both hashes say 0, so the second choice is the next task
     ((1,), 0x697AEF8F03243BC9, (2, 1)),
     ((1.5,), 0xB7488F834C51FC19, (1, 2)),  # both say 1
     ((b"\x00\xff",), 0xD0FE68590A3D5362, (5, 2)),
@@ -184,7 +184,7 @@ def test_the_keys_of_one_task_have_their_second_choices_all_over_the_others() ->
     seconds = [second for first, second in choices if first == 3]
     counts = {task: seconds.count(task) for task in range(8)}
     assert counts.pop(3) == 0
-    # Where both hashes agree the next task is taken, so it has twice the share: 2 of 8, the others 1 of 8.
+    # If both hashes agree, the next task is taken, so it gets 2 of 8 shares and each of the others 1 of 8.
     assert 420 < counts.pop(4) < 580
     assert min(counts.values()) > 190
     assert max(counts.values()) < 310

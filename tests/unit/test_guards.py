@@ -1,4 +1,4 @@
-"""The table of guards is about the code and the tests that there are; `tools/check_guards.py` proves it."""
+"""The table of guards names code and tests that exist. `tools/check_guards.py` proves that they guard."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_its_test_exists(test: str) -> None:
     text = (ROOT / path).read_text(encoding="utf-8")
     if names:
         name, _, parameters = names[-1].partition("[")
-        # A server's tests are those of SQLite, in another class.
+        # A server's test class takes its tests from SQLite's class, in another file.
         every = "".join(found.read_text(encoding="utf-8") for found in (ROOT / "tests").rglob("test_*.py"))
         assert re.search(rf"def {name}\b", every if len(names) > 1 else text)
         if name == "test_promise":
@@ -44,7 +44,7 @@ def test_its_test_exists(test: str) -> None:
 
 
 def test_the_guides_show_them_as_they_are() -> None:
-    """`python tools/check_guards.py --tables` writes them."""
+    """`python tools/check_guards.py --tables` writes the tables."""
     guides = [guide.read_text(encoding="utf-8") for guide in check_guards.GUIDES]
     assert [check_guards.with_tables(guide) for guide in guides] == guides
     shown = "".join(guides)

@@ -1,5 +1,7 @@
-"""What README.md and docs/ name exists: commands with their flags, files, headings. Commands are run by
-tests/acceptance/test_guides.py."""
+"""What README.md and docs/ name exists: commands with their flags, files, headings.
+
+tests/acceptance/test_guides.py runs the commands.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ INLINE = [
 
 
 def find(words: list[str]) -> tuple[Any, list[str]]:
-    """The command that these words call, and its arguments."""
+    """Return the command that these words call, and its arguments."""
     found: Any = typer.main.get_command(app)
     while hasattr(found, "commands") and words and words[0] in found.commands:
         found, words = found.commands[words[0]], words[1:]
@@ -113,7 +115,7 @@ def test_its_links_lead_somewhere(guide: Path) -> None:
 
 
 def headings(guide: Path) -> set[str]:
-    """As they are linked to."""
+    """The anchors of a guide's headings."""
     found = re.findall(r"^#+ (.+)$", guide.read_text(encoding="utf-8"), re.M)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in found}
 

@@ -1,8 +1,8 @@
 """The dependency rule: the core imports no client library and none of the edges, and nothing imports the
 folders at the root by their bare names.
 
-A fresh interpreter imports the core and says what came with it, so that an import three modules away counts
-too; the source is read as well, so that an import inside a function counts.
+A fresh interpreter imports the core and reports what came with it, so that an import three modules away
+counts too. The source is read as well, so that an import inside a function counts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ EDGES: Final = tuple(
 )
 FORBIDDEN: Final = CLIENT_LIBRARIES + EDGES
 _SHELL: Final = ("txstream.cli", "txstream.inspect", "txstream.testing", "txstream.examples")
-# What each room may not import, because that stands on it.
+# The packages above each one, which it may not import.
 UPPER: Final = {
     "state": (*_SHELL, "txstream.engine", "txstream.zookeeper", "txstream.spouts", "txstream.bolts"),
     "zookeeper": (*_SHELL, "txstream.engine", "txstream.state", "txstream.spouts", "txstream.bolts"),
@@ -48,7 +48,7 @@ UPPER: Final = {
 }
 BARE_NAMES: Final = frozenset(INSTALLS_AS) - {"txstream"}
 
-# Runs in the fresh interpreter: notes every forbidden import with the modules that led to it.
+# Runs in the fresh interpreter and notes every forbidden import with the modules that led to it.
 PROBE: Final = """
 import importlib, json, sys
 forbidden, modules = json.loads(sys.argv[1])
@@ -82,7 +82,7 @@ json.dump(answer, sys.stdout)
 
 
 def module_files(package: Path, name: str) -> dict[str, Path]:
-    """The modules of a package on disk, name -> file; also those that nobody imports."""
+    """The modules of a package on disk, name -> file, including those that nothing imports."""
     found = {name: package / "__init__.py"}
     for path in sorted(package.rglob("*.py")):
         if path.name != "__init__.py":
@@ -94,7 +94,7 @@ def module_files(package: Path, name: str) -> dict[str, Path]:
 
 def core_modules() -> dict[str, Path]:
     """Every module under the rule. The named ones are listed whether they exist or not: a core module that is
-    renamed without a word here fails the test instead of leaving it."""
+    renamed everywhere but here fails the test instead of dropping out of it."""
     core = module_files(ROOT / "txstream" / "api", "txstream.api")
     for name in ("transaction", "coordinator", "semantics", "acker"):
         folder = ROOT / "txstream" / name
@@ -108,7 +108,7 @@ def core_modules() -> dict[str, Path]:
 def probe(
     modules: list[str], *, path: Path = ROOT, forbidden: tuple[str, ...] = FORBIDDEN
 ) -> dict[str, list[str]]:
-    """Import `modules` in a fresh interpreter; what of `forbidden` was asked for, and what was loaded."""
+    """Import `modules` in a fresh interpreter; return the forbidden imports that were asked for or loaded."""
     done = subprocess.run(
         [sys.executable, "-c", PROBE, json.dumps([FORBIDDEN, modules])],
         cwd=path,
@@ -123,8 +123,8 @@ def probe(
 
 
 def imported_names(source: str) -> Iterator[tuple[int, str]]:
-    """Line and full name of every absolute import in a source, inside functions too; imports for the type
-    checker only do not count, because they never run."""
+    """Line and full name of every absolute import in a source, inside functions too. Imports for the type
+    checker alone do not count, because they never run."""
     pending: list[ast.AST] = [ast.parse(source)]
     while pending:
         node = pending.pop()
@@ -170,7 +170,7 @@ def test_importing_the_core_brings_no_client_library_and_no_edge(imported: dict[
 
 
 def test_core_names_no_client_library_and_no_edge(imported: dict[str, list[str]]) -> None:
-    """Also inside functions, in the core and in whatever else of txstream the core needs."""
+    """Not even inside functions, in the core or in whatever else of txstream the core needs."""
     modules = module_files(ROOT / "txstream", "txstream")
     assert core_modules().keys() <= set(imported["ours"])
     wrong = [
@@ -184,7 +184,7 @@ def test_core_names_no_client_library_and_no_edge(imported: dict[str, list[str]]
 
 @pytest.mark.parametrize("lower", UPPER)
 def test_nothing_imports_what_stands_above_it(lower: str) -> None:
-    """Also inside functions, but for the names that the type checker alone sees."""
+    """Not even inside functions, but for the names that only the type checker sees."""
     folder = ROOT / (lower if lower in BARE_NAMES else f"txstream/{lower}")
     modules = module_files(folder, f"txstream.{lower}")
     assert modules

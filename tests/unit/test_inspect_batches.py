@@ -1,4 +1,4 @@
-"""Batches that are asked for in part: the newest, those before a txid, since a time, or that had trouble."""
+"""Asking for some of the batches: the newest, those before a txid, since a time, or that had trouble."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
-    """Nine batches, one a minute from noon on; 3 and 7 had an attempt that failed."""
+    """Nine batches, one a minute after noon. Txids 3 and 7 had an attempt that failed."""
     file = tmp_path / "state.db"
     file.write_bytes(empty_database())
     database = StateDatabase(f"sqlite:///{file}")
@@ -154,7 +154,7 @@ def test_a_batch_is_one_line_of_the_terminal(
 
 
 def test_a_batch_says_what_it_left_out(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
-    """The column is there where a batch went without something."""
+    """The column is shown if a batch left something out, or if it is asked for."""
     assert main(["batches", "words", "--database", rig.url]) == 0
     assert "left out" not in capsys.readouterr().out
     metas = {
@@ -272,7 +272,7 @@ def test_status_lists_who_stands_by(
     for number, data in enumerate(
         (
             {"driver": "one:7", "since": since, "standby": "warm"},
-            {"driver": "two:8", "since": since},  # of a txstream that did not tell
+            {"driver": "two:8", "since": since},  # from a txstream that did not say
             {"driver": "three:9", "since": since, "standby": "cold"},
         ),
         2,

@@ -1,4 +1,4 @@
-"""Keys that a notebook gives: of the columns' types, or refused; in order or by name."""
+"""Keys given by a notebook, in order or by name: of the columns' types, or refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State tables as people read them: rows by key, the greatest, and what a batch changed."""
+"""State tables as people read them: rows by key, the greatest values, and what a batch changed."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def settings_of(rig: Rig, **more: Any) -> Settings:
 
 
 def begin(rig: Rig, txid: int, deltas: dict[Any, Any]) -> None:
-    """A commit from executors that gets as far as its tasks' writes."""
+    """Begin a commit from executors, which gets as far as its tasks' writes."""
     under = rig.next(txid)
     commit = Commit(under, {"partitions": {}}, {}, 7, PLANNED, PROCESSED)
     rig.states.begin_commit(commit)
@@ -132,7 +132,7 @@ def test_while_executors_commit_a_transactional_table_says_that_it_does_not_know
 
 
 def test_a_replay_from_executors_takes_the_committed_batch_back(make_rig: Any) -> None:
-    """The ledger's row says `committing` again, and rows of the first attempt are as before the batch."""
+    """The ledger's row says `committing` again, and the first attempt's rows read as before the batch."""
     rig = make_rig()
     rig.commit(1, {"a": 4})
     rig.commit(2, {"a": 1, "b": 1})
@@ -165,7 +165,7 @@ def test_a_diff_says_what_is_not_known_any_more(make_rig: Any) -> None:
 
 
 def test_rows_of_a_failed_attempt_are_no_change(make_rig: Any) -> None:
-    """Restoring them leaves this txid on them."""
+    """When they are restored, they keep this txid."""
     rig = make_rig()
     rig.commit(1, {"a": 4, "b": 2})
     rig.commit(2, {"a": 3, "b": 3})
@@ -445,7 +445,7 @@ def test_state_diff_and_json(make_rig: Any, capsys: pytest.CaptureFixture[str]) 
 def test_a_key_of_several_columns(
     make_rig: Any, capsys: pytest.CaptureFixture[str], key: tuple[Any, ...]
 ) -> None:
-    """One argument per column, in their order; what begins with a dash behind `--`."""
+    """One argument per column, in order. Values that begin with a dash come after `--`."""
     rig = make_rig(key="s string, d date, i int, yes boolean, b binary")
     rig.commit(1, {key: 5, ("other", date(2026, 1, 31), 1, True, b""): 1})
     text, day, number, yes, raw = key
@@ -548,7 +548,7 @@ def test_a_txid_that_the_ledger_has_not(make_rig: Any, capsys: pytest.CaptureFix
 
 
 def test_answers_are_of_one_moment(make_rig: Any) -> None:
-    """A batch that is committed while a table is being read is not in any part of the answer."""
+    """A batch that is committed while a table is being read is in no part of the answer."""
     rig = make_rig()
     rig.commit(1, {"a": 4})
     with rig.database.read_state("words") as reading:
@@ -611,7 +611,7 @@ def test_a_database_of_an_older_revision_names_the_command(two: tuple[Rig, Rig])
 
 
 def test_decimals_are_in_the_order_of_their_values(make_rig: Any) -> None:
-    """SQLite keeps them as text."""
+    """SQLite stores them as text."""
     rig = make_rig(key="k decimal(9,2)", value="n decimal(9,2)")
     rig.commit(1, {Decimal("1.50"): Decimal("9.00"), Decimal("2.00"): Decimal("10.00")})
     rig.commit(2, {Decimal("1.50"): Decimal("0.50"), Decimal("3.00"): Decimal("-1.00")})

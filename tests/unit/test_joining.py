@@ -1,4 +1,4 @@
-"""States that are added to a topology which has committed batches, and tables that grow under it."""
+"""States that are added to a topology that has committed batches, and tables that get more columns."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def other(tmp_path: Path) -> str:
 
 
 def both(default: float | None = 0.0) -> Store:
-    """`counts` with a column more."""
+    """`counts` with one more column."""
     state = SqlState("counts", key="word string", value="n bigint, total double", defaults={"total": default})
     return state, {"n": Count(), "total": Sum("x")}
 
@@ -85,7 +85,7 @@ def test_a_column_is_added_between_two_runs(
 
 
 def part_way(source: MemorySpout, spout: Any, other: str) -> TopologyTest:
-    """A topology that was killed when the first of its two databases had committed txid 2."""
+    """A topology that was killed when only the first of its two databases had committed txid 2."""
     test = TopologyTest(storing(source, spout, counts(), counts("elsewhere", other)))
     test.restart()
     test.commit(1)
@@ -167,7 +167,7 @@ def test_a_state_is_added(source: MemorySpout, spout: Any, other: str, elsewhere
 
 
 def test_a_ledger_of_another_attempt_does_not_go_on_from_there(source: MemorySpout, other: str) -> None:
-    """It was left by a joining that was given up; what it stood on was restored from a copy since."""
+    """An abandoned joining left it. What it was based on has since been restored from a copy."""
     with TopologyTest(storing(source, OpaqueSpout, counts())) as test:
         test.commit(1)
         with (
@@ -202,7 +202,7 @@ def test_a_state_is_added_before_the_first_batch(
 def test_a_state_is_added_while_a_txid_is_committed_in_part(
     source: MemorySpout, spout: Any, other: str, tmp_path: Path
 ) -> None:
-    """It counts from that txid on: nothing of it was written there."""
+    """It counts from that txid on, because nothing of that txid was written there."""
     test = part_way(source, spout, other)
     third = f"sqlite:///{tmp_path / 'third.db'}"
     with contextlib.closing(test):
@@ -239,7 +239,7 @@ def test_a_state_that_is_removed_or_ambiguous_is_refused(source: MemorySpout, ot
 
 
 class Steps:
-    """The external writes of a start: when `left` of them are done, the driver dies before the next."""
+    """The external writes of a start. After `left` of them, the driver dies before the next."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left: float = float("inf")
@@ -271,7 +271,7 @@ class Steps:
 def test_a_crash_at_each_step_of_a_joining(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reverted: bool
 ) -> None:
-    """The next start takes it up again, also when the former code has run in between."""
+    """The next start resumes the joining, even if the former code has run in between."""
     steps = Steps(monkeypatch)
     done = False
     for number in range(100):
@@ -353,7 +353,7 @@ def test_the_identity_is_replaced_by_the_leader_alone() -> None:
 
 
 def test_an_answer_that_is_lost_does_not_matter() -> None:
-    """The write arrives when a newer leader has stored something else."""
+    """The write arrives after a newer leader has stored something else."""
     tree = MemoryTree()
     leader, successor = store(tree), store(tree)
     leader.create_identity(IDENTITY)

@@ -1,4 +1,4 @@
-"""JSON values as typed columns: what fits, what is refused and why, whatever stands beside it."""
+"""JSON values as typed columns: what fits, what is refused and why, whatever is beside it."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ def dumped(value: Any) -> bytes:
 
 
 def shown(row: dict[str, Any]) -> dict[str, Any]:
-    """A fitting object as it should come out."""
+    """The row that should come of an object that fits."""
     expected = {name: row.get(name) for name in ("s", "yes", "n", "d", "m", "at", "o", "l")}
     if expected["m"] is not None:
         expected["m"] = Decimal(round(expected["m"] * 100)).scaleb(-2)
@@ -336,7 +336,7 @@ def test_what_fits_comes_out_as_it_is(rows: list[dict[str, Any]]) -> None:
 
 @settings(deadline=timedelta(seconds=2), max_examples=200)
 @given(st.lists(FITTING | LOOSE, max_size=5), st.data())
-@example([{"m": 1.0}, {"m": 12345.0}], None)  # Arrow looks at the first precision only
+@example([{"m": 1.0}, {"m": 12345.0}], None)  # Arrow looks only at the first precision
 def test_a_value_is_read_or_refused_by_itself(rows: list[dict[str, Any]], data: st.DataObject | None) -> None:
     values: list[bytes | None] = list(map(dumped, rows))
     if data is not None and values and data.draw(st.booleans()):
@@ -357,7 +357,7 @@ def test_a_value_is_read_or_refused_by_itself(rows: list[dict[str, Any]], data: 
 
 @settings(deadline=timedelta(seconds=2), max_examples=200)
 @given(st.decimals(allow_nan=False, allow_infinity=False), st.integers(0, 60), st.booleans())
-@example(Decimal("1.5"), 41, False)  # Arrow alone makes 0.00 of it
+@example(Decimal("1.5"), 41, False)  # Arrow alone turns it into 0.00
 def test_a_decimal_is_exact_or_refused(number: Decimal, zeros: int, quoted: bool) -> None:
     text = str(number)
     if "E" not in text:
@@ -373,7 +373,7 @@ def test_a_decimal_is_exact_or_refused(number: Decimal, zeros: int, quoted: bool
 
 
 def check_against_json(given: dict[str, Any], row: dict[str, Any]) -> None:
-    """What was taken is what Python's own reader sees, and of the declared kind."""
+    """Check that what was taken is what Python's own reader sees, and of the declared type."""
     kinds: dict[str, tuple[type, ...]] = {"s": (str,), "yes": (bool,), "n": (int,), "l": (list,)}
     for name, kind in kinds.items():
         assert row[name] == given.get(name)

@@ -1,4 +1,4 @@
-"""The client against addresses where no Kafka answers: deadlines are kept, messages say what to do."""
+"""The client against addresses where no Kafka answers: it keeps deadlines, and messages say what to do."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def refusing() -> Iterator[str]:
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """An address that takes connections and says nothing, as a frozen broker does."""
+    """An address that accepts connections and says nothing, as a frozen broker does."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 

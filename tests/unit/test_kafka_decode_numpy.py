@@ -1,4 +1,4 @@
-"""Batches decoded together, judged by the loop that reads them one record after another."""
+"""Batches decoded together, compared with the loop that reads one record after another."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from txstream.spouts.kafka_record_blocks import RecordColumns
 
 
 def read(data: bytes, start: int, end: int, **options: Any) -> object:
-    """Everything that comes of it, errors included."""
+    """Decode `data` and return everything that comes of it, errors included."""
     part = Fetched(data, start, end, options.pop("aborted", None))
     decode_records([part], **options)
     return told(part)
@@ -69,7 +69,7 @@ def check(data: bytes, start: int, end: int, *, together: int = 1 << 20, **optio
         assert read(data, start, end, **options) == expected
 
 
-# What decides about the bytes: numbers at the edges of their varints, and runs of records of one size.
+# What shapes the bytes: numbers at the edges of their varints, and runs of records of one size.
 BYTES = st.integers(0, 130).map(bytes) | st.sampled_from([b"v" * 60, b"w" * 8191, b"x" * 8192])
 HEADER = st.tuples(st.text(max_size=3), st.none() | st.binary(max_size=3))
 RECORD = st.tuples(
@@ -84,7 +84,7 @@ RUN = st.builds(lambda record, times: [record] * times, RECORD, st.sampled_from(
 
 @st.composite
 def logs(draw: st.DrawFn) -> tuple[bytes, int, int]:
-    """Batches one after another, and the offsets that they take."""
+    """Consecutive batches, their first offset, and the one after their last."""
     first = offset = draw(st.sampled_from([0, 5, 1 << 40]))
     data = b""
     for runs in draw(st.lists(st.lists(RUN, max_size=3), min_size=1, max_size=5)):
@@ -116,7 +116,7 @@ def ranges(draw: st.DrawFn, first: int, end: int) -> tuple[int, int]:
 
 
 def damaged(draw: Callable[[Any], Any], log: bytes) -> bytes:
-    """Into some batches another byte, or another number of records or offsets; the checksums are right."""
+    """Change a byte or the number of records or offsets in some batches, and make their checksums right."""
     changed = bytearray(log)
     at = 0
     while at < len(log):
@@ -163,7 +163,7 @@ def test_any_damage_behind_a_right_checksum(data: st.DataObject) -> None:
 
 @st.composite
 def several(draw: st.DrawFn) -> list[tuple[bytes, int, int, list[Aborted]]]:
-    """What fetches brought of some partitions: whole, cut off or damaged."""
+    """What fetches brought from some partitions: whole, cut off or damaged."""
     fetched = []
     for _ in range(draw(st.integers(1, 5))):
         log, first, end = draw(logs())
@@ -278,7 +278,7 @@ def test_the_usual_records_are_decoded_together(
 
 @pytest.mark.parametrize("deltas", [(0, 1, 9), (0, 9, 1)])
 def test_a_record_behind_the_end_of_a_batch_that_is_wanted_whole(deltas: tuple[int, ...]) -> None:
-    """Alone, and where the next partition's offsets fall back, as they may."""
+    """Alone, and before another partition, whose offsets may be lower."""
     wrong = batch(5, [(delta, 0, None, b"v", []) for delta in deltas], last_delta=2)
     check(wrong, 5, 8)
     parts = [Fetched(wrong, 5, 8), Fetched(batch(0, [(0, 0, None, b"w", [])]), 0, 1)]

@@ -22,9 +22,9 @@ TIMEOUT_SECONDS = 5.0
 
 @dataclass
 class Broker:
-    """A client of one broker. Partitions have batches of two records each. An answer has one batch of each
-    partition, of the first `room` of those asked for, cut off at the size that was asked for, but for the
-    first. `spoil` may change what a partition gets."""
+    """A client of one broker, whose partitions have batches of two records each. An answer has one batch for
+    each of the first `room` partitions asked for. All but the first are cut off at the size that was asked
+    for. `spoil` may change what a partition gets."""
 
     ends: dict[str, int]
     room: int = 99
@@ -39,7 +39,7 @@ class Broker:
         return {name: TopicInfo(name, "", {n: Leader(1, 0) for n in range(9)}) for name in names}
 
     def drive(self, _until: object, _deadline: float) -> None:
-        """All that was sent is answered."""
+        """Do nothing: all requests have been answered."""
 
     def flush(self) -> None:
         self.flushed = len(self.asked)

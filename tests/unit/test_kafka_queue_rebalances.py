@@ -1,4 +1,4 @@
-"""`KafkaQueueSpout` without Kafka: a group that changes while records are on their way, and refusals."""
+"""`KafkaQueueSpout` without Kafka: the group changes while records are on their way, and refusals."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def records(*offsets: int) -> dict[TopicPartition, list[Any]]:
 
 
 class Consumer:
-    """Kafka's consumer as far as it is used; `polls` are what it answers, and what happens meanwhile."""
+    """Kafka's consumer as far as it is used. `polls` are its answers and what happens meanwhile."""
 
     def __init__(self, polls: list[Poll], position: int) -> None:
         self.polls = polls
@@ -81,7 +81,7 @@ class Consumer:
 
 
 def gained(answer: dict[TopicPartition, list[Any]]) -> Poll:
-    """A poll in which the partition is given to the spout anew."""
+    """A poll in which the spout loses the partition and gains it again."""
 
     def poll(consumer: Consumer) -> dict[TopicPartition, list[Any]]:
         consumer.spout.lost([PLACE])
@@ -112,7 +112,7 @@ def offsets(spout: OpenSpout) -> list[int]:
 def test_records_of_a_former_assignment_are_read_again(
     monkeypatch: pytest.MonkeyPatch, position: int, sought: int
 ) -> None:
-    """They may be from behind the place where the new assignment begins: nothing between is left out."""
+    """They may lie after the place where the new assignment begins, and nothing in between is left out."""
     polls: list[Poll] = [gained({}), gained(records(10, 11)), lambda consumer: records(sought)]
     spout, consumer = opened(monkeypatch, polls, position)
     assert consumer.sought == [sought]
@@ -138,7 +138,7 @@ def test_an_error_of_the_reader_reaches_the_spouts_thread(monkeypatch: pytest.Mo
         raise ValueError("broken")
 
     spout, _ = opened(monkeypatch, [gained({}), lambda consumer: records(5), broken])
-    spout.spout.next_tuple()  # what was read before
+    spout.spout.next_tuple()  # emits what was read before the error
     with pytest.raises(ValueError, match="broken"):
         spout.spout.next_tuple()
 

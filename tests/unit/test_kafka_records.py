@@ -191,7 +191,7 @@ def test_a_batch_with_a_right_checksum_and_wrong_contents(
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4, ZSTD])
 @pytest.mark.parametrize("at", [0, 1, 3, 11, -9])
 def test_a_compressed_batch_with_a_right_checksum_and_a_wrong_byte(codec: int, at: int) -> None:
-    """Whatever the library says of it, it is a damaged batch. A byte that nothing checks may pass."""
+    """Whatever the library raises, the error is CorruptBatchError. A byte that nothing checks may pass."""
     data = bytearray(plain(0, *[b"%d" % (i % 7) for i in range(100)], codec=codec))
     data[HEADER_BYTES + at if at >= 0 else at] ^= 0xFF
     with contextlib.suppress(CorruptBatchError):
@@ -215,10 +215,10 @@ class OneAnswer:
         return {name: TopicInfo(name, "", {0: Leader(1, 0)}) for name in names}
 
     def drive(self, _until: object, _deadline: float) -> None:
-        """All that was sent is answered."""
+        """Do nothing: all requests have been answered."""
 
     def flush(self) -> None:
-        """All that was sent has left."""
+        """Do nothing: all requests have left."""
 
     def send(self, _node: int, _request: object, _timeout: float) -> Any:
         data = SimpleNamespace(
@@ -239,7 +239,7 @@ def legacy(magic: int, codec: int) -> bytes:
 @pytest.mark.parametrize(("magic", "codec"), [(0, NONE), (1, NONE), (1, GZIP)])
 @pytest.mark.parametrize("skip_lost", [False, True])
 def test_records_from_before_kafka_0_11_are_refused_at_once(magic: int, codec: int, skip_lost: bool) -> None:
-    """They are not lost, so `on_data_loss="skip"` does not pass them by."""
+    """They are not lost, so `on_data_loss="skip"` does not skip them."""
     fetcher = RangeFetcher(
         cast(Any, OneAnswer(plain(4, b"a") + legacy(magic, codec))),
         read_committed=True,

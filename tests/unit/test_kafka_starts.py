@@ -1,4 +1,4 @@
-"""Where partitions begin: the rules, what is looked up and when, over logs that the test writes."""
+"""Where partitions begin: the rules, and what is looked up and when, over logs that the test makes up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLACES = {"t/0": KafkaRange(0, 5)}
 
 
 class FakeLogs:
-    """Answers `find` from a table of offsets by partition and place, and writes down what it is asked."""
+    """Answers `find` from a table of offsets by partition and place, and records what it is asked."""
 
     def __init__(self, offsets: Mapping[tuple[str, int], int]) -> None:
         self.offsets = dict(offsets)
@@ -51,7 +51,7 @@ def places(
 def starts(
     begin: StartingPlaces, last: Mapping[str, object], **logs: tuple[int, int]
 ) -> dict[str, int | Unavailable]:
-    """By partition of "t": logs are given as `p0=(first, end)`."""
+    """The start of each partition of "t", whose logs are given as `p0=(first, end)`."""
     found = {f"t/{name[1:]}": PartitionLog(first, end, "") for name, (first, end) in logs.items()}
     first_start = begin.begin(last)
     missing = begin.look_up(found, VIEW, 0.0, first_start=first_start)
@@ -79,7 +79,7 @@ def test_latest_stays_what_it_was_when_the_run_began() -> None:
 def test_a_timestamp_is_asked_for_once_and_after_the_last_record_it_is_the_end() -> None:
     logs = FakeLogs({("t/0", NOON_MS): 4, ("t/1", NOON_MS): -1})
     begin = places({"*": NOON}, logs)
-    for end in (9, 12):  # what comes after the first plan is read
+    for end in (9, 12):  # what comes after the first plan will be read
         assert starts(begin, {}, p0=(0, end), p1=(0, end)) == {"t/0": 4, "t/1": 9}
     assert logs.asked == [("t/0", "t/1")]
     assert logs.queries == {OffsetQuery(NOON_MS, read_committed=True)}
@@ -114,12 +114,12 @@ def test_partitions_that_appear_later_begin_at_their_beginning() -> None:
         begin = places(rules, logs, opening=["t/0"])
         assert starts(begin, {}, p0=(0, 9), p1=(2, 9)) == {"t/0": 9, "t/1": 2}
         assert starts(begin, PLACES, p1=(2, 9)) == {"t/1": 2}
-        # A replay of the first batch begins as the first plan of it did.
+        # A replay of the first batch begins where its first plan did.
         assert starts(begin, {}, p0=(0, 9), p1=(2, 9)) == {"t/0": 9, "t/1": 2}
 
 
 def test_a_run_that_goes_on_reads_new_partitions_from_their_beginning() -> None:
-    """Also those that were there when it opened the source, and whose end was looked at for its targets."""
+    """Also those that were there when it opened the source, and whose ends were looked up for its targets."""
     begin = places({"*": "latest"})
     logs = {"t/0": PartitionLog(0, 9, ""), "t/1": PartitionLog(0, 9, "")}
     assert begin.look_up(logs, VIEW, 0.0, first_start=True) == {}

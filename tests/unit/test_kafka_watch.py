@@ -1,4 +1,4 @@
-"""The view of the cluster beside planning: second looks, brokers left out and found again."""
+"""The view of the cluster that is kept beside planning: second looks, brokers left out and found again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from txstream.spouts.kafka_topic_selection import TopicSelection
 
 
 class FakeClient:
-    """A cluster whose state the test sets; it counts what it is asked."""
+    """A client of a cluster whose state the test sets. It counts what it is asked."""
 
     def __init__(self) -> None:
         self.found: dict[str, TopicInfo] = {"lines": topic("first")}
@@ -33,7 +33,7 @@ class FakeClient:
         pass
 
     def topics(self, names: Iterable[str] | None, timeout_seconds: float) -> dict[str, TopicInfo]:
-        """As brokers do: who asks for all topics is shown those that he may describe."""
+        """Answer as brokers do: a client that asks for all topics sees only those that it may describe."""
         self.looks += 1
         if not self.reachable:
             raise kafka_errors.KafkaTimeoutError("nobody answers")
@@ -134,7 +134,7 @@ def test_looks_are_not_made_as_often_as_they_are_asked_for(watch: ClusterWatch, 
     before, began = client.looks, time.monotonic()
     while time.monotonic() - began < 0.3:
         watch.look_again()
-    seconds = time.monotonic() - began  # more than that when the machine is busy
+    seconds = time.monotonic() - began  # more than 0.3 if the machine is busy
     assert client.looks - before <= seconds / kafka_watch._BETWEEN_LOOKS_SECONDS + 2
 
 
@@ -143,7 +143,7 @@ def test_looks_are_not_made_as_often_as_they_are_asked_for(watch: ClusterWatch, 
 
 @pytest.fixture
 def pattern_watch(client: FakeClient) -> Iterator[ClusterWatch]:
-    """Of the topics that match "l.*", as long as none does."""
+    """A watch on the topics that match a pattern. None does at first, since internal topics do not count."""
     client.found = {"other": topic("o", name="other"), "__l": topic("i", name="__l")}
     make: Any = lambda: client  # noqa: E731
     running = ClusterWatch(make, TopicSelection(pattern="__l|l.*"), 0.1)
@@ -187,7 +187,7 @@ def test_a_topic_without_a_place_may_go(
 def test_a_topic_with_a_place_is_missed(pattern_watch: ClusterWatch, client: FakeClient) -> None:
     client.found["lines"] = topic("first")
     until(pattern_watch, lambda view: "lines" in view.topics)
-    pattern_watch.expect(["lines", "lanes"])  # "lanes" went while no watch was there
+    pattern_watch.expect(["lines", "lanes"])  # "lanes" disappeared while there was no watch
     view = until(pattern_watch, lambda view: "lanes" in view.topics)
     assert view.topics["lanes"].info is None
     assert not view.topics["lanes"].confirmed

@@ -1,4 +1,4 @@
-"""`Last` and `custom` in folds: however tuples are spread over tasks, and in whatever order, one answer."""
+"""`Last` and `custom` fold to the same answer, however tuples are ordered and spread over tasks."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_any_split_in_any_order_gives_the_same_deltas(
 
 
 def test_reduce_bolt_emits_what_it_declares() -> None:
-    """The fields that tell the last tuple are not among them."""
+    """The fields that decide which tuple is last (`by=`) are not emitted."""
     bolt = ReduceBolt("word", x=Last("x", by=("at", "offset")), text=custom(max, ""))
     collector = prepared(bolt, INPUT)
     rows = [

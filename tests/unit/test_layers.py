@@ -1,4 +1,4 @@
-"""Where boxes, labels and lines of a drawing go: nothing overlaps, and lines cross no box."""
+"""Where a drawing puts boxes, labels and lines: nothing overlaps, and no line crosses a box."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BOX = Size(90, 40)
 
 @st.composite
 def graphs(draw: st.DrawFn) -> tuple[dict[str, Size], dict[str, int], list[Link]]:
-    """Any acyclic graph with one source, every other node below all that it reads from."""
+    """Draw an acyclic graph with one source; every other node is below all nodes that it reads from."""
     sizes = st.builds(Size, st.integers(10, 200), st.integers(10, 90))
     nodes = {"n0": draw(sizes)}
     layers = {"n0": 0}
@@ -24,7 +24,7 @@ def graphs(draw: st.DrawFn) -> tuple[dict[str, Size], dict[str, int], list[Link]
         name = f"n{number}"
         sources = draw(st.lists(st.sampled_from(sorted(nodes)), min_size=1, max_size=4))
         layers[name] = 1 + max(layers[source] for source in sources)
-        # The same source twice: two streams of it.
+        # A source may appear twice: then the node reads two of its streams.
         links += [
             Link(source, name, draw(st.builds(Size, st.integers(5, 120), st.integers(5, 30))))
             for source in sources
@@ -76,7 +76,7 @@ def test_nothing_overlaps_and_lines_pass_beside_boxes(
 
 
 def check_route(placed: Placement, nodes: dict[str, Size], link: Link, route: Route) -> None:
-    """From the source's lower side over the label to the target's upper side, always downwards."""
+    """Check that the route runs down from the source's lower side over the label to the target's top."""
     source = rectangle(placed.nodes[link.source], nodes[link.source])
     target = rectangle(placed.nodes[link.target], nodes[link.target])
     first, last = route.above[0].start, route.below[-1].end
@@ -95,7 +95,7 @@ def check_route(placed: Placement, nodes: dict[str, Size], link: Link, route: Ro
 
 
 def touches(step: Step, box: tuple[float, float, float, float]) -> bool:
-    """Is the step in the rows of the box, and not beside it?"""
+    """Does the step overlap the box both vertically and horizontally?"""
     if step.end.y <= box[1] + 1e-6 or step.start.y >= box[3] - 1e-6:
         return False
     low, high = sorted((step.start.x, step.end.x))
@@ -116,7 +116,7 @@ def test_a_chain_is_one_straight_line() -> None:
 
 
 def crossings(placed: Placement) -> int:
-    """How many pairs of lines change sides, looked at in many places from the top down."""
+    """Count the pairs of lines that change sides, sampled at every unit of height."""
     found = 0
     for one, other in itertools.combinations(placed.routes, 2):
         sides = set()
@@ -138,7 +138,7 @@ def x_at(route: Route, y: float) -> float | None:
 
 
 def test_a_graph_that_can_be_drawn_without_crossings_is() -> None:
-    """As declared, `clean` stands between two that do not belong together."""
+    """In the order of declaration the lines would cross, because `clean` comes after `split`."""
     layers = {"lines": 0, "split": 1, "clean": 1, "word": 2, "length": 2, "total": 3, "report": 4}
     edges = [
         *(("lines", "split"), ("lines", "clean"), ("lines", "report"), ("split", "word")),

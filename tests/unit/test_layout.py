@@ -1,4 +1,4 @@
-"""Graphs laid out in stages: who shares a Spark task, what is carried on, what waits for the commit."""
+"""Graphs laid out in stages: what shares a Spark task, what is carried on, what waits for the commit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOG = MemoryLog({})
 
 
 class Committing(CountByHand, Committer):
-    """A committer of the user's."""
+    """A committer that a user wrote."""
 
 
 class Upper(DataFrameBolt):
@@ -37,7 +37,7 @@ def graph(parallelism: int = 4) -> TransactionalTopologyBuilder:
 
 
 def rows(layout: Layout) -> list[tuple[str, int, list[str]]]:
-    """Phase, width and components of each stage; those that Spark computes in brackets."""
+    """Return phase, width and components of each stage; components that Spark computes are in brackets."""
     return [
         (
             stage.phase,

@@ -1,4 +1,4 @@
-"""The event loop: until when it runs, and what it replays."""
+"""The event loop: how long it runs, and what it replays."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_caught_up_means_the_end_as_it_was_at_the_start(log: MemoryLog) -> None:
 
 
 def test_a_plan_that_reached_the_end_and_then_shrank_in_its_replay_is_not_caught_up(log: MemoryLog) -> None:
-    """The plan of txid 2 sees that txid 1 goes to the end; then txid 1 fails and goes on without b."""
+    """The plan of txid 2 finds that txid 1 reaches the end. Then txid 1 fails and goes on without b."""
     looked_further = threading.Event()
     came_back = threading.Event()
     tries: list[TransactionAttempt] = []
@@ -105,7 +105,7 @@ def test_a_plan_that_reached_the_end_and_then_shrank_in_its_replay_is_not_caught
 def test_a_small_batch_gathers_until_the_job_before_has_ended_or_its_time_is_over(
     log: MemoryLog, gather_seconds: float, most: int | None, gathered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unless the source cut the batch before off, which took 4 records of a partition: there may be more."""
+    """It does not wait if the source cut the last batch off at 4 records of a partition: more may be left."""
     monkeypatch.setattr(MemorySource, "max_records_per_partition", most)
     run = Run(World(log), until=2, max_batch_records=100, gather_seconds=gather_seconds)
     asked_again = threading.Event()
@@ -211,7 +211,7 @@ def test_a_failed_batch_is_replayed_with_all_later_ones(log: MemoryLog, spout: A
 
 
 def test_replayed_attempts_counts_every_attempt_beyond_a_txids_first(log: MemoryLog) -> None:
-    """Txid 1 fails when txid 2 is processed already: both go again."""
+    """Txid 1 fails once txid 2 has been read, so both are replayed."""
     second_read = threading.Event()
 
     def on_emit(attempt: TransactionAttempt, partition: str) -> None:
@@ -317,7 +317,7 @@ def test_an_attempt_that_takes_too_long_is_cancelled_and_replayed(log: MemoryLog
     assert stuck[0] in run.runner.cancelled
     winner = run.world.table.batches[stuck[0].txid][0]
     assert winner > stuck[0]
-    let_go.set()  # its late answer is nobody's any more
+    let_go.set()  # its late answer must not count any more
     run.loop.stop()
     run.finish()
     assert run.world.table.totals() == words(log)
@@ -328,7 +328,7 @@ def test_an_attempt_that_takes_too_long_is_cancelled_and_replayed(log: MemoryLog
 
 
 def test_one_thread_commits_whatever_was_given_up(log: MemoryLog) -> None:
-    """The next attempt's commit is asked for while the one that was given up is still at work."""
+    """The next attempt's commit is submitted while the attempt that was given up is still committing."""
     run = Run(World(log), options={"max_spout_pending": 1})
     others = set(threading.enumerate())
     given_up, committing = threading.Event(), set[threading.Thread]()
@@ -356,7 +356,7 @@ def test_one_thread_commits_whatever_was_given_up(log: MemoryLog) -> None:
 
 
 def test_a_runs_first_attempts_and_those_after_a_timeout_have_the_warm_up_on_top(log: MemoryLog) -> None:
-    """A worker that is cancelled starts anew: one that needs longer than the timeout would never be warm."""
+    """A cancelled worker starts anew. One that needs longer than the timeout would never get warm."""
     let_go = {1: threading.Event(), 2: threading.Event()}
     emitted: queue.Queue[TransactionAttempt] = queue.Queue()
 
@@ -388,7 +388,7 @@ def test_a_runs_first_attempts_and_those_after_a_timeout_have_the_warm_up_on_top
         look()
         if is_last:
             let_go[txid].set()
-        clock.advance(1)  # which the next attempt waits
+        clock.advance(1)  # the pause before the next attempt
     run.finish()
     assert run.world.table.totals() == words(log)
     first, second, warm = run.loop.statistics.failure_reasons
@@ -399,7 +399,7 @@ def test_a_runs_first_attempts_and_those_after_a_timeout_have_the_warm_up_on_top
 
 
 def test_stuck_jobs_cannot_keep_others_from_being_cancelled(log: MemoryLog) -> None:
-    """As many attempts hang as there are threads for jobs; each still is cancelled, which ends it."""
+    """As many attempts hang as there are threads for jobs. Each must still be cancelled, which ends it."""
     cancelled: dict[TransactionAttempt, threading.Event] = {}
     tries = iter(range(5))
 

@@ -45,7 +45,7 @@ def test_a_run_that_was_succeeded_ends_though_it_has_nothing_to_write() -> None:
     services._leadership = SimpleNamespace(held=False, acquire=lambda **_: run.driver.abort())
     Run(run.world)
     services.watch(run.loop)
-    run.loop.abort()  # which changes nothing where the watch has ended it
+    run.loop.abort()  # changes nothing if the watch has already ended it
     with pytest.raises(FencedError, match="has a newer leader"):
         run.finish()
 
@@ -180,7 +180,7 @@ def test_an_error_in_the_data_ends_the_run_at_its_first_attempt(log: MemoryLog, 
 
 @BOTH
 def test_batches_before_the_one_with_the_error_are_committed_first(log: MemoryLog, spout: Any) -> None:
-    """Otherwise every run would end before them again, and no run would ever get to the error's batch."""
+    """Otherwise every run would end before them again, and none would ever reach the batch with the error."""
     found = threading.Event()
 
     def on_emit(attempt: TransactionAttempt, partition: str) -> None:
@@ -198,7 +198,7 @@ def test_batches_before_the_one_with_the_error_are_committed_first(log: MemoryLo
 
 
 def test_an_error_of_a_superseded_attempt_does_not_end_the_run(log: MemoryLog) -> None:
-    """The batch before it goes again, and it with it: what counts is how the new attempt ends."""
+    """The batch before it is replayed, and so is its own. What counts is how the new attempt ends."""
     found = threading.Event()
     committed: list[TransactionAttempt] = []
 
@@ -243,7 +243,7 @@ def test_a_plan_that_cannot_be_made_for_another_reason_than_an_outage_ends_the_r
 
 
 def test_metas_that_could_not_be_stored_are_refused_before_the_batch_is_emitted(log: MemoryLog) -> None:
-    """After its commit it would be too late: the progress store could never follow."""
+    """After the batch's commit it would be too late: the progress store could never follow."""
     run = Run(World(log, OpaqueSpout))
 
     def check_size(metas: Any) -> None:
@@ -323,7 +323,7 @@ def test_every_named_point_is_passed_in_order(log: MemoryLog, spout: Any, expect
 def test_a_driver_that_dies_at_a_point_is_recovered_by_the_next(
     log: MemoryLog, spout: Any, deadly: Point
 ) -> None:
-    """The table here keeps one result per txid, as restore and fence make a real one do."""
+    """The table here keeps one result per txid, as a real table does through restore and fence."""
     world = World(log, spout)
 
     def die(point: Point, txid: Txid, open_batches: dict[Txid, str]) -> None:

@@ -53,12 +53,12 @@ def test_waiting_for_a_partition_of_a_stored_plan_is_visible_and_no_attempt_of_i
     run = Run(world, max_batch_records=100, clock=clock, options=options)
 
     def let_pass(seconds: float) -> None:
-        """Time passes, and the loop asks for the partition once more."""
+        """Let time pass until the loop has asked for the partition once more."""
         asked = len(shown)
         clock.advance(seconds)
 
         def is_asked_again() -> bool:
-            clock.advance(0.01)  # the pause between two questions may have begun only now
+            clock.advance(0.01)  # the pause before the next question may only just have begun
             run.workers.wake()
             return len(shown) > asked
 
@@ -76,7 +76,7 @@ def test_waiting_for_a_partition_of_a_stored_plan_is_visible_and_no_attempt_of_i
     run.spout.unreadable = watched  # type: ignore[method-assign]
     run.start()
     for _ in range(3):
-        let_pass(30)  # as much as an attempt may take
+        let_pass(30)  # the time that one attempt may take
     assert run.runner.attempts == [], "started without the partition"
     [told] = stored[-1]
     assert (told.what, told.because, told.reason) == ("partition b", HOLDS_THE_SAME, "it is hidden")
@@ -124,7 +124,7 @@ def test_a_transactional_replay_waits_for_a_partition_that_was_lost_meanwhile(lo
 def test_several_partitions_are_waited_for_in_one_line_and_since_the_first_of_them(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The list follows what is away by then; the log has the wait's begin and its end, not each change."""
+    """The list shows what is still away. The log has the wait's begin and its end, not each change."""
     log = MemoryLog({f"t/{number}": ["the cat"] for number in range(12)})
     log.on_emit = failing_once(BatchFailedError("not now"), 1)
     run = Run(World(log, TransactionalSpout), max_batch_records=100)
@@ -164,7 +164,7 @@ def test_what_a_former_leader_waited_for_is_not_shown_as_the_present_ones(log: M
 
 @BOTH
 def test_the_ledger_knows_what_a_failed_attempt_held(log: MemoryLog, spout: Any) -> None:
-    """An opaque replay leaves out what is hidden by then; a transactional one holds the same."""
+    """An opaque replay leaves out what is hidden by then; a transactional one holds the same tuples."""
     log = MemoryLog({"a": ["the cat"], "b": ["a dog"]})
     run = Run(World(log, spout), max_batch_records=100)
 
@@ -237,8 +237,8 @@ def test_partitions_that_cannot_be_asked_about_are_waited_for_too(log: MemoryLog
 
 
 class Trouble(WatchedStates):
-    """A database as the committer sees it, which may be away. `fail` has the errors of its commits, by their
-    number; `applies` says that those commit all the same."""
+    """A database as the committer sees it, which may be away. `fail` maps a commit's number to the error that
+    it raises; with `applies`, such a commit is applied all the same."""
 
     fail: ClassVar[dict[int, Exception]]
     applies: ClassVar[bool]
@@ -326,7 +326,7 @@ def test_a_lost_answer_that_turns_out_to_be_no_commit_fails_the_attempt(log: Mem
 
 
 def test_a_database_that_goes_away_again_before_it_tells_the_outcome_is_asked_again(log: MemoryLog) -> None:
-    """Failing the attempt instead would be safe, but process again what is committed already."""
+    """Failing the attempt instead would be safe, but would process again what is already committed."""
     run, database = with_database(log)
     database.fail[1] = AnswerLostError("the connection broke during COMMIT")
     database.applies = True

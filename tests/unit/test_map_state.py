@@ -1,4 +1,4 @@
-"""A map state within one attempt: what is folded in memory, and what is refused."""
+"""A map state within one attempt: what it folds in memory, and what it refuses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAIRS = SqlState("pairs", key="word string, day date", value="n bigint, share do
 
 
 class Rows:
-    """A table that notes what it is asked for."""
+    """A table that records the keys it is asked for."""
 
     def __init__(self, state: SqlState, rows: dict[Any, Any] | None = None) -> None:
         self.rows = rows or {}

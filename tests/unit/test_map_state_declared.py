@@ -1,4 +1,4 @@
-"""What committers may declare as states of their own, and what `build` says of the rest."""
+"""What committers may declare as states of their own, and what `build` says about the rest."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FIELDS = "account string, branch int, amount bigint"
 
 
 class Keeper(BatchBolt, Committer):
-    """Declares what it is told to."""
+    """Declares the states that it is given."""
 
     output = "account string, amount bigint"
 
@@ -38,7 +38,7 @@ class Keeper(BatchBolt, Committer):
 
 
 class Plain(BatchBolt):
-    """No committer."""
+    """Not a committer."""
 
     def __init__(self, **states: Any) -> None:
         self.states = states

@@ -1,4 +1,4 @@
-"""The examples of docs/map-state.md, run as they stand there."""
+"""The examples in docs/map-state.md run as printed."""
 
 from __future__ import annotations
 

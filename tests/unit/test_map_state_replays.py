@@ -1,6 +1,6 @@
-"""States of committers through replays, zombies and worker processes that keep rows, against a dict.
+"""Committers' states, compared with a dict through replays, zombies and worker processes that keep rows.
 
-Driver and tasks are moved by hand, so that each comes when the test wants it.
+The tests move driver and tasks by hand, so that each step comes when the test wants it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ HISTORY = st.lists(st.tuples(st.lists(ATTEMPT, max_size=3), ATTEMPT), max_size=6
 def test_an_opaque_state_is_exact_and_every_read_is_of_the_batch_before(
     history: list[Any], cache_rows: int
 ) -> None:
-    """Replays hold other tuples than what they replay."""
+    """Each replay holds other tuples than the attempt before it."""
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(f"sqlite:///{folder}/t.db", cache_rows=cache_rows)
         oracle: dict[str, int] = {}
@@ -75,7 +75,7 @@ def test_an_opaque_state_is_exact_and_every_read_is_of_the_batch_before(
 @settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 @given(history=HISTORY)
 def test_a_transactional_state_is_exact(history: list[Any]) -> None:
-    """Replays hold the same tuples; what they find written they leave."""
+    """Replays hold the same tuples, and leave alone what they find written."""
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(f"sqlite:///{folder}/t.db", TRANSACTIONAL)
         oracle: dict[str, int] = {}
@@ -95,7 +95,7 @@ def test_a_transactional_state_is_exact(history: list[Any]) -> None:
 def test_a_task_that_runs_twice_under_one_attempt_reads_and_writes_the_same(
     make: Callable[..., Bench], cache_rows: int
 ) -> None:
-    """As when Spark speculates, or computes again what an executor took with it."""
+    """This happens when Spark speculates, or recomputes what was lost with an executor."""
     bench = make(tasks=1, cache_rows=cache_rows)
     bench.commit(1, {"a": 1})
     attempt = bench.begin(2)
@@ -140,7 +140,7 @@ def test_without_a_fence_nothing_is_refused(make: Callable[..., Bench]) -> None:
 
 
 def reads(bench: Bench) -> list[int]:
-    """How many rows the database is asked for, query by query, from now on."""
+    """Return a list to which each later query adds the number of rows that it asks for."""
     asked: list[int] = []
     for process in bench.processes:
         for store in process.stores._open.values():
@@ -182,7 +182,7 @@ def test_only_the_last_used_rows_are_kept(make: Callable[..., Bench]) -> None:
 
 
 def test_each_task_keeps_its_own_rows_only(make: Callable[..., Bench]) -> None:
-    """What a task reads of the keys of others, they may write."""
+    """A task may read a key that belongs to another task, and the other task may write it."""
     bench = make(cache_rows=100)
     other = next(account for account in ACCOUNTS if bench.task_of(account) == 1)
     for txid in range(1, 4):
@@ -196,7 +196,7 @@ def test_each_task_keeps_its_own_rows_only(make: Callable[..., Bench]) -> None:
 
 
 def a_failed_attempt(bench: Bench) -> dict[str, int]:
-    """It had written, and its process keeps what it wrote."""
+    """The attempt wrote before it failed, and its process keeps what it wrote."""
     bench.commit(1, {"a": 1})
     bench.work(bench.begin(2), 0, {"a": 10})
     bench.commit(2, {"a": 2})
@@ -212,7 +212,7 @@ def an_attempt_that_is_replayed_elsewhere(bench: Bench) -> dict[str, int]:
 
 
 def a_batch_in_another_process(bench: Bench) -> dict[str, int]:
-    """As when an executor is lost, or slots are changed, and later there again."""
+    """As when an executor is lost, or slots change, and the first process gets the task back later."""
     bench.commit(1, {"a": 1})
     bench.commit(2, {"a": 2}, places=(1, 1))
     bench.commit(3, {"a": 4})
@@ -220,7 +220,7 @@ def a_batch_in_another_process(bench: Bench) -> dict[str, int]:
 
 
 def another_leader(bench: Bench) -> dict[str, int]:
-    """The new one does not know who committed last; the process is the same, as if it had been taken over."""
+    """The new leader does not know which attempt committed last. The process stays, as if taken over."""
     bench.commit(1, {"a": 1})
     bench.work(bench.begin(2), 0, {"a": 10})
     bench.committed = None
@@ -229,7 +229,7 @@ def another_leader(bench: Bench) -> dict[str, int]:
 
 
 def a_task_that_is_refused(bench: Bench) -> dict[str, int]:
-    """It had taken what its process keeps, and does not give it back."""
+    """The task takes the rows that its process keeps, and does not give them back."""
     bench.commit(1, {"a": 1})
     attempt = bench.begin(2)
     states = bench.open(attempt, 0)
@@ -264,7 +264,7 @@ def test_what_a_process_keeps_is_used_only_after_the_attempt_that_left_it_was_co
 def test_a_cache_that_is_not_emptied_would_be_wrong(
     make: Callable[..., Bench], story: Callable[[Bench], dict[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stories above are such that it shows."""
+    """The stories above are able to find such a mistake."""
     monkeypatch.setattr(StateCache, "begin", lambda self, committed: None)
     bench = make(tasks=1, cache_rows=10)
     expected = story(bench)

@@ -1,4 +1,4 @@
-"""Committers with states of their own in whole topologies: exact after failures, crashes and replays."""
+"""Committers' own states in whole topologies are exact after failures, crashes and replays."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def source() -> Iterator[MemorySpout]:
 
 
 def ledger() -> Ledger:
-    """Its states are opaque below either spout, so that one of them may decide about another."""
+    """Return a bolt whose states are opaque below either spout, so that one may decide about another."""
     return Ledger()
 
 
@@ -69,7 +69,7 @@ def test_without_failures(source: MemorySpout, spout: Any, width: int) -> None:
 def test_an_attempt_that_fails_counts_nothing_and_its_replay_once(
     source: MemorySpout, spout: Any, at: Point
 ) -> None:
-    """Opaque replays hold other tuples: a partition is away."""
+    """An opaque replay holds other tuples, because a partition is away."""
     with TopologyTest(bank(source, ledger(), spout), width=2) as test:
         test.commit(1)
         test.crash(at=at, txid=2)
@@ -99,9 +99,9 @@ def test_an_attempt_that_is_committed_is_not_run_again_by_the_next_leader(
 
 
 class Flaky(Ledger):
-    """One of its two tasks fails in its first attempts, when the other has written already."""
+    """One of its two tasks fails in the first attempts, after the other has written."""
 
-    failures: list[Exception] = []  # noqa: RUF012 - shared with the test: the bolt comes here through pickle
+    failures: list[Exception] = []  # noqa: RUF012 - shared with the test, since the bolt is pickled
 
     def finish_batch(self) -> None:
         super().finish_batch()
@@ -121,7 +121,7 @@ def test_a_task_that_has_written_is_undone_when_another_fails(source: MemorySpou
 
 
 def refuse_writes(monkeypatch: pytest.MonkeyPatch, *errors: Exception) -> list[Exception]:
-    """The database fails what tasks write, before it has begun or when it has done it."""
+    """Make the database fail tasks' writes with `errors`: before the write if one says so, else after it."""
     left, write = list(errors), TopologyStates.write
 
     def failing(self: TopologyStates, *arguments: Any, **options: Any) -> int:
@@ -174,9 +174,9 @@ def test_a_database_that_cannot_be_read_has_the_batch_replayed(
 
 
 class Slow(Ledger):
-    """Calls the test from within its attempt, once."""
+    """Calls the test once, from within an attempt."""
 
-    meet: list[Any] = []  # noqa: RUF012 - shared with the test: the bolt comes here through pickle
+    meet: list[Any] = []  # noqa: RUF012 - shared with the test, since the bolt is pickled
 
     def finish_batch(self) -> None:
         super().finish_batch()
@@ -186,7 +186,7 @@ class Slow(Ledger):
 
 @BOTH
 def test_a_task_of_an_attempt_that_was_superseded_writes_nothing(source: MemorySpout, spout: Any) -> None:
-    """While its task works, another attempt of the same batch, of the same leader, takes the fence."""
+    """While the task works, another attempt of the same batch and the same leader takes the fence."""
     refused: list[str] = []
     with TopologyTest(bank(source, Slow(), spout), width=1) as test:
         test.commit(1)
@@ -332,7 +332,7 @@ def test_what_is_wrong_is_told_with_component_state_and_key(
 
 
 class Tally(BatchBolt, Committer):
-    """Counts words in a state of its own, one update for each."""
+    """Counts words in a state of its own, with one update for each word."""
 
     states = {"words": SqlState("words", key="word string", value="n bigint")}  # noqa: RUF012 - as a user
 
@@ -375,7 +375,7 @@ def test_a_transactional_table_skips_what_it_has_and_a_plain_one_counts_it_twice
 def test_a_cache_is_used_after_each_commit_and_after_a_failure_is_not(
     source: MemorySpout, spout: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every account is in every batch, so that only a cache that is empty has anything read."""
+    """Every word is in every batch, so rows are read only when the cache is empty."""
     read, asked = StateDatabase.read, Counter[int]()
 
     def counting(self: StateDatabase, spec: Any, keys: Any, *, before: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`MemorySpout`: rows in memory, read in this process or through its spool in another."""
+"""`MemorySpout`: rows in memory, read in this process or, through its spool, in another one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LINES = ["one", "two", None, "four", "five"]
 
 
 def rows(spout: MemorySpout, partition: str, start: int, end: int) -> list[Any]:
-    """What an emitter in this process reads."""
+    """Return what an emitter in this process reads."""
     return read(spout.emitter(CONTEXT), partition, start, end)
 
 
@@ -49,7 +49,7 @@ def read(emitter: MemoryEmitter, partition: str, start: int, end: int) -> list[A
 
 
 def elsewhere(spout: MemorySpout) -> MemorySpout:
-    """What another process on this machine gets: a copy that does not find the log."""
+    """Return what another process on this machine gets: a copy that does not find the log."""
     token = spout._token
     log = memory._logs.pop(token)
     try:
@@ -73,7 +73,7 @@ def spout() -> Iterator[MemorySpout]:
 
 @pytest.fixture(params=["here", "elsewhere"])
 def emitter(request: pytest.FixtureRequest, spout: MemorySpout) -> MemoryEmitter:
-    """Both ways to read."""
+    """An emitter in this process, and one as in another process."""
     return (spout if request.param == "here" else elsewhere(spout)).emitter(CONTEXT)
 
 
@@ -197,7 +197,7 @@ def test_targets(spout: MemorySpout) -> None:
 
 
 def test_rows_that_are_not_there_are_lost(spout: MemorySpout, emitter: MemoryEmitter) -> None:
-    """A new program with fewer rows than the one before it."""
+    """As when a new program has fewer rows than the one before it."""
     coordinator = spout.coordinator(CONTEXT)
     for last in ({"a": MemoryRange(0, 6)}, {"gone": MemoryRange(0, 1)}):
         with pytest.raises(DataLostError, match="give it at least the rows"):

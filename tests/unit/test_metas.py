@@ -1,4 +1,4 @@
-"""A batch's metas: places are never lost, and what is stored comes back or is refused."""
+"""A batch's metas: no partition loses its place, and what is stored comes back unchanged or is refused."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Offset = NewType("Offset", int)
 
 @dataclass(frozen=True)
 class Everything:
-    """One field of each kind that JSON has."""
+    """A meta with one field of each kind that JSON has."""
 
     offset: Offset
     name: str | None = None

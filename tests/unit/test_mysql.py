@@ -1,4 +1,4 @@
-"""MySQL and MariaDB without a server: what is sent to either, and what their errors mean."""
+"""MySQL and MariaDB without a server: which statements are sent, and what their errors mean."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def server_dialect(*, mariadb: bool) -> Any:
 
 
 class Connection:
-    """Keeps what it is asked to execute."""
+    """Records the statements that it is asked to execute."""
 
     def __init__(self, *, mariadb: bool, limit: int = 1 << 24) -> None:
         self.dialect = server_dialect(mariadb=mariadb)
@@ -132,7 +132,7 @@ def test_settings_of_a_session(dialect: MySQLDialect) -> None:
     assert dialect.session_settings(mariadb=True) == (
         f"{both}idle_transaction_timeout = 15, idle_write_transaction_timeout = 15, max_statement_time = 30.0"
     )
-    # MySQL has a limit for idle sessions alone, and one for SELECT alone.
+    # MySQL can limit only idle sessions and SELECT statements.
     assert dialect.session_settings(mariadb=False) == f"{both}wait_timeout = 15, max_execution_time = 30000"
 
 
@@ -140,7 +140,7 @@ def test_settings_of_a_session(dialect: MySQLDialect) -> None:
     ("message_timeout", "expected"), [(0.3, 1), (1.0, 1), (3.9, 1), (4.0, 2), (61.0, 30)]
 )
 def test_a_frozen_client_is_ended_before_the_message_timeout(message_timeout: float, expected: int) -> None:
-    """In whole seconds, never none: that would be no limit at all."""
+    """The limit is in whole seconds and never 0, which would mean no limit."""
     found = MySQLDialect(sa.make_url(URL), 10.0, message_timeout)
     assert found.idle_timeout_seconds == expected
     assert found.lock_timeout_seconds > found.idle_timeout_seconds
@@ -203,7 +203,7 @@ def test_servers_that_are_too_old(version: str, expected: str) -> None:
     ],
 )
 def test_options_that_cannot_be_used(query: str, error: type[Exception], expected: str) -> None:
-    query = query.replace("NONE", __file__)  # a file, but no certificate
+    query = query.replace("NONE", __file__)  # a file that is not a certificate
     with pytest.raises(error, match=f"database host/db.*{expected}") as told:
         open_sql_database(f"mysql://me:hidden@host/db?{query}").check()
     assert "hidden" not in str(told.value)
@@ -263,7 +263,7 @@ KEYS = pa.schema([("i", pa.int32()), ("s", pa.string()), ("b", pa.binary()), ("d
 
 
 def test_text_and_bytes_share_what_a_primary_key_has_left() -> None:
-    # 4 for the integer, 8 + 4 for fifteen and five digits; 3056 for two columns, 4 bytes for a character.
+    # 4 bytes for the integer, 8 + 4 for fifteen and five digits; 3056 for two columns, 4 a character.
     assert key_lengths(KEYS, "t") == {"i": None, "s": 382, "b": 1528, "d": None}
 
 
@@ -282,7 +282,7 @@ def test_a_key_too_long_is_named() -> None:
 
 
 def test_decimals_that_mysql_cannot_keep_are_left_to_mariadb(dialect: MySQLDialect) -> None:
-    assert dialect.column_type(pa.decimal128(38, 38)) is not None  # unknown until it was connected to
+    assert dialect.column_type(pa.decimal128(38, 38)) is not None  # unknown until the first connection
     engine: Any = dialect.create_engine()
     engine.dialect.server_version_info = (8, 0, 36)
     for mariadb, expected in ((True, True), (False, False)):

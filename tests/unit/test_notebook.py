@@ -1,4 +1,4 @@
-"""What a cell of a notebook shows when a topology, a run or its report is its last line."""
+"""What a notebook cell shows when its last line is a topology, a run or a report."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOSTILE = "a--><script>alert(1)<&script>\"'$x$"
 
 
 class Page(HTMLParser):
-    """Tags and texts of a document; an entity is its character."""
+    """The tags and texts of a document, with entities turned into characters."""
 
     def __init__(self, document: str) -> None:
         super().__init__()

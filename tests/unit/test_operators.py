@@ -1,4 +1,4 @@
-"""What operators ask of a running topology and are shown of it: slots that change, and where tasks ran."""
+"""What operators ask of a running topology and what they see of it: changed slots, and where tasks ran."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def driver(
     asked_before: Requests | None = None,
     **options: Any,
 ) -> Run:
-    """lines (2 slots), split (2), count (2 slots and so many tasks, for it is not merged), store (2). Four
-    Spark tasks for every batch, as far as slots go; what every component emits is kept."""
+    """Return a run of lines (2 slots), split (2), count (2 slots, `tasks` tasks: it is not merged), store
+    (2). Each batch has four Spark tasks, as far as slots allow. What every component emits is kept."""
     return Run(
         world,
         until,
@@ -91,7 +91,7 @@ def ask(world: World, **slots: int) -> Answer:
 
 
 def order(world: World, kind: Kind, **body: Any) -> Answer:
-    """What the leader answers."""
+    """Ask the leader, and return its answer."""
     requests = operator(world)
     answer = requests.wait_answer(requests.ask(kind, body), DEADLINE_SECONDS)
     assert answer is not None, "no answer"
@@ -107,7 +107,7 @@ def slots_used(result: BatchResult, component: str = "count") -> set[int]:
 
 
 def tasks_of_words(result: BatchResult) -> dict[str, int]:
-    """Which task of `count` got which word."""
+    """Return the task of `count` that got each word."""
     return {
         word: emitted.task
         for emitted in result.emitted
@@ -237,7 +237,7 @@ def test_slots_that_the_code_no_longer_has_are_told_and_left_out(caplog: pytest.
 
 
 def hear_nothing(path: str, changed: Callable[[], None]) -> Callable[[], None]:
-    """A watch that is slow: the run ends before it has told anything."""
+    """A watch so slow that the run ends before it reports anything."""
     return lambda: None
 
 
@@ -487,7 +487,7 @@ def test_a_request_of_a_newer_txstream_is_refused() -> None:
 
 
 def count_writes(run: Run) -> list[str]:
-    """The assignments that are written from now on."""
+    """Return a list that grows with each assignment written from now on."""
     writes: list[str] = []
 
     def hook(when: str, write: str) -> None:
@@ -556,7 +556,7 @@ def test_places_that_cannot_be_stored_do_not_disturb_batches(
     with caplog.at_level(logging.INFO):
         run.complete()
     assert run.world.table.totals() == words(log)
-    assert ": no room" in caplog.text  # said while it runs, or, of the last batch, at the end
+    assert ": no room" in caplog.text  # logged during the run or, for the last batch, at its end
     assert "will not show the last batch: no room" in caplog.text
     assert written(run.world) is None
 
@@ -584,7 +584,7 @@ def test_a_store_that_hangs_at_the_end_does_not_keep_a_run(
 
 @pytest.mark.parametrize("write", ["write_assignment", "end"])
 def test_a_leader_that_was_succeeded_ends_at_its_next_write(log: MemoryLog, write: str) -> None:
-    """After an advance, or with the last places when all is done."""
+    """The next write is the one after an advance, or the last places when all is done."""
     world = World(log)
     run = Run(world)
     run.workers.pauses = {ASSIGNMENT_SECONDS: 1_000}

@@ -1,4 +1,4 @@
-"""How many records the next batch may hold, for a latency or a rate."""
+"""How many records the next batch may hold under a goal for latency or rate."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from txstream.transaction import Txid
 
 @dataclass
 class Log:
-    """A log with records enough, and batches that take `seconds_each` and `seconds_per_record`."""
+    """A log with enough records. A batch takes `seconds_each` plus `seconds_per_record` for each record."""
 
     pace: Pace
     clock: ManualClock
@@ -31,7 +31,7 @@ class Log:
     sizes: list[int] = field(default_factory=list)
 
     def batch(self, there: int = 10**9) -> int:
-        """One batch, committed before the next is planned."""
+        """Plan and commit one batch, and return its number of records."""
         self.txid += 1
         records = min(there, self.pace.limit())
         self.pace.planned(Txid(self.txid), records)
@@ -135,7 +135,7 @@ def test_a_rate_below_one_a_second() -> None:
 
 
 class Ticks(MonotonicClock):
-    """Time goes on by a tenth of a second whenever somebody looks."""
+    """A clock that moves on by a tenth of a second at each reading."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

@@ -1,4 +1,4 @@
-"""One wheel, one import name: the wheel holds what git tracks in the five folders, and nothing else."""
+"""The wheel holds what git tracks in the five folders under one import name, and nothing else."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_wheel_carries_command_types_and_licence(wheel: Path) -> None:
 
 
 def test_untracked_files_and_old_builds_do_not_reach_the_wheel(tmp_path: Path, wheel: Path) -> None:
-    """Build a copy of the checkout in which somebody left a stale build and a file that git does not know."""
+    """Build from a copy of the checkout that has a stale build and a file that git does not know."""
     checkout = copy_tracked(tmp_path / "checkout")
     for command in (["git", "init", "-q"], ["git", "add", "--all", "--force"]):
         subprocess.run(command, cwd=checkout, check=True)

@@ -1,4 +1,4 @@
-"""What `make bench` tells of its figures."""
+"""What `make bench` reports about its figures."""
 
 from __future__ import annotations
 

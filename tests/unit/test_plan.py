@@ -1,4 +1,4 @@
-"""Topologies compiled into stages: what stays in a Spark task, what crosses, how wide a batch is."""
+"""Topologies compiled into stages: what stays in a Spark task, what is exchanged, how wide a batch is."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOG = MemoryLog({})
 
 
 def layout(plan: ExecutionPlan, width: int) -> list[tuple[int, list[str]]]:
-    """Each stage's width and bolts."""
+    """Return each stage's width and bolts."""
     return [(stage.width, [bolt.id for bolt in stage.bolts]) for stage in lay_out(plan, width).stages]
 
 
@@ -87,7 +87,7 @@ def with_state(reduce: ReduceBolt, state: SqlState, **reducers: Reducer) -> Edge
 
 
 def shown(value: Any) -> str:
-    """The same in every process, for the names of tests."""
+    """Return a text that is the same in every process, for the names of tests."""
     if isinstance(value, ReduceBolt):
         return ",".join([*value.keys, *(f"{name}={reducer}" for name, reducer in value.reducers.items())])
     if isinstance(value, dict):
@@ -102,7 +102,7 @@ def shown(value: Any) -> str:
         (ReduceBolt("word", n=Count("x")), {}, Edge.PASS),
         (ReduceBolt("word", n=Sum("x")), {"n": Sum("n")}, Edge.PASS),
         (ReduceBolt("word", n=Max("x")), {"n": Max("n")}, Edge.PASS),
-        # Merged otherwise than it was made: only whole rows of a key give the right answer.
+        # This does not merge partial results: only complete rows of a key give the right answer.
         (ReduceBolt("word", n=Count()), {"n": Max("n")}, Edge.EXCHANGE),
         (ReduceBolt("word", n=Count()), {"n": Count()}, Edge.EXCHANGE),
         (ReduceBolt("word", n=Count()), {"n": Count("n")}, Edge.EXCHANGE),
@@ -110,7 +110,7 @@ def shown(value: Any) -> str:
         (ReduceBolt("word", n=Max("x")), {"n": Min("n")}, Edge.EXCHANGE),
         (ReduceBolt("word", "x", n=Count()), {"n": Sum("n")}, Edge.EXCHANGE),
         (ReduceBolt("word", n=Max("x"), m=Count()), {"n": Sum("m")}, Edge.PASS),
-        # Which of several rows is the last one is told by fields that they do not have.
+        # The rows lack the fields that say which of them is the last one.
         (ReduceBolt("word", n=Last("x", by="x")), {"n": Last("n", by="n")}, Edge.EXCHANGE),
         (ReduceBolt("word", n=Max("x")), {"n": Last("n", by="n")}, Edge.EXCHANGE),
         (ReduceBolt("word", n=Last("x", by="x")), {"n": Max("n")}, Edge.EXCHANGE),
@@ -194,7 +194,7 @@ def test_large_and_late_batches_say_what_a_record_takes() -> None:
     assert cost.seconds is None
     for _ in range(50):
         cost.add(10, 0.01)
-        cost.add(0, 0.5)  # a batch without records takes its time all the same
+        cost.add(0, 0.5)  # a batch without records takes time too, but must not count
     assert cost.seconds == pytest.approx(0.001)
     cost.add(10_000, 0.02)
     assert cost.seconds == pytest.approx(5e-6, rel=0.5)

@@ -1,4 +1,4 @@
-"""What PostgreSQL is asked, as text: what a server in a test cannot show, having one locale."""
+"""PostgreSQL's statements as text, where a test server cannot show the effect: it has only one locale."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def statement(value: str, reducer: Reducer) -> str:
 
 @pytest.mark.parametrize(("reducer", "function"), [(Min("x"), "least"), (Max("x"), "greatest")], ids=str)
 def test_text_is_compared_as_the_folds_compare_it(reducer: Reducer, function: str) -> None:
-    """Whatever the collation of the database, by the bytes of UTF-8."""
+    """By the bytes of UTF-8, whatever the collation of the database."""
     sql = statement("n string", reducer)
     assert f'{function}("word_count"."n" COLLATE "C", excluded."n" COLLATE "C")' in sql
     assert f'{function}("word_count"."prev_n" COLLATE "C", excluded."n" COLLATE "C")' in sql

@@ -1,4 +1,4 @@
-"""Services that are shared are used by the tests of one process alone."""
+"""Only the tests of one process use a shared service."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_no_module_needs_servers_of_several() -> None:
         process = process_of(file.relative_to(TESTS.parent).as_posix())
         allowed = {MYSQL: family, POSTGRES: OWN, SERVICES: OWN | OTHERS, SPARK: OWN | ON_SPARK}.get(
             process,
-            {"services"},  # what `txstream up` has started, in tests of commands
+            {"services"},  # what `txstream up` started, for tests of commands
         )
         assert used & (OWN | OTHERS | ON_SPARK | family) <= allowed, file
         if process in found:
@@ -63,7 +63,7 @@ def test_no_module_needs_servers_of_several() -> None:
 
 
 def fixtures(file: Path) -> set[str]:
-    """The names of all arguments in a module, and its strings, in which fixtures are named too."""
+    """Return all argument names and all strings of a module; both may name fixtures."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     nodes = list(ast.walk(tree))
     arguments = {node.arg for node in nodes if isinstance(node, ast.arg)}

@@ -1,4 +1,4 @@
-"""The Makefile, `.ci/run` and the checks behind them, as far as they can be tried without installing."""
+"""The Makefile, `.ci/run` and the checks behind them, as far as they can be tested without installing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PYPROJECT_TIME = (ROOT / "pyproject.toml").stat().st_mtime
 
 
 def make(*arguments: str) -> subprocess.CompletedProcess[str]:
-    # This suite may itself run below make, whose flags must not reach the one that is tried.
+    # This suite may itself run under make, whose flags must not reach the make under test.
     environment = {
         name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")
     }
@@ -104,7 +104,7 @@ def test_check_does_lint_format_types_and_tests() -> None:
 
 
 def environment(folder: Path, stamp: str | None, stamped: float) -> Path:
-    """A folder that looks to make like an environment, with one stamp of the given modification time."""
+    """Return a folder that make takes for an environment, with one stamp of the given modification time."""
     venv = folder / "venv"
     (venv / "bin").mkdir(parents=True)
     python = venv / "bin" / "python"
@@ -137,11 +137,11 @@ def test_fewer_files_checked_than_tracked_is_an_error_that_names_them() -> None:
 
 
 def pytest_of(tmp_path: Path, tests: str, *options: str) -> str:
-    """What a pytest run over `tests` prints, without the settings of this project."""
+    """Return what pytest prints when it runs `tests` without this project's settings."""
     (tmp_path / "test_it.py").write_text(tests)
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "tools"), str(ROOT / "tests")])
-    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # of which Hypothesis takes longer than the tests
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # loading Hypothesis takes longer than the tests
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, *options, tmp_path],
         cwd=tmp_path,
@@ -155,7 +155,7 @@ def pytest_of(tmp_path: Path, tests: str, *options: str) -> str:
 
 
 def junit(tmp_path: Path, tests: str) -> str:
-    """The report of a pytest run over `tests`, made as `.ci/run` has it made."""
+    """Return the report of a pytest run over `tests`, made as in `.ci/run`."""
     report = tmp_path / "report.xml"
     pytest_of(tmp_path, tests, f"--junitxml={report}")
     return report.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Pruning of the ledger: the contract on SQLite, how long it is kept, and the thread that does it."""
+"""Pruning of the ledger: the contract on SQLite, how long rows are kept, and the thread that prunes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DAY = timedelta(days=1)
 
 
 def committed(rig: Rig, batches: int) -> None:
-    """Txid n was committed n days after the first of the year."""
+    """Commit this many batches; txid n is dated n days after the first of the year."""
     for txid in range(1, batches + 1):
         rig.commit(txid, {"a": 1})
         set_committed_at(rig.url, txid, day(txid))
@@ -68,7 +68,7 @@ def pruner(rig: Rig, keep: str, now: datetime) -> LedgerPruner:
 
 
 class TestLedger:
-    """On every store that prunes."""
+    """The contract of every store that prunes."""
 
     @pytest.mark.parametrize(
         ("keep", "left"),
@@ -91,7 +91,7 @@ class TestLedger:
         assert rig.database.oldest_txid("words") == left[0]
         assert rig.values() == {"a": 8}
         assert pruner(rig, keep, day(9)).prune() == 0
-        rig.commit(8, {"a": 2})  # a replay of the last one still finds that it was written
+        rig.commit(8, {"a": 2})  # a replay of the last txid must still find its row
         assert rig.values() == {"a": 9}
 
     def test_a_clock_that_went_back_leaves_no_gap(self, rig: Rig) -> None:
@@ -178,7 +178,7 @@ def test_limits_that_cannot_be(text: str, why: str | None) -> None:
 
 
 class Rounds:
-    """A database that tells how often it was asked to prune; the first time it fails."""
+    """A database that counts the calls of `prune`. The first one raises `error`, if there is one."""
 
     url_for_people = "a database"
 
@@ -251,7 +251,7 @@ class TestStopping:
         )
         pruner.start()
         assert began.wait(DEADLINE_SECONDS)
-        pruner.stop(DEADLINE_SECONDS)  # in its pause
+        pruner.stop(DEADLINE_SECONDS)  # while it pauses
         assert txids(rig) == [2, 3, 4, 5]
         assert "1 old rows" in caplog.text
 

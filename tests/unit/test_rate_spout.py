@@ -1,4 +1,4 @@
-"""`RateSpout`: rows that are made, the same whenever they are made."""
+"""`RateSpout` generates rows, the same each time it generates them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ START = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
 
 class Clock:
-    """Not to be shipped: pickling it fails."""
+    """A clock that must not be shipped to executors: pickling it fails."""
 
     def __init__(self, moment: datetime = START) -> None:
         self.seconds = moment.timestamp()
@@ -79,7 +79,7 @@ def test_all_partitions_together_count_through() -> None:
 
 
 def test_the_first_start_is_kept() -> None:
-    """By the metas: a replay and a restart make the same rows."""
+    """The metas keep it, so that a replay and a restart generate the same rows."""
     clock = Clock()
     source = RateSpout(1, clock=clock)
     planned = source.coordinator(CONTEXT).plan({}, 10)
@@ -118,7 +118,7 @@ def test_a_given_start() -> None:
 
 @pytest.mark.parametrize("per_second", [3, 0.3, 1 / 3, 1e6])
 def test_times_do_not_drift(per_second: float) -> None:
-    """However far the row, its time is n / rate, rounded down to a microsecond."""
+    """The time of row n is n / rate, rounded down to a microsecond, however large n is."""
     source = RateSpout(per_second)
     n = 10**9
     (row,) = rows(source, {"0": RateRange(n, n + 1, 0)})

@@ -1,4 +1,4 @@
-"""What a warm standby keeps ready: step by step, again and again, whatever fails meanwhile."""
+"""A warm standby keeps itself ready: it repeats its steps in order, whatever fails meanwhile."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEADLINE_SECONDS = 60.0
 
 
 class Steps:
-    """Two steps that raise what `errors` say for each time that they are taken, then nothing."""
+    """Two steps. Each raises its `errors`, one for each time it is taken, then succeeds."""
 
     def __init__(self, **errors: list[BaseException]) -> None:
         self.errors = errors
@@ -95,7 +95,7 @@ def test_a_start_that_was_given_up_is_no_outage(caplog: pytest.LogCaptureFixture
 
 
 def test_an_end_waits_for_the_step_that_is_being_taken() -> None:
-    """Spark that is being started is needed at once."""
+    """If Spark is being started, the run needs it at once."""
     order: list[str] = []
     begun, go_on = threading.Event(), threading.Event()
 

@@ -1,5 +1,4 @@
-"""`recover`: ZooKeeper is lost in every way there is, made again from the ledgers, and the topology goes on
-exactly."""
+"""`recover`: however ZooKeeper is lost, it is rebuilt from the ledgers, and the topology goes on exactly."""
 
 from __future__ import annotations
 
@@ -56,8 +55,8 @@ def make_site(tmp_path: Path) -> Iterator[Any]:
 
 @SEMANTICS
 def test_a_pruned_ledger_is_enough(make_site: Any, spout: Any) -> None:
-    """Txid 3 was committed and the ledger pruned; then another attempt of it began, and its driver died. The
-    rebuild begins at txid 2, which nobody but the ledger knows."""
+    """Txid 3 was committed and the ledger pruned. Then another attempt of it began, and its driver died. The
+    rebuild begins at txid 2, which only the ledger knows."""
     site = make_site(spout, 1)
     site.test.commit(2)
     site.test.crash(Point.AFTER_COMMIT, txid=3)
@@ -76,7 +75,7 @@ def test_a_pruned_ledger_is_enough(make_site: Any, spout: Any) -> None:
 
 
 def test_what_a_joining_that_was_given_up_has_left_does_not_take_a_state_away(make_site: Any) -> None:
-    """The other database was made by it, and knows the topology as it was before."""
+    """The second database was set up by that joining, and knows the topology as it was before."""
     site = make_site(OpaqueSpout, 2)
     site.test.commit(2)
     site.test.crash()
@@ -132,7 +131,7 @@ def test_zookeeper_restored_from_an_old_copy(make_site: Any, spout: Any, behind:
 def test_a_database_restored_beneath_a_running_driver(
     make_site: Any, tmp_path: Path, spout: Any, commit: str
 ) -> None:
-    """Nothing is written on top of the copy. What came after it counts once when ZooKeeper follows it."""
+    """Nothing is written on top of the copy. Once ZooKeeper follows it, the batches after it count once."""
     site = make_site(spout, 1, commit=commit)
     site.test.commit(1)
     with closing(sqlite3.connect(tmp_path / "0.db")) as file, closing(sqlite3.connect(":memory:")) as backup:
@@ -151,7 +150,7 @@ def test_a_database_restored_beneath_a_running_driver(
 @pytest.mark.parametrize("commit", ["driver", "executors"])
 @pytest.mark.parametrize("again", [False, True])
 def test_a_copy_of_another_attempt_is_not_built_upon(make_site: Any, commit: str, again: bool) -> None:
-    """A driver of the past has written into the copy, whose fence lets it in; or it was there before."""
+    """An older driver wrote into the copy; its fence let it in. With `again`, ours has committed nothing."""
     site = make_site(OpaqueSpout, 1, commit=commit)
     site.test.commit(2)
     if again:
@@ -262,7 +261,7 @@ def test_a_fence_that_was_deleted_is_made_again(make_site: Any) -> None:
 
 
 def test_a_plan_that_zookeeper_still_has_is_kept(make_site: Any) -> None:
-    """A transactional txid that ran before holds the same tuples, whatever was lost since."""
+    """A transactional txid that has run holds the same tuples again, whatever was lost since."""
     site = make_site(TransactionalSpout)
     site.test.commit(3)
     site.test.open(4)
@@ -317,7 +316,7 @@ def test_databases_of_an_older_txstream_need_the_code(make_site: Any) -> None:
 def test_nothing_is_changed_when_nothing_is_wrong(make_site: Any, spout: Any) -> None:
     site = make_site(spout)
     site.test.commit(2)
-    site.crash_between_databases(3)  # which the next run settles by itself
+    site.crash_between_databases(3)  # the next run settles that by itself
     before, fences = site.copy_zookeeper(), [db.read_fence("words") for db in site.databases]
     recovery = site.recover(confirm=lambda _: pytest.fail("there is nothing to ask"))
     assert (recovery.problem, recovery.fences, recovery.changes) == (None, (), ())
@@ -433,7 +432,7 @@ def crashing_after_mend(site: Site, codec: Any) -> MemoryProgress:
 
 @pytest.mark.parametrize("lost", ["all of it", "its epoch"])
 def test_a_driver_that_slept_through_it_writes_nothing(make_site: Any, lost: str) -> None:
-    """Not in SQL, by the fence; not in ZooKeeper, though the versions there began anew."""
+    """The fence keeps it out of SQL; ZooKeeper refuses it too, though versions there began anew."""
     site = make_site(databases=1)
     site.test.commit(2)
     zombie = site.test._control.driver
@@ -454,7 +453,7 @@ def test_a_driver_that_slept_through_it_writes_nothing(make_site: Any, lost: str
 
 
 def test_the_epochs_version_is_one_that_nobody_before_could_expect(make_site: Any) -> None:
-    """A driver of epoch 5 expects at most version 5."""
+    """A driver of epoch 5 expects at most version 5, so the new version must be higher."""
     site = make_site(databases=1)
     for _ in range(4):
         site.test.restart()
@@ -466,14 +465,14 @@ def test_the_epochs_version_is_one_that_nobody_before_could_expect(make_site: An
 
 
 def test_what_an_older_driver_writes_before_the_fences_are_raised_counts(make_site: Any) -> None:
-    """The ledgers are read after the raise: a commit that came in between is not lost."""
+    """The ledgers are read after the fences are raised, so a commit in between is not lost."""
     site = make_site(databases=1)
     site.test.commit(2)
     site.lose_zookeeper()
 
     def confirm(question: str) -> bool:
         assert "txid 2 was committed last" in question
-        with pytest.raises(CorruptStateError):  # it commits txid 3, and finds ZooKeeper empty
+        with pytest.raises(CorruptStateError):  # it commits txid 3, then finds ZooKeeper empty
             site.test.commit(3)
         return True
 
@@ -528,7 +527,7 @@ def test_an_answer_that_is_lost_is_asked_for_again(make_site: Any) -> None:
 
 
 def test_points_of_a_commit(make_site: Any) -> None:
-    """Wiped at each point of a commit, with one database."""
+    """ZooKeeper is wiped at each point of a commit, with one database."""
     site = make_site(databases=1)
     for txid, point in enumerate((Point.BEFORE_COMMIT, Point.INSIDE_COMMIT, Point.AFTER_COMMIT), 2):
         site.test.commit(txid - 1)
@@ -541,7 +540,8 @@ def test_points_of_a_commit(make_site: Any) -> None:
 
 
 def test_a_database_that_nobody_names_is_missed(make_site: Any) -> None:
-    """Rows of an older txstream do not name the others; a table that is nowhere tells that one is missing."""
+    """Rows of an older txstream do not name the other databases. A table that is nowhere shows that one
+    is missing."""
     site = make_site()
     site.test.commit(2)
     site.test.crash()
@@ -561,7 +561,7 @@ def test_the_code_names_the_databases_of_its_states(make_site: Any) -> None:
 
 
 def test_a_plan_that_follows_another_history_is_dropped(make_site: Any) -> None:
-    """ZooKeeper's batch before it is not the one that was committed."""
+    """In ZooKeeper, the batch before the plan is not the one that was committed."""
     site = make_site(TransactionalSpout)
     site.test.commit(3)
     site.test.open(4)
@@ -574,7 +574,7 @@ def test_a_plan_that_follows_another_history_is_dropped(make_site: Any) -> None:
 
 
 def test_an_old_copy_of_the_identity_is_not_kept(make_site: Any) -> None:
-    """It does not know a state that has joined since."""
+    """The copy lacks a state that has joined since."""
     site = make_site()
     site.test.commit(1)
     copy = site.copy_zookeeper()
@@ -589,7 +589,7 @@ def test_an_old_copy_of_the_identity_is_not_kept(make_site: Any) -> None:
 
 
 def begun_with_one_state(site: Site) -> Any:
-    """Two batches, of code that lacks the second state; the code that has it."""
+    """Commit two batches with code that lacks the second state; return the code that has it."""
     grown, first = site.topology, topology_over(site.source, site.urls[:1], OpaqueSpout)
     site.test.crash()
     site.lose_zookeeper()
@@ -605,7 +605,7 @@ def begun_with_one_state(site: Site) -> Any:
 def test_a_state_that_was_joining_when_its_driver_died(
     make_site: Any, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """Its database has no ledger yet, or one that ZooKeeper's identity does not name: both are in order."""
+    """Its database has no ledger yet, or one that ZooKeeper's identity does not name. Both are in order."""
     site = make_site()
     grown = begun_with_one_state(site)
 
@@ -629,7 +629,7 @@ def test_a_state_that_was_joining_when_its_driver_died(
 
 
 def test_a_state_that_joined_while_somebody_was_asked(make_site: Any) -> None:
-    """Somebody else has recovered it meanwhile, and newer code has run: it reads after the raise."""
+    """While it asks, another `recover` and then newer code run. It sees both: it reads after the raise."""
     site = make_site()
     grown = begun_with_one_state(site)
     site.lose_zookeeper()

@@ -170,7 +170,7 @@ def test_anything_else_is_a_mismatch_that_names_both_figures(
 
 @dataclass(frozen=True)
 class RangeWithLeader(Range):
-    """What a newer version stores: a field more, with a default."""
+    """What a newer version stores: one more field, with a default."""
 
     leader_epoch: int | None = None
 
@@ -193,7 +193,7 @@ def test_a_ledger_row_that_cannot_be_read_is_corrupt() -> None:
 
 @dataclass
 class Database:
-    """Writes down what is asked of it."""
+    """Records what is asked of it."""
 
     url_for_people: str
     steps: list[str]
@@ -218,7 +218,7 @@ class Database:
 
 
 class Store(MemoryProgress):
-    """Writes down what is asked of it."""
+    """Records what is asked of it."""
 
     def __init__(self, tree: MemoryTree, steps: list[str]) -> None:
         super().__init__(tree, "t", CODEC)

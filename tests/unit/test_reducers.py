@@ -1,4 +1,4 @@
-"""Reducers as declarations: what they take, what they give, how they show."""
+"""Reducers as declarations: what they take, what they return, how they are shown."""
 
 from __future__ import annotations
 

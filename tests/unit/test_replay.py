@@ -1,4 +1,4 @@
-"""`inspect.replay`: a committed batch run again, dry, and compared with what it added."""
+"""`inspect.replay` runs a committed batch again, dry, and compares the result with what the batch added."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_changed_code_is_told_by_key(source: MemorySpout, database: str) -> None
 
 
 def test_what_later_batches_have_changed_is_counted(source: MemorySpout, database: str) -> None:
-    """Of txid 1, `the` and `cat` were changed since; `a` was not."""
+    """Of the rows of txid 1, `the` and `cat` have changed since, and `a` has not."""
     settings = run(topology(source), database)
     (table,) = inspect.replay(topology(source, Changed), 1, settings).tables
     assert table.same is False
@@ -241,7 +241,7 @@ def test_sums_of_floats_are_the_same_however_they_are_added_up(tmp_path: Path) -
 
 
 def test_counting_before_the_state_is_the_same(source: MemorySpout, database: str) -> None:
-    """A bolt that folds in every Spark task, whatever their number."""
+    """The bolt folds in every Spark task, whatever their number."""
     builder = TransactionalTopologyBuilder("folded", "lines", OpaqueSpout(source, max_batch_records=2), 2)
     builder.set_bolt("split", Words(), 2).shuffle_grouping("lines")
     builder.set_bolt("count", CountBolt("word"), 2).fields_grouping("split", "word")

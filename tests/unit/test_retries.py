@@ -1,4 +1,4 @@
-"""What is said of failed attempts, and how long one may take."""
+"""What is said about failed attempts, and how long an attempt may take."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from txstream.engine.loop.retry_policy import (
 
 
 def from_a_bolt(error: Exception, task: int = 0, sequence: int = 1) -> TxstreamError:
-    """An error of user code, as it is raised on the driver."""
+    """Return an error of user code as it is raised on the driver."""
     try:
         raise error
     except type(error) as raised:
@@ -97,7 +97,7 @@ def test_a_runs_first_attempts_and_those_after_a_timeout_have_the_warm_up_on_top
 
 
 def test_the_ledger_keeps_what_failed_attempts_held_as_far_as_there_is_room() -> None:
-    """Newest first, and those that held what is committed now cost nothing."""
+    """The newest attempts get the room first. Those that held what is now committed take none."""
     failures = TxidFailures()
     wide = BatchMetas({f"t/{n}": Range(0, 5) for n in range(700)}, unavailable={"t/900": "no broker"})
     narrow = BatchMetas({"t/0": Range(0, 5)}, {"t/1": Range(0, 0)}, {"t/2": "no broker"})

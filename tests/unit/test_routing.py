@@ -1,4 +1,4 @@
-"""What each grouping promises, over whole runs of batches, and that a router that breaks it is caught."""
+"""Each grouping keeps its promise over whole runs of batches, and a router that breaks it is caught."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_a_batch_without_rows_goes_nowhere(name: str) -> None:
     assert sum(part.num_rows for _, part in router.route(words(["a"]), 2)) == (3 if name == "all" else 1)
 
 
-# Written down once: a Spark task may be computed again in another process, and by the next release.
+# Written down, because a Spark task may be recomputed in another process and by the next release.
 FIXED_TEXTS = ["the", "cat", None, "the", "größe", "the", "dog"]
 SPREAD = {0: [3, 5], 1: [0, 4, 6], 2: [1, 2]}
 FIXED = {

@@ -1,4 +1,4 @@
-"""Groupings by key: a key of any type goes to its task, or to one of its two; partial keys balance."""
+"""Groupings by key: a key of any type goes to its task, or to one of its two tasks; partial keys balance."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from txstream.engine.batch.routing import open_router
 
 
 def fewer_first(keys: Iterable[Sequence[Any]], tasks: int) -> dict[int, list[int]]:
-    """A partial key grouping, said plainly."""
+    """Route by partial key in the plainest way; the tests compare with it."""
     loads = [0] * tasks
     expected: dict[int, list[int]] = {}
     for row, key in enumerate(keys):
@@ -88,7 +88,7 @@ def test_all_routers_together_send_a_key_to_two_tasks_at_most() -> None:
 
 
 def skewed(seed: int, rows: int) -> list[str]:
-    """One key in 30 % of the tuples, the others by Zipf's law."""
+    """Return words: one key makes up 30 % of them, the others follow Zipf's law."""
     chooser = random.Random(seed)
     others = chooser.choices(range(1000), [1 / rank for rank in range(1, 1001)], k=rows)
     return ["hot" if chooser.random() < 0.3 else f"word-{seed}-{other}" for other in others]
@@ -99,8 +99,8 @@ def skewed(seed: int, rows: int) -> list[str]:
 def test_a_hot_key_overloads_a_task_of_a_fields_grouping_but_not_of_a_partial_key(
     seed: int, emitters: int
 ) -> None:
-    """The bound: with 4 tasks and a key of 30 %, none gets more than 5 % over the average. By fields the task
-    of the hot key gets at least 20 % over it, whatever else it has."""
+    """With 4 tasks and a key of 30 %, no task gets more than 5 % over the average. By fields, the hot key
+    alone puts its task about 20 % over it; the test asks for 15 %."""
     texts = skewed(seed, 8000)
     most = {}
     for kind in KEYED:
@@ -168,7 +168,7 @@ KEY_TYPES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
 
 @st.composite
 def key_columns(draw: st.DrawFn) -> pa.RecordBatch:
-    """Rows of one to three key columns of any type, with nulls and repeated keys; a slice of a batch."""
+    """Draw a slice of a batch: one to three key columns of any type, with nulls and repeated keys."""
     rows = draw(st.integers(1, 30))
     columns = {}
     for position in range(draw(st.integers(1, 3))):
@@ -197,7 +197,7 @@ def test_keys_of_every_type_go_where_their_values_say(batch: pa.RecordBatch, tas
 
 @pytest.mark.parametrize("kind", KEYED)
 def test_the_hour_that_a_clock_shows_twice_is_two_keys(kind: GroupingKind) -> None:
-    """Python finds these two times equal; a batch that holds both must route as two that hold one each."""
+    """Python calls these two times equal. A batch with both must route like two batches with one each."""
     twice = [1_729_989_000, 1_729_992_600]  # 2:30 in summer time, 2:30 in winter time
     column = pa.array(twice, pa.timestamp("s", "Europe/Berlin"))
     summer, winter = column.to_pylist()

@@ -1,4 +1,4 @@
-"""Python values to Arrow: nothing is changed to fit."""
+"""Python values become Arrow values, and none is changed to fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which slots a component may have."""
+"""How many slots a component may have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The type declarations: Spark's DDL in, Arrow out and back, and a sentence for what cannot be read."""
+"""Type declarations: from Spark's DDL to Arrow and back, and a sentence for what cannot be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The value rules as pure functions. That stores follow them are promises of the conformance suite."""
+"""The value rules as pure functions. The conformance suite checks that stores follow them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def add(a: int, b: int) -> int:
 
 
 Step = tuple[int, int | None]
-"""A batch, in the order of commits: its txid and its delta of the one key; None: the key is not in it."""
+"""A batch, in the order of commits: its txid, and its delta for the one key, or None without the key."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def title(case: Case) -> str:
 
 
 def run(semantics: Semantics, reducer: Reducer, steps: Sequence[Step]) -> tuple[Any, ...] | None:
-    """What is left of a key: value, [prev,] txid; None: no row. An opaque batch is restored first."""
+    """Return a key's row (value, [prev,] txid), None if there is none. An opaque batch is restored first."""
     combine = reducer.combine
     opaque: OpaqueValue[int] | None = None
     transactional: TransactionalValue[int] | None = None

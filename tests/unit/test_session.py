@@ -95,7 +95,7 @@ class InPython(BasicBolt):
 def test_java_compiles_thoroughly_where_a_bolt_is_its_work(
     bolt: Bolt, conf: dict[str, str], options: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A DataFrameBolt's loops run in Java, for which its second compiler is worth its time."""
+    """A DataFrameBolt's loops run in Java, where the second compiler is worth its time."""
     launched: list[SparkConf] = []
 
     def launch(conf: SparkConf, *_: Any) -> None:

@@ -1,4 +1,4 @@
-"""Settings: first found wins, and what cannot be meant is refused by name."""
+"""Settings: the first value found wins, and values that make no sense are refused by name."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ CODE = "\n".join(
     for folder in ("txstream", "spouts", "bolts", "migrations")
     for path in (ROOT / folder).rglob("*.py")
 )
-NOT_FOR_USERS = {"SPARK_REUSE_WORKER"}  # Spark's own, from itself to its worker processes
+NOT_FOR_USERS = {"SPARK_REUSE_WORKER"}  # Spark sets it for its own worker processes
 
 
 def words(cell: str) -> list[str]:
@@ -37,7 +37,7 @@ def words(cell: str) -> list[str]:
 
 
 def groups() -> dict[str, set[str]]:
-    """The commands that `looking` and the other names stand for; a name may use those before it."""
+    """Return the commands that each name, such as `looking`, stands for. A name may use names before it."""
     found: dict[str, set[str]] = {}
     for name, meaning in re.findall(r"^- \*\*(\w+)\*\* means (.+?)[;.]$", TEXT, re.M | re.S):
         others = re.findall(r"\*(\w+)\*", meaning)
@@ -46,7 +46,7 @@ def groups() -> dict[str, set[str]]:
 
 
 def documented_flags() -> dict[tuple[tuple[str, ...], str], str]:
-    """The default of each flag, by its spellings and command."""
+    """Return the documented default of each flag, by its spellings and command."""
     found: dict[tuple[tuple[str, ...], str], str] = {}
     for flag, _, _, default, commands, *_ in ROWS:
         spellings = tuple(sorted(word.split()[0] for word in words(flag)))
@@ -57,7 +57,7 @@ def documented_flags() -> dict[tuple[tuple[str, ...], str], str]:
 
 
 def flags(command: Any, path: str = "") -> list[tuple[tuple[str, ...], str, Any, bool]]:
-    """The same of the command line itself, with whether the flag must be given."""
+    """Return spellings, command and default of each flag of the command line, and whether it is required."""
     found = [
         (tuple(sorted(one.opts)), path, one.default, one.required)
         for one in command.params

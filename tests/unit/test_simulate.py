@@ -1,4 +1,4 @@
-"""`simulate`: exact topologies pass, wrong ones are found, shrunk and told again."""
+"""`simulate`: exact topologies pass; failures of wrong ones are found, shrunk and replayed."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_every_crash_point_of_a_short_run_is_tried_and_then_pairs() -> None:
     report = hunt.report()
     assert hunt.go_through(itertools.islice(hunt.crash_points(), 120), report) is None
     assert report.exhaustive == 120
-    # Every point that such a run passes is one that it crashed at.
+    # The run crashed at every point that it passes.
     assert set(report.crash_points) == report.points
     assert len(report.crash_pairs) > len(report.points) / 2
 

@@ -1,4 +1,4 @@
-"""The sources besides Kafka under the event loop: exactly once, through failures, crashes and restarts."""
+"""Sources other than Kafka's under the event loop: exactly once through failures, crashes and restarts."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_rate_with_an_end(semantics: Any) -> None:
 
 @ALL
 def test_the_example_of_a_batch_spout(tmp_path: Path, semantics: Any) -> None:
-    """It sums up orders, goes on with later ones, and deletes what is committed."""
+    """It sums orders, goes on with later ones, and deletes the committed ones."""
     orders = tmp_path / "orders.db"
     batch_spout.add_orders(orders, 1000)
     store = Store()

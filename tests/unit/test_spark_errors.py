@@ -1,4 +1,4 @@
-"""What Spark raises when a job dies, as the user should read it."""
+"""Spark's errors when a job dies, in the words that the user should read."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_errors_of_ours_come_back_as_what_they_were() -> None:
 
 
 def test_an_error_that_was_told_before_is_not_told_twice() -> None:
-    """It comes from a bolt above, whose messages were computed again."""
+    """The error comes from a bolt above, whose messages were computed again."""
     try:
         raise ValueError("no number")
     except ValueError as raised:

@@ -1,4 +1,4 @@
-"""Spark's Java process and its master, as far as no Spark is needed to tell what is wrong with them."""
+"""What is wrong with Spark's Java process or its master, as far as it can be tested without Spark."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from txstream.engine.spark.master import Master, await_executor
 
 @pytest.fixture
 def process() -> Iterator[subprocess.Popen[bytes]]:
-    """One that lives until its input ends."""
+    """A process that lives until its input ends."""
     with subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE) as running:
         yield running
         running.kill()
@@ -35,7 +35,7 @@ def test_a_process_that_lives_is_not_blamed(process: subprocess.Popen[bytes]) ->
 
 
 def test_an_error_that_is_its_own_cause_is_raised(process: subprocess.Popen[bytes]) -> None:
-    """As one that is put into words and raised again while the first is being handled."""
+    """As when an error is put into words and raised again while the first one is being handled."""
     bug, told = ValueError("a bug"), BoltError("component 'odd': a bug")
     bug.__context__ = told
     with pytest.raises(BoltError, match="component 'odd'"), SparkProcess(process).blamed():
@@ -49,7 +49,7 @@ def test_what_fails_because_it_was_killed_is_told_with_the_signal_memory_and_the
     spark = SparkProcess(process, Path("spark.log"))
     told = r"by signal 9 \(SIGKILL\).*memory.*spark\.log"
     with pytest.raises(SparkLostError, match=told) as raised, spark.blamed():
-        # As a job fails: the connection breaks before the process can be waited for.
+        # A job fails like this: the connection breaks before the process can be waited for.
         raise BoltError("its Spark job failed") from ConnectionRefusedError()
     assert isinstance(raised.value.__cause__, BoltError)
 
@@ -104,13 +104,13 @@ def test_a_master_where_nobody_listens_is_told_with_its_address() -> None:
             ServiceUnavailableError, match=f"no Spark master at spark://{closed} .*refused.*--master"
         ):
             Master(f"spark://{closed}").reach(5)
-        Master(f"spark://{closed},{opened}").reach(5)  # the standby of one that is away
+        Master(f"spark://{closed},{opened}").reach(5)  # the first one is away, the standby is not
     Master("local[2]").reach(5)
     Master("yarn").reach(5)
 
 
 def cluster(executors: list[int], master: str = "spark://h:1", **conf: str) -> Any:
-    """A context that has so many executors, one figure for each time it is asked, the driver among them."""
+    """Return a context with this many executors, driver included; one figure for each time it is asked."""
     settings = {name.replace("_", "."): value for name, value in conf.items()}
     tracker = SimpleNamespace(getExecutorInfos=lambda: range(executors.pop(0)))
     scala = SimpleNamespace(statusTracker=lambda: tracker)

@@ -1,4 +1,4 @@
-"""`docs/spouts.md`: its program runs as it stands there, and its table has every promise."""
+"""`docs/spouts.md`: its program runs as printed, and its table has every promise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GUIDE = (ROOT / "docs" / "spouts.md").read_text(encoding="utf-8")
 
 @pytest.fixture
 def guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The blocks of Python in the guide, one after the other, as a module that other processes find too."""
+    """The guide's Python blocks, joined into a module that other processes find too."""
     blocks = re.findall(r"^```python\n(.*?)^```$", GUIDE, re.M | re.S)
     assert len(blocks) > 2
     (tmp_path / "spout_guide.py").write_text("\n".join(blocks), encoding="utf-8")
@@ -51,7 +51,7 @@ def test_the_example_of_a_broken_promise(guide: Any, tmp_path: Path, monkeypatch
     plan = guide.EventCoordinator.plan
 
     def late(self: Any, last: Any, limit: int) -> Any:
-        """Begins one event too late behind the first batch."""
+        """Begin one event too late after the first batch."""
         begun = {
             region: guide.Events(meta.start, meta.end + 1) for region, meta in last.items() if meta.end == 3
         }

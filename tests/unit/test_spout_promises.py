@@ -1,6 +1,6 @@
 """The sources that come with txstream keep every promise of the conformance suite.
 
-Kafka's has a test of its own, over a real broker.
+The Kafka source has a test of its own, over a real broker.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ END = {"caught-up-in-the-end", "lag-goes-to-zero"}
 
 
 class Harness(SpoutHarness):
-    """What those below have in common; `not_applicable` are the promises that their source cannot break."""
+    """The base of the harnesses below; `not_applicable` names the promises that the source cannot break."""
 
     settle_seconds = 0.0
     not_applicable: ClassVar[set[str]] = set()
@@ -89,7 +89,7 @@ class MemoryHarness(Harness):
 
 
 class MarkedMemoryHarness(MemoryHarness):
-    """With a failure before each append that has struck already: positions without rows."""
+    """Has a `Fail` marker before each append, which has already struck: a position without a row."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -107,7 +107,7 @@ class MarkedMemoryHarness(MemoryHarness):
 
 
 class FilesHarness(Harness):
-    """Two text files. One that is hidden is a link to itself, which nothing can look at or open."""
+    """Two text files. A hidden file becomes a link to itself, which can be neither examined nor opened."""
 
     not_applicable: ClassVar[set[str]] = {
         "lag-goes-to-zero"
@@ -148,7 +148,7 @@ class FilesHarness(Harness):
 
 
 class JsonFilesHarness(FilesHarness):
-    """Blank lines between the objects are no rows."""
+    """JSON objects with blank lines between them, which are not rows."""
 
     def create(self) -> FileSpout:
         return FileSpout(self.folder, "json", "n bigint, tags array<string>", with_origin=True)
@@ -160,7 +160,7 @@ class JsonFilesHarness(FilesHarness):
 
 
 class ParquetFilesHarness(FilesHarness):
-    """Parquet files do not grow: what is appended is two more of them."""
+    """Parquet files do not grow, so each append adds two files."""
 
     not_applicable: ClassVar[set[str]] = set()
 
@@ -180,7 +180,7 @@ class ParquetFilesHarness(FilesHarness):
 
 
 class RateHarness(Harness):
-    """Rows come due as the clock is moved."""
+    """Rows come due as the test moves the clock."""
 
     not_applicable: ClassVar[set[str]] = {"new-partitions-from-their-beginning", *LOST, *OUTAGES, *END}
     start = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -206,7 +206,7 @@ class RateHarness(Harness):
 
 
 class EndlessHarness(RateHarness):
-    """By the real clock: rows come faster than they are read, and nobody foresees how many."""
+    """Uses the real clock: rows come faster than they are read, and nobody can foresee how many."""
 
     endless = True
     not_applicable: ClassVar[set[str]] = {
@@ -235,7 +235,7 @@ class Lines:
 
 
 class LinesOfOneFile(BatchSpout[Lines]):
-    """A file as it might be read by a source without partitions, four lines at a time."""
+    """Reads a file four lines at a time, as a source without partitions might."""
 
     output = "line string"
     batch_meta_type = Lines

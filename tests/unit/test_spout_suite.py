@@ -1,4 +1,4 @@
-"""The conformance suite: a correct source keeps every promise, and each has a source that breaks it."""
+"""The conformance suite: a correct source keeps every promise, and some source breaks each promise."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from txstream.transaction import TransactionAttempt
 pytestmark = pytest.mark.ci
 
 CHECKS = {check.name: check for check in spout_checks()}
-# A process for each source would cost more than all the rest.
+# A process for each source would take longer than all the other checks.
 IN_THIS_PROCESS = [name for name in CHECKS if name != "same-rows-in-another-process"]
 PAIRS = [(promise, source) for promise, sources in WRONG.items() for source in sources]
 Create = Callable[[type[LineSource]], Callable[[], LineHarness]]
 
 
 class HastyHarness(LineHarness):
-    """A source that hangs is given up soon."""
+    """Gives up soon on a source that hangs."""
 
     deadline_seconds = 0.3
 
 
 class UnforeseenHarness(HastyHarness):
-    """Knows that rows come, not which."""
+    """Knows that rows come, but not which."""
 
     def append(self, count: int) -> Rows | None:
         super().append(count)
@@ -75,7 +75,7 @@ class ThreadBoundSource(LineSource):
 
 
 class BusyCoordinator(LineCoordinator):
-    """One plan of three is not made in time."""
+    """Is too slow for one plan in three."""
 
     in_time = itertools.cycle([False, True, True])
 
@@ -86,7 +86,7 @@ class BusyCoordinator(LineCoordinator):
 
 
 class BusyEmitter(LineEmitter):
-    """Nor is one read of three."""
+    """Is too slow for one read in three."""
 
     in_time = itertools.cycle([False, True, True])
 
@@ -102,7 +102,7 @@ class BusySource(LineSource):
 
 
 class PatientHarness(LineHarness):
-    """A service that may take as long as a busy machine makes it."""
+    """Lets the service take as long as it may on a busy machine."""
 
     settle_seconds = 60.0
 
@@ -141,7 +141,7 @@ class MemoryHarness(SpoutHarness):
 
 @pytest.fixture
 def harness_of(tmp_path: Path) -> Create:
-    """Makes harnesses over a source, each in a folder of its own."""
+    """Return a maker of harnesses over a source, each in a folder of its own."""
     numbers = itertools.count()
 
     def harness_of(source: type[LineSource]) -> Callable[[], LineHarness]:

@@ -1,6 +1,6 @@
-"""A state table whose declaration changed, on a SQL database: what grew is migrated, the rest refused.
+"""State tables whose declaration changed: added columns are migrated, other changes are refused.
 
-Here it is SQLite; the tests of each server run the same class.
+The database here is SQLite; the tests of each server run the same class.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ NON_TRANSACTIONAL = Semantics.NON_TRANSACTIONAL
 
 
 def grown(semantics: Semantics = OPAQUE, **options: Any) -> TableSpec:
-    """`word_table()` with a column more."""
+    """Return `word_table()` with one more column."""
     options = {"value": "n bigint, total double", "defaults": {"total": 0.5}, **options}
     state = SqlState("word_count", key="word string", **options)
     return TableSpec(state, semantics, {"n": Count(), "total": Sum("x")})
 
 
 def next_leader(rig: Rig, spec: TableSpec) -> Rig:
-    """A driver with another declaration, up to where every fence is raised."""
+    """Start a driver with another declaration, up to the point where every fence is raised."""
     leader = replace(rig, spec=spec, epoch=rig.epoch + 1).join(first_run=False)
     rig.states.raise_fence(attempt_id(leader.epoch, 0))
     return leader
@@ -104,7 +104,7 @@ class TestGrowth:
     def test_a_transactional_table_must_wait_for_the_end_of_its_txid(
         self, database: StateDatabase, url: str
     ) -> None:
-        """Rows of that txid are not written again, so they would never get its share of the new column."""
+        """Rows of that txid are not written again, so they would never get its part of the new column."""
         rig = Rig(database, url, word_table(semantics=TRANSACTIONAL)).join()
         rig.commit(1, {"a": 1})
         leader = next_leader(rig, grown(TRANSACTIONAL))
@@ -129,7 +129,7 @@ class TestGrowth:
         ],
     )
     def test_defaults_of_every_type(self, rig: Rig, kind: str, default: Any) -> None:
-        """What is read back is what a commit of that value reads back."""
+        """A default reads back like the same value after a commit."""
         rig.commit(1, {"a": 1})
         state = SqlState(
             "word_count", "word string", f"n bigint, `an %s x` {kind}", defaults={"an %s x": default}
@@ -179,7 +179,7 @@ class TestGrowth:
             raise CrashError
 
         with monkeypatch.context() as patch:
-            patch.setattr(growth, "to_json", crash)  # all columns are there, the declaration is the old one
+            patch.setattr(growth, "to_json", crash)  # all columns are added, the declaration is the old one
             with pytest.raises(CrashError):
                 migrate(leader)
         leader = next_leader(leader, leader.spec)
@@ -187,8 +187,8 @@ class TestGrowth:
         assert {word: row["prev_total"] for word, row in by_word(leader).items()} == {"a": 0.5, "b": None}
 
     def test_a_migration_that_stopped_where_each_step_is_committed_goes_on(self, rig: Rig) -> None:
-        """As on a database that commits each ALTER TABLE by itself: the columns are there, the declaration
-        that is remembered is the old one."""
+        """As on a database that commits each ALTER TABLE by itself: the columns are there, but the stored
+        declaration is the old one."""
         rig.commit(1, {"a": 1})
         rig.commit(2, {"a": 1, "b": 1})
         declared = read_rows(rig.url, "txstream_table")[0]["declaration"]
@@ -201,7 +201,7 @@ class TestGrowth:
         assert {word: row["prev_total"] for word, row in by_word(leader).items()} == {"a": 0.5, "b": None}
 
     def test_a_migration_that_was_broken_off_anywhere(self, database: StateDatabase, url: str) -> None:
-        """Before any statement; a definition has committed what was done before it, as MySQL does."""
+        """It breaks off before each statement in turn. As on MySQL, a definition commits what preceded it."""
         for step in itertools.count():
             rig = Rig(database, url, word_table(f"grown{step}"), topology=f"words{step}").join()
             rig.commit(1, {"a": 1})
@@ -221,7 +221,7 @@ class TestGrowth:
                 return
 
     def test_the_index_on_txid_is_neither_made_nor_dropped_later(self, rig: Rig) -> None:
-        """The refusal ends with the statement that helps, as this database takes it."""
+        """The refusal ends with the statement that helps, in the SQL of this database."""
         execute(rig.url, "CREATE INDEX mine ON word_count (txid)")
         leader = rig
         for spec, told in (

@@ -1,6 +1,6 @@
 """What the fence's locks do in a SQL database, as far as two sessions can tell.
 
-Here it is SQLite, whose one lock is the whole file's; the tests of each server run the same class.
+The database here is SQLite, which has one lock per file; the tests of each server run the same class.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TestLocks:
     share: ClassVar[str | tuple[str, ...]] = (
         "WHERE txstream_fence.topology = ? AND txstream_fence.uuid = ? AND txstream_fence.attempt = ?"
     )
-    """How the statement ends by which a task takes the fence."""
+    """The end of the statement with which a task takes the fence."""
 
     @pytest.fixture
     def held(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
@@ -43,7 +43,7 @@ class TestLocks:
     def test_the_fence_is_the_first_statement_of_every_transaction(
         self, database: StateBackend, url: str, semantics: Semantics
     ) -> None:
-        """A plain read before it would see the ledger as it was before the fence's lock was granted."""
+        """A plain read before it would see the ledger as it was before the lock on the fence was granted."""
         rig = Rig(database, url, word_table(semantics=semantics)).join()
         engine = rig.database.sessions.engine
         transactions: list[list[str]] = [[]]
@@ -70,7 +70,7 @@ class TestLocks:
             assert statement.endswith(self.share), statement
 
     def test_nobody_raises_the_fence_while_a_task_writes(self, rig: Rig, held: Held) -> None:
-        """Otherwise the new attempt would undo the batch first, and the task would write afterwards."""
+        """Otherwise the new attempt would undo the batch first, and the task would write after that."""
         rig.commit(1, {"a": 1})
         under = rig.begin(2)
         with tasks(1) as pool, another(rig) as driver:

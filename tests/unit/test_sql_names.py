@@ -1,6 +1,6 @@
 """Names of tables and columns on a SQL database: they work through quoting, or are refused in time.
 
-Here it is SQLite; the tests of each server run the same class.
+The database here is SQLite; the tests of each server run the same class.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ RESERVED = [
     word_table("excluded"),
     word_table("new"),
     word_table("sqlite_mine"),
-    word_table(value=f"`{'v' * 59}` bigint"),  # its prev_ has 64 characters
+    word_table(value=f"`{'v' * 59}` bigint"),  # its prev_ column has a name of 64 characters
     word_table(key=f"`{'k' * 70}` string"),
     word_table(key=f"`{'ö' * 40}` string"),  # 80 bytes
     word_table("ö" * 40),
     word_table("t" * 64),
-    word_table("日" * 64),  # the name of its file has five bytes for each
+    word_table("日" * 64),  # its file's name has five bytes for each character
     word_table("日" * 51),
     word_table("日" * 50),
     word_table("ö" * 31, index_txid=True),  # its index's name is cut
@@ -64,7 +64,7 @@ def tables_of(url: str) -> list[str]:
 
 
 def use(database: StateDatabase, url: str, spec: Any) -> None:
-    """Everything that is done with a table."""
+    """Do everything with the table that a topology does."""
     rig = Rig(database, url, spec).join()
     key, value = (1 if name == "value" else "k" for name in ("key", "value"))
     keys, values = len(spec.state.key_names), len(spec.state.value_names)
@@ -102,7 +102,7 @@ class TestNames:
             assert database.topologies() == []
 
     def test_keys_are_told_apart_by_columns_of_any_name(self, database: StateDatabase, url: str) -> None:
-        """`.b` is a column of its own, and no way to write `b`."""
+        """`.b` is a column of its own, not another spelling of `b`."""
         rig = Rig(database, url, word_table(key="`.b` int, b int")).join()
         rig.commit(1, {(1, 2): 1, (2, 1): 1, (1, 1): 1})
         with pytest.raises(StateValueError, match=r"key \.b=1, b=2 has two deltas"):

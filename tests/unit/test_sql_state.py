@@ -1,5 +1,5 @@
-"""What a SQL database does beside the promises of all stores: columns, words, and what a person did to it
-behind our back. Here it is SQLite; the tests of each server run the same classes."""
+"""What a SQL database does beyond the promises of all stores: columns, messages, and changes made behind our
+back. The database here is SQLite; the tests of each server run the same classes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def url(sqlite_url: str) -> str:
 
 
 class TestTables:
-    """What people query."""
+    """The tables that people query."""
 
     @pytest.mark.parametrize(
         ("semantics", "columns"),
@@ -106,7 +106,7 @@ class TestTables:
 
 
 class TestBehindOurBack:
-    """What a person can do to the database."""
+    """What a person can do to the database by hand."""
 
     @pytest.mark.parametrize(
         ("column", "value", "expected"),
@@ -126,7 +126,7 @@ class TestBehindOurBack:
             rig.database.last_batch("words")
 
     def test_nothing_is_undone_that_no_attempt_wrote(self, rig: Rig) -> None:
-        """The ledger tells: without its row nobody has written this txid, whatever the table says."""
+        """The ledger decides: without its row, nobody has written this txid, whatever the table says."""
         rig.commit(1, {"a": 1})
         execute(rig.url, "DELETE FROM txstream_batch")
         rig.commit(1, {"b": 2})
@@ -330,7 +330,7 @@ TOLD: dict[str, tuple[Call, type[TxstreamError], str]] = {
 
 
 class TestWords:
-    """What was found, what was expected, what to do: in the words of one database as in those of another."""
+    """Messages say what was found, what was expected and what to do, whichever database it is."""
 
     @pytest.mark.parametrize("what", TOLD)
     def test_what_is_refused_is_told(self, rig: Rig, what: str) -> None:

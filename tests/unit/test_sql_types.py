@@ -1,5 +1,5 @@
-"""Values of any type in a store, at random: the promises try those that are likely to go wrong. Here the
-stores are SQLite and memory; the tests of each server run the same classes."""
+"""Random values of every type in a store; the promises try those that are likely to go wrong. The stores here
+are SQLite and memory; the tests of each server run the same classes."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def url(request: pytest.FixtureRequest, sqlite_url: str, unique: str) -> Iterato
 
 
 def rig_of(database: StateBackend, url: str, **options: Any) -> Rig:
-    """A topology with a table of its own."""
+    """Return a topology with a table of its own."""
     name = f"types_{next(_numbers)}"
     return Rig(database, url, word_table(name, **options), topology=name).join()
 
 
 def read(rig: Rig, keys: Iterable[Any], *, before: int) -> dict[Any, Any]:
-    """key -> value as they were before batch `before`; tuples for several columns."""
+    """Return key -> value as they were before batch `before`; several columns are a tuple."""
     wanted = to_table(rig.spec, dict.fromkeys(keys, ())).select(rig.spec.state.key_names)
     return by_key(rig.spec, rig.database.read(rig.spec, wanted, before=Txid(before)))
 
@@ -56,14 +56,14 @@ def read(rig: Rig, keys: Iterable[Any], *, before: int) -> dict[Any, Any]:
 class Patient:
     @pytest.fixture
     def database(self, url: str) -> Iterator[StateBackend]:
-        """A busy machine may stop in the middle of a transaction of so many values."""
+        """Its timeout is long, since a busy machine may stall within a transaction of so many values."""
         with closing(open_database(url, message_timeout_seconds=30.0)) as database:
             yield database
 
 
 class TestTypes(Patient):
     cannot_keep: ClassVar[frozenset[str]] = frozenset()
-    """Types that the store refuses, and infinity."""
+    """The types that the store refuses, and "infinity" if it refuses that."""
 
     def test_what_it_keeps(self, database: StateBackend, url: str) -> None:
         for kind in KINDS:
@@ -165,7 +165,7 @@ class TestReducers(Patient):
         semantics: Semantics,
         history: list[tuple[Mapping[str, Any], list[Mapping[str, Any]]]],
     ) -> None:
-        """Side by side in one table, whatever is tried, replayed, and null."""
+        """They stand side by side in one table and agree, whatever is tried, replayed or null."""
         reducers = {
             "n": Count(),
             "total": Sum("x"),
@@ -180,7 +180,7 @@ class TestReducers(Patient):
         )
         rig = rig_of(database, url, value=value, reducers=reducers, semantics=semantics)
         for txid, (deltas, failed) in enumerate(history, start=1):
-            # A transactional replay holds the same tuples; one that has no semantics is never replayed.
+            # A transactional replay holds the same tuples; without semantics, nothing is replayed.
             replays = failed if semantics is Semantics.OPAQUE else [deltas] * len(failed)
             tried = [deltas] if semantics is Semantics.NON_TRANSACTIONAL else [*replays, deltas]
             for attempted in tried:
@@ -196,7 +196,7 @@ class TestReducers(Patient):
                     assert (row[1], row[3], row[5]) == (row[2], row[4], row[6])
 
     def test_a_function_is_called_once_per_key(self, database: StateBackend, url: str) -> None:
-        """And not for a row that holds this batch."""
+        """It is not called for a row that already holds this batch."""
         calls: list[tuple[int, int]] = []
 
         def counted(left: int, right: int) -> int:
@@ -243,8 +243,8 @@ class TestReducers(Patient):
     def test_a_batch_of_nulls_alone_changes_no_value_of_any_type(
         self, database: StateBackend, url: str, reducer: Reducer, semantics: Semantics
     ) -> None:
-        """A column that has nothing but nulls has no type in a statement."""
-        # MySQL has 30 decimals at most.
+        """In a statement, a column of nothing but nulls has no type."""
+        # MySQL has at most 30 decimals.
         kinds = [kind for kind in KINDS if str(kind) != "decimal(38,38)"]
         kinds.append(Kind("decimal(30,30)", [scaled(1 - 10**30, 30), scaled(1, 30)], st.nothing()))
         columns = {f"v{place}": kind for place, kind in enumerate(kinds)}

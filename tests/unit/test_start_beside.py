@@ -1,4 +1,4 @@
-"""Spark starts beside the rest of a start, which is told of what is wrong without waiting for it."""
+"""Spark starts beside the rest of a start, which reports its own errors without waiting for Spark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from txstream.testing.services import MemoryServices
 
 
 class Engine:
-    """Spark, which is up as soon as it `may_start`, unless the run ends before."""
+    """Spark, which is up once `may_start` is set, unless the run ends first."""
 
     def __init__(self) -> None:
         self.begun, self.may_start, self.ended = (threading.Event() for _ in range(3))
@@ -47,7 +47,7 @@ def engine() -> Engine:
 
 @pytest.fixture
 def services(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> RunServices:
-    """A run's, without ZooKeeper."""
+    """The services of a run, without ZooKeeper."""
     leadership = SimpleNamespace(acquire=lambda **_: None, release=lambda: None)
     monkeypatch.setattr(module, "Leadership", lambda *_: leadership)
     monkeypatch.setattr(module, "ZooKeeperProgress", lambda *_, **__: None)

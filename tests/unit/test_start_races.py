@@ -1,4 +1,4 @@
-"""What a start finds: another driver with other code beside it, and what drivers before it left."""
+"""What a start may find: another driver with other code beside it, and what earlier drivers left."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Place:
         before: Callable[[str], None] | None = None,
         opened: Callable[[], StateBackend] | None = None,
     ) -> Takeover:
-        """Start a driver; `before` is called before each of its writes to ZooKeeper, with its name."""
+        """Start a driver; `before` is called with the name of each write to ZooKeeper, before the write."""
 
         def hook(when: str, write: str) -> None:
             if when == "before" and before is not None:
@@ -105,7 +105,7 @@ def place(request: pytest.FixtureRequest, unique: str, tmp_path: Path) -> Iterat
 
 
 def when(write: str, act: Callable[[], Any]) -> Callable[[str], None]:
-    """`act` once, before this write."""
+    """Return a hook that calls `act` once, before this write."""
     acts = [act]
 
     def before(name: str) -> None:
@@ -116,7 +116,7 @@ def when(write: str, act: Callable[[], Any]) -> Callable[[str], None]:
 
 
 def test_a_state_that_joined_while_the_former_code_started_is_not_left_out(place: Place) -> None:
-    """It would miss every batch of the former code."""
+    """Otherwise it would miss every batch of the former code."""
     place.start(code(NARROW))
     join = when("claim_epoch", lambda: place.start(code(NARROW, MORE)))
     with pytest.raises(IdentityMismatchError, match="the state tables were counts, more and are counts now"):
@@ -147,7 +147,7 @@ def test_a_topology_that_was_deleted_while_a_driver_started(place: Place) -> Non
 
 
 class Refusing:
-    """A database in which nothing can join; what happens just before is the test's."""
+    """A database in which nothing can join; it calls `meanwhile` before it refuses."""
 
     def __init__(self, store: StateBackend, meanwhile: Callable[[], Any]) -> None:
         self._store = store
@@ -166,7 +166,7 @@ class Refusing:
 
 
 class Sleeping(Refusing):
-    """A database whose driver sleeps before it joins; what happens meanwhile is the test's."""
+    """A database whose driver sleeps before it joins; `meanwhile` is called during the sleep."""
 
     def join(self, *arguments: Any, **options: Any) -> None:
         self._meanwhile()
@@ -176,8 +176,8 @@ class Sleeping(Refusing):
 def test_a_driver_of_before_does_not_change_what_a_rebuild_of_zookeeper_would_find(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`recover` would lose the state that has joined: batches of the former code would pass it by. Here in a
-    store whose joining keeps whatever it is given, as one of a user's may."""
+    """Otherwise `recover` would lose the state that has joined, and batches of the former code would bypass
+    it. In the store here, joining keeps whatever it is given, as a user's store may."""
     monkeypatch.setattr(fence_rules, "joining_keeps", lambda found: True)
     place.start(code(NARROW))
     sleeping: Any = Sleeping(place.open(), lambda: place.start(code(NARROW, MORE)))
@@ -215,7 +215,7 @@ def test_an_identity_is_kept_under_the_fence_alone(place: Place) -> None:
 
 
 def test_a_first_run_that_fails_leaves_what_another_driver_has_taken_up(place: Place) -> None:
-    """Both found nothing and began; the second one leads by the time that the first one gives up."""
+    """Both drivers found nothing and began. By the time that the first one gives up, the second one leads."""
     led: list[Takeover] = []
     refusing: Any = Refusing(place.open(), lambda: led.append(place.start(code(NARROW))))
     with pytest.raises(ServiceUnavailableError):
@@ -230,7 +230,7 @@ def test_a_first_run_that_fails_leaves_what_another_driver_has_taken_up(place: P
 
 
 def test_a_first_run_that_fails_leaves_what_another_driver_has_begun(place: Place) -> None:
-    """The second one takes the identity of the first one, and fails: it has nothing to take back."""
+    """The second driver uses the first one's identity, so when it fails it has nothing to take back."""
     led: list[Takeover] = []
     refusing: Any = Refusing(place.open(), lambda: led.append(place.start(code(NARROW))))
 
@@ -243,7 +243,7 @@ def test_a_first_run_that_fails_leaves_what_another_driver_has_begun(place: Plac
 
 
 def test_a_delete_that_arrives_late_takes_nothing_from_the_next_first_run(place: Place) -> None:
-    """It was repeated, and all was made anew: its versions come again."""
+    """The delete was repeated and all was created anew, so the versions that it expects are there again."""
     refusing: Any = Refusing(place.open(), lambda: None)
     late = when("delete", place.tree.delay_next_write)
     with pytest.raises(ServiceUnavailableError):
@@ -262,7 +262,7 @@ def test_a_first_run_that_fails_alone_takes_all_back(place: Place) -> None:
 
 
 def test_a_leader_knows_what_was_committed_in_part(place: Place) -> None:
-    """What was begun is replayed, though the source may have nothing of it any more."""
+    """A commit that has begun is replayed, even if the source no longer has anything of it."""
     taken = place.start(code(NARROW))
     begun = Commit(TransactionAttempt(Txid(1), attempt_id(1, 1)), {"partitions": {}}, {}, 0, NOW, NOW)
     place.open().of("words", taken.identity.uuid, Semantics.OPAQUE).begin_commit(begun)

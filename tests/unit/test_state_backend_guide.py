@@ -1,4 +1,4 @@
-"""`docs/state-backends.md`: its backend runs as it stands there, and its table has every promise."""
+"""`docs/state-backends.md`: its backend runs as printed, and its table has every promise."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TEXT = GUIDE.read_text(encoding="utf-8")
 
 @pytest.fixture(scope="module")
 def guide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
-    """Loading it registers its scheme."""
+    """The guide's code as a module; loading it registers its scheme."""
     yield load(GUIDE, tmp_path_factory.mktemp("guide"))
     registry._registered.pop("events")
     del sys.modules[f"guide_{GUIDE.stem}"]
@@ -50,7 +50,7 @@ def url(guide: ModuleType, tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("check", state_checks(), ids=str)
 def test_the_example_keeps_every_promise_that_applies(check: StateCheck, url: str) -> None:
-    """Each over a log of its own, which is read from its beginning every time that it is opened."""
+    """Each check has a log of its own, which is read from its beginning whenever it is opened."""
     assert (check.run(url) is None) is (check.name != "other-processes-see-it")
 
 
@@ -80,7 +80,7 @@ def test_the_example_of_a_broken_promise(guide: Any, url: str, monkeypatch: pyte
         with transaction(self, **options) as here:
             try:
                 yield here
-            except Exception as error:  # noqa: BLE001 - that is the fault
+            except Exception as error:  # noqa: BLE001 - the mistake under test
                 failed = error
         if failed is not None:
             raise failed
@@ -108,7 +108,7 @@ def test_a_topology_over_the_example(url: str) -> None:
 
 
 def test_half_a_line_is_no_transaction(url: str) -> None:
-    """What a process leaves that is killed while it writes."""
+    """A process that is killed while it writes leaves half a line."""
     rig = Rig(open_database(url), url).join()
     rig.commit(1, {"a": 1})
     path = Path(place_of(url))
@@ -152,7 +152,7 @@ def test_what_cannot_be_opened_is_an_outage(guide: ModuleType, tmp_path: Path) -
 
 
 def test_an_installed_package_makes_it_known_to_every_process(tmp_path: Path) -> None:
-    """As the guide declares the entry point; here, executors are on the same machine."""
+    """The entry point is declared as in the guide. Executors may use it: they are on one machine here."""
     site = tmp_path / "site"
     information = site / "my_package-1.0.dist-info"
     information.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""`benchmarks/state.py` runs, and its two sides write the same."""
+"""`benchmarks/state.py` runs, and both of its sides write the same."""
 
 from __future__ import annotations
 

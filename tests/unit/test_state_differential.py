@@ -1,4 +1,4 @@
-"""Any table, any tuples, any history: in memory and in SQLite there is what a fold in Python gives."""
+"""For any table, tuples and history, memory and SQLite hold what a fold in Python gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys and values of a store as text: they come back as they were, types included."""
+"""Keys and values of a store as text: they read back as they were, types included."""
 
 from __future__ import annotations
 

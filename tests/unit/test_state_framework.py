@@ -1,6 +1,6 @@
 """The framework's own tables: created, checked, upgraded, as the models say.
 
-Here the database is SQLite; the tests of each server run the same classes.
+The database here is SQLite; the tests of each server run the same classes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def url(sqlite_url: str) -> str:
 
 
 class TestFramework:
-    """Of every SQL database."""
+    """What holds on every SQL database."""
 
     def test_created_where_there_are_none(self, database: StateDatabase, url: str) -> None:
         execute(
@@ -67,7 +67,7 @@ class TestFramework:
         for _ in range(2):
             database.ensure_framework_tables()
         assert read_rows(url, framework.VERSION_TABLE) == [{"version_num": framework.HEAD}]
-        assert read_rows(url, "alembic_version") == []  # the user's own Alembic's
+        assert read_rows(url, "alembic_version") == []  # it belongs to the user's own Alembic
 
     def test_scripts_and_models_agree(self, database: StateDatabase, url: str) -> None:
         """Whether a database is new or comes from the first revision, its tables are the same."""
@@ -118,7 +118,7 @@ class TestFramework:
             lambda: database.batches("words"),
             lambda: database.last_batch("words"),
         ]
-        if revision == "0001":  # later ones have all that this needs
+        if revision == "0001":  # later revisions have all that `top` needs
             reads.append(lambda: database.top("word_count", topology="words"))
         for read in reads:
             with pytest.raises(SchemaRevisionError, match=rf"revision {revision}.*`txstream db upgrade`"):
@@ -128,8 +128,8 @@ class TestFramework:
     def test_a_driver_that_runs_meanwhile_goes_on(
         self, database: StateDatabase, url: str, revision: str
     ) -> None:
-        """An upgrade only adds, and what it adds may be empty: so what a driver of the older txstream writes,
-        with the columns that it knows, is written as before and is read by the new one."""
+        """An upgrade only adds, and what it adds may be empty. So a driver of the older txstream writes as
+        before, with the columns that it knows, and the new one reads what it wrote."""
         rig = old_database(database, url, revision)
         engine = sa.create_engine(url)
         with engine.connect() as connection:
@@ -153,7 +153,7 @@ class TestFramework:
     def test_its_statements_are_the_upgrade(
         self, database: StateDatabase, url: str, revision: str | None
     ) -> None:
-        """What a dry run prints does it, typed into the database's own shell."""
+        """The statements of a dry run do the upgrade when typed into the database's own shell."""
         if revision is not None:
             old_database(database, url, revision)
         before, after, sql = database.upgrade_sql()
@@ -189,12 +189,12 @@ class TestFramework:
 
 
 class TestAtomicFramework:
-    """Where creating tables is part of a transaction."""
+    """What holds where creating tables is part of a transaction."""
 
     def test_a_script_that_fails_leaves_nothing(
         self, database: StateDatabase, url: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The second script meets a table of its name: the first one's tables must go with it."""
+        """The second script finds its table's name taken. Then the first one's tables must go, too."""
         execute(url, "CREATE TABLE txstream_table (mine BIGINT PRIMARY KEY)")
         monkeypatch.setattr(revisions, "read_revision", lambda *_: None)
         with contextlib.suppress(Exception):
@@ -234,7 +234,7 @@ def test_importing_state_is_cheap() -> None:
 
 
 def test_a_new_database_needs_no_script_but_an_older_one_does(tmp_path: Path, url: str) -> None:
-    """Executors and clusters get the framework as a zip, out of which no script can be read."""
+    """Executors and clusters get the framework as a zip, from which no script can be read."""
     database = open_sql_database(url)
     database.ensure_framework_tables()
     at_revision(database, url, framework.REVISIONS[0])

@@ -1,4 +1,4 @@
-"""The code of docs/state.md runs as it is printed."""
+"""The code of docs/state.md runs as printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State in memory: what is its own. It keeps every promise, as `test_state_promises` shows."""
+"""What only state in memory does. `test_state_promises` shows that it keeps every promise."""
 
 from __future__ import annotations
 

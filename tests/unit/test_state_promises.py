@@ -16,7 +16,7 @@ from txstream.testing import StateCheck, state_checks
 
 @pytest.fixture(scope="module", params=["memory", "sqlite"])
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One for all checks: each has topologies and tables of its own."""
+    """One URL for all checks: each check has topologies and tables of its own."""
     folder: Path = tmp_path_factory.mktemp("promises")
     yield "memory://promises" if request.param == "memory" else f"sqlite:///{folder / 'state.db'}"
     forget("promises")

@@ -25,7 +25,7 @@ from txstream.testing import Point, TopologyTest
 
 
 class Mine(MemoryBackend):
-    """A backend of somebody's own: `mine://NAME`, in memory."""
+    """A user's own backend: `mine://NAME`, in memory."""
 
     def __init__(self, url: str, **options: Any) -> None:
         self.options = options
@@ -147,7 +147,7 @@ def test_commands_for_sql_databases_alone() -> None:
 
 
 def test_a_topology_test_over_memory(unique: str) -> None:
-    """Crashes at every point of a batch; what is committed is there for the next driver."""
+    """After a crash inside or after a commit, the next driver finds what is committed."""
     for at in (Point.INSIDE_COMMIT, Point.AFTER_COMMIT):
         with TopologyTest(committing(word_source()), database=f"memory://{unique}-{at}") as test:
             test.commit(1)
@@ -174,7 +174,7 @@ def test_states_in_memory_and_in_a_file_in_one_topology(unique: str) -> None:
 
 @pytest.mark.parametrize("at", [Point.AFTER_BEGIN, Point.INSIDE_COMMIT])
 def test_map_states_in_memory_where_bolts_run_in_this_process(unique: str, at: Point) -> None:
-    """Opaque replays hold other tuples: a partition is away."""
+    """The opaque replay holds other tuples, because a partition is away."""
     records = {"p0": movements(9), "p1": movements(9, start=9)}
     with (
         MemorySpout(FIELDS, records, max_records_per_partition=3) as source,

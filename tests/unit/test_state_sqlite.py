@@ -35,7 +35,7 @@ def url(sqlite_url: str) -> str:
 
 class TestFile:
     def test_every_commit_is_on_disk_before_it_is_acked(self, rig: Rig) -> None:
-        """NORMAL would lose the last commits at a power failure, after ZooKeeper has advanced past them."""
+        """NORMAL would lose the last commits in a power failure, after ZooKeeper has advanced past them."""
         with rig.database.sessions.engine.connect() as connection:
             settings = {
                 name: connection.exec_driver_sql(f"PRAGMA {name}").scalar_one()
@@ -71,7 +71,7 @@ class TestFile:
         other.close()
 
     def test_a_writer_that_holds_the_lock_is_named(self, rig: Rig, url: str) -> None:
-        """Nothing ends a frozen process's transaction here, so the message must say whom to end."""
+        """Nothing ends a frozen process's transaction here, so the message must say which process to end."""
         waiting = open_database(url, connect_timeout_seconds=0.2)
         with frozen_writer(url) as pid:
             with pytest.raises(FenceLockedError, match=rf"database is locked; held by process {pid} \(stopp"):
@@ -95,7 +95,7 @@ class TestFile:
         assert rig.values() == {"a": 2}
 
     def test_a_fork_has_connections_of_its_own(self, rig: Rig, url: str) -> None:
-        """SQLite's locks are those of a process: with one connection two may both think that they write."""
+        """SQLite's locks belong to a process: over one connection, two may both think that they write."""
         rig.commit(1, {"a": 1})
         parents = open_files(url)
         pid = os.fork()
@@ -118,7 +118,7 @@ class TestFile:
     def test_tables_that_a_first_run_makes_while_somebody_looks(
         self, database: StateDatabase, url: str
     ) -> None:
-        """The reader finds no table, and then asks why: by now they are there."""
+        """The reader finds no table, and then asks why. By then the tables are there."""
         sqlite3.connect(url.removeprefix("sqlite:///")).close()
 
         def first_run(_: sa.engine.ExceptionContext) -> None:
@@ -143,7 +143,7 @@ class TestFile:
     ) -> None:
         path = Path(url.removeprefix("sqlite:///"))
         refused = path if what == "file" else path.parent
-        # The tests may run as root, to whom nothing is read-only.
+        # The tests may run as root, for whom nothing is read-only.
         monkeypatch.setattr(os, "access", lambda name, mode: Path(name) != refused)
         with pytest.raises(ServiceUnavailableError, match="cannot be written by this user"):
             rig.database.check()
@@ -156,7 +156,7 @@ class TestFile:
     def test_more_columns_than_every_sqlite_has_parameters(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A row goes alone then: SQLite itself says when that is still too many for it."""
+        """Each row then goes alone, and SQLite itself refuses one that still has too many."""
         monkeypatch.setattr(sqlite_statements, "_MOST_PARAMETERS", 1)
         rig.commit(1, {"a": 1, "b": 2})
         rig.commit(2, {"a": 1})
@@ -176,7 +176,7 @@ class TestFile:
     def test_an_outage_at_commit_leaves_its_outcome_open(
         self, rig: Rig, moment: str, error: type[Exception]
     ) -> None:
-        """Before it, nothing can have been committed."""
+        """Before the commit, nothing can have been committed."""
 
         def fails(_: object) -> None:
             failure = sqlite3.OperationalError("disk I/O error")
@@ -189,7 +189,7 @@ class TestFile:
         assert caught.type is error
 
     def test_decimals_are_text_of_their_scale(self, database: StateDatabase, url: str) -> None:
-        """As a person reads them, and sorted as numbers, whatever reads the table."""
+        """Whatever reads the table sees them as a person writes them. `top` still sorts them as numbers."""
         spec = word_table(key="k decimal(3,1)", value="n decimal(38,2)")
         rig = Rig(database, url, spec).join()
         rows = {Decimal(text): Decimal(text) for text in ("9.5", "-0.5", "10.0", "-10.0", "0.0")}
@@ -206,11 +206,11 @@ class TestFile:
         rig.commit(1, {"a": 2**62})
         connection = sqlite3.connect(url.removeprefix("sqlite:///"))
         with pytest.raises(sqlite3.IntegrityError, match="CHECK"):
-            connection.execute("UPDATE word_count SET n = n + n")  # which is a float by now
+            connection.execute("UPDATE word_count SET n = n + n")  # the sum is a float
         connection.close()
 
     def test_names_differ_by_more_than_case(self, rig: Rig) -> None:
-        """SQLite takes `Word_Count` for `word_count`; it is still somebody else's name."""
+        """SQLite takes `Word_Count` for `word_count`, which is another topology's table."""
         with pytest.raises(StateTableError, match="exists and was not created"):
             Rig(rig.database, rig.url, word_table("Word_Count"), topology="other").join()
 
@@ -283,10 +283,10 @@ class frozen_writer:  # noqa: N801 - used as `with frozen_writer(url) as pid`
 
 
 def open_files(url: str) -> set[int]:
-    """This process's descriptors of the database."""
+    """Return this process's file descriptors of the database."""
     path, found = Path(url.removeprefix("sqlite:///")).resolve(), set()
     for descriptor in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # the one of the listing itself is gone
+        with contextlib.suppress(OSError):  # the listing's own descriptor is gone
             if descriptor.readlink() == path:
                 found.add(int(descriptor.name))
     return found

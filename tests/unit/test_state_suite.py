@@ -1,4 +1,4 @@
-"""The conformance suite for state backends: each promise has stores that break it, and that is told."""
+"""The conformance suite for state backends: each promise has stores that break it, and they are found."""
 
 from __future__ import annotations
 

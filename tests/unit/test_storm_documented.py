@@ -40,7 +40,7 @@ class Relay(BatchBolt):
 
 
 class RelayInCommit(Relay, Committer):
-    """The same, in the commit phase."""
+    """The same bolt, in the commit phase."""
 
 
 class Collect(Relay):
@@ -95,7 +95,7 @@ def test_the_order_of_calls_in_the_documented_example(three_lines: MemorySpout, 
             found = [(call.component, call.kind) for call in calls]
             return [place for place, call in enumerate(found) if call == (component, kind)]
 
-        # B and C get A's tuples; C gets B's, the last of them when B is finished; D gets C's likewise.
+        # B and C get A's tuples. C gets B's, the last of them once B is finished; D gets C's likewise.
         for above, below in (("B", "C"), ("C", "D")):
             finished, finished_below = (places(name, CallKind.FINISH_BATCH) for name in (above, below))
             assert len(finished) == len(finished_below) == tasks
@@ -103,7 +103,7 @@ def test_the_order_of_calls_in_the_documented_example(three_lines: MemorySpout, 
             assert finished[-1] < places(below, CallKind.EXECUTE)[-1]
             assert finished[-1] < finished_below[0]
         assert places("D", CallKind.FINISH_BATCH)[-1] == len(calls) - 1
-        from_a, from_b = 1 + tasks, 1 + tasks + tasks  # a tuple for each received, and one for each task
+        from_a, from_b = 1 + tasks, 1 + tasks + tasks  # one tuple for each received, and one for each task
         assert [sum(committed.received(name).values()) for name in "ABCD"] == [
             1,
             from_a,

@@ -1,4 +1,4 @@
-"""docs/coming-from-storm.md: every name of ours in it exists."""
+"""Every txstream name in docs/coming-from-storm.md exists."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OURS = sorted({name for row in ROWS for name in re.findall(r"`([^`]+)`", row[1])
 COMMANDS = [name for name in OURS if name.startswith("txstream ")]
 ARGUMENTS = [name for name in OURS if name.endswith("=")]
 NAMES = [name for name in OURS if name not in {*COMMANDS, *ARGUMENTS}]
-# Of these `name=` is an argument.
+# `name=` in the guide is an argument of one of these.
 CALLED = (
     txstream.TopologyBuilder,
     txstream.TransactionalTopologyBuilder,
@@ -33,7 +33,7 @@ CALLED = (
 
 
 def found(name: str) -> Any:
-    """The object with this dotted name, a method or a field of a class too."""
+    """Return the object with this dotted name, which may be a method or a field of a class."""
     home: Any = txstream
     first, *rest = name.split(".")
     if first == "testing":

@@ -173,7 +173,7 @@ def fail_after_its_commit(test: TopologyTest) -> None:
 def test_a_failed_txid_comes_again(
     source: MemorySpout, spout: Any, failure: Callable[[TopologyTest], None]
 ) -> None:
-    """Records that come before the replay are in it when the spout is opaque, else in a later txid."""
+    """Records that arrive before the replay are in it if the spout is opaque, otherwise in a later txid."""
     with storm(spout, source) as test:
         append(source, {"p1": MORE["p1"]})
         failure(test)
@@ -207,7 +207,7 @@ def test_commits_are_in_strict_order_however_many_batches_are_in_work(spout: Any
                 for call in commit_calls(test, txid)
                 if call.kind is CallKind.FINISH_BATCH
             ]
-            # Each task of a committer once, also without tuples; none twice, since nothing failed.
+            # Each task of a committer finishes once, even without tuples. Nothing failed, so none does twice.
             assert sorted(finished) == [
                 *(("count", task) for task in range(2)),
                 *(("count2", task) for task in range(3)),
@@ -221,7 +221,7 @@ def test_commits_are_in_strict_order_however_many_batches_are_in_work(spout: Any
 
 @pytest.mark.parametrize("at", [None, Point.BEFORE_COMMIT, Point.INSIDE_COMMIT, Point.AFTER_COMMIT])
 def test_an_opaque_replay_that_finds_nothing_is_counted_as_0(at: Point | None) -> None:
-    """What its first attempt has stored is gone from the state, and comes back in the next txid."""
+    """What the first attempt stored is gone from the state, and comes back in the next txid."""
     only = {"p0": FIRST["p0"]}
     with storm_source(only) as source, storm(OpaqueSpout, source) as test:
         test.process(1)
@@ -250,7 +250,7 @@ def test_an_opaque_replay_that_finds_nothing_is_counted_as_0(at: Point | None) -
 
 
 def counted(spout: Any, source: MemorySpout) -> Topology:
-    """Storm's smallest: a global count by two tasks of a committer, of which one gets everything."""
+    """Storm's smallest topology: a global count by a committer of two tasks, one of which gets everything."""
     builder = TransactionalTopologyBuilder("counted", "spout", spout(source), 2)
     builder.set_bolt("count", CountAllInCommit(), 2).global_grouping("spout")
     return builder.build()
@@ -288,7 +288,7 @@ DEATHS = [
     for spout in (OpaqueSpout, TransactionalSpout)
     for at in (None, *Point)
     if spout is TransactionalSpout or at not in PERSIST  # an opaque plan is stored with its commit
-    if at is not Point.BETWEEN_COMMITS  # there is one database
+    if at is not Point.BETWEEN_COMMITS  # there is only one database
 ]
 
 
@@ -296,7 +296,7 @@ DEATHS = [
 def test_a_restart_goes_on_where_the_first_run_ended(
     source: MemorySpout, spout: Any, at: Point | None
 ) -> None:
-    """The driver dies with txid 2 processed, or at a point of txid 2, and records come before the next."""
+    """The driver dies with txid 2 processed or at a point of txid 2. Records arrive before the restart."""
     with storm(spout, source, commit="executors" if at in WRITE_POINTS else "driver") as test:
         test.commit(1)
         if at not in PERSIST:
@@ -328,7 +328,7 @@ def test_a_restart_goes_on_where_the_first_run_ended(
 def test_an_opaque_replay_goes_on_without_a_partition_and_its_tuples_come_later(
     source: MemorySpout, at: Point | None
 ) -> None:
-    """Among the tuples that are away is the only one of its word, which the first attempt may have stored."""
+    """The tuples that are away include the only one of its word, which the first attempt may have stored."""
     append(source, MORE)
     records = joined(FIRST, MORE)
     with storm(OpaqueSpout, source) as test:

@@ -1,4 +1,4 @@
-"""`run_bolt`: one task of one bolt, with the checks and the errors of a run."""
+"""`run_bolt` runs one task of one bolt, with the checks and the errors of a real run."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_bolt_that_takes_whole_chunks_gets_as_many_rows_at_once_as_asked_for()
 
 
 class Doubles(BasicBolt):
-    """In columns."""
+    """Takes and emits columns."""
 
     output = pa.schema([pa.field("n", pa.int64(), nullable=False)])
 
@@ -205,7 +205,7 @@ CALLBACKS: dict[str, Callable[..., Any]] = {}
 
 
 class Connected(BasicBolt):
-    """Opens something per worker process."""
+    """Opens a resource in each worker process."""
 
     output = "answer string"
 

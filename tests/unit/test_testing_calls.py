@@ -1,4 +1,4 @@
-"""The calls of bolts: who was called, how often, in which order, from which process."""
+"""The recorded calls of bolts: which bolt, how often, in which order, from which process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Chunky(BatchBolt):
 
 
 class InColumns(BasicBolt):
-    """Takes columns, and would do for a tuple what it does for many."""
+    """Takes columns only; `execute` must not be called."""
 
     output = "value string"
 
@@ -52,7 +52,7 @@ class InColumns(BasicBolt):
 
 
 class Guarded(Passing):
-    """Lets nothing be set on it."""
+    """Lets no attribute be set but `context`."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name != "context":
@@ -61,7 +61,7 @@ class Guarded(Passing):
 
 
 def calls_of(*bolts: Any) -> list[str]:
-    """The bolts in a chain, over two lines, then a state."""
+    """Run the bolts in a chain over two lines, with a state at the end, and return the calls."""
     log = MemoryLog({"p": ["x", "y"]})
     builder = TransactionalTopologyBuilder("t", "lines", OpaqueSpout(MemorySource(log, "value string")))
     above = "lines"

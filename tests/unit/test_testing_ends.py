@@ -1,4 +1,4 @@
-"""`TopologyTest`: crashes, restarts, and steps that cannot get where they should."""
+"""`TopologyTest`: crashes, restarts, and steps that cannot reach their goal."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ CLOCK = ManualClock()
 
 
 class Slow(BasicBolt):
-    """Its first attempt takes 20 s for each line that is "slow", by the test's clock."""
+    """Takes 20 s by the test's clock for each line "slow", in the first attempt only."""
 
     output = "word string"
 
@@ -236,7 +236,7 @@ def test_a_bolt_may_move_the_clock(lines: int, attempts: list[str]) -> None:
 
 
 class LateCoordinator(MemoryCoordinator):
-    """Rows come when it is asked the third time."""
+    """Has a row more when it is asked for the third plan."""
 
     asked = 0
     spout: MemorySpout
@@ -320,7 +320,7 @@ GO = threading.Event()
 
 
 class Stuck(BasicBolt):
-    """Does not end before GO."""
+    """Does not end before GO is set."""
 
     output = "word string"
 

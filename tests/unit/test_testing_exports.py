@@ -14,7 +14,7 @@ import txstream.testing
 
 
 def imports_for_type_checkers() -> dict[str, str]:
-    """Name to module, as written below `if TYPE_CHECKING:`."""
+    """Return name -> module, as imported under `if TYPE_CHECKING:`."""
     tree = ast.parse(Path(txstream.testing.__file__).read_text(encoding="utf-8"))
     (checked,) = (node for node in tree.body if isinstance(node, ast.If))
     return {

@@ -1,4 +1,4 @@
-"""The guides' code runs as it is printed."""
+"""The guides' code runs as printed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GUIDES = ("topologies.md",)
 
 
 def code_of(guide: Path) -> str:
-    """All of a guide's Python, each line where it is there, so that a traceback names the right one."""
+    """Return all Python of a guide, each line at its place there, so that tracebacks name the right one."""
     text = guide.read_text(encoding="utf-8")
     lines = [""] * text.count("\n")
     for block in PYTHON_BLOCK.finditer(text):

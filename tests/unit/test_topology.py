@@ -75,7 +75,7 @@ def builder(
 
 
 def complete(spout: Any = None, state: SqlState | None = None, tasks: int = 2) -> Topology:
-    """The word count, built."""
+    """Return the word count, built."""
     declared = builder(spout, parallelism=2)
     declared.set_bolt("split", Split(), 4).shuffle_grouping("lines")
     declared.set_bolt("count", CountBolt("word"), 2).fields_grouping("split", "word")

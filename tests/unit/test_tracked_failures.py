@@ -1,4 +1,4 @@
-"""What ends the trees of tracked tuples badly, and that each comes again; and misuse of a collector."""
+"""What makes trees of tracked tuples fail, so that they come again; and misuse of a collector."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_message_after_the_tree_has_ended_changes_nothing() -> None:
 
 
 class DiesOnce(BasicBolt):
-    """A bug, in the first attempt at a word."""
+    """Has a bug that strikes in the first attempt at a word."""
 
     output = "word string"
     died: set[str] = set()  # noqa: RUF012 - shared by all instances, as a database would be
@@ -231,7 +231,7 @@ class AnchorsToAcked(RichBolt):
 
 class AcksLate(RichBolt):
     output = "word string"
-    kept: list[Tuple] = []  # noqa: RUF012 - what is kept over micro-batches
+    kept: list[Tuple] = []  # noqa: RUF012 - kept from one micro-batch to the next
 
     def execute(self, tup: Tuple) -> None:
         for one in self.kept:
@@ -271,7 +271,7 @@ def test_misuse_ends_the_topology_with_an_error_that_names_the_bolt(bolt: RichBo
 
 
 def test_a_spout_that_dies_gets_from_its_source_what_was_open() -> None:
-    """Its source redelivers: the next driver's spout begins with what the first had not acked."""
+    """Its source redelivers: the next driver's spout begins with what the first one had not acked."""
     with TrackedTest(words(["a b", "c"], RichSplit(), Keeps())) as test:
         test.run()
         left = test.spout("lines").in_flight
@@ -306,7 +306,7 @@ def test_a_micro_batch_that_takes_too_long_is_given_up_and_its_trees_come_again(
 
 
 def test_a_runs_first_micro_batches_and_those_after_a_timeout_have_the_warm_up_on_top() -> None:
-    """A timeout ends the workers: with less time than they need to start, no tree would ever be acked."""
+    """A timeout ends the workers. With less time than they need to start, no tree would ever be acked."""
     topology = words(["a", "b"], message_timeout_seconds=30, max_spout_pending=1).build()
     context = SpoutContext("words", "lines", {})
     plan = compile_topology(topology, context, "1")

@@ -1,4 +1,4 @@
-"""Topologies of tracked tuples, in this process: trees, anchors, acks, and the three ways to do without."""
+"""Topologies of tracked tuples, in this process: trees, anchors, acks, and the three ways without a tree."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Pair(RichBolt):
 
 
 class FailsOnce(BasicBolt):
-    """Fails the tuple that it is told to, in the first attempt at it."""
+    """Fails the tuple with the given word, in the first attempt at it."""
 
     output = "word string"
     failed: set[str] = set()  # noqa: RUF012 - shared by all instances, as a database would be
@@ -222,7 +222,7 @@ class TwoStreams(Lines):
 
 
 def test_emit_answers_the_ids_of_the_tasks_that_get_the_tuple() -> None:
-    """The spout's task is 0; ids count on in the order of declaration."""
+    """The spout's task has id 0; the others follow in the order of declaration."""
     builder = TopologyBuilder("words")
     builder.set_spout("lines", Lines(["a", "b", "a"]))
     builder.set_bolt("all", Upper_(), 3).all_grouping("lines")
@@ -231,7 +231,7 @@ def test_emit_answers_the_ids_of_the_tasks_that_get_the_tuple() -> None:
     with TrackedTest(builder) as test:
         sent: list[Sequence[int]] = test.spout("lines").sent_to
         test.loop.spouts[0].next_tuple()
-        first = list(sent[0])  # looked at before it is sent
+        first = list(sent[0])  # read before the tuple is sent
         test.run()
         assert first == sent[0] == sent[2]
         assert [tasks[:3] for tasks in sent] == [[1, 2, 3]] * 3
@@ -288,7 +288,7 @@ def test_a_direct_tuple_for_a_task_that_does_not_subscribe_is_an_error() -> None
             spout.flush()
 
 
-class Upper_(BasicBolt):  # noqa: N801 - as Upper, of a line
+class Upper_(BasicBolt):  # noqa: N801 - like Upper, for a line
     def execute(self, tup: Tuple, collector: OutputCollector) -> None:
         tup["line"].upper()
 
@@ -334,7 +334,7 @@ def test_an_error_in_a_spout_says_whose_it_is() -> None:
 
 
 def test_words_are_grouped_by_field_as_in_every_topology() -> None:
-    """The same word, of many lines and both tasks, always comes to one task."""
+    """A word always goes to the same task, whichever line and task it comes from."""
 
     class Where(Upper):
         output = "word string, task int"
@@ -351,7 +351,7 @@ def test_words_are_grouped_by_field_as_in_every_topology() -> None:
 
 
 class Listens(Lines):
-    """Has threads of its own that emit, each of which looks where its tuples go."""
+    """Emits from a thread of its own, which also reads where its tuples go."""
 
     def open(self, context: SpoutContext, collector: SpoutCollector) -> None:
         super().open(context, collector)

@@ -1,6 +1,6 @@
-"""Upgrades of a topology that has been running: it goes on and its totals stay exact.
+"""After an upgrade, a topology that has been running goes on, and its totals stay exact.
 
-Here the database is SQLite; the tests of each server run the same class.
+The database here is SQLite; the tests of each server run the same class.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def url(sqlite_url: str) -> str:
 
 
 class TestUpgrades:
-    """Framework tables of every older revision, with a topology that was killed in them."""
+    """Framework tables of every older revision, holding a topology that was killed."""
 
     @pytest.fixture
     def source(self) -> Iterator[MemorySpout]:
@@ -41,11 +41,11 @@ class TestUpgrades:
     def test_a_topology_goes_on_after_an_upgrade(
         self, database: StateDatabase, url: str, source: MemorySpout, spout: Any, revision: str
     ) -> None:
-        # Revision 0001 knew no state tables; what it had of a topology was its ledger and its fence.
+        # Revision 0001 knew no state tables. All it had of a topology was its ledger and its fence.
         stores = [] if revision == "0001" else [counts()]
         with TopologyTest(storing(source, spout, *stores), database=url) as test:
             test.commit(1)
-            test.crash(Point.AFTER_COMMIT, txid=2)  # committed, and ZooKeeper does not know
+            test.crash(Point.AFTER_COMMIT, txid=2)  # committed, but ZooKeeper does not know
             at_revision(database, url, revision)
             with pytest.raises(SchemaRevisionError, match="txstream db upgrade"):
                 test.restart()
@@ -67,7 +67,7 @@ class TestUpgrades:
     def test_an_upgrade_waits_for_a_commit_that_is_under_way(
         self, database: StateDatabase, url: str, revision: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Of a driver of the older txstream, which knows only its columns."""
+        """The commit is by a driver of the older txstream, which knows only its own columns."""
         begun, connect = threading.Event(), Sessions._connect
 
         def begin(sessions: Sessions, doing: str) -> sa.Connection:

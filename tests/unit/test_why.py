@@ -40,7 +40,7 @@ def database(tmp_path: Path) -> str:
 
 
 def truth(word: str) -> Counter[tuple[str, int]]:
-    """How often each record has a word."""
+    """Return how often each record has the word, by partition and offset."""
     return Counter(
         {
             (partition, offset): line.split().count(word)
@@ -141,7 +141,7 @@ def test_code_that_has_changed_is_told(source: MemorySpout, database: str) -> No
 
 
 class Distinct(BatchBolt):
-    """Each word once in a batch: its records act together."""
+    """Emits each word once in a batch, so that its records act together."""
 
     output = "word string, n bigint"
 

@@ -1,4 +1,4 @@
-"""What crosses between driver and executors comes out as it went in."""
+"""What driver and executors send each other arrives as it was sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stages of a batch, run in this process: the same results however wide, and no tuple lost unseen."""
+"""The stages of a batch, run in this process: the same results at any width, and no tuple lost unseen."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_batch_with_nothing_in_it_still_finishes_every_task() -> None:
 
 
 class CountRows(BatchBolt):
-    """One row per task, also when it got nothing."""
+    """Emits one row per task, even if the task got nothing."""
 
     output = "word string, n bigint"
 
@@ -126,7 +126,7 @@ def test_a_state_with_one_task_behind_several_spark_tasks(width: int) -> None:
 
 
 class WhereAmI(BatchBolt):
-    """Tells which task got which tuple from which task."""
+    """Emits which task got which tuple from which task."""
 
     output = "word string"
 
@@ -293,7 +293,7 @@ def test_the_runner_keeps_its_emitters_between_batches_and_closes_them_at_the_en
 
 
 class Losing(InProcessRunner):
-    """An exchange that does something to the messages."""
+    """A runner whose exchange damages the messages."""
 
     def __init__(self, topology: Topology, harm: Callable[[list[bytes]], list[bytes]]) -> None:
         super().__init__(compiled(topology), width=2)

@@ -109,12 +109,12 @@ def test_errors_in_prepare_and_finish_are_told_alike(bolt: Bolt, message: str, w
     assert "while processing" not in str(error)
 
 
-# What is no Exception, but a bug of a bolt all the same: any library may call sys.exit.
+# These are not Exceptions, but bugs of a bolt all the same: any library may call sys.exit.
 ENDING = [SystemExit(3), KeyboardInterrupt("by hand"), GeneratorExit("early"), asyncio.CancelledError("late")]
 
 
 class Ends(CountByHand):
-    """Raises in one of its methods."""
+    """Raises `error` in one of its methods."""
 
     def __init__(self, method: str, error: BaseException) -> None:
         self.method = method
@@ -189,7 +189,7 @@ def test_a_run_goes_on_with_the_next_attempt_and_ends_after_max_attempts() -> No
 def test_what_code_of_the_topology_raises_on_the_driver_is_an_error_of_the_run(
     ending: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A source's coordinator, say: `wait` must not end the program that calls it without a word."""
+    """Such code is a source's coordinator, say. `wait` must not silently end the program that calls it."""
 
     def run(driver: Driver) -> None:
         raise ending
@@ -292,7 +292,7 @@ def test_lists_iterators_and_nulls_may_be_emitted(values: Any) -> None:
             given = ["x", 1] if self.values is None else self.values
             collector.emit(given)
             if isinstance(given, list):
-                given[0] = "changed"  # a bolt may use its list again
+                given[0] = "changed"  # a bolt may reuse its list
 
     log = MemoryLog({"a": ["x"]})
     builder = TransactionalTopologyBuilder("t", "lines", OpaqueSpout(MemorySource(log)))
@@ -375,7 +375,8 @@ class CountedSource(MemorySource):
 
 @pytest.mark.parametrize("records", [0, 2, 4])
 def test_more_rows_than_a_meta_has_records_are_told_before_a_bolt_gets_them(records: int) -> None:
-    """Chunks of 3 rows wait for more. Fewer are legitimate: an offset of a compacted topic may hold none."""
+    """A chunk of 3 rows waits for more, so no bolt has seen it. Fewer rows than records are legitimate: an
+    offset of a compacted topic may hold none."""
     log = MemoryLog({"a": list("vwxyz")})
     builder = TransactionalTopologyBuilder("t", "lines", OpaqueSpout(CountedSource(log)))
     builder.set_bolt("words", Split()).shuffle_grouping("lines")

@@ -1,4 +1,4 @@
-"""The workers behind the event loop: order, timers, clocks; and those that a test steps."""
+"""The workers behind the event loop: order, timers and clocks; and workers that a test steps."""
 
 from __future__ import annotations
 

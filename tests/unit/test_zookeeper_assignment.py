@@ -1,4 +1,4 @@
-"""What operators are shown: where tasks ran and why a batch fails, over a tree in memory, which can be late.
+"""What operators see, where tasks ran and why a batch fails, over an in-memory tree whose writes can be late.
 
 The tests of a real ZooKeeper run the same class.
 """
@@ -71,7 +71,7 @@ class TestShown:
     def test_a_wait_whose_end_was_lost_on_the_way_is_ended_all_the_same(
         self, backend: Backend, moment: str
     ) -> None:
-        """It would stay on show for as long as this leader runs."""
+        """Otherwise it would be shown for as long as this leader runs."""
         fault = Fault(moment, "write_waiting", LostAnswerError())
         fault.fired = 1  # not yet
         store = leader_of(backend, fault)
@@ -138,7 +138,7 @@ class TestShown:
         assert store.read_assignment() == assignment(txid=2)
 
     def test_a_large_assignment_is_compressed_and_a_too_large_one_is_cut(self, backend: Backend) -> None:
-        """Against a real server this shows that what is let through really fits."""
+        """Against a real server, this shows that what is let through does fit."""
         store = leader_of(backend)
         store.write_assignment(assignment(2_000))
         assert len(zlib.decompress(backend.get("assignment") or b"")) > 128 * 1024

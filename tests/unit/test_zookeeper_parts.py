@@ -123,7 +123,7 @@ def test_a_short_result_list_is_a_lost_answer() -> None:
     ids=lambda value: type(value).__name__ if isinstance(value, KazooException) else None,
 )
 def test_an_answer_that_was_lost_is_no_refusal(answer: KazooException, told: type[Exception]) -> None:
-    """What was refused was not applied; what was lost may have been, and must be looked for."""
+    """A refused write was not applied. One whose answer was lost may have been, and must be looked for."""
     zk = ZooKeeper("127.0.0.1:1")
     result = zk.client.handler.async_result()
     result.set_exception(answer)
@@ -132,7 +132,7 @@ def test_an_answer_that_was_lost_is_no_refusal(answer: KazooException, told: typ
 
 
 class Electing(MemoryZooKeeper):
-    """Candidates stand in memory; their znodes outlive their sessions by far."""
+    """Candidates are kept in memory; their znodes far outlive their sessions."""
 
     stood = 0
 
@@ -165,7 +165,7 @@ def test_a_lead_ends_with_its_session() -> None:
 
 
 def test_a_driver_is_no_rival_of_its_own() -> None:
-    """It asked for a znode in one session, and hears of that one's end when the next one has made it."""
+    """It asks for a znode in one session, and hears of that session's end after the next one has made it."""
 
     class HearsLate(Electing):
         def request(self, send: Any, patience: Any) -> Any:

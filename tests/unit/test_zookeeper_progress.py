@@ -1,5 +1,5 @@
 """The progress store while others read and write beside it: servers that lag, leaders that go on, trees that
-began anew."""
+were made anew."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def backend(unique: str) -> InMemory:
 
 
 class Follower(MemoryTree):
-    """A server of the same ensemble, which has what the others have stored as of its last sync."""
+    """A server of the same ensemble, whose data is as of its last sync."""
 
     def __init__(self, ensemble: MemoryTree) -> None:
         super().__init__()
@@ -54,7 +54,8 @@ def test_a_leader_is_fenced_though_its_server_lags(backend: InMemory) -> None:
 def test_progress_is_of_one_moment_though_a_leader_goes_on_while_it_is_read(
     backend: InMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between `current` and the metas: at no moment was txid 1 current and txid 2 planned."""
+    """The leader goes on between the reads of `current` and of the metas. At no moment was txid 1 current and
+    txid 2 planned."""
     leader = leader_of(backend)
     leader.persist(Txid(1), metas(1))
     children = backend.tree.children
@@ -83,7 +84,7 @@ def test_a_plan_that_was_changed_is_not_committed(backend: InMemory) -> None:
 
 
 def test_a_leader_is_known_by_its_owner_id_not_by_its_number(backend: InMemory) -> None:
-    """In a tree that was lost and made again, epochs and versions come again."""
+    """In a tree that was lost and made again, the same epochs and versions come again."""
     leader = leader_of(backend)
     backend.tree.remove(backend.base)
     backend.store().create_identity(IDENTITY)

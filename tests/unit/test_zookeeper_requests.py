@@ -1,4 +1,4 @@
-"""What operators ask, over a tree in memory, which can be told to be late.
+"""What operators ask, over an in-memory tree whose writes can be late.
 
 The tests of a real ZooKeeper run the same class.
 """
@@ -266,7 +266,7 @@ class TestRequests:
         answered = {"in_force": IN_FORCE, "answers": [ANSWER]}
         for name, good in {"asked": {"requests": [REQUEST]}, "answered": answered}.items():
             backend.put(f"requests/{name}", json.dumps(good).encode())
-        assert store.read_requests() == slots(count=3)  # the good ones: answered already
+        assert store.read_requests() == slots(count=3)  # the good documents: already answered
         data = document if isinstance(document, bytes) else json.dumps(document).encode()
         backend.put(path, data)
         for read in (store.read_requests, backend.operator().read):

@@ -1,6 +1,6 @@
 """Drivers that crash, lose answers, wake up late and overlap, over one tree; seeded and deterministic.
 
-The oracle reads the raw znodes after every write: it knows nothing of the store's own bookkeeping.
+The oracle reads the raw znodes after every write. It knows nothing of the store's own bookkeeping.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class World:
             raise LostAnswerError
 
     def wake_one(self) -> None:
-        """A driver that slept through its successor's claim does its next write."""
+        """Let a driver that slept through its successor's claim do its next write."""
         present = MemoryProgress(self.tree, "sim", CODEC).read_epoch()
         succeeded = [zombie for zombie in self.zombies if zombie[0] < present]
         if succeeded and self.rng.random() < 0.3:
