@@ -28,7 +28,7 @@ class Workshop:
         self.data_dir = directory / ".txstream"
         self.database = f"sqlite:///{self.data_dir / 'state.db'}"
         nowhere = Services("", "", self.data_dir, 0, (), ())
-        # No address by the environment: what is running here must be found.
+        # No address comes from the environment: the commands must find what is running here.
         nothing = dict.fromkeys(("TXSTREAM_ZOOKEEPER", "TXSTREAM_KAFKA", "TXSTREAM_DATABASE"), "")
         self.launcher = Launcher(nowhere, directory, "", nothing)
         self.services: dict[str, Any] = self.json("up")
@@ -39,7 +39,7 @@ class Workshop:
         return document
 
     def documents(self, *commands: Sequence[str]) -> list[Any]:
-        """What commands that only look print with --json; they look at the same time."""
+        """Return what commands that only look print with --json; they run at the same time."""
         outcomes = self.launcher.run_together([*command, "--json"] for command in commands)
         for outcome in outcomes:
             assert outcome.status == 0, outcome.stderr
@@ -55,7 +55,7 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
 
 @pytest.fixture(scope="module")
 def first_run(workshop: Workshop) -> Outcome:
-    """A word count that has caught up."""
+    """The outcome of a word count that has caught up."""
     outcome = workshop.launcher.run("run", WORD_COUNT, "--until", "caught-up", "--json")
     assert outcome.status == 0, outcome.stderr
     return outcome
@@ -63,7 +63,7 @@ def first_run(workshop: Workshop) -> Outcome:
 
 @pytest.fixture(scope="module")
 def counted(first_run: Outcome) -> dict[str, Any]:
-    """Its report."""
+    """The report of that run."""
     report: dict[str, Any] = first_run.json()
     return report
 
@@ -205,7 +205,7 @@ def test_down_stops_exactly_what_up_started(workshop: Workshop) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Does it run? Where nothing reaps orphans, they stay as zombies."""
+    """Return whether it runs. Where nothing reaps orphans, they stay as zombies."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -22,7 +22,7 @@ WITHOUT_SPARK = ("-P", str(Path(__file__).parents[1] / "support" / "sparkless.py
 
 
 def start_demo(directory: Path, *arguments: str, program: Sequence[str] = ON_SPARK) -> RunningCommand:
-    """The demo in a directory and a session of its own, as a terminal has it, without our settings."""
+    """Start the demo in a directory and a session of its own, as a terminal does, without our settings."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("TXSTREAM_")}
     process = subprocess.Popen(
         [sys.executable, *program, "demo", "--words", str(WORDS), *arguments],
@@ -66,7 +66,7 @@ def test_an_outage_is_exact_under_both_semantics(
 
 
 def left_running(directory: Path) -> list[str]:
-    """Processes that were started in the directory or name it."""
+    """Return the processes that were started in the directory or name it."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -81,7 +81,7 @@ def left_running(directory: Path) -> list[str]:
 
 
 def wait_until_gone(directory: Path, seconds: float = 60) -> list[str]:
-    """Spark's processes end by themselves, some moments after their driver."""
+    """Return what is left in the end. Spark's processes end by themselves, shortly after their driver."""
     tick = threading.Event()
     for _ in range(int(seconds / 0.1)):
         if not left_running(directory):
@@ -132,7 +132,7 @@ def test_a_non_transactional_demo_counts_the_committed_batch_twice(tmp_path: Pat
 
 
 def wait_for_spark(pid: int) -> None:
-    """Until the demo's driver has started Spark's JVM."""
+    """Wait until the demo's driver has started Spark's JVM."""
     tick = threading.Event()
     for _ in range(2400):
         family = psutil.Process(pid).children(recursive=True)

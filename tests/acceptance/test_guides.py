@@ -1,6 +1,6 @@
 """The commands of README.md and docs/, typed one after the other in an empty folder, and what they print.
 
-Those that cannot be run here are named in `NOT_RUN`; tests/unit/test_guide_commands.py sees that they exist.
+`NOT_RUN` names those that cannot be run here; tests/unit/test_guide_commands.py checks that they exist.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from txstream.embedded import running
 SUPPORT = Path(__file__).parents[1] / "support"
 NURSERY, SPARKLESS = SUPPORT / "nursery.py", SUPPORT / "sparkless.py"
 
-# What checks this project itself, wants a cluster or a driver that runs, or belongs to systemd.
+# Commands that check this project itself, need a cluster or a running driver, or belong to systemd.
 NOT_RUN = re.compile(r"^(make|systemctl|journalctl|txstream (pause|resume|stop)) |--master spark://")
 # What a guide shows when ZooKeeper has lost the topology.
 LOST = re.compile("it knows nothing of this topology|nothing in ZooKeeper")
-# Databases that a reader has, by the file that stands for them here.
+# The databases that a reader has, each with the file that stands for it here.
 PLACEHOLDERS = {
     "postgresql://me:secret@db/results": "sqlite:///{folder}/results.db",
     "postgresql://me@db/results": "sqlite:///{folder}/results.db",
@@ -41,14 +41,14 @@ PLACEHOLDERS = {
 
 
 def english() -> str:
-    """4,000 lines of the words of this project's licence."""
+    """Return 4,000 lines of the words of this project's licence."""
     licence = (GUIDES[0].parent / "LICENSE").read_text(encoding="utf-8").lower()
     words = [word for word, _ in Counter(re.findall("[a-z]+", licence)).most_common(300)]
     lines = make_lines(4_000, vocabulary=300)
     return "".join(re.sub(r"w(\d+)é", lambda found: words[int(found[1])], line) + "\n" for line in lines)
 
 
-# What a reader brings along.
+# What a reader has already.
 SUPPLIES = {"text.txt": english(), "word_count.py": python_of(GUIDES[0]), "results.db": ""}
 
 
@@ -60,7 +60,7 @@ class Desk:
         self.folder.mkdir()
         programs = folder / "bin"
         programs.mkdir()
-        # A run without Spark starts 5 s sooner; README's run, and what `python` runs, are on Spark.
+        # A run without Spark starts 5 s faster; README's run, and what `python` runs, are on Spark.
         typed = f"-P {NURSERY} {nursery().address} -P {SPARKLESS}"
         for name, call in {"txstream": typed, "python": ""}.items():
             (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {call} "$@"\n')
@@ -81,7 +81,7 @@ class Desk:
         self.services = services
 
     def type(self, line: str) -> tuple[int, str]:
-        """Exit status, and what a terminal of 80 columns shows."""
+        """Type a line; return its exit status, and what a terminal of 80 columns shows."""
         terminal, inside = os.openpty()
         process = subprocess.Popen(
             ["bash", "-c", line],
@@ -94,12 +94,12 @@ class Desk:
         os.close(inside)
         with os.fdopen(terminal, encoding="utf-8") as shown:
             lines: list[str] = []
-            with contextlib.suppress(OSError):  # how Linux says that nobody writes there any more
+            with contextlib.suppress(OSError):  # Linux's way of saying that nobody writes there any more
                 lines += shown
         return process.wait(), "".join(lines)
 
     def clear(self) -> None:
-        """For the next guide: no files, topics and topologies; services go on."""
+        """Remove files, topics and topologies for the next guide; the services go on."""
         for path in [*self.folder.glob("[!.]*"), *(self.folder / ".txstream").glob("state.db*")]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         self.lose_zookeepers_data()
@@ -149,7 +149,7 @@ def check(command: ShownCommand, desk: Desk) -> None:
 
 
 def comparable(printed: str) -> str:
-    """Without what differs from run to run: times, durations, addresses, uuids, and how wide a table is."""
+    """Leave out what differs from run to run: times, durations, addresses, uuids, and how wide a table is."""
     text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|\d+\.\d+ s", "TIME", printed)
     text = re.sub(r"127\.0\.0\.1:\d+", "ADDRESS", text)
     text = re.sub(r"\b[0-9a-f]{4}(\.\.\.|[0-9a-f]{4}-[0-9a-f-]{27})", "UUID", text)
@@ -157,5 +157,5 @@ def comparable(printed: str) -> str:
 
 
 def pattern(shown: str) -> str:
-    """`...` stands for whatever is left out."""
+    """Return the regular expression of what a guide shows; `...` stands for anything left out."""
     return re.escape(comparable(shown)).replace(r"\.\.\.", ".*")

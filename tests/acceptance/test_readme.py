@@ -21,7 +21,7 @@ def code_blocks(language: str) -> list[str]:
 
 
 def quick_start() -> str:
-    """The block that installs txstream and runs the program."""
+    """Return the block that installs txstream and runs the program."""
     (found,) = [block for block in code_blocks("") if "pip install" in block]
     return found
 
@@ -32,7 +32,7 @@ def test_the_quick_start_typed_from_an_empty_folder(tmp_path: Path) -> None:
     folder.mkdir()
     (program,) = code_blocks("python")
     (folder / "word_count.py").write_text(program, encoding="utf-8")
-    # What is installed is the clone; what it needs is found where these tests have it, not fetched again.
+    # The clone is installed; its dependencies are found where these tests have them, not fetched again.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TXSTREAM_")}
     environment |= {"PIP_NO_DEPS": "1", "PIP_IGNORE_INSTALLED": "1", "PIP_NO_BUILD_ISOLATION": "0"}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))

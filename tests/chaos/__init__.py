@@ -1,1 +1,1 @@
-"""What a topology depends on is killed and frozen at random while known records are counted: `make chaos`."""
+"""Kills and freezes at random what a topology depends on while known records are counted: `make chaos`."""

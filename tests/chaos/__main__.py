@@ -24,7 +24,7 @@ from chaos.site import Site
 
 
 def play(folder: Path, seed: int, numbers: range, turn: int = 1) -> dict[str, Any]:
-    """The report of these rounds. They end with the first that is not exact, or with Ctrl-C."""
+    """Play these rounds, up to one that is not exact or until Ctrl-C; return their report."""
     os.environ.update(SPARK_STARTS_SOONER)
     keep_sparks_classes()
     begun = time.monotonic()

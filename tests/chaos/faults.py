@@ -1,4 +1,4 @@
-"""A round's faults: drawn from a seed, so that a round can be played again."""
+"""The faults of a round, drawn from a seed so that a round can be played again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 KILL, FREEZE = "kill", "freeze"
 WINDOW_SECONDS = 6.0
-"""Faults begin within it, while records come."""
+"""Faults begin, and records come, within this time."""
 SESSION_SECONDS = 3.0
 SERVERS = ("Spark worker", "Spark master", "broker", "ZooKeeper", "PostgreSQL")
 TARGETS = ("driver", "driver's JVM", "standby", "executor", *SERVERS)
@@ -29,7 +29,7 @@ class Fault:
 
 
 def draw(seed: int, number: int) -> list[Fault]:
-    """The faults of one round, by time: two to four, each on another target."""
+    """Return the faults of one round, by time: two to four, each with another target."""
     rng = random.Random(f"{seed} {number}")
     targets = rng.sample(TARGETS, rng.randint(2, 4))
     return sorted(_fault(rng, target) for target in targets)

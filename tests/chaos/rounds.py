@@ -26,7 +26,7 @@ from txstream.inspect.ledgers import failed_attempts
 
 LINES = 2_000
 HELD_BACK = 200
-"""Of a round's lines, those that are sent when its faults are over."""
+"""How many of a round's lines are sent when its faults are over."""
 PARTITIONS = 4
 DEADLINE_SECONDS = 180.0
 SEMANTICS = ("opaque", "transactional")
@@ -86,7 +86,7 @@ class Rounds:
                 topics.create(one.name, replicas={n: [1 + n % 2] for n in range(PARTITIONS)})
 
     def play(self, number: int) -> Round:
-        """One round. Raises InexactRoundError, and a file in the site's folder then tells more."""
+        """Play one round. Raises InexactRoundError; a file in the site's folder then tells more."""
         semantics = SEMANTICS[number // self.turn % len(SEMANTICS)]
         counting = self._countings[semantics]
         if counting is not self._running:
@@ -96,7 +96,7 @@ class Rounds:
         self._wait(lambda: any(driver.leads for driver in self.site.drivers), "a driver leads")
         faults = draw(self.seed, number)
         lines = make_lines(LINES, seed=self.seed + number)
-        lines = [f"{line} r{number}.{at % 97}" for at, line in enumerate(lines)]  # words that are new
+        lines = [f"{line} r{number}.{at % 97}" for at, line in enumerate(lines)]  # new words
         counting.truth.update(count_words(lines))
         self.site.note(f"round {number}, {semantics}")
         begun = datetime.now(UTC)
@@ -124,7 +124,7 @@ class Rounds:
         )
 
     def check(self) -> None:
-        """When all is over nothing has changed any more. Raises InexactRoundError."""
+        """Assert, when all is over, that nothing has changed any more. Raises InexactRoundError."""
         self.site.stop_drivers()
         for one in self._countings.values():
             if one.txid:
@@ -133,7 +133,7 @@ class Rounds:
                     raise InexactRoundError(f"{one.name} after all rounds: {checked.stdout}")
 
     def _strike_all(self, faults: Sequence[Fault], topic: str, lines: Sequence[str]) -> None:
-        """Each at its time and for its time; then until every server is there again and all is sent."""
+        """Strike at each fault's time and for its time; return when every server is back and all is sent."""
         finish, pause = threading.Event(), threading.Event()
         ahead, ends = list(faults), list[tuple[float, Callable[[], None]]]()
         begun = time.monotonic()
@@ -167,7 +167,7 @@ class Rounds:
     def _counts(self, counting: Counting) -> Counter[str]:
         try:
             return Counter(read_counts(self._database, counting.name))
-        except sa.exc.SQLAlchemyError:  # it is not there yet
+        except sa.exc.SQLAlchemyError:  # the table does not exist yet
             return Counter()
 
     def _new_tuples(self, counting: Counting) -> int:
@@ -197,8 +197,8 @@ def _seconds(begin: datetime, end: datetime) -> float:
 
 
 def feed(bootstrap: str, topic: str, lines: Sequence[str], finish: threading.Event) -> None:
-    """Send lines, most of them evenly while faults strike, the rest when `finish` is set. Returns when each
-    is in the log, once."""
+    """Send lines, most of them evenly while faults strike, the rest when `finish` is set. Return when each is
+    in the log once."""
     milliseconds = int(DEADLINE_SECONDS * 1000)
     producer = KafkaProducer(
         bootstrap_servers=bootstrap,

@@ -1,7 +1,7 @@
-"""The processes of one installation, as a service manager keeps them: what has ended is started again.
+"""The processes of one installation, kept running as by a service manager.
 
-Invariants: what a fault killed is left alone until its time is over; whatever else has ended is started
-again. All of it ends with this process.
+Invariants: what a fault has killed is left alone until its time is over. Whatever else has ended is started
+again. Everything ends with this process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from txstream.embedded import EmbeddedKafka, EmbeddedZooKeeper, Services
 from txstream.embedded.process import ProcessIdentity
 
 _STOP_SECONDS = 60.0
-_CONF = (  # two cores of four: a frozen driver keeps its own
+_CONF = (  # two cores of the four, because a frozen driver keeps its own two
     *("spark.cores.max=2", "spark.executor.cores=1"),
     *("spark.executor.memory=512m", "spark.driver.memory=512m"),
 )
@@ -38,7 +38,7 @@ _CONF = (  # two cores of four: a frozen driver keeps its own
 
 @dataclass
 class Server:
-    """How to find its process, and how to start it; `start` may wait until it answers."""
+    """How to find a server's process, and how to start it; `start` may wait until it answers."""
 
     name: str
     process: Callable[[], psutil.Process | None]
@@ -77,7 +77,7 @@ class Driver(Server):
 
     @property
     def leads(self) -> bool:
-        """It has said so since it was started."""
+        """Whether it has said that it leads since it was last started."""
         if self.process() is None:
             return False
         with self._log.open("rb") as log:
@@ -85,7 +85,7 @@ class Driver(Server):
             return b" is running" in log.read()
 
     def stop(self) -> None:
-        """Between two batches."""
+        """Stop it between two batches."""
         if self.run is not None:
             family = _family(self.process())
             self.run.terminate()
@@ -141,12 +141,12 @@ class Site:
         self._stack.close()
 
     def note(self, text: str) -> None:
-        """A line in the log of what was done."""
+        """Write a line into the log of what was done."""
         with (self.folder / "logs" / "chaos.log").open("a", encoding="utf-8") as log:
             log.write(f"{datetime.now():%H:%M:%S.%f} {text}\n")
 
     def start_drivers(self, name: str, semantics: str) -> None:
-        """Two, of which one stands by. The second one has executors write all results."""
+        """Start two drivers, one of which stands by. The second one has executors write all results."""
         conf = [argument for setting in _CONF for argument in ("--spark-conf", setting)]
         run = [
             *("run", WORD_COUNT, "--id", name, "-p", f"topic={name}", "-p", f"table={name}"),
@@ -159,17 +159,17 @@ class Site:
             self.drivers[-1].start()
 
     def stop_drivers(self) -> None:
-        """The one that stands by first."""
+        """Stop the drivers, the one that stands by first."""
         drivers, self.drivers = self.drivers, []
         for driver in sorted(drivers, key=lambda one: one.leads):
             driver.stop()
 
     def tend(self) -> None:
-        """Start again what has ended and is not struck. Does not wait for it."""
+        """Start again whatever has ended and is not struck, without waiting for it."""
         for one in (*self.servers.values(), *self.drivers):
             if one.struck or (one.starting is not None and not one.starting.done()):
                 continue
-            if one.process() is not None:  # perhaps one that was killed just now
+            if one.process() is not None:  # perhaps it was killed a moment ago
                 if one.starting is not None:
                     one.killed, one.starting = False, None
                 continue
@@ -180,11 +180,11 @@ class Site:
             one.starting = self._pool.submit(one.start)
 
     def is_whole(self) -> bool:
-        """Every server is there."""
+        """Return whether every server is there."""
         return all(one.is_whole() for one in self.servers.values()) and self.spark.registered_workers() == 2
 
     def strike(self, fault: Fault) -> Callable[[], None]:
-        """Kill or freeze what a fault names; gives what ends the fault."""
+        """Kill or freeze what a fault names; return what ends the fault."""
         server, processes = self._aim(fault)
         self.note(f"{fault}: processes {[one.pid for one in processes]}")
         if fault.how == FREEZE:
@@ -204,7 +204,7 @@ class Site:
         return end
 
     def _aim(self, fault: Fault) -> tuple[Server | None, list[psutil.Process]]:
-        """What is started again, and the processes. A driver that is killed leaves Spark's behind."""
+        """Return what is started again, and the processes. A driver that is killed leaves Spark's behind."""
         if fault.target == "executor":
             pids = sorted(self.spark.executor_pids())
             return None, _family(psutil.Process(pids[fault.number % len(pids)])) if pids else []
@@ -222,14 +222,14 @@ class Site:
 
 
 def _send(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
-    """A signal to those that are still there; another process with the pid of one is left alone."""
+    """Signal those that are still there; another process that has got the pid of one is left alone."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(number)
 
 
 def _family(process: psutil.Process | None) -> list[psutil.Process]:
-    """A process and all below it; none when it has ended."""
+    """Return a process and all below it, or nothing when it has ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return [] if process is None else [process, *process.children(recursive=True)]
     return []

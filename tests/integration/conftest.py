@@ -1,4 +1,4 @@
-"""One Spark for all tests that run batches on it in this process."""
+"""One Spark session for all tests that run batches on it in this process."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _TESTS = Path(__file__).resolve().parents[1]
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session of the user's on `local[2]`: the recipe, but for one setting. No test stops it.
+    """A user's session on `local[2]`, with the recipe's settings but for one. No test stops it.
 
-    Its worker processes find the modules of `tests/`: bolts that are defined there are pickled by name.
+    Its worker processes find the modules of `tests/`, since bolts that are defined there are pickled by name.
     """
     with pytest.MonkeyPatch.context() as patch:
         above = os.environ.get("PYTHONPATH")
@@ -46,7 +46,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 @pytest.fixture
 def closed_port() -> Iterator[int]:
-    """A loopback port that nobody listens on, and that nobody else gets while the test runs."""
+    """A loopback port on which nobody listens, and which nobody else gets while the test runs."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         yield int(holder.getsockname()[1])
@@ -54,7 +54,7 @@ def closed_port() -> Iterator[int]:
 
 @pytest.fixture(autouse=True)
 def _spark_is_left_clean(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Nothing persisted and no properties of a job stay behind in the shared Spark."""
+    """Nothing persisted and no properties of a job may stay behind in the shared Spark."""
     yield
     if "spark" not in request.fixturenames:
         return

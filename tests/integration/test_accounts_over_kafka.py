@@ -1,4 +1,4 @@
-"""The example of a ledger as a user runs it: over Kafka, with tasks that write its table."""
+"""The ledger example as a user runs it: over Kafka, with tasks that write its table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from txstream.embedded import Services
 
 
 def test_the_books_are_right(services: Services, launcher: Launcher, unique: str, sqlite_url: str) -> None:
-    """An account's movements are in one partition, so that they keep their order."""
+    """All movements of an account are in one partition, so that they keep their order."""
     partitions: defaultdict[int, list[bytes]] = defaultdict(list)
     for account, amount in MOVEMENTS:
         value = json.dumps({"account": account, "amount": amount})

@@ -13,7 +13,7 @@ from txstream.embedded.process import wait_until
 
 
 class Administrator:
-    """Of the server, who looks after one account's sessions."""
+    """An administrator of the server who ends the sessions of one account."""
 
     def __init__(self, server: MySQLFamilyServer, account: str) -> None:
         self._server = server
@@ -23,7 +23,7 @@ class Administrator:
         self._server.execute(f"SET GLOBAL read_only = {'ON' if value else 'OFF'}")
 
     def end_sessions(self) -> None:
-        """They are gone when this returns."""
+        """End the sessions; they are gone when this returns."""
         for (session,) in self._server.execute(self._sessions):
             self._server.execute(f"KILL CONNECTION {session}")
         assert wait_until(lambda: not self._server.execute(self._sessions), 10)
@@ -31,11 +31,11 @@ class Administrator:
 
 class TestBadServer(BadServer):
     read_only = "read-only"
-    cut = "onnection"  # PyMySQL's words depend on the moment
+    cut = "onnection"  # PyMySQL's message depends on the moment
 
     @pytest.fixture
     def url(self, mysql_server: MySQLFamilyServer, unique: str) -> str:
-        """Of an account that may not write where the server is read-only."""
+        """The URL of an account that may not write while the server is read-only."""
         url = mysql_server.create_database(unique)
         mysql_server.create_account(unique, f"ALL ON `{unique}`.*")
         return sa.make_url(url).set(username=unique).render_as_string(hide_password=False)

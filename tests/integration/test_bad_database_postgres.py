@@ -1,6 +1,6 @@
 """A PostgreSQL that becomes read-only or cuts connections in mid-commit while a topology runs on it.
 
-Nothing is lost, and the run goes on when it is mended. And names in it.
+Nothing is lost, and the run goes on once the server is mended. Also: names in this PostgreSQL.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class AnAdministrator(Protocol):
     def set_read_only(self, value: bool) -> None: ...
 
     def end_sessions(self) -> None:
-        """All but one's own; they are gone when this returns."""
+        """End all sessions but one's own; they are gone when this returns."""
 
 
 def ledger(url: str) -> list[tuple[int, str]]:
@@ -48,13 +48,13 @@ def ledger(url: str) -> list[tuple[int, str]]:
 
 
 class BadServer:
-    """What holds for every server; the tests of MariaDB and MySQL run it too."""
+    """Suite for every server; the tests of MariaDB and MySQL run it too."""
 
     read_only: ClassVar[str]
     """What the server says when it is read-only."""
 
     cut: ClassVar[str]
-    """What is said when a session was ended."""
+    """What the error says after a session was ended."""
 
     @PATHS
     def test_a_database_that_becomes_read_only(
@@ -70,7 +70,7 @@ class BadServer:
                 lambda: administrator.set_read_only(True),
                 lambda: administrator.set_read_only(False),
                 lambda: (read_counts(url, "counts"), ledger(url)),
-                times=3,  # the first one may meet the end of its session
+                times=3,  # the first one may be the end of its session
             ).watch(monkeypatch)
             test.run()
             assert test.table("counts") == COUNTS
@@ -91,7 +91,7 @@ class BadServer:
         ):
             test.run()
             assert test.table("counts") == COUNTS
-            # The executors' sessions are ended too: each costs an attempt more, which writes nothing either.
+            # The executors' sessions are ended too: each costs one attempt more, which writes nothing either.
             *failed, last = [str(attempt.state) for attempt in test.attempts(2)]
             assert (set(failed), last) == ({"failed"}, "committed")
             assert len(failed) == 2 if path == "driver" else len(failed) >= 2
@@ -101,7 +101,7 @@ class BadServer:
 
 
 class Cut:
-    """Every session of the database is ended inside the commit of txid 2, as often as that is `left`."""
+    """Ends every session of the database inside the commit of txid 2, `left` times."""
 
     def __init__(self, administrator: AnAdministrator, left: int) -> None:
         self.administrator, self.left = administrator, left
@@ -139,10 +139,10 @@ class Administrator:
         self.connection.execute(
             sql.SQL(statement).format(sql.Identifier(self.name), sql.SQL("on" if value else "off"))
         )
-        self.end_sessions()  # a session has the setting that it began with
+        self.end_sessions()  # a session keeps the setting that it began with
 
     def end_sessions(self) -> None:
-        """They are gone when this returns."""
+        """End all sessions; they are gone when this returns."""
         self.connection.execute(
             "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s", (self.name,)
         )

@@ -1,6 +1,6 @@
-"""What goes wrong at a user's hands ends in one clear sentence and the right status, nothing half-written.
+"""A user's mistake ends in one clear sentence and the right status, with nothing half-written.
 
-What needs no service is in tests/unit/test_cli_bad_input.py.
+Mistakes that need no service are in tests/unit/test_cli_bad_input.py.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from txstream.embedded import Services
 from txstream.testing import InProcessRunner
 from txstream.zookeeper import ROOT
 
-PATIENCE = ["--connect-timeout", "3"]  # services that are there answer sooner, however busy the machine
+PATIENCE = ["--connect-timeout", "3"]  # enough for a service that is there, however busy the machine
 
 
 def assert_told(outcome: Outcome, status: int, *words: str) -> None:
-    """One sentence for people, no traceback, and every one of these words in it."""
+    """Assert that the run says one sentence for people, without a traceback, with all of these words."""
     assert outcome.status == status, outcome.stderr
     assert "Traceback" not in outcome.stderr
     for word in words:
@@ -77,7 +77,7 @@ def test_value_that_is_not_utf8(launcher: Launcher, services: Services, unique: 
 def test_state_table_of_another_topology_changed_code_and_foreign_table(
     launcher: Launcher, services: Services, unique: str
 ) -> None:
-    """One run sets the scene for every mismatch; none of them touches what is there."""
+    """One run prepares every mismatch; none of them changes what is stored."""
     launcher = launcher.without_spark
     truth = fill_topic(services.kafka, unique, make_lines(200))
     create_topic(services.kafka, f"{unique}-2")

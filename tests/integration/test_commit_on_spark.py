@@ -1,5 +1,5 @@
-"""Commits from Spark's executors into PostgreSQL, with processes that die or are frozen in the middle of
-a share."""
+"""Commits from Spark's executors into PostgreSQL, with processes that are killed or frozen in the middle of a
+share."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def python_workers() -> list[psutil.Process]:
-    """The Python processes that run Spark's tasks here: children of Spark's daemon."""
+    """Return the Python processes that run Spark's tasks here: children of Spark's daemon."""
     workers = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):  # it has just ended
@@ -45,7 +45,7 @@ def python_workers() -> list[psutil.Process]:
 def holding(
     postgres: PostgresServer, database: str, table: str, word: str
 ) -> Iterator[psycopg.Connection[Any]]:
-    """A stranger's transaction that holds the row of a word, so that the share with it gets no further."""
+    """Hold the row of a word in a stranger's transaction, so that the share with it gets no further."""
     with psycopg.connect(host=str(postgres.data), user="postgres", dbname=database) as connection:
         found = connection.execute(f"SELECT n FROM {table} WHERE word = %s FOR UPDATE", [word]).fetchall()
         assert found, f"{word!r} is not there yet"
@@ -53,7 +53,7 @@ def holding(
 
 
 def waiting(postgres: PostgresServer, database: str) -> int:
-    """How many transactions wait for a lock."""
+    """Return how many transactions wait for a lock."""
     with psycopg.connect(host=str(postgres.data), user="postgres") as connection:
         found = connection.execute(
             "SELECT 1 FROM pg_stat_activity WHERE datname = %s AND wait_event_type = 'Lock'", [database]
@@ -64,7 +64,7 @@ def waiting(postgres: PostgresServer, database: str) -> int:
 def test_a_worker_that_is_killed_in_the_middle_of_its_share_costs_an_attempt(
     spark: SparkSession, postgres: PostgresServer, postgres_url: str, unique: str
 ) -> None:
-    """In a run that takes both paths. Two of the three shares are written when the third one's task dies."""
+    """The run takes both paths. Two of the three shares are written when the third one's task dies."""
     with word_source() as source, ThreadPoolExecutor(1) as helper:
         topology = counting(source, OpaqueSpout, **PATHS["mixed"])
         with TopologyTest(topology, spark=spark, database=postgres_url) as test:
@@ -82,7 +82,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_its_share_costs_an_attempt(
                 killed = helper.submit(kill_when_it_waits)
                 test.commit(3)
                 killed.result()
-            # Idle workers were killed too, which Spark finds out when it gives them a task.
+            # Idle workers were killed too; Spark notices only when it gives them a task.
             *failed, last = states(test, 3)
             assert set(failed) == {AttemptState.FAILED}
             assert last is AttemptState.COMMITTED
@@ -92,7 +92,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_its_share_costs_an_attempt(
             rows = ledger(postgres_url)
             assert len(rows[2].details["attempts"]) == len(failed)
             by_executors = list(BY_EXECUTORS["mixed"])
-            by_executors[2] = False  # what failed there, the driver commits
+            by_executors[2] = False  # after the failure there, the driver commits it
             assert paths(postgres_url) == ["executors" if way else "driver" for way in by_executors]
             timings = rows[0].details["timings"]
             assert all(timings[step] > 0 for step in ("plan", "job", "merge", "begin", "write"))
@@ -101,7 +101,7 @@ def test_a_worker_that_is_killed_in_the_middle_of_its_share_costs_an_attempt(
 def test_a_worker_that_is_frozen_in_the_middle_of_its_share_costs_an_attempt(
     spark: SparkSession, postgres_url: str, tmp_path: Path
 ) -> None:
-    """It holds the fence and a row. PostgreSQL ends its transaction, Spark in the end the process."""
+    """It holds the fence and a row. PostgreSQL ends its transaction; in the end Spark ends the process."""
     places = Places(tmp_path)
     with frozen_source() as source, ThreadPoolExecutor(1) as helper:
         topology = holding_in_its_share(places, source, OpaqueSpout, message_timeout_seconds=8)
@@ -127,7 +127,7 @@ def test_a_worker_that_is_frozen_in_the_middle_of_its_share_costs_an_attempt(
 def test_a_share_that_does_not_get_on_is_cancelled_and_its_successor_waits_for_its_lock(
     spark: SparkSession, postgres: PostgresServer, postgres_url: str, unique: str
 ) -> None:
-    """The next attempt can begin only when the transaction of the old one has ended, however it ends."""
+    """The next attempt can begin only once the old one's transaction has ended, however it ends."""
     with word_source() as source, ThreadPoolExecutor(1) as helper:
         topology = counting(source, TransactionalSpout, commit="executors")
         with TopologyTest(topology, spark=spark, database=postgres_url) as test:
@@ -155,7 +155,7 @@ def test_a_share_that_does_not_get_on_is_cancelled_and_its_successor_waits_for_i
 def test_shares_that_are_cancelled_before_their_job_begins_are_not_written(
     spark: SparkSession, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark cancels the jobs that there are; cutting a large batch takes a while before there is one."""
+    """Spark cancels only jobs that exist, and cutting up a large batch takes a while before there is one."""
     runner = SparkRunner(spark.sparkContext, captured(diamond(), unique), spark)
 
     def cut_slowly(*_: Any) -> tuple[list[Any], list[int]]:

@@ -1,4 +1,4 @@
-"""`txstream compare` over real services: what each semantics shows, for certain, for each kind of fault."""
+"""`txstream compare` over real services: what each semantics is certain to show for each kind of fault."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_each_semantics_shows_what_it_does(launcher: Launcher, kind: str) -> Non
     assert [one["failed_attempts"] for one in every] == [0 if dies else 1] * 3
 
     is_away = kind == "partition"
-    share = 2_000 // 64 if is_away else 0  # of one partition in one batch
+    share = 2_000 // 64 if is_away else 0  # one partition's records in one batch
     assert [one["moved_tuples"] for one in every] == [share, 0, share]
     assert opaque["batches"] == neither["batches"]
     assert (transactional["stalled_seconds"] >= 3.0) is is_away

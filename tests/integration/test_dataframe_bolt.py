@@ -73,7 +73,7 @@ def store(builder: TransactionalTopologyBuilder, above: str, **reducers: Any) ->
 def process(
     spark: SparkSession, topology: Topology, run_id: str, width: int | None = None, *, own: bool = False
 ) -> tuple[BatchResult, BatchResult]:
-    """Both phases of a batch. With `own`, the runner makes sessions of its own."""
+    """Run both phases of a batch. With `own`, the runner makes Spark sessions of its own."""
     plan = captured(topology, run_id)
     runner = SparkRunner(spark.sparkContext, plan, None if own else spark, width=width)
     try:
@@ -128,7 +128,7 @@ def test_behind_the_spout_and_behind_each_other(
 def test_in_the_middle_with_several_inputs_and_outputs(
     spark: SparkSession, tmp_path: Path, unique: str
 ) -> None:
-    """Python above, beside and below; what feeds both Python and a DataFrame is computed once."""
+    """Python is above, beside and below it; what feeds both Python and a DataFrame is computed once."""
     builder = new_builder(NotedSource(file=tmp_path / "read"), 4)
     builder.set_bolt("split", Words(tmp_path / "executed"), 4).shuffle_grouping("lines")
     builder.set_bolt("left", Tagged(), 4).local_or_shuffle_grouping("split")
@@ -153,7 +153,7 @@ def test_in_the_middle_with_several_inputs_and_outputs(
 
 
 def test_in_the_commit_phase(spark: SparkSession, tmp_path: Path, unique: str) -> None:
-    """Directly below a committer, feeding a fields grouping, a second committer and a state."""
+    """It is directly below a committer, and feeds a fields grouping, a second committer and a state."""
     builder = new_builder()
     builder.set_bolt("split", Words(tmp_path / "executed"), 2).shuffle_grouping("lines")
     builder.set_committer_bolt("commit", CommitWords(), 2).fields_grouping("split", "word")
@@ -174,7 +174,7 @@ def test_in_the_commit_phase(spark: SparkSession, tmp_path: Path, unique: str) -
 
 @pytest.mark.parametrize("width", [1, 2])
 def test_tuples_that_go_past_a_dataframe(spark: SparkSession, unique: str, width: int) -> None:
-    """What is made above a DataFrame and read below it is carried by the stages between, in both phases."""
+    """The stages between carry what is made above a DataFrame and read below it, in both phases."""
     builder = new_builder()
     builder.set_bolt("split", Words(), 2).shuffle_grouping("lines")
     builder.set_bolt("count", CountWords(), 2).fields_grouping("split", "word")
@@ -188,7 +188,7 @@ def test_tuples_that_go_past_a_dataframe(spark: SparkSession, unique: str, width
     last = builder.set_committer_bolt("last", CommitWords(), 2)
     last.fields_grouping("length", "word").fields_grouping("commit", "word").fields_grouping("split", "word")
     result, committed = process(spark, store(builder, "last"), unique, width)
-    assert sorted(rows_of("seen", result)) == sorted(OFTEN.items())  # a word comes once in a line
+    assert sorted(rows_of("seen", result)) == sorted(OFTEN.items())  # no word comes twice in a line
     assert sorted(rows_of("both", result)) == sorted((word, n + 2) for word, n in OFTEN.items())
     assert sorted(rows_of("commit", committed)) == sorted((word, n + 1) for word, n in OFTEN.items())
     assert deltas(committed) == {"store": sorted(((word, n + 2) for word, n in OFTEN.items()), key=repr)}
@@ -208,14 +208,14 @@ def jobs_of(spark: SparkSession, group: str) -> int:
 
 
 def test_how_many_jobs_it_takes(spark: SparkSession, unique: str) -> None:
-    """One more than without, in front of the DataFrame; none when what it reads is there already."""
+    """One job more than without a DataFrame, to compute its input; none more if the input exists."""
     context = spark.sparkContext
     builder = new_builder()
     builder.set_bolt("split", Words(), 2).shuffle_grouping("lines")
     builder.set_bolt("count", CountRows()).shuffle_grouping("split")
     builder.set_committer_bolt("commit", CommitWords(), 2).fields_grouping("count", "word")
     builder.set_bolt("length", Lengths()).shuffle_grouping("commit")
-    context.setJobGroup(unique, "")  # a runner's jobs have what this thread has when it is made
+    context.setJobGroup(unique, "")  # a runner's jobs inherit what this thread has when the runner is made
     runner = SparkRunner(context, captured(store(builder, "length"), unique), width=1)
     context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
     try:
@@ -260,7 +260,7 @@ def test_every_type_survives_the_way_to_spark_and_back(
     sent = sorted(rows_of("lines", result))
     assert len(sent) == TYPED_ROWS
     for component in ("unchanged", "again", "python"):
-        # As text: what two clocks show may be equal in Python and differ; a map's nulls and order count.
+        # As text: in Python the two readings of a repeated hour are equal. A map's nulls and order count.
         assert list(map(repr, sorted(rows_of(component, result)))) == list(map(repr, sent))
     schemas = {emitted.component: emitted.tuples.schema for emitted in result.emitted}
     assert schemas["unchanged"] == schemas["again"] == schemas["python"] == schemas["lines"]
@@ -321,7 +321,7 @@ def test_an_error_in_a_function_of_the_commit_phase(spark: SparkSession, unique:
     ("answer", "when_empty"), [(dataframe.nothing, []), (dataframe.one_row, [("rows", 0)])]
 )
 def test_no_rows(spark: SparkSession, unique: str, answer: Any, when_empty: list[Any]) -> None:
-    """No rows come in; some DataFrames have rows nevertheless."""
+    """No rows come in, but some DataFrames have rows nevertheless."""
     builder = new_builder()
     builder.set_bolt("split", Words()).shuffle_grouping("lines")
     builder.set_bolt("odd", dataframe.Answers(answer)).shuffle_grouping("split")
@@ -348,7 +348,7 @@ def test_rows_come_in_and_none_go_out(spark: SparkSession, unique: str) -> None:
 
 
 def test_adaptive_execution_in_the_users_session_does_no_harm(spark: SparkSession, unique: str) -> None:
-    """Spark merges the partitions of shuffles as it likes, and runs a part of the batch while it plans."""
+    """Spark may merge the partitions of shuffles, and runs a part of the batch while it plans."""
     session = spark.newSession()
     session.conf.set("spark.sql.adaptive.enabled", True)
     session.conf.set("spark.sql.shuffle.partitions", 20)

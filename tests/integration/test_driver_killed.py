@@ -1,7 +1,7 @@
 """SIGKILL of the driver at every named point and at random moments: the next run ends with exact totals.
 
-What is killed is the driver's protocol, so most drivers do without Spark; one for each semantics has it. A
-sequence of kills mostly waits, for a driver to start and for a session to end: all go on side by side.
+The kills test the driver's protocol, so most drivers run without Spark; one for each semantics runs with it.
+A sequence of kills mostly waits, for a driver to start and for a session to end, so all run side by side.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from support.texts import fill_topic, make_lines
 
 from txstream.embedded import Services
 
-# Each run is killed at the next point and the run after it goes on from there. Between them the two semantics
-# cross every point, and both the one at which they differ; all points of both are for a soak.
+# Each run is killed at the next point, and the run after it goes on from there. Together the two semantics
+# cross every point, and both cross the one at which they differ; a soak takes both through all points.
 COMMIT_POINTS = [
     "before-commit:3",
     "inside-commit:4",
@@ -31,7 +31,7 @@ COMMIT_POINTS = [
     "before-advance:6",
     "after-advance:7",
 ]
-# The same table, committed to by tasks from there on.
+# The same table; from there on, tasks commit to it.
 EXECUTOR_POINTS = ["inside-begin:8", "after-begin:9", "after-write:10"]
 BY_EXECUTORS = ["-p", "driver_commit_rows=1"]
 PERSIST_POINTS = ["before-persist:1", "after-persist:2"]
@@ -43,14 +43,14 @@ SEED = int(os.environ.get("TXSTREAM_KILL_SEED", random.SystemRandom().randrange(
 
 @dataclass(frozen=True)
 class Killed:
-    """What is there after some kills and a run to the end of the log."""
+    """What is left after some kills and one run to the end of the log."""
 
     truth: Mapping[str, int]
     counts: Mapping[str, int]
     batches: Sequence[Mapping[str, Any]]
 
     def assert_exact(self, lines: int) -> None:
-        """The table is right, and the ledger has every txid once and every line once, all committed."""
+        """Assert that the table is right, and the ledger has every txid and line once, all committed."""
         assert self.counts == self.truth
         assert [batch["txid"] for batch in self.batches] == list(range(1, len(self.batches) + 1))
         assert {batch["status"] for batch in self.batches} == {"committed"}
@@ -60,7 +60,7 @@ class Killed:
 def kill_at_points(
     launcher: Launcher, name: str, semantics: str, points: Sequence[str], *, lines: int = LINES
 ) -> Killed:
-    """Runs that are killed at one point after the other, then one that is not."""
+    """Run until killed at one point after the other, then once to the end."""
     truth = fill_topic(launcher.services.kafka, name, make_lines(lines))
     arguments = launcher.word_count_arguments(
         name, name, name, "-p", f"semantics={semantics}", "-p", SMALL_BATCHES
@@ -75,20 +75,20 @@ def kill_at_points(
 def kill_at_random_moments(
     launcher: Launcher, name: str, semantics: str, *, kills: int, rng: random.Random
 ) -> Killed:
-    """Runs that have much to do, killed while they do it, then one that is not."""
+    """Kill runs that have much to do in the middle of their work, then run once to the end."""
     truth = fill_topic(launcher.services.kafka, name, make_lines(20_000))
     options = ["-p", f"semantics={semantics}"]
     arguments = launcher.word_count_arguments(  # 4 partitions: 250 batches
         name, name, name, *options, "-p", "max_records_per_partition=20"
     )
-    seconds = 2.0 if launcher.on_spark else 0.8  # of a run's work, the rest is for the next
+    seconds = 2.0 if launcher.on_spark else 0.8  # of each run's work; the rest is left for the next run
     hit = 0
     while hit < kills:
         command = launcher.start(*arguments)
         try:
             command.wait_for_line("running")
             try:
-                command.process.wait(rng.uniform(0.0, seconds))  # ending before that is a miss
+                command.process.wait(rng.uniform(0.0, seconds))  # a run that ends before is a miss
             except subprocess.TimeoutExpired:
                 hit += 1
         finally:
@@ -110,7 +110,7 @@ def finished(launcher: Launcher, name: str, arguments: Sequence[str], truth: Map
 def sequences(
     request: pytest.FixtureRequest, services: Services, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Ahead[Killed]]:
-    """Each with a topic, a topology and a database of its own."""
+    """Starts the kills of each test with a topic, a topology and a database of their own."""
 
     def work(
         kill: Callable[..., Killed], semantics: str, *, on_spark: bool = False, **how: Any
@@ -146,7 +146,7 @@ def sequences(
 
 @pytest.fixture
 def killed(request: pytest.FixtureRequest, sequences: Ahead[Killed]) -> Killed:
-    """What this test's sequence left."""
+    """What this test's sequence of kills left."""
     print(f"TXSTREAM_KILL_SEED={SEED}")
     return sequences[request.node.name]
 

@@ -1,4 +1,4 @@
-"""Fetching Kafka's jars from a repository on this machine, and doing without."""
+"""Fetching Kafka's jars from a repository on this machine, and running without jars."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def lock() -> JarLock:
 
 @pytest.fixture(scope="module")
 def jars(lock: JarLock) -> dict[str, Path]:
-    """Kafka's real jars by file name, in the user's cache, fetched if this machine never did."""
+    """Kafka's real jars by file name, in the user's cache; fetched if this machine has never fetched them."""
     wanted = {jar.file for jar in lock.jars}
     return {Path(path).name: Path(path) for path in kafka_classpath() if Path(path).name in wanted}
 
@@ -59,7 +59,7 @@ def test_two_processes_fetch_once_and_both_succeed(repository: Path, tmp_path: P
     assert [fetcher.wait(timeout=120) for fetcher in fetchers] == [0, 0]
     folder = cache / f"kafka-{lock.version}"
     assert {path.name for path in folder.glob("*")} == {jar.file for jar in lock.jars}
-    # Only what is missing is fetched again: the repository has nothing else any more.
+    # Only what is missing is fetched again: the repository no longer has the other jars.
     gone, *others = lock.jars
     (folder / gone.file).unlink()
     for jar in others:

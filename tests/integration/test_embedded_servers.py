@@ -30,7 +30,7 @@ def zookeeper(own_zookeeper: EmbeddedZooKeeper) -> EmbeddedZooKeeper:
 
 @pytest.fixture
 def kafka(own_kafka: EmbeddedKafka) -> EmbeddedKafka:
-    """Two brokers, over what a formatting that was killed left, in a folder with a blank and an accent."""
+    """Two brokers, over what a killed formatting left, in a folder with a blank and an accent in its name."""
     return own_kafka
 
 
@@ -53,9 +53,9 @@ def produce(kafka: EmbeddedKafka, topic: str, partition: int, values: list[bytes
 
 
 def consume(kafka: EmbeddedKafka, topic: str, partition: int, count: int) -> list[bytes]:
-    """The first `count` values of a partition, fewer when they do not come within a minute."""
+    """Return the first `count` values of a partition, or fewer if they do not come within a minute."""
     values: list[bytes] = []
-    # Broker 1 is never stopped here; a client that begins with a dead one may wait for long.
+    # Broker 1 is never stopped here; a client that begins with a dead broker may wait long.
     first = f"{HOST}:{kafka.port_of(1)}"
     with KafkaConsumer(bootstrap_servers=first, auto_offset_reset="earliest") as consumer:
         consumer.assign([TopicPartition(topic, partition)])
@@ -180,7 +180,7 @@ def test_what_servers_log_goes_to_their_files(zookeeper: EmbeddedZooKeeper, kafk
     assert zookeeper.log_path.parent == zookeeper.data_dir / "logs"
     assert "binding to port" in zookeeper.log_path.read_text()
     for log in kafka.log_paths:
-        # A broker answers a moment before it says so.
+        # A broker answers a moment before it logs that it has started.
         assert wait_until(partial(has_started, log), 60)
 
 
@@ -263,7 +263,7 @@ sys.stdin.read()
 
 
 def test_a_forked_child_of_the_owner_does_not_keep_the_server_alive(tmp_path: Path) -> None:
-    """Such a child has inherited the pipe by whose end the guard notices the owner's."""
+    """Such a child has inherited the pipe whose end tells the guard that the owner has ended."""
     with subprocess.Popen(
         [sys.executable, "-c", FORKING_OWNER, str(tmp_path)],
         stdin=subprocess.PIPE,

@@ -30,7 +30,7 @@ UP = "import sys; from pathlib import Path; from txstream.embedded import up; up
 
 
 def produce(bootstrap: str, values: list[bytes]) -> None:
-    """Into a new topic `kept` of one partition."""
+    """Send the values to a new topic `kept` of one partition."""
     with KafkaAdminClient(bootstrap_servers=bootstrap) as admin:
         admin.create_topics([NewTopic("kept", 1, 1)])
         admin.wait_for_topics(["kept"])
@@ -58,7 +58,7 @@ def recorder() -> Console:
 
 
 def answer(services: Services) -> bool:
-    """Whether both services answer a client."""
+    """Return whether both services answer a client."""
     views = [cluster_view(HOST, port) for port in kafka_ports(services)]
     return "Mode: standalone" in four_letter_word(services.zookeeper, "srvr") and all(views)
 
@@ -95,7 +95,7 @@ def test_up_and_down_make_a_round_trip(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert running(data_dir) is None
-    # Two at once, in processes that end right after: one of them starts, both succeed.
+    # Two at once, in processes that end right after: one of them starts the services, both succeed.
     starters = [subprocess.Popen([sys.executable, "-c", UP, str(data_dir)]) for _ in range(2)]
     assert [starter.wait(timeout=120) for starter in starters] == [0, 0]
     services = running(data_dir)
@@ -114,7 +114,7 @@ def test_up_and_down_make_a_round_trip(
         assert used == services
     assert answer(services)
 
-    # ZooKeeper died: it alone is started again, at its address.
+    # ZooKeeper has died: it alone is started again, at its old address.
     kill(services.zookeeper_pid)
     assert running(data_dir) is None
     monkeypatch.setattr(process, "DATA_WAIT_SECONDS", 0.1)
@@ -127,7 +127,7 @@ def test_up_and_down_make_a_round_trip(
     assert (again.zookeeper, again.kafka) == (services.zookeeper, services.kafka)
     assert answer(again)
 
-    # It died, and somebody has its port by now: it comes back at another one.
+    # It has died, and somebody has taken its port: it comes back at another one.
     kill(again.zookeeper_pid)
     with socket.socket() as thief:
         thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -162,7 +162,7 @@ def test_a_failed_up_leaves_nothing_running(data_dir: Path) -> None:
 
 
 def test_what_a_killed_up_left_is_known_and_completed(data_dir: Path) -> None:
-    """SIGKILL as soon as the first server is recorded: before it is ready, and before Kafka runs."""
+    """It is killed as soon as the first server is recorded: before that is ready, and before Kafka runs."""
     starter = subprocess.Popen([sys.executable, "-c", UP, str(data_dir)])
     assert wait_until((data_dir / "services.json").exists, 60)
     starter.kill()
@@ -207,7 +207,7 @@ def test_embedded_services_end_with_a_killed_owner_and_keep_their_data(tmp_path:
         owner.wait(timeout=60)
         assert owner.stderr.read() == ""
 
-    # At once, while the guards are still stopping the first one's servers.
+    # Right away, while the guards are still stopping the first run's servers.
     console = recorder()
     with embedded(tmp_path, console=console) as services:
         assert all(ended(int(child)) for child in children)

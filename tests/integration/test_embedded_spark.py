@@ -1,4 +1,4 @@
-"""What the standalone Spark cluster refuses; test_spark_cluster.py has a real application on it."""
+"""What the standalone Spark cluster refuses; test_spark_cluster.py runs a real application on it."""
 
 from __future__ import annotations
 

@@ -94,14 +94,14 @@ def test_a_graph_gives_what_it_gives_without_spark(
     assert task_counts(result) == task_counts(expected)
     assert task_counts(committed) == task_counts(expected_commit)
     assert result.crossing == expected.crossing
-    # Four bolts read `split`, and the commit phase comes after it: each line was still split once.
+    # Four bolts read `split`, and the commit phase comes after it: even so, each line was split once.
     executed = notes(tmp_path / "executed")
     assert len(executed) == 231
     assert sum(n for (name, _, _), n in task_counts(result).items() if name == "split") == 231
 
 
 def test_a_slow_bolt_gets_more_spark_tasks_from_its_second_batch_on(spark: SparkSession, unique: str) -> None:
-    """40 records are worth one task, 400 ms are not."""
+    """40 records are worth one Spark task, but 400 ms are worth more."""
     batch = ranges(a=20, b=20)
     with runner_of(spark, captured(row_of([Slow()]), unique)) as runner:
         widths = [runner.run(attempt(txid), batch).width for txid in (1, 2)]
@@ -152,7 +152,7 @@ def test_eight_bolts_in_a_chain_are_one_stage_and_one_call_of_python(
 
 
 def committing(*bolts: Any, committer: Any = None) -> Topology:
-    """lines, words, the bolts by shuffle, a committer and a state below it: its words cross twice."""
+    """lines, words, the bolts by shuffle, a committer and a state below it: words cross twice."""
     builder = TransactionalTopologyBuilder("committing", "lines", OpaqueSpout(NotedSource()), 2)
     builder.set_bolt("words", Words(), 2).shuffle_grouping("lines")
     above = "words"
@@ -262,7 +262,7 @@ def test_an_attempt_cancelled_between_its_jobs_begins_no_other(spark: SparkSessi
 def test_a_worker_process_that_dies_fails_the_attempt(
     spark: SparkSession, tmp_path: Path, unique: str
 ) -> None:
-    """`local[2]` does not try a Spark task twice; a cluster would."""
+    """`local[2]` does not run a failed Spark task again; a cluster would."""
     source = NotedSource(rows=dies, file=tmp_path / "read")
     with runner_of(spark, captured(diamond(source=source), unique), 1) as runner:
         with pytest.raises(BoltError, match=r"txid 1 attempt 1\.1: its Spark job failed: .*crashed"):
@@ -282,7 +282,7 @@ def test_a_worker_process_opens_a_bolts_resource_once_per_run(
         opened = [pid for what, _, pid in notes(file) if what == "open"]
         assert opened
         assert len(opened) == len(set(opened)), "a process opened it twice"
-    # A process that got the second run's plan has closed what the first had opened there, and only that.
+    # A process that got the second run's plan has closed what the first run had opened there, and only that.
     closed = [pid for what, _, pid in notes(first) if what == "close"]
     reused = {pid for _, _, pid in notes(first)} & {pid for _, _, pid in notes(second)}
     assert reused
@@ -305,7 +305,7 @@ def test_each_phase_runs_in_its_pool(spark: SparkSession, tmp_path: Path, unique
 
 
 def test_a_thread_keeps_its_own_pool_and_tags(spark: SparkSession, unique: str) -> None:
-    """The attempt's are its own: the user's next job is in the user's pool again, and no attempt's."""
+    """Pool and tags of an attempt end with it: the user's next job runs in the user's pool, without them."""
     context = spark.sparkContext
     context.setLocalProperty("spark.scheduler.pool", "mine")
     context.addJobTag("mine")
@@ -321,7 +321,7 @@ def test_a_thread_keeps_its_own_pool_and_tags(spark: SparkSession, unique: str) 
 
 
 def test_tasks_of_a_commit_go_before_those_of_processing(spark: SparkSession, tmp_path: Path) -> None:
-    """Both cores are busy and tasks of processing wait; a commit comes, and gets the cores next."""
+    """Both cores are busy and tasks of processing wait; then a commit comes, and gets the cores next."""
     context = spark.sparkContext
     began, gate, gate_of_commit = tmp_path / "began", tmp_path / "gate", tmp_path / "commit"
 
@@ -331,7 +331,7 @@ def test_tasks_of_a_commit_go_before_those_of_processing(spark: SparkSession, tm
         context.parallelize(range(tasks), tasks).mapPartitionsWithIndex(work).collect()
 
     def submitted(pool: str) -> int:
-        """The stages whose tasks the scheduler has, running or waiting."""
+        """Return how many stages have tasks at the scheduler, running or waiting."""
         found = context._jsc.sc().getPoolForName(pool)
         return 0 if found.isEmpty() else int(found.get().schedulableQueue().size())
 

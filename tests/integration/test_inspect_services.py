@@ -32,7 +32,7 @@ from txstream.zookeeper import Leadership, ZooKeeper
 
 
 class Desk:
-    """The word count over one topic, run without Spark, and commands that look at it."""
+    """The word count over one topic, run without Spark, and the commands that inspect it."""
 
     def __init__(
         self, services: Services, url: str, folder: Path, name: str, capsys: pytest.CaptureFixture[str]
@@ -117,7 +117,7 @@ def test_zookeeper_is_wiped_recovered_and_the_word_count_stays_exact(
 def test_a_database_restored_beneath_a_running_driver_is_not_built_upon(
     make_desk: Any, postgres_url: str, semantics: Any
 ) -> None:
-    """The fence is as old as the rest. What came after the copy counts once when ZooKeeper follows it."""
+    """The fence is as old as the rest. Once ZooKeeper follows it, what came after the copy counts once."""
     desk: Desk = make_desk(postgres_url)
     desk.run(semantics, until_txid=1)
     tables = (desk.name, "txstream_batch", "txstream_fence")
@@ -174,7 +174,7 @@ def test_an_old_copy_of_zookeeper_is_recovered(make_desk: Any, sqlite_url: str) 
 
 
 def test_half_a_topology_is_deleted_on_purpose_only(make_desk: Any, sqlite_url: str, tmp_path: Path) -> None:
-    """The ZooKeeper of somebody else, then the database of somebody else, then each of them alone."""
+    """First with another ZooKeeper, then with another database, then each of the two alone."""
     desk: Desk = make_desk(sqlite_url)
     desk.run("opaque", until_txid=1)
     with ZooKeeper(desk.services.zookeeper) as zookeeper:
@@ -225,7 +225,7 @@ def test_recover_refuses_while_a_driver_leads(make_desk: Any, sqlite_url: str) -
 def test_offsets_that_kafka_has_no_more(
     make_desk: Any, sqlite_url: str, services: Services, unique: str
 ) -> None:
-    """The place to go on at, and a stored plan; `--topology` asks the user's own source."""
+    """Offsets of the next position and of a stored plan; `--topology` asks the user's own source."""
     desk: Desk = make_desk(sqlite_url)
     desk.run("transactional", until_txid=1)
 
@@ -262,7 +262,7 @@ class TestPostgreSQL(ServerReadings):
 def test_a_topology_over_two_databases(
     make_desk: Any, sqlite_url: str, postgres_url: str, services: Services, unique: str
 ) -> None:
-    """Shown from either one, and deleted from both. PostgreSQL's URL has no password, so it is found."""
+    """It is shown from either one and deleted from both. PostgreSQL is found: its URL has no password."""
     desk: Desk = make_desk(sqlite_url)
     topology = two_tables(unique, postgres_url).with_id(unique)
     txstream.start(topology, settings=desk.settings, until="caught-up", runner_factory=InProcessRunner).wait(

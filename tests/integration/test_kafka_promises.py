@@ -25,7 +25,7 @@ OUTAGES = [
 ]
 
 
-# Where offsets without rows could be taken for rows.
+# The promises for which offsets without rows could be taken for rows.
 COUNTING = [
     *("nothing-skipped", "nothing-twice", "limit-respected", "a-small-limit-goes-on", "no-busy-batches"),
     *("resumes", "seeks-back", "records-is-not-too-small", "caught-up-in-the-end", "lag-goes-to-zero"),
@@ -72,7 +72,7 @@ class TopicHarness(SpoutHarness):
 
 
 class TransactionsHarness(TopicHarness):
-    """Offsets without rows: after each append an aborted record, and a marker for either transaction."""
+    """Offsets without rows: after each append an aborted record, and a marker for each transaction."""
 
     def __init__(self, topics: Topics, topic: str) -> None:
         super().__init__(topics, topic)
@@ -88,7 +88,7 @@ class TransactionsHarness(TopicHarness):
 
 
 class FreezingHarness(TopicHarness):
-    """Each partition on a broker of its own; hidden is the one whose broker is frozen."""
+    """Each partition is on a broker of its own; a partition is hidden by freezing its broker."""
 
     brokers = (2, 1)
 
@@ -98,7 +98,7 @@ class FreezingHarness(TopicHarness):
         self.frozen: set[str] = set()
 
     def create(self) -> KafkaSource:
-        # Only the broker that stays: a client may spend its connect timeout on a frozen one.
+        # Only the broker that is never frozen: a client may spend its connect timeout on a frozen one.
         bootstrap = f"127.0.0.1:{self.kafka.port_of(self.brokers[1])}"
         return KafkaSource(self.topic, bootstrap, partition_discovery_seconds=0.2)
 
@@ -108,7 +108,7 @@ class FreezingHarness(TopicHarness):
     def hide(self, partition: str) -> None:
         self.frozen.add(partition)
         process = self.signal(partition, signal.SIGSTOP)
-        # On a busy machine its threads may go on for a moment, and answer.
+        # On a busy machine, threads of the broker may go on for a moment and answer.
         assert wait_until(lambda: process.status() == psutil.STATUS_STOPPED, 60)
 
     def show(self, partition: str) -> None:

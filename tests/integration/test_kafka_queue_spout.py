@@ -1,4 +1,4 @@
-"""`KafkaQueueSpout` over a real broker: offsets, groups that change, what a killed process had."""
+"""`KafkaQueueSpout` over a real broker: offsets, groups that change, and what a killed process had read."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def source(topics: Topics, topic: str, **options: Any) -> KafkaSource:
 
 
 class Reading:
-    """A spout that is asked until it has what the test waits for: joining a group takes some calls."""
+    """A spout that is asked until it has what the test waits for: joining a group takes several calls."""
 
     def __init__(
         self, topics: Topics, topic: str, opened: list[OpenSpout], *, task: int = 0, **options: Any
@@ -64,7 +64,7 @@ class Reading:
             self.rows.append(row)
 
     def until(self, count: int) -> list[KafkaMessage]:
-        """Its messages, at least so many."""
+        """Ask until there are this many messages or more; return them."""
         drive([self], lambda: len(self.ids) >= count, f"{count} records")
         return self.ids
 
@@ -141,7 +141,7 @@ def test_a_failed_record_is_emitted_again_from_memory(
     reading.step()
     assert (reading.ids, reading.rows) == ([first], [("a", 0, 0)])
     reading.spout.ack(first)
-    reading.spout.fail(first)  # a message that comes too late
+    reading.spout.fail(first)  # too late: it was acked
     reading.step()
     assert reading.ids == [first]
 
@@ -161,7 +161,7 @@ def test_a_partition_that_moves_is_forgotten_and_goes_on_behind_what_is_complete
     drive([old, new], lambda: len(new.ids) == 2, "the new task has its partition")
     (moved,) = {message.partition for message in new.ids}
     assert new.offsets == [2, 3]
-    # What the old task hears of the moved partition now changes nothing.
+    # What the old task is now told about the moved partition changes nothing.
     old.forget()
     late = next(message for message in ids if (message.partition, message.offset) == (moved, 2))
     old.spout.fail(late)
@@ -172,7 +172,7 @@ def test_a_partition_that_moves_is_forgotten_and_goes_on_behind_what_is_complete
     new.opened.close()
     drive([old], lambda: len(old.ids) == 2, "the partition is back")
     assert old.offsets == [2, 3]
-    old.spout.ack(late)  # of the former assignment
+    old.spout.ack(late)  # an ack for the former assignment
     drive([old], lambda: True, "one more step")
     old.forget()
     old.spout.fail(KafkaMessage(unique, moved, 2, late.assignment))
@@ -241,7 +241,7 @@ def test_a_group_may_begin_at_the_end(
     reading = Reading(topics, unique, opened, group=group, source=given)
 
     def read_something() -> bool:
-        topics.send(unique, [b"new"])  # until one comes after the group has got its place
+        topics.send(unique, [b"new"])  # until one comes after the group has its place
         return bool(reading.rows)
 
     drive([reading], read_something, "a new record")

@@ -1,4 +1,4 @@
-"""JSON values read from a real broker: the schema's columns, or an error that names the record."""
+"""JSON values read from a real broker give the schema's columns, or an error that names the record."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def topics(services: Services) -> Iterator[Topics]:
 
 
 def read(topics: Topics, name: str, *ranges: tuple[int, int], **options: Any) -> pa.Table:
-    """The rows of these ranges of partitions 0, 1, ..."""
+    """Return the rows of these ranges of partitions 0, 1, ..."""
     source = KafkaSource(name, topics.address, **{"value_format": "json", "schema": SCHEMA, **options})
     emitter = source.emitter(SpoutContext("json", "lines", {}))
     try:
@@ -87,7 +87,7 @@ def test_a_record_that_does_not_fit_is_named(topics: Topics, unique: str) -> Non
 def test_sums_over_the_topics_of_a_pattern(
     topics: Topics, services: Services, sqlite_url: str, tmp_path: Path, unique: str
 ) -> None:
-    """From run to run: new topics are read; a value that does not fit, or a topic that is gone, ends one."""
+    """Each run reads new topics too; a value that does not fit, or a topic that is gone, ends a run."""
     source = KafkaSource(
         topic_pattern=f"{unique}-.*", value_format="json", schema="user string, cents bigint"
     )

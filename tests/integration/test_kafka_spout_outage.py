@@ -19,7 +19,7 @@ from txstream.spouts.kafka import KafkaRange, KafkaSource
 
 ATTEMPT = attempt()
 MANY = 1_000_000
-DEADLINE_SECONDS = 2.0  # of a plan; what is not readable by then is left out
+DEADLINE_SECONDS = 2.0  # for a plan; what cannot be read by then is left out
 
 
 @pytest.fixture
@@ -44,12 +44,12 @@ def topic(topics: Topics, unique: str) -> str:
 
 @pytest.fixture
 def freeze(kafka: EmbeddedKafka) -> Iterator[Callable[..., None]]:
-    """Stops a broker as SIGSTOP does, and lets it go on."""
+    """Stops a broker by SIGSTOP, and lets it go on."""
 
     def switch(frozen: bool, node: int = 2) -> None:
         process = kafka.identities[node].pid
         os.kill(process, signal.SIGSTOP if frozen else signal.SIGCONT)
-        if frozen:  # until its first thread has run, the others still answer
+        if frozen:  # the others still answer until its first thread has run
             wait_until(lambda: has_stopped(process), f"broker {node} has stopped")
 
     yield switch
@@ -106,7 +106,7 @@ def test_a_start_goes_on_without_the_frozen_broker(
     freeze(True, frozen)
     coordinator = KafkaSource(topic, kafka.address).coordinator(SpoutContext("outage", "lines", {}))
     plan = coordinator.plan({}, MANY)
-    # Numbers of partitions are one less than those of their brokers.
+    # A partition's number is one less than its broker's.
     assert {name for name, meta in plan.items() if isinstance(meta, Unavailable)} == {f"{topic}/{frozen - 1}"}
     with pytest.raises(PartitionUnavailableError, match=f"{topic}/{frozen - 1}: "):
         coordinator.targets()

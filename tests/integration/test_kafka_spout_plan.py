@@ -43,7 +43,7 @@ def open_plan(topics: Topics) -> Iterator[Any]:
 
 
 def spans(plan: Mapping[str, KafkaRange | Unavailable]) -> dict[str, tuple[int, int]]:
-    """Start and end by partition number."""
+    """Return start and end by partition number."""
     found = ((name.rpartition("/")[2], (meta.start, meta.end)) for name, meta in ranges(plan).items())
     return dict(sorted(found))
 
@@ -111,7 +111,7 @@ def test_latest_is_what_the_log_ended_with_when_the_run_began(
     coordinator = open_plan(unique, starting_offsets="latest")
     assert spans(coordinator.plan({}, MANY)) == {"0": (10, 10), "1": (0, 0)}
     fill(topics, unique, 3)
-    # No batch has been opened yet, so there is no place: what came meanwhile is still not passed over.
+    # No batch has been opened yet, so no place is stored; even so, what came meanwhile is not skipped.
     assert spans(coordinator.plan({}, MANY)) == {"0": (10, 13), "1": (0, 0)}
     targets = coordinator.targets()
     assert coordinator.lag_records({}, targets) == 3
@@ -152,7 +152,7 @@ def test_an_open_transaction_holds_the_end_back(topics: Topics, unique: str, ope
     targets = committed.targets()
     assert committed.reached(after({}, plan), targets)
     assert not everything.reached(after({}, plan), everything.targets())
-    # A place from a run that read everything is beyond what is stable, and not lost.
+    # The place of a run that read uncommitted records is beyond what is stable, but not lost.
     assert committed.plan({name: KafkaRange(0, 8)}, MANY) == {}
     producer.commit_transaction()
     producer.close()
@@ -190,7 +190,7 @@ def test_what_retention_took_is_lost_or_a_recorded_gap(topics: Topics, unique: s
     assert plan[name] == KafkaRange(60, 65, last[name].topic_id, skipped_from=10)
     assert skipping.plan(after(last, plan), 5)[name] == KafkaRange(65, 70, last[name].topic_id)
     topics.delete_before(unique, 0, 100)
-    plan = skipping.plan(last, 5)  # nothing is left to read, but the place moves
+    plan = skipping.plan(last, 5)  # nothing is left to read, but the place moves on
     assert plan[name] == KafkaRange(100, 100, last[name].topic_id, skipped_from=10)
     with pytest.raises(DataLostError, match="cannot be read again"):  # a stored plan is never skipped
         skipping.unreadable(last)
@@ -208,12 +208,12 @@ def test_a_topic_created_again(topics: Topics, unique: str, open_plan: Any) -> N
     assert isinstance(skipping.plan(last, MANY)[name], Unavailable)
     topics.create(unique)
     restarted = open_plan(unique)
-    for records in (0, 5):  # fewer than the old one had: no goal may be taken for reached
+    for records in (0, 5):  # fewer than the old topic had: no goal may count as reached
         fill(topics, unique, records)
         targets = restarted.targets()
         assert not restarted.reached(last, targets)
         assert restarted.lag_records(last, targets) == records
-    fill(topics, unique, 25)  # more than the old one had: offsets alone show nothing
+    fill(topics, unique, 25)  # more than the old topic had: offsets alone do not show that it is another one
     with pytest.raises(DataLostError, match="deleted and created again"):
         wait_until(lambda: restarted.plan(last, MANY).get("never"), "the loss is noticed")
     with pytest.raises(DataLostError, match="deleted and created again"):

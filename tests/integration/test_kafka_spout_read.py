@@ -1,4 +1,4 @@
-"""Reading planned ranges from a real broker: exactly what was planned, or an error."""
+"""Reading planned ranges from a real broker gives exactly what was planned, or an error."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_all_columns(topics: Topics, unique: str, open_reading: Any) -> None:
 
 
 def test_one_emitter_reads_any_ranges_in_any_order(topics: Topics, unique: str, open_reading: Any) -> None:
-    """What a consumer that seeks could get wrong: data prefetched for another range, pauses that survive."""
+    """A consumer that seeks could get this wrong: data prefetched for another range, pauses that stay."""
     topics.create(unique, 2)
     fill(topics, unique, 1000, 0)
     topics.send(unique, [b"w%d" % number for number in range(1000)], 1)
@@ -177,7 +177,7 @@ def test_several_partitions_are_read_together_in_order(
     fill(topics, other, 10)
     metas = {f"{unique}/{number}": KafkaRange(number, 4000 - number) for number in range(3)}
     metas |= {f"{other}/0": KafkaRange(0, 10), f"{unique}/nothing": KafkaRange(3, 3)}
-    # Small fetches: every range takes many, and they take turns.
+    # Fetches are small, so that every range takes many and the ranges take turns.
     reading = open_reading(unique, other, client_options={"fetch_max_bytes": 20_000})
     got: dict[str, list[int]] = {}
     for name, batch in reading.emitter.emit_many(ATTEMPT, metas):
@@ -200,7 +200,7 @@ def test_transactions(topics: Topics, unique: str, open_reading: Any) -> None:
     committed = open_reading(unique)
     assert committed.table(name, 0, 9).column("value").to_pylist() == ["a", "b", "c", "d"]
     assert committed.offsets(name, 0, 9) == [0, 1, 6, 7]
-    # A range may end in a marker, begin in an aborted transaction, or hold nothing but such things.
+    # A range may end in a marker, begin in an aborted transaction, or hold nothing else.
     assert committed.values(name, 0, 3) == ["a", "b"]
     assert committed.values(name, 0, 2) == ["a", "b"]
     assert committed.values(name, 1, 4) == ["b"]
@@ -226,7 +226,7 @@ def test_a_compaction_gap_is_not_a_short_read(topics: Topics, unique: str, open_
     name = f"{unique}/0"
 
     def compacted() -> bool:
-        topics.send(unique, [b"roll"], key=b"same")  # a new segment begins with a record, not by itself
+        topics.send(unique, [b"roll"], key=b"same")  # only a new record makes a segment begin
         return reading.offsets(name, 0, 51) == [50]
 
     wait_until(compacted, "the log is compacted")
@@ -327,7 +327,7 @@ def test_a_frozen_first_address_leaves_time_for_the_others(topics: Topics, uniqu
     topics.send(unique, [b"x"])
     with socket.create_server(("127.0.0.1", 0)) as silent:
         addresses = f"127.0.0.1:{silent.getsockname()[1]},{topics.address}"
-        for _ in range(3):  # the order in which addresses are tried is random
+        for _ in range(3):  # addresses are tried in random order
             context = SpoutContext("reading", "lines", {}, connect_timeout_seconds=4.0)
             emitter = KafkaSource(unique, addresses).emitter(context)
             try:

@@ -1,4 +1,4 @@
-"""A broker that wants TLS and a password, and that closes idle connections soon."""
+"""A broker that demands TLS and a password, and that soon closes idle connections."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MANY = 1_000_000
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A key store for the broker and, for clients, the certificate in it."""
+    """A key store for the broker, and its certificate for clients."""
     folder = tmp_path_factory.mktemp("tls")
     keytool = str(find_java().path.resolve().with_name("keytool"))
     store = ["-alias", "broker", "-keystore", str(folder / "broker.p12"), "-storepass", PASSWORD]
@@ -87,7 +87,7 @@ def test_client_options_reach_driver_and_executor(
     plan = ranges(coordinator.plan({}, MANY))
     [batch] = emitter.emit(attempt(1), f"{unique}/0", plan[f"{unique}/0"])
     assert batch.column("value").to_pylist() == ["a", "b"]
-    # Both connections are idle now, until the broker has closed them.
+    # Both connections are idle from here until the broker has closed them.
     idle_since = time.monotonic()
     wait_until(lambda: time.monotonic() - idle_since > 3.0, "the broker closes idle connections")
     assert coordinator.plan({}, MANY) == plan

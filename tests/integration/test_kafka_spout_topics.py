@@ -69,7 +69,7 @@ def after(
 
 
 def lost(plan: Any, what: str) -> None:
-    """Every call is one plan; a loss is told once a second look has confirmed it."""
+    """Call plan until it raises DataLostError: a loss is reported once a second look has confirmed it."""
     with pytest.raises(DataLostError, match=what):
         wait_until(lambda: plan().get("never"), "the loss is noticed")
 
@@ -114,7 +114,7 @@ def test_a_pattern_that_matches_nothing_waits(
     topics.create(unique)
     fill(topics, unique, 3)
     wait_until(coordinator.is_ready, "the topic is found")
-    # It was not there when the run began, so nothing of it is passed over.
+    # The topic did not exist when the run began, so nothing of it is passed over.
     assert spans(coordinator.plan({}, MANY)) == {f"{unique}/0": (0, 3)}
 
 
@@ -144,7 +144,7 @@ def test_a_topic_of_a_pattern_that_goes_is_lost_data(topics: Topics, unique: str
 def test_a_topic_of_a_pattern_that_went_while_nothing_ran(
     topics: Topics, unique: str, open_plan: Any
 ) -> None:
-    """Only the stored places tell of it: neither readiness nor a reached goal may hide the loss."""
+    """Only the stored places show the loss: neither readiness nor a reached goal may hide it."""
     topics.create(unique)
     fill(topics, unique, 5)
     last = after({}, open_plan(topic_pattern=f"{unique}.*").plan({}, 3))
@@ -200,10 +200,10 @@ def test_a_start_by_timestamp(topics: Topics, unique: str, open_plan: Any) -> No
     rules = {"*": start, f"{unique}/0": NOON + 8 * SECOND, f"{unique}/1": 1, f"{unique}/2": "earliest"}
     plan = spans(open_plan(topics=unique, starting_offsets=rules).plan({}, MANY))
     assert plan == {**expected, f"{unique}/0": (8, 10), f"{unique}/1": (1, 2), f"{unique}/2": (0, 2)}
-    # What comes behind the end that stood for the timestamp is read, also when its own is an older one.
+    # What comes after the end that stood for the timestamp is read, even if its own timestamp is older.
     send_at(topics, unique, NOON, partition=2)
     assert spans(coordinator.plan({}, MANY))[f"{unique}/2"] == (2, 3)
-    # Places go before starts, and partitions that appear later begin at their beginning.
+    # Stored places go before starts, and partitions that appear later are read from their beginning.
     last = after({}, first)
     topics.add_partitions(unique, 5)
     send_at(topics, unique, NOON, partition=4)
@@ -244,7 +244,7 @@ def test_a_start_by_timestamp_sees_what_the_reader_may_see(
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EmbeddedKafka, str]]:
-    """A broker with access rules and the address where one logs in; without a login one may do everything."""
+    """A broker with access rules, and its address for logging in; without a login, everything is allowed."""
     plain = free_port()
     login = free_port(frozenset({plain}))
     controller = free_port(frozenset({plain, login}))
@@ -315,7 +315,7 @@ def test_topics_that_may_not_be_described_are_reported_and_not_taken_for_gone(
 def wait_for_plan(
     coordinator: KafkaPartitionCoordinator, expected: dict[str, tuple[int, int]]
 ) -> Mapping[str, KafkaRange]:
-    """Rules reach a broker a little after they are made."""
+    """Wait for a plan: rules reach a broker some time after they are made."""
 
     def planned() -> bool:
         plan = coordinator.plan({}, MANY)

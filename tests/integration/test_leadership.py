@@ -1,7 +1,7 @@
 """Two drivers with one topology id: a standby waits and takes over; a frozen leader that wakes is fenced.
 
-All this is between the drivers, ZooKeeper and the database: one pair of drivers has Spark, the others do
-without. Every test waits for a session to end: they do so side by side.
+All this is between the drivers, ZooKeeper and the database, so only one pair of drivers runs on Spark. Every
+test waits for a session to end, so they wait side by side.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from txstream.embedded import Services
 LINES = make_lines(4_000)
 SMALL_BATCHES = ["-p", "max_records_per_partition=200"]
 
-# The message timeout bounds how long a frozen driver's open transaction can keep its locks.
+# The message timeout limits how long a frozen driver's open transaction can keep its locks.
 IMPATIENT = """
 import dataclasses
 from txstream.examples import word_count
@@ -40,7 +40,7 @@ def topology(topic: str, table: str, semantics: str = "opaque"):
 
 @dataclass(frozen=True)
 class Succession:
-    """How the first driver and the one that stood by ended, and what the table holds then."""
+    """How the first driver and its standby ended, and what the table holds then."""
 
     first: Outcome
     standby: Outcome
@@ -53,7 +53,7 @@ class Succession:
 
 
 def wait_for_file(path: Path, command: RunningCommand, deadline_seconds: float = 120) -> dict[str, object]:
-    """What the fault wrote before it froze the process."""
+    """Return what the fault wrote before it froze the process."""
     tick = threading.Event()
     for _ in range(int(deadline_seconds / 0.05)):
         if path.exists():
@@ -67,7 +67,7 @@ def wait_for_file(path: Path, command: RunningCommand, deadline_seconds: float =
 
 
 def freeze(launcher: Launcher, arguments: list[str], point: str) -> tuple[RunningCommand, int]:
-    """A driver that has stopped at the point, and the process that has."""
+    """Start a driver that freezes at the point; return it and the pid of the frozen process."""
     told = launcher.directory / "frozen.json"
     driver = launcher.start(*arguments, TXSTREAM_FAULT=f"stop@{point}", TXSTREAM_FAULT_LOG=str(told))
     return driver, int(str(wait_for_file(told, driver)["pid"]))
@@ -105,7 +105,7 @@ def freeze_inside_its_transaction(launcher: Launcher, name: str, semantics: str)
 
 
 def kill_while_one_stands_by(launcher: Launcher, name: str) -> Succession:
-    """The leader waits for data until the standby is there; it dies in its third batch."""
+    """The leader waits for data until the standby is there; it is killed in its third batch."""
     create_topic(launcher.services.kafka, name)
     arguments = launcher.word_count_arguments(name, name, name, *SMALL_BATCHES, "--session-timeout", "4")
     endless = [
@@ -136,7 +136,7 @@ def kill_while_one_stands_by(launcher: Launcher, name: str) -> Succession:
 
 
 def kill_while_one_waits_for_its_lock(launcher: Launcher, name: str) -> Succession:
-    """Inside its transaction a frozen driver keeps SQLite's lock beyond its session."""
+    """A driver that is frozen inside its transaction keeps SQLite's lock longer than its session."""
     truth = fill_topic(launcher.services.kafka, name, LINES)
     arguments = launcher.word_count_arguments(name, name, name, *SMALL_BATCHES)
     leader, _ = freeze(launcher, arguments, "inside-commit:3")
@@ -160,7 +160,7 @@ def successions(
     postgres: PostgresServer,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Ahead[Succession]]:
-    """Each with a topic, a topology and a database of its own."""
+    """Starts the drivers of each test with a topic, a topology and a database of their own."""
 
     def work(
         play: Callable[..., Succession],
@@ -203,20 +203,20 @@ def test_frozen_driver_is_succeeded_and_fenced(succession: Succession, point: st
 
 @pytest.mark.ci
 def test_frozen_driver_is_succeeded_and_fenced_on_spark(succession: Succession) -> None:
-    """Its Spark is not frozen with it, and ends with it."""
+    """Its Spark is not frozen with it, but ends with it."""
     succession.assert_taken_over()
     assert succession.first.status == 3, succession.first.stderr
 
 
 @pytest.mark.parametrize("semantics", [pytest.param("transactional", marks=pytest.mark.ci), "opaque"])
 def test_driver_frozen_inside_its_sql_transaction(succession: Succession, semantics: str) -> None:
-    """PostgreSQL ends a transaction that idles; SQLite has no such thing, its lock ends with the process."""
+    """PostgreSQL ends an idle transaction. SQLite cannot: there the lock ends with the process."""
     succession.assert_taken_over()
     assert succession.first.status == 3, succession.first.stderr
 
 
 def test_standby_takes_over_when_the_leader_is_killed(succession: Succession) -> None:
-    """While the leader's session lives, the standby waits in the election and `--no-wait` is refused."""
+    """As long as the leader's session lives, the standby waits in the election and `--no-wait` is refused."""
     succession.assert_taken_over()
     assert succession.first.status == -signal.SIGKILL
 

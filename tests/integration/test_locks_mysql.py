@@ -1,4 +1,4 @@
-"""Locks of a MariaDB and a MySQL: what sessions that write at once, freeze or are ended do to each other."""
+"""Locks of a MariaDB and a MySQL, between sessions that write at once, freeze or are ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TestLocks(ServerLocks):
         return url
 
     def is_waiting(self, url: str) -> bool:
-        # Not innodb_trx: it is as it was for as long as it is asked for more often than every 100 ms.
+        # Not from innodb_trx: as long as it is read more often than every 100 ms, it is not refreshed.
         ((_, waits),) = ask(url, "SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'")
         return int(waits) > 0
 

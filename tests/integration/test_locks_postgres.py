@@ -1,6 +1,6 @@
-"""Locks of a PostgreSQL: what sessions that write at once, freeze or are ended do to each other.
+"""Locks of a PostgreSQL, between sessions that write at once, freeze or are ended.
 
-`ServerLocks` holds for every server; the tests of MariaDB and MySQL run it too.
+`ServerLocks` is a suite for every server; the tests of MariaDB and MySQL run it too.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ OPAQUE = Semantics.OPAQUE
 
 
 class ServerLocks(test_sql_locks.TestLocks):
-    """Where two sessions can write at once, and REPEATABLE READ is what a session has that does not say."""
+    """For servers where two sessions can write at once, and whose default is REPEATABLE READ."""
 
     begin = ()
     lock_timeout: ClassVar[tuple[str, str]]
-    """How a session's lock timeout is asked for, and what it is with a message timeout of ten seconds."""
+    """The query for a session's lock timeout, and its answer with a message timeout of ten seconds."""
 
     def is_waiting(self, url: str) -> bool:
-        """Does a session of this database wait for a lock?"""
+        """Return whether a session of this database waits for a lock."""
         raise NotImplementedError
 
     def end_session(self, url: str) -> None:
-        """End the session of this database that is in a transaction, and return when it has ended."""
+        """End the session of this database that is in a transaction; return when it has ended."""
         raise NotImplementedError
 
     # --- tasks ----------------------------------------------------------------------------------------
 
     def test_tasks_of_one_attempt_write_side_by_side(self, rig: Rig, held: Held) -> None:
-        """The fence is taken in share mode."""
+        """They can because they take the fence in share mode."""
         under = rig.begin(1)
         with tasks(2) as pool:
             shares = [pool.submit(rig.write, under, {key: 1}) for key in "ab"]
@@ -61,7 +61,7 @@ class ServerLocks(test_sql_locks.TestLocks):
 
     @pytest.mark.parametrize("path", ["begin", "commit"])
     def test_whoever_waited_for_a_task_undoes_what_it_wrote(self, rig: Rig, held: Held, path: str) -> None:
-        """Under REPEATABLE READ, the server's default here, it would see nothing of it, without an error."""
+        """Under REPEATABLE READ, the server's default here, the undo would see nothing and raise no error."""
         rig.commit(1, {"a": 1})
         under = rig.begin(2)
         with tasks(1) as pool, ThreadPoolExecutor(1) as later, another(rig) as driver:
@@ -112,12 +112,12 @@ class ServerLocks(test_sql_locks.TestLocks):
 
     def test_a_task_that_freezes_loses_its_transaction(self, rig: Rig, held: Held) -> None:
         """A lost executor that is frozen inside its transaction would hold the fence for ever. The server
-        ends it before the topology's message timeout; woken, the task is told, and has written nothing."""
+        ends it before the topology's message timeout. Woken, the task gets an error; it wrote nothing."""
         with another(rig, message_timeout_seconds=2.0) as frozen, tasks(1) as pool:
             under = rig.begin(1)
             share = pool.submit(frozen.write, under, {"a": 1})
             held.wait_for(1)
-            rig.commit(1, {"b": 1})  # which waits until then
+            rig.commit(1, {"b": 1})  # waits until that has happened
             held.go_on.set()
             with pytest.raises(ServiceUnavailableError):
                 share.result(PATIENCE_SECONDS)
@@ -126,7 +126,7 @@ class ServerLocks(test_sql_locks.TestLocks):
     # --- drivers --------------------------------------------------------------------------------------
 
     def test_statements_of_a_small_commit(self, rig: Rig) -> None:
-        """Each is a round trip; BEGIN and COMMIT come on top."""
+        """Each statement is a round trip; BEGIN and COMMIT are extra."""
         rig.commit(1, {"a": 1})
         statements: list[str] = []
         sa.event.listen(
@@ -144,7 +144,7 @@ class ServerLocks(test_sql_locks.TestLocks):
 
     def test_restore_sees_what_the_transaction_committed_that_it_waited_for(self, rig: Rig) -> None:
         """Attempt 2 waits at the fence while attempt 1 of the same txid commits {x, y}; it must undo that.
-        The server's default is REPEATABLE READ, under which it would restore nothing, without an error."""
+        Under the server's default, REPEATABLE READ, it would restore nothing and raise no error."""
         first, second = open_sql_database(rig.url), open_sql_database(rig.url)
         inside, go_on = threading.Event(), threading.Event()
 
@@ -196,7 +196,7 @@ class ServerLocks(test_sql_locks.TestLocks):
             assert slow.values() == {"new": 110, "there": 111}
 
     def test_a_lock_that_stays_is_told(self, rig: Rig) -> None:
-        """Somebody's session without our timeouts."""
+        """The lock is held by somebody else's session, which has none of our timeouts."""
         engine = sa.create_engine(rig.url)
         with engine.connect() as other:
             other.exec_driver_sql("UPDATE txstream_fence SET attempt = attempt")
@@ -220,7 +220,7 @@ class ServerLocks(test_sql_locks.TestLocks):
 
     def test_a_frozen_writer_is_ended_and_writes_nothing(self, rig: Rig) -> None:
         """Hole 2 with a lock: a driver freezes inside its transaction. Its successor gets the fence when the
-        server ends that transaction; woken, the driver is told, and writes nothing."""
+        server ends that transaction. Woken, the driver gets an error and writes nothing."""
         frozen_database = open_sql_database(rig.url, message_timeout_seconds=1.0)
         frozen = Rig(frozen_database, rig.url)
         inside, wake = threading.Event(), threading.Event()

@@ -1,4 +1,4 @@
-"""Passwords and TLS, as a real MariaDB and a real MySQL want them."""
+"""Passwords and TLS, as a real MariaDB and a real MySQL demand them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PASSWORD = "pä:ss w@rd/日本 'x'"
 
 @pytest.fixture
 def account(mysql_server: MySQLFamilyServer, unique: str) -> sa.URL:
-    """Of somebody with a password, in an empty database. The server has not seen this account before."""
+    """The URL of an account with a password, in an empty database. The server has never seen this account."""
     url = mysql_server.create_database(unique)
     mysql_server.create_account(unique, f"ALL ON `{unique}`.*", PASSWORD.replace("'", "''"))
     return sa.make_url(url).set(username=unique, password=PASSWORD)
@@ -26,7 +26,7 @@ def account(mysql_server: MySQLFamilyServer, unique: str) -> sa.URL:
 
 @pytest.fixture
 def encrypted(mysql: MySQLServer, unique: str) -> sa.URL:
-    """Of somebody on MySQL who may come with TLS alone, which MySQL has without being told."""
+    """The URL of a MySQL account that must use TLS, which MySQL offers without being configured."""
     url = mysql.create_database(unique)
     mysql.create_account(unique, f"ALL ON `{unique}`.*", "secret")
     mysql.execute(f"ALTER USER `{unique}`@`127.0.0.1` REQUIRE SSL")
@@ -38,7 +38,7 @@ def text(url: sa.URL) -> str:
 
 
 def cipher(url: str) -> str:
-    """What the connection is encrypted with; nothing when it is not. A batch is committed over it."""
+    """Commit a batch over a connection; return its cipher, which is empty without encryption."""
     with contextlib.closing(open_sql_database(url)) as database:
         rig = Rig(database, url).join()
         rig.commit(1, {"a": 1})

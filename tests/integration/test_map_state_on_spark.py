@@ -19,7 +19,7 @@ from support.spark_standalone import SparkStandalone
 def test_an_executor_that_dies_when_it_has_written_counts_once(
     cluster: SparkStandalone, tmp_path: Path
 ) -> None:
-    """Processes that come after it, and those that were there before, keep no row that is not so any more."""
+    """No process, new or old, may keep a cached row that is no longer true."""
     driver = subprocess.run(
         [sys.executable, "-m", "support.killed_states", cluster.url, tmp_path],
         env={**os.environ, "PYTHONPATH": str(TESTS)},

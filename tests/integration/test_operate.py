@@ -1,4 +1,4 @@
-"""`txstream pause`, `resume` and `stop`, typed against drivers in other processes, over a real ZooKeeper."""
+"""`txstream pause`, `resume` and `stop` for drivers in other processes, over a real ZooKeeper."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DEADLINE_SECONDS = 120
 
 @contextmanager
 def driver(launcher: Launcher, name: str, *more: str) -> Iterator[RunningCommand]:
-    """A run without an end, a few lines to a batch."""
+    """Run a topology without an end, with a few lines to a batch."""
     run = launcher.without_spark.start(
         *("run", WORD_COUNT, "--id", name, "-p", f"topic={name}", "-p", f"table={name}"),
         *("-p", "max_records_per_partition=10", "--json", "--session-timeout", "1", *more),

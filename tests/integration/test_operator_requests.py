@@ -37,7 +37,7 @@ def proxy(services: Services) -> Iterator[Proxy]:
 
 @pytest.fixture
 def session_seconds() -> float:
-    """Long enough for a session not to end, however slow the machine is."""
+    """So long that no session ends, however slow the machine is."""
     return 20.0
 
 
@@ -75,7 +75,7 @@ def test_a_watch_survives_a_lost_session(backend: Real, cut_off: Real, proxy: Pr
     store.watch_requests(told)
     assert told.wait(1)
     proxy.cut()
-    # The session has ended on the server before it is let through again.
+    # Only once the session has ended on the server is it let through again.
     assert wait_until(lambda: backend.zk.leader(backend.topology_id) is None, 60)
     proxy.restore()
     assert told.wait(2)

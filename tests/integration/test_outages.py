@@ -1,4 +1,4 @@
-"""Services that go away and come back while a topology runs: it waits or goes on, and ends exact."""
+"""Services that go away and come back while a topology runs: it waits or goes on, and stays exact."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from txstream.zookeeper import ZooKeeperProgress
 
 
 class At:
-    """A listener that runs an action once, when a batch gets to a point."""
+    """A listener that runs an action once, when a batch reaches a point."""
 
     def __init__(self, point: Point, txid: int, action: Callable[[], None]) -> None:
         self.point, self.txid, self.action = point, txid, action
@@ -119,8 +119,8 @@ def test_a_broker_killed_while_a_batch_is_processed(
     semantics: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Txid 2 fails when 8 of 16 partitions have gone. A transactional replay waits for them, says so to
-    everybody, and holds the same; an opaque one goes on, and their records come in a later txid."""
+    """Txid 2 fails when 8 of 16 partitions have gone. A transactional replay waits for them, says so
+    everywhere, and holds the same records. An opaque one goes on, and those records come in a later txid."""
     lines = make_lines(3_200)
     with Topics(own_kafka.address) as topics:
         topics.create(unique, replicas={number: [1 + number % 2] for number in range(16)})
@@ -178,7 +178,7 @@ def test_a_broker_killed_while_a_batch_is_processed(
 
 
 def stored_metas(settings: txstream.Settings, topology_id: str) -> dict[str, Any]:
-    """What ZooKeeper has of txid 2, by partition."""
+    """Return the metas that ZooKeeper stores for txid 2, by partition."""
     with open_zookeeper(settings) as zookeeper:
         stored = ZooKeeperProgress(zookeeper, topology_id, PlainCodec()).load().batches.get(Txid(2))
     return {} if stored is None else dict(stored.metas.partitions)

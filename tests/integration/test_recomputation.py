@@ -1,5 +1,5 @@
-"""What Spark computes again gives the same: blocks dropped, executors killed or frozen, messages in any
-order."""
+"""Spark must get the same result when it computes something again: blocks dropped, executors killed or
+frozen, messages in any order."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_what_was_dropped_between_the_phases_is_computed_again(spark: SparkSessi
 
 
 def one_stage(file: Path) -> Topology:
-    """Without an exchange before the commit phase, what is computed again begins with the source."""
+    """There is no exchange before the commit phase, so recomputation begins with the source."""
     source = NotedSource(file=file)
     builder = TransactionalTopologyBuilder("again", "lines", OpaqueSpout(source), 2)
     builder.set_bolt("split", Words(), 2).local_or_shuffle_grouping("lines")
@@ -138,7 +138,7 @@ def test_a_commit_that_reads_again_reads_the_ranges_of_its_own_attempt(
 def test_what_cannot_be_read_again_is_told_as_what_it_is(
     spark: SparkSession, tmp_path: Path, unique: str, frame: bool
 ) -> None:
-    """An outage is waited for and replayed; as a bug in a bolt it would end the run."""
+    """An outage is waited for and the batch replayed; reported as a bug in a bolt, it would end the run."""
     away = tmp_path / "away"
     builder = TransactionalTopologyBuilder("away", "lines", OpaqueSpout(NotedSource(away=away)), 2)
     builder.set_bolt("split", Words(), 2).local_or_shuffle_grouping("lines")
@@ -200,7 +200,7 @@ def test_executors_frozen_and_killed_while_a_batch_is_worked_on_between_its_phas
     )
     assert driver.returncode == 0, driver.stderr
     results = pickle.loads((tmp_path / "results").read_bytes())
-    # The frozen one woke when its successor was long committed.
+    # The frozen executor woke when its successor had long been committed.
     frozen = results["frozen"]
     assert frozen["states"] == ["failed", "committed"]
     assert frozen["zombie"] == ["StaleAttemptError"]
@@ -208,7 +208,7 @@ def test_executors_frozen_and_killed_while_a_batch_is_worked_on_between_its_phas
     assert results["killed while it works"] == without_spark(captured(held(tmp_path), unique))
     assert results["all killed between"] == without_spark(captured(diamond(), unique))
     assert results["one killed between"] == results["undisturbed"]
-    # Other executors wrote the shares again under the same attempt: every row has it once.
+    # Other executors wrote the shares again under the same attempt: every row counts them once.
     written = results["killed while they write"]
     assert written["rows"] == [(2, 1, 2, 300)]
     assert [row[2:] for row in written["ledger"]] == 2 * [("committed", 300)]
@@ -223,7 +223,7 @@ def test_executors_frozen_and_killed_while_a_batch_is_worked_on_between_its_phas
         assert len({tuple(words[:2]) for words in read}) == attempts
         if name == "diamond":
             assert len(read) >= 2 * len(ranges_planned), "not all was read again"
-    # The driver has stopped its executors in good order: what was open in them is closed.
+    # The driver has stopped its executors in good order, so what was open in them is closed.
     assert results["open at the end"]
     assert wait_until(lambda: results["open at the end"] <= closed(tmp_path), 60)
 

@@ -53,7 +53,7 @@ def test_an_entry_stands_in_redis_until_its_tree_is_complete(
     spout = OpenSpout(make(redis_server, unique))
     assert spout.take() == [(ids[0], (1,)), (ids[1], (2,)), (ids[2], (3,))]
     spout.spout.ack(ids[1])
-    assert pending(client, unique) == 3  # sent with the next question
+    assert pending(client, unique) == 3  # acks are sent with the next question
     assert spout.take() == []
     assert [entry["message_id"] for entry in client.xpending_range(unique, "topology", "-", "+", 9)] == [
         ids[0],
@@ -76,7 +76,7 @@ def test_a_failed_entry_is_emitted_again_from_memory(
     spout.spout.fail(first)
     assert spout.take() == [(first, (1,))]
     spout.spout.ack(first)
-    spout.spout.fail(first)  # a message that comes too late
+    spout.spout.fail(first)  # too late: it was acked
     assert spout.take() == []
     spout.spout.ack(second)
     spout.close()
@@ -168,7 +168,7 @@ def test_what_another_consumer_left_is_claimed_after_a_while(
 
     wait_until(all_claimed, "everything is claimed", 10)
     assert sorted(found) == ids
-    assert alive.take() == []  # its own are not claimed from itself
+    assert alive.take() == []  # it does not claim its own entries from itself
 
 
 def test_a_deleted_entry_is_let_go(
@@ -191,7 +191,7 @@ def test_where_a_new_group_begins(
     spout = OpenSpout(make(redis_server, unique, start=first if start == "first" else start))
     assert [values[0] for _, values in spout.take()] == expected
     add(client, unique, 3)
-    # The group is there now, and goes on where it was.
+    # The group exists now, and goes on where it was.
     again = OpenSpout(make(redis_server, unique, start="latest"), task=1)
     assert [values[0] for _, values in again.take()] == [3]
 

@@ -1,4 +1,4 @@
-"""`Last` and functions of the user's over Spark tasks: folded in each, merged, stored by both paths."""
+"""`Last` and users' own functions over Spark tasks: folded in each, merged, stored by both paths."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def storing(source: MemorySpout, commit: Literal["driver", "executors"]) -> Topo
         most=Max("text"),
     )
     builder.set_bolt("store", store, parallelism=2).fields_grouping("log", "word")
-    # What is last is told by fields that this bolt does not emit: it must have all of a key's tuples.
+    # Which value is the last depends on fields that this bolt does not emit: it needs all tuples of a key.
     reduce = ReduceBolt("word", x=Last("x", by=("at", "text")), n=Count())
     builder.set_bolt("reduce", reduce, parallelism=2).fields_grouping("log", "word")
     per_batch = SqlState("per_batch", key="word string", value="x bigint, n bigint")
@@ -90,7 +90,7 @@ def test_every_task_folds_and_the_whole_is_right(
     monkeypatch: pytest.MonkeyPatch,
     commit: Literal["driver", "executors"],
 ) -> None:
-    # So few records would be worth one Spark task.
+    # Otherwise so few records would be worth only one Spark task.
     monkeypatch.setattr(txstream.engine.batch.sizing, "ONE_TASK_RECORDS", 0)
     monkeypatch.setattr(txstream.engine.batch.sizing, "_TWO_TASK_RECORDS", 0)
     partitions = {name: rows_of(name, seed) for seed, name in enumerate("pqr")}

@@ -115,7 +115,7 @@ class TestKeys:
 
 class TestRefusals:
     def test_a_read_only_server(self, url: str, server: MySQLFamilyServer) -> None:
-        """What was being committed is not, and goes on when the server can be written again."""
+        """A commit in progress fails, and goes on once the server can be written again."""
         server.create_account("writer", "ALL ON `db%`.*")
         with contextlib.closing(open_sql_database(url.replace("root@", "writer@"))) as database:
             rig = Rig(database, url).join()

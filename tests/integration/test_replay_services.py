@@ -52,7 +52,7 @@ class Desk:
         )
 
     def znodes(self) -> dict[str, tuple[Any, int]]:
-        """What ZooKeeper has of the topology, with versions."""
+        """Return the topology's znodes, with their versions."""
         with ZooKeeper(self.services.zookeeper) as zookeeper:
             found: dict[str, tuple[Any, int]] = {}
 
@@ -143,7 +143,7 @@ def test_every_record_behind_a_count(desk: Desk) -> None:
 def test_a_range_that_is_gone_is_data_lost_with_its_offsets(
     desk: Desk, on_data_loss: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the source would go on behind a gap: a replay of other records is none."""
+    """Even if the source would go on after a gap: with other records it would be no replay."""
     desk.start(until="caught-up").wait(60)
     with Topics(desk.services.kafka) as topics:
         topics.delete_before(desk.name, 1, 50)
@@ -164,7 +164,7 @@ def test_a_range_that_is_gone_is_data_lost_with_its_offsets(
 
 
 def test_on_spark_it_is_the_same(desk: Desk, spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches that were committed without Spark, several jobs at once."""
+    """The batches were committed without Spark; several jobs run at once."""
     desk.start(until="caught-up").wait(60)
 
     def on_shared_spark(topology: Any, settings: Any, plan: Any, stack: Any) -> SparkRunner:
@@ -181,7 +181,7 @@ def test_on_spark_it_is_the_same(desk: Desk, spark: Any, monkeypatch: pytest.Mon
 
 
 def test_the_flag_master_runs_it_on_spark(launcher: Launcher, unique: str) -> None:
-    """In a Spark of its own; what Java prints goes into a log. The code is the one that ran here."""
+    """It runs in a Spark of its own; what Java prints goes into a log. The code is what ran here before."""
     fill_topic(launcher.services.kafka, unique, make_lines(40), partitions=2)
     ran = launcher.without_spark.word_count(unique, unique, unique)
     assert ran.status == 0, ran.stderr

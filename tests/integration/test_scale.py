@@ -28,7 +28,7 @@ def until_counted(launcher: Launcher, run: RunningCommand, table: str, truth: di
 
 
 def shown_tasks(launcher: Launcher, topology_id: str, after_txid: int = 0) -> dict[str, Any]:
-    """The first assignment of a later txid; it is stored every ten seconds."""
+    """Return the first assignment of a later txid; assignments are stored every ten seconds."""
     found: list[dict[str, Any]] = []
 
     def is_shown() -> bool:
@@ -58,7 +58,7 @@ def test_a_running_topology_is_scaled_and_shown_and_counts_stay_exact(
         *("-p", f"max_records_per_partition={LINES // 2}", "--json", *conf),
     )
     try:
-        run.wait_for_line("is running")  # by then the table is there
+        run.wait_for_line("is running")  # by then the table exists
         until_counted(launcher, run, unique, truth)
         first = shown_tasks(launcher, unique)
         assert {task["component"] for task in first["tasks"]} == {"lines", "split", "count", "store"}

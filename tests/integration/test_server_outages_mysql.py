@@ -43,7 +43,7 @@ class TestOutages(ServerOutages):
     def test_a_server_that_freezes_when_it_has_committed_is_not_waited_for(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The batch is committed, and giving the connection back asks the server once more."""
+        """The batch is committed by then, but giving the connection back asks the server once more."""
         impatient = open_sql_database(rig.url)
         release = Sessions._release
         with contextlib.ExitStack() as frozen:

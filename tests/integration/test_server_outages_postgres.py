@@ -1,6 +1,6 @@
 """A PostgreSQL that is stopped, killed or frozen, and answers that are lost.
 
-`ServerOutages` holds for every server; the tests of MariaDB and MySQL run it too.
+`ServerOutages` is a suite for every server; the tests of MariaDB and MySQL run it too.
 """
 
 from __future__ import annotations
@@ -32,32 +32,32 @@ _SOCKET = ".s.PGSQL.5432"
 
 
 class Server(Protocol):
-    """A real one."""
+    """A real server."""
 
     def start(self) -> None: ...
 
     def stop(self) -> None:
-        """As a crash would."""
+        """Stop as in a crash."""
 
     def url(self, database: str = ...) -> str: ...
 
 
 class ServerOutages:
-    """Subclasses have a fixture `server`, a Server that a test may stop, and `url` is in it."""
+    """Subclasses have a fixture `server`, a Server that a test may stop, and a `url` in it."""
 
     def freeze(self, url: str | None) -> contextlib.AbstractContextManager[object]:
-        """While open, nothing answers: the session of this database that is in a transaction, or without a
-        database whoever connects."""
+        """While open, the server does not answer the session of this database that is in a transaction;
+        without a database, it does not answer whoever connects."""
         raise NotImplementedError
 
     def losing(self, url: str) -> contextlib.AbstractContextManager[tuple[str, AnswerLosingProxy]]:
-        """A proxy before this database, and the database's URL through it."""
+        """A proxy in front of this database, and the database's URL through it."""
         raise NotImplementedError
 
     def test_restarted_while_nothing_was_going_on(
         self, rig: Rig, server: Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A connection that was idle for long is asked first, so that no batch fails."""
+        """A connection that has been idle for long is tested first, so that no batch fails."""
         monkeypatch.setattr(sessions, "_PING_AFTER_IDLE_SECONDS", 0.0)
         rig.commit(1, {"a": 1})
         server.stop()
@@ -73,7 +73,7 @@ class ServerOutages:
         with contextlib.closing(open_sql_database(rig.url)) as leader:
             assert leader.last_batch("words") == rig.last()
             server.stop()
-            with pytest.raises(ServiceUnavailableError):  # the driver's own error is nobody's to expect
+            with pytest.raises(ServiceUnavailableError):  # and not the database driver's own
                 leader.of("words", rig.uuid, Semantics.OPAQUE).raise_fence(
                     attempt_id(2, 0), lock_timeout_seconds=5
                 )
@@ -119,7 +119,7 @@ class ServerOutages:
             through.close()
 
     def test_a_server_that_freezes_is_given_up(self, rig: Rig) -> None:
-        """It still holds the connection open, so nothing but a deadline of ours ends the wait."""
+        """The server keeps the connection open, so only a deadline of ours ends the wait."""
         impatient = open_sql_database(rig.url, message_timeout_seconds=1.0)
         impatient._dialect.silence_seconds = 1.0  # type: ignore[attr-defined]  # its usual is 10 s more
         with contextlib.ExitStack() as frozen:

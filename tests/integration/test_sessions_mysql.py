@@ -37,7 +37,7 @@ def url(server: MySQLFamilyServer) -> str:
 HOSTILE = {
     "sql_safe_updates": "ON",
     "sql_select_limit": "1",
-    "max_join_size": "1",  # which changes the next one
+    "max_join_size": "1",  # this one changes the next one
     "sql_big_selects": "OFF",
     "sql_quote_show_create": "OFF",
     "completion_type": "'RELEASE'",
@@ -47,7 +47,7 @@ HOSTILE = {
 
 @contextlib.contextmanager
 def given(server: MySQLFamilyServer, defaults: dict[str, str]) -> Iterator[None]:
-    """While open, these are what a new session of this server has."""
+    """While open, new sessions of this server have these defaults."""
     (before,) = server.execute(f"SELECT {', '.join(f'@@global.{name}' for name in defaults)}")
     server.execute(*(f"SET GLOBAL {name} = {value}" for name, value in defaults.items()))
     try:
@@ -58,7 +58,7 @@ def given(server: MySQLFamilyServer, defaults: dict[str, str]) -> Iterator[None]
 
 
 class TestSessions:
-    """What a session is like, whatever the server's defaults: those of the tests' server are others."""
+    """Sessions are the same whatever the server's defaults: the tests' server has others."""
 
     def test_settings(self, rig: Rig, server: MySQLFamilyServer) -> None:
         settings: dict[str, object] = {
@@ -94,7 +94,7 @@ class TestSessions:
     def test_defaults_that_would_lose_or_refuse_something(
         self, url: str, server: MySQLFamilyServer, semantics: Semantics
     ) -> None:
-        """All rows of a SELECT, changes without a key, what is sent after a COMMIT, long keys."""
+        """At risk: all rows of a SELECT, changes without a key, what is sent after a COMMIT, long keys."""
         spec = word_table(
             semantics=semantics,
             value="n bigint, m bigint, t string",
@@ -117,7 +117,7 @@ class TestSessions:
     def test_a_session_that_the_server_ended_between_two_batches(
         self, url: str, server: MySQLFamilyServer
     ) -> None:
-        """MySQL has no other limit for a frozen driver than one for every idle session."""
+        """MySQL's only limit for a frozen driver is the one for every idle session."""
         with (
             given(server, {"wait_timeout": "1"}),
             contextlib.closing(open_sql_database(url, message_timeout_seconds=2.0)) as database,
@@ -133,7 +133,7 @@ class TestSessions:
             assert connection.exec_driver_sql("UPDATE txstream_fence SET attempt = attempt").rowcount == 1
 
     def test_the_definitions_lock_is_given_back(self, rig: Rig) -> None:
-        """It is the session's, so neither a transaction's end nor a failure lets it go by itself."""
+        """The lock is the session's, so neither a transaction's end nor a failure releases it by itself."""
 
         def lock_and_crash() -> None:
             with rig.database.sessions.writing("a test") as (connection, _):
@@ -167,7 +167,7 @@ class TestSessions:
         assert seen == [0, usual]
 
     def test_a_server_that_takes_short_statements(self, url: str, server: MySQLFamilyServer) -> None:
-        """A chunk is cut to what the server takes, and a row that is too long for it is named."""
+        """A chunk is cut to what the server takes; a row that is still too long is named."""
         (before,) = server.execute("SELECT @@global.max_allowed_packet")
         server.execute("SET GLOBAL max_allowed_packet = 65536")
         try:
@@ -186,7 +186,7 @@ class TestSessions:
 
 
 def test_a_log_of_statements_is_told(mysql: MySQLServer, unique: str) -> None:
-    """READ COMMITTED cannot be replicated by it, and only an administrator may change it for a session."""
+    """Such a log cannot replicate READ COMMITTED, and only an administrator may change it for a session."""
     with (
         given(mysql, {"binlog_format": "'STATEMENT'"}),
         contextlib.closing(open_sql_database(mysql.create_database(unique))) as database,

@@ -1,4 +1,4 @@
-"""What a session with PostgreSQL makes of a connection that is cut, a fork, and a database's own encoding."""
+"""What a session with PostgreSQL makes of a cut connection, a fork, and a database's own encoding."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def cut(postgres: PostgresServer, url: str) -> None:
 
 
 class TestCut:
-    """Every error is the framework's own, whatever the driver was doing."""
+    """Every error must be the framework's own, whatever the driver was doing."""
 
     @pytest.fixture(autouse=True)
     def unasked(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """However slow the machine is, the connection counts as one that was in use just now."""
+        """Make the connection count as used just now, however slow the machine is."""
         monkeypatch.setattr(sessions, "_PING_AFTER_IDLE_SECONDS", math.inf)
 
     def test_before_the_lock_timeout_is_set(self, rig: Rig, postgres: PostgresServer) -> None:
@@ -63,7 +63,7 @@ class TestCut:
 
 class TestStatements:
     def test_a_table_that_is_too_large_to_undo_a_batch_in(self, rig: Rig) -> None:
-        """It would be tried for ever: what helps is said."""
+        """It would be tried again for ever, so the error says what helps."""
         rig.commit(1, {"a": 1})
         engine = rig.database.sessions.engine
         rig.database.sessions.dialect.message_timeout_seconds = 0.05
@@ -87,7 +87,7 @@ class TestStatements:
         assert rig.values() == {"a": 2}
 
     def test_large_values_go_in_several(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The server takes no array of a gigabyte, and would say that its data is damaged."""
+        """The server takes no array of a gigabyte, and would call the data damaged."""
         monkeypatch.setattr(postgresql_statements, "_STATEMENT_BYTES", 1000)
         deltas = {f"{number} {'x' * number}": number for number in range(100)}
         statements: list[str] = []

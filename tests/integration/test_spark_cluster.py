@@ -1,7 +1,7 @@
 """A Spark standalone cluster whose workers do not have txstream: the framework is shipped with the run.
 
-While a topology runs on it, an executor is killed, a worker daemon with its executor, the master alone, and
-at last everything: which is why this file comes after others that use the cluster.
+While a topology runs on it, these are killed: an executor, a worker daemon with its executor, the master
+alone, and at last everything. That is why this file comes after others that use the cluster.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Application:
     counts: Callable[[], Mapping[str, int]]
 
     def wait_for(self, lines: list[str]) -> None:
-        """Until exactly these lines are counted; they are never more."""
+        """Wait until exactly these lines are counted; at no time may there be more."""
         truth = count_words(lines)
         wait_until(lambda: self.runs() and self.counts() == truth, f"{len(lines)} lines are counted", 180)
 

@@ -1,4 +1,4 @@
-"""Spark's own Java process: killed, signalled together with its driver, and made anew for each run."""
+"""Spark's own Java process: killed, signalled together with its driver, and new for each run."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from support.texts import create_topic, produce
 from txstream.embedded import Services
 
 # The bolt notes that it is there and waits; with `kill` it ends Java instead, the first time it is called.
-# With `exhaust`, Java is asked for more memory than it may have while the bolt waits. FREEZE=handed out
-# freezes Java as soon as PySpark has handed it out.
+# With `exhaust`, more memory is demanded of Java than it may have, while the bolt waits. With FREEZE=handed
+# out, Java is frozen as soon as PySpark has handed it out.
 USER_MODULE = """
 import os
 import pathlib
@@ -141,7 +141,7 @@ def test_java_is_killed_at_its_start_in_a_batch_and_between_two(
 def test_java_that_is_out_of_memory_ends_and_that_is_told(
     start: Callable[..., RunningCommand], launcher: Launcher, tmp_path: Path, unique: str
 ) -> None:
-    """It would linger, with threads missing, and every batch would time out."""
+    """Otherwise it would linger with threads missing, and every batch would time out."""
     for name in ("hold", "exhaust"):
         (tmp_path / name).touch()
     command = start()
@@ -159,7 +159,7 @@ def test_a_signal_to_the_process_group_ends_the_run_between_two_batches(
     java = java_of(command)
     wait_until((tmp_path / "entered").exists, "a batch is open", 120)
     os.killpg(command.process.pid, signal.SIGTERM)
-    java.send_signal(signal.SIGTERM)  # systemd does not go by groups
+    java.send_signal(signal.SIGTERM)  # systemd does not signal process groups
     command.wait_for_line("stopping when the open batches are committed")
     (tmp_path / "hold").unlink()
     outcome = command.wait(120)
@@ -174,7 +174,7 @@ def test_a_signal_to_the_process_group_ends_the_run_between_two_batches(
 def test_a_run_that_is_stopped_while_java_starts_ends_at_once(
     start: Callable[..., RunningCommand], moment: str
 ) -> None:
-    """A Java that is frozen never gets ready, as one on a busy machine does not for long."""
+    """The frozen Java stands for one on a busy machine, which is not ready for a long time."""
     command = start(FREEZE=moment)
     java = java_of(command)
     if moment == "listens":
@@ -199,7 +199,7 @@ def test_java_ends_with_a_driver_that_is_killed(start: Callable[..., RunningComm
     wait_until(lambda: has_ended(java), "Java has ended", 60)
 
 
-# A module that only the script's own folder has: workers find it all the same.
+# A module that is only in the script's own folder: workers must find it all the same.
 BESIDE = """
 from txstream import BasicBolt
 
@@ -254,7 +254,7 @@ print(spark.range(4).count())
 def test_each_run_of_a_process_has_a_java_process_of_its_own(
     launcher: Launcher, tmp_path: Path, unique: str, closed_port: int
 ) -> None:
-    """Nothing is left of a run that failed, or of another run's settings; what Java prints goes to a file."""
+    """Nothing is left of a failed run, or of another run's settings; what Java prints goes to a file."""
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "main.py").write_text(SCRIPT)
     (tmp_path / "app" / "beside.py").write_text(BESIDE)

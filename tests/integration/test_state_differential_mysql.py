@@ -1,4 +1,4 @@
-"""Any table, any tuples, any history: MariaDB and MySQL have what a fold in Python gives."""
+"""With any table, tuples and history, MariaDB and MySQL hold what a fold in Python gives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Any table, any tuples, any history: PostgreSQL has what a fold in Python gives."""
+"""With any table, tuples and history, PostgreSQL holds what a fold in Python gives."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The framework's own tables on a MariaDB and a MySQL.
 
-They commit each table when it is created: the next start goes on from wherever a crash came.
+These servers commit each table when it is created, so the next start must go on from wherever a crash came.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def url(contract_server: MySQLFamilyServer) -> str:
 
 @pytest.fixture
 def fresh(contract_server: MySQLFamilyServer) -> Callable[[], str]:
-    """Makes another empty database."""
+    """Return a function that makes another empty database."""
     return lambda: new_database(contract_server)
 
 
@@ -71,7 +71,7 @@ def joined(database: StateDatabase) -> Rig:
 
 
 def goes_on(url: str, *, first_run: bool) -> None:
-    """The next driver starts, or an operator's command is given again, and everything is as it should be."""
+    """Start the next driver, or give an operator's command again, and assert that all is as it should be."""
     with contextlib.closing(open_sql_database(url)) as database:
         if not first_run:
             database.upgrade()

@@ -62,7 +62,7 @@ class TestReducers(OneDatabase, test_sql_types.TestReducers):
 def test_a_word_count_whose_driver_dies_in_a_commit(
     url: str, server: MySQLFamilyServer, path: str, at: Point
 ) -> None:
-    """In two databases, and by both paths: the replay holds less, what it left out comes again, and every
+    """In two databases, by either path: the replay holds less, what it left out comes again later, and every
     word counts once."""
     second = new_database(server)
     with word_source() as source:

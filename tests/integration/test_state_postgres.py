@@ -94,7 +94,7 @@ class TestColumns:
 
 
 class TestArrayLiterals:
-    """PostgreSQL reads back exactly what was written, whatever the text."""
+    """PostgreSQL must read back exactly what was written, whatever the text."""
 
     @pytest.fixture(scope="class")
     @staticmethod
@@ -133,7 +133,7 @@ class TestArrayLiterals:
         txid = newest[0].txid + 1 if newest else 1
         shared.commit(txid, rows)
         assert shared.values() == rows
-        shared.commit(txid, None)  # a replay without them, so that the table is empty again
+        shared.commit(txid, None)  # a replay without these rows, so that the table is empty again
         assert shared.rows() == []
 
 

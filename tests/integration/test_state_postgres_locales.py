@@ -1,7 +1,7 @@
 """State in a PostgreSQL whose databases sort as a language does: nothing of ours depends on that order.
 
-The wheel's server has no ICU, and a system need not have a locale but C. So the C library's own compiler
-makes one here, of a few lines: capitals and accents stand beside their letter.
+The wheel's server has no ICU, and a system need not have any locale but C. So the C library's own compiler
+makes a locale of a few lines here, in which capitals and accented letters stand next to their plain letter.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from txstream.state import StateDatabase
 from txstream.transaction import Txid
 
 LOCALE = "txstream.UTF-8"
-# As a dictionary has them; the order of their bytes is another.
+# In dictionary order; the order of their bytes is different.
 WORDS = ["a", "A", "b", "B", "e", "E", "é", "f", "\uff01", "\U0001f600"]
 
 
 def make_locale(folder: Path) -> None:
-    """A locale for this process's C library, found in `folder` by the variable LOCPATH."""
+    """Make a locale for this process's C library, which finds it in `folder` by the variable LOCPATH."""
     characters = [*range(0x80), 0xE9, 0xFF01, 0x1F600]
     charmap = ["<code_set_name> UTF-8", "<comment_char> %", "<escape_char> /"]
     charmap += ["<mb_cur_min> 1", "<mb_cur_max> 6", "CHARMAP"]
@@ -44,7 +44,7 @@ def make_locale(folder: Path) -> None:
     rules += ["UNDEFINED IGNORE;IGNORE", "order_end", "END LC_COLLATE"]
     (folder / "charmap").write_text("\n".join([*charmap, "END CHARMAP", ""]), encoding="ascii")
     (folder / "rules").write_text("\n".join([*rules, ""]), encoding="ascii")
-    # Its exit status says that there were warnings, of what this locale leaves out.
+    # Its exit status only reports warnings, about what this locale leaves out.
     subprocess.run(
         ["localedef", "-c", "-f", "./charmap", "-i", "./rules", f"./{LOCALE}"],
         cwd=folder,
@@ -87,7 +87,7 @@ def url(server: PostgresServer, unique: str) -> str:
 
 class TestOrder:
     def test_the_database_sorts_as_a_language_does(self, url: str) -> None:
-        """Without this the others would show nothing."""
+        """Otherwise the other tests would show nothing."""
         engine = sa.create_engine(url)
         with engine.connect() as connection:
             found = connection.exec_driver_sql("SELECT 'a' < 'B', 'B' < 'e', 'é' < 'f'").one()

@@ -1,4 +1,4 @@
-"""MariaDB and MySQL under the conformance suite that authors of backends run on their own."""
+"""Runs the conformance suite for state backends, which their authors run, on MariaDB and MySQL."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from txstream.testing.state import column_types
 
 @pytest.fixture(scope="module")
 def url(contract_server: MySQLFamilyServer) -> str:
-    """One for all checks: each has topologies and tables of its own."""
+    """One database for all checks: each has topologies and tables of its own."""
     return with_framework_tables(contract_server)
 
 
@@ -28,5 +28,5 @@ def test_promise(check: StateCheck, url: str) -> None:
 
 @pytest.mark.parametrize("check", column_types.CHECKS, ids=str)
 def test_promise_about_types(check: StateCheck, mysql_url: str) -> None:
-    """Where MySQL differs from MariaDB."""
+    """MySQL differs from MariaDB here, so it is always checked too."""
     assert check.run(mysql_url) is None

@@ -1,4 +1,4 @@
-"""PostgreSQL under the conformance suite that authors of backends run on their own."""
+"""Runs the conformance suite for state backends, which their authors run, on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from txstream.testing import StateCheck, state_checks
 
 @pytest.fixture(scope="module")
 def url(postgres: PostgresServer) -> str:
-    """One for all checks: each has topologies and tables of its own."""
+    """One database for all checks: each has topologies and tables of its own."""
     return with_framework_tables(postgres)
 
 

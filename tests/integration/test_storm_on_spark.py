@@ -31,7 +31,7 @@ from txstream.testing import AttemptState, TopologyTest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Half of it makes a batch, which is worth two Spark tasks.
+# Half of a partition's records make a batch, which is worth two Spark tasks.
 HALF = 1340
 RECORDS = {f"p{p}": [(f"w{i * (p + 1) % 11}-{p}", i % 7) for i in range(2 * HALF)] for p in range(3)}
 
@@ -65,7 +65,7 @@ def test_phases_replays_crashes_and_a_partition_that_is_away(spark: SparkSession
         append(source, more)
         source.show("p2")
         test.process(3)
-        test.crash()  # what was kept for the commit of txid 3 is dropped with it
+        test.crash()  # this also drops what was kept for the commit of txid 3
         test.restart()
         test.run()
         records = joined(RECORDS, more)

@@ -31,7 +31,7 @@ SEED = int(os.environ.get("TXSTREAM_KILL_SEED", random.SystemRandom().randrange(
 LINES = 800
 DEADLINE_SECONDS = 120.0
 
-# The message timeout bounds how long a frozen driver's open transaction can keep its locks.
+# The message timeout limits how long a frozen driver's open transaction can keep its locks.
 IMPATIENT = """
 import dataclasses
 from txstream.examples import word_count
@@ -44,7 +44,7 @@ def topology(topic: str):
 
 
 class Succession:
-    """Drivers of one topology, the first of them leading; each next one stands by, and then leads."""
+    """Drivers of one topology. The first leads at once; each later one stands by and then leads."""
 
     def __init__(self, launcher: Launcher, name: str) -> None:
         (launcher.directory / "impatient.py").write_text(IMPATIENT)
@@ -64,7 +64,7 @@ class Succession:
         return self._started[-1]
 
     def stand_by(self, standby: str) -> RunningCommand:
-        """A driver that stands by, and is ready if it is warm."""
+        """Start a driver and wait until it stands by, and until it is ready if it is warm."""
         command = self.start(standby)
         command.wait_for_line({"cold": "standing by to take over", "warm": "ready to take over"}[standby])
         return command
@@ -75,16 +75,16 @@ class Succession:
         self.lines += len(lines)
 
     def wait_until_exact(self) -> None:
-        """A batch that was lost or counted twice, in this round or before, is never made up for."""
+        """Wait for exact totals: a batch that was ever lost or counted twice is never made up for."""
         wait_until(lambda: self.counts() == self.truth, f"totals of {self.lines} lines", DEADLINE_SECONDS)
 
     def counts(self) -> dict[str, int]:
-        with contextlib.suppress(Exception):  # the table is made by the run
+        with contextlib.suppress(Exception):  # the run creates the table
             return read_counts(self.launcher.database, "counts")
         return {}
 
     def everything(self) -> list[list[dict[str, Any]]]:
-        """What a driver may write to in the database."""
+        """Return everything in the database that a driver may write to."""
         tables = ("counts", "txstream_batch", "txstream_fence")
         return [sorted(read_rows(self.launcher.database, table), key=repr) for table in tables]
 
@@ -103,7 +103,7 @@ class Succession:
 
 
 def play(launcher: Launcher, name: str, how: signal.Signals, rounds: int) -> list[int]:
-    """So many take-overs; the statuses with which the leaders ended."""
+    """Play so many takeovers; return the statuses with which the leaders ended."""
     rng = random.Random(f"{SEED} {how}")
     statuses = []
     with Succession(launcher, name) as drivers:
@@ -136,7 +136,7 @@ def rounds(
     postgres: PostgresServer,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Ahead[list[int]]]:
-    """Each with a topic, a topology and a database of its own."""
+    """Starts the rounds of each test with a topic, a topology and a database of their own."""
 
     def work(how: signal.Signals, number: int, *, on_spark: bool) -> Callable[[], list[int]]:
         folder = tmp_path_factory.mktemp("takeovers")
@@ -156,7 +156,7 @@ def rounds(
 
 @pytest.fixture
 def statuses(request: pytest.FixtureRequest, rounds: Ahead[list[int]]) -> list[int]:
-    """How this test's leaders ended."""
+    """The statuses with which this test's leaders ended."""
     print(f"TXSTREAM_KILL_SEED={SEED}")
     return rounds[request.node.name]
 
@@ -189,7 +189,7 @@ def test_twenty_leaders_frozen_and_woken(statuses: list[int]) -> None:
 def test_a_warm_standby_outlives_outages_and_takes_over(
     services: Services, own_kafka: EmbeddedKafka, own_postgres: PostgresServer, tmp_path: Path, unique: str
 ) -> None:
-    """Its Spark is started anew, and what it knows of the topic is not what it was when it was opened."""
+    """Its Spark is started anew, and the topic is no longer what it was when the standby opened it."""
     launcher = Launcher(
         replace(services, kafka=own_kafka.address), tmp_path, own_postgres.create_database(unique)
     )
@@ -216,7 +216,7 @@ def test_a_warm_standby_outlives_outages_and_takes_over(
 
 
 def test_a_warm_standby_that_never_leads_ends_when_it_is_told_to(launcher: Launcher, unique: str) -> None:
-    """Also while its Spark starts, here a Java that is frozen and never gets ready."""
+    """Even while its Spark starts; here, its Java is frozen and never gets ready."""
     with Succession(launcher.without_spark, unique) as drivers:
         drivers.launcher = launcher
         ready, starting = drivers.stand_by("warm"), drivers.start("warm")

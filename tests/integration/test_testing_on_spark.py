@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class CountWords(DataFrameBolt):
-    """Words per line batch, by Spark SQL; `shouting` go to a stream of their own."""
+    """Counts words with Spark SQL; words in capitals go to a stream of their own, `shouting`."""
 
     def declare_output_fields(self, declarer: Any) -> None:
         declarer.declare("word string, n bigint")
@@ -71,7 +71,7 @@ def test_a_topology_steps_fails_and_restarts_as_it_does_without_spark(spark: Spa
 def test_a_marker_that_crashes_kills_a_worker_and_the_batch_is_replayed(
     spark: SparkSession, unique: str
 ) -> None:
-    """With the state in the driver's memory: its deltas come to the driver."""
+    """The state is in the driver's memory, so the deltas come to the driver."""
     source = MemorySpout("value string", {"p": ["a", Crash(), "b"]})
     topology, database = word_topology(source, max_batch_records=5), f"memory://{unique}"
     with source, TopologyTest(topology, spark=spark, database=database) as test:

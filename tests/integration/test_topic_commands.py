@@ -13,7 +13,7 @@ from txstream.embedded import Services
 
 
 def read(address: str, topic: str, records: int) -> list[tuple[int, bytes | None, bytes]]:
-    """Partition, key and value of so many records of a topic."""
+    """Return partition, key and value of so many records of a topic."""
     with KafkaConsumer(
         topic, bootstrap_servers=address, auto_offset_reset="earliest", consumer_timeout_ms=60_000
     ) as consumer:

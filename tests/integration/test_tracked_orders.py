@@ -1,4 +1,4 @@
-"""The example `tracked_orders` from end to end: a real Redis, a real database, drivers that are killed."""
+"""The example `tracked_orders` from end to end: a real Redis, a real database, and killed drivers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Orders:
         self.engine = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
 
     def add(self, first: int, count: int) -> None:
-        """New orders, and the last of them once more with another amount."""
+        """Add new orders, and the last of them once more with another amount."""
         orders = [(str(n), f"customer {n % 7}", Decimal(n) / 4) for n in range(first, first + count)]
         pipeline = self.redis.pipeline(transaction=False)
         for number, customer, amount in orders:
@@ -54,7 +54,7 @@ class Orders:
         return self.launcher.start(*self.arguments)
 
     def run(self) -> str:
-        """Until everything is acknowledged; what it said."""
+        """Run until everything is acknowledged; return what the run printed."""
         ended = self.launcher.run(*self.arguments, "--until", "caught-up")
         assert ended.status == 0, ended.stderr
         return ended.stdout + ended.stderr
@@ -68,17 +68,17 @@ class Orders:
         try:
             return len(self.rows())
         except DBAPIError:
-            return 0  # the table is not there yet
+            return 0  # the table does not exist yet
 
     @property
     def pending(self) -> int:
         try:
             return int(self.redis.xpending(self.name, self.name)["pending"])
         except ResponseError:
-            return 0  # nor is the group
+            return 0  # nor does the group
 
     def check(self) -> None:
-        """Each order is in the table once, as it was first, and nothing is left in Redis."""
+        """Assert that each order is in the table once, as it was first, and nothing is left in Redis."""
         rows = self.rows()
         assert len(rows) == len(self.truth)
         found = {row["order_id"]: (row["customer"], Decimal(str(row["amount"]))) for row in rows}
@@ -129,7 +129,7 @@ def test_a_driver_that_is_killed_between_the_commit_and_the_acknowledgement(
     orders: Orders, own_redis: RedisServer
 ) -> None:
     orders.add(0, 1)
-    orders.run()  # the table is there now
+    orders.run()  # now the table exists
     database = sqlite3.connect(str(orders.engine.url.database), isolation_level=None)
     database.execute("BEGIN IMMEDIATE")
     orders.add(1, 30)

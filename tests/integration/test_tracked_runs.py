@@ -1,4 +1,4 @@
-"""`txstream run` of tracked tuples: signals, standbys, operators, and a driver that is killed."""
+"""`txstream run` of tracked tuples: signals, standbys, operators, and a killed driver."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.tracked_files import MODULE
 
 
 class Files:
-    """The folder that spout and bolt of `MODULE` share, and the commands that run it."""
+    """The folder that the spout and the bolt of `MODULE` share, and the commands that run them."""
 
     def __init__(self, folder: Path, launcher: Launcher, topology_id: str) -> None:
         self.folder = folder

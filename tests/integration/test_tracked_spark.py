@@ -1,4 +1,4 @@
-"""Tracked tuples on Spark: trees over stages, a worker process that dies, an executor that is killed."""
+"""Tracked tuples on Spark: trees over stages, a worker process that dies, and a killed executor."""
 
 from __future__ import annotations
 

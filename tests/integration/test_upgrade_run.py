@@ -1,4 +1,4 @@
-"""A topology over a real ZooKeeper that is upgraded between its runs, and whose ledger is pruned."""
+"""A topology over a real ZooKeeper that is upgraded between its runs and whose ledger is pruned."""
 
 from __future__ import annotations
 

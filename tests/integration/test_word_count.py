@@ -1,4 +1,4 @@
-"""The examples end to end: both databases, all semantics, Spark and not, and a batch's cost in ZooKeeper."""
+"""The examples end to end: databases, semantics, with and without Spark, and a batch's cost in ZooKeeper."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_on_a_spark_session_of_the_user(
 def test_tuples_cross_spark_tasks_for_a_bolt_that_cannot_be_merged(
     services: Services, spark: SparkSession, sqlite_url: str, tmp_path: Path, unique: str
 ) -> None:
-    """A batch bolt of the user's behind a fields grouping sees all tuples of a key in one task."""
+    """A batch bolt of the user's after a fields grouping sees all tuples of a key in one task."""
     truth = fill_topic(services.kafka, unique, make_lines(30_000))
     source = txstream.KafkaSource(unique, max_records_per_partition=3_000)
     builder = txstream.TransactionalTopologyBuilder(unique, "lines", txstream.OpaqueSpout(source), 2)
@@ -155,7 +155,7 @@ def test_round_trips_to_zookeeper_do_not_grow_with_partitions(
     most: int,
     partitions: int,
 ) -> None:
-    # Where tasks ran is stored by the clock, not by the batch.
+    # Where tasks ran is stored after a while, not after each batch.
     monkeypatch.setattr(operator_requests, "ASSIGNMENT_SECONDS", 3600.0)
     fill_topic(services.kafka, unique, make_lines(640), partitions=partitions)
     sessions: list[ZooKeeper] = []
@@ -176,6 +176,6 @@ def test_round_trips_to_zookeeper_do_not_grow_with_partitions(
             topology.with_id(unique), settings=settings, until_txid=last, runner_factory=InProcessRunner
         ).wait(60)
         costs.append(sessions[-1].round_trips)
-    # What a start costs is in both runs; the second commits two more batches, and its identity is there.
+    # Both runs pay for a start. The second one commits two more batches; its identity exists already.
     assert costs[1] - costs[0] <= 2 * most
     assert costs[1] >= 3 * most

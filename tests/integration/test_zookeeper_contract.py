@@ -1,4 +1,4 @@
-"""The progress store's contract, the same tests over the tree in memory and over a real ZooKeeper."""
+"""The progress store's contract: the same tests over the tree in memory and over a real ZooKeeper."""
 
 from __future__ import annotations
 
@@ -403,7 +403,7 @@ def test_corrupt_progress_is_named_and_never_started_afresh(
         backend.put(path, data)
     with pytest.raises(CorruptStateError, match=f"/{backend.topology_id}/{named}"):
         backend.store().load()
-    store.verify()  # nothing was repaired, and nobody was fenced, by looking
+    store.verify()  # looking repaired nothing and fenced nobody
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b'{"format":99}', None])
@@ -534,7 +534,7 @@ def test_a_lost_answer_of_a_delete_is_recognised(backend: Backend, moment: str) 
 
 
 def test_writes_that_arrive_late_change_nothing(unique: str) -> None:
-    """Only the tree in memory can be told to be late."""
+    """Only the tree in memory can be told to apply writes late."""
     backend = InMemory(unique)
     store = backend.store()
     store.create_identity(IDENTITY)
@@ -546,7 +546,7 @@ def test_writes_that_arrive_late_change_nothing(unique: str) -> None:
     store.persist(Txid(1), metas(1))
     store.advance(Txid(1), attempt_id(1, 1), None)
     commit(store, 2, attempt_id(1, 2))
-    # The late persist of txid 1 comes when its metas are deleted already: they must not come back.
+    # The late persist of txid 1 comes when its metas have been deleted: they must not come back.
     assert backend.tree.deliver_late() == 0
     assert sorted(store.load().batches) == [2]
     backend.tree.delay_next_write()

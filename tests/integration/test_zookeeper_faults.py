@@ -1,4 +1,4 @@
-"""A real ZooKeeper that is killed, frozen, cut off, or whose answers are lost on the way."""
+"""A real ZooKeeper that is killed, frozen or cut off, or whose answers are lost on the way."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from txstream.transaction import Epoch, Txid, attempt_id
 from txstream.zookeeper import Identity, Leadership, WaitStoppedError, ZooKeeper, ZooKeeperProgress
 
 SHORT_SECONDS = 1.5
-"""A session that is to end, or whose end is waited for."""
+"""For sessions that must end, or whose end a test waits for."""
 LONG_SECONDS = 20.0
-"""Of sessions that must not end, however slow the machine is."""
+"""For sessions that must not end, however slow the machine is."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ METAS = BatchMetas({"lines/0": Range(0, 10)})
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedZooKeeper]:
-    """One that no test stops."""
+    """A server that no test stops."""
     with EmbeddedZooKeeper(tmp_path_factory.mktemp("zookeeper")) as running:
         yield running
 
@@ -184,7 +184,7 @@ def test_a_frozen_zookeeper_is_told_within_the_deadline(own_zookeeper: EmbeddedZ
 
 
 def test_no_zookeeper_is_one_sentence_and_nothing_on_standard_error() -> None:
-    """In a process of its own, whose logging nobody has configured; the listener answers no ZooKeeper."""
+    """In a process of its own, whose logging nobody has configured; what listens there is no ZooKeeper."""
     script = """
 import socket, threading
 from txstream.api.errors import ServiceUnavailableError
@@ -264,7 +264,7 @@ def test_without_waiting_a_second_driver_is_refused_in_one_sentence(
             other.acquire(wait=False, should_stop=never)
         assert not other.held
         present.release()
-        assert second.leader(unique) is None  # the one that was refused is no candidate any more
+        assert second.leader(unique) is None  # the refused one is no longer a candidate
         other.acquire(wait=False, should_stop=never)
         assert other.held
 
@@ -309,7 +309,7 @@ def test_a_leader_that_was_cut_off_is_succeeded_and_fenced(
         new_store.advance(Txid(1), attempt_id(2, 1), METAS)
         assert new_store.load().committed_by == attempt_id(2, 1)
 
-        # Standing again takes a new znode, behind the one that leads now.
+        # To stand again it needs a new znode, after that of the present leader.
         with pytest.raises(LeaderExistsError):
             old.acquire(wait=False, should_stop=never)
         standby.release()
@@ -326,7 +326,7 @@ def test_a_leader_alone_that_was_cut_off_leads_again_under_its_epoch(
         store = leader_of(zk, unique)
         first = set(zk.client.get_children(f"{zk.root}/{unique}/leader"))
         proxy.cut()
-        # The session has ended on the server before it is let through again.
+        # Only once the session has ended on the server is it let through again.
         assert wait_until(lambda: direct.leader(unique) is None, 60)
         proxy.restore()
         assert wait_until(lambda: not lead.held, 60)
@@ -389,7 +389,7 @@ def test_topologies_are_listed_and_deleted_unless_they_are_led(
         for name in ("b", "a"):
             leads.append(Leadership(zk, name))
             leads[-1].acquire(should_stop=never)
-            assert name not in zk.topologies()  # a candidacy alone is nothing to list
+            assert name not in zk.topologies()  # a candidate alone does not make a topology
             leader_of(zk, name)
         assert zk.topologies() == ["a", "b"]
         with pytest.raises(LeaderExistsError, match="stop that driver before deleting it"):
@@ -412,7 +412,7 @@ def test_a_standby_survives_that_its_topology_is_deleted(server: EmbeddedZooKeep
         taking_over = pool.submit(standby.acquire, should_stop=never, waiting=lambda _: told.set())
         assert told.wait(60)
         assert first.delete_topology(unique, force=True)
-        # Whoever leads or stands by keeps `leader`; a person with a shell may delete it all the same.
+        # Drivers that lead or stand by keep `leader` there; a person with a shell may delete it all the same.
         base = f"{first.root}/{unique}"
         transaction = first.client.transaction()
         for name in first.client.get_children(f"{base}/leader"):

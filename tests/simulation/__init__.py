@@ -1,2 +1,2 @@
-"""The product's simulation, on topologies of our own: their histories are exact, and it finds every guard
+"""The product's simulation, on topologies of our own: their histories are exact, and it notices every guard
 that is taken away."""

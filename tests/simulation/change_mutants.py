@@ -1,4 +1,4 @@
-"""What keeps a topology exact while it changes, taken away one by one. The simulation must find each hole."""
+"""The guards of a topology that changes, taken away one by one. The simulation must find each hole."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STORE = "state.store.backend.StoreBackend"
 class NobodyLooksAgain(
     Mutations, replaces={"engine.start.takeover.confirm": lambda _topology, claim, _store: claim}
 ):
-    """What another leader has let join since this start began is not seen."""
+    """A start does not see what another leader has let join since this start began."""
 
 
 def _nothing(*_arguments: Any, **_options: Any) -> None:
@@ -37,7 +37,7 @@ def _nothing(*_arguments: Any, **_options: Any) -> None:
 class TheIdentityIsNotStored(
     Mutations, replaces={"zookeeper.progress.TreeProgress.replace_identity": _nothing}
 ):
-    """A state counts, and nothing tells the former code that it may not go on without it."""
+    """A state counts, but nothing tells the former code that it may not go on without it."""
 
 
 class JoinsWithoutItsFirstTxid(Mutations, replaces={f"{_STORE}.begin_ledger": _nothing}):
@@ -49,7 +49,7 @@ _migrate = StoreBackend.migrate
 
 
 def _migrates_and(change: Change) -> Mapping[str, Any]:
-    """Its tables are changed once more after a migration; `change` is told whether that did anything."""
+    """After a migration, change the tables once more; `change` is told whether the migration did anything."""
 
     def migrate(
         store: StoreBackend, life: TopologyLife, attempt: AttemptId, *, unfinished: Txid | None = None
@@ -78,11 +78,11 @@ def _forget_prev(here: Transaction, rows: str, done: bool) -> None:
 
 
 class DefaultsAreAddedTwice(Mutations, replaces=_migrates_and(_add_again)):
-    """A start that finds the column there adds its default again."""
+    """A start that finds the column present adds its default again."""
 
 
 class TheValueBeforeHasNoDefault(Mutations, replaces=_migrates_and(_forget_prev)):
-    """What is undone after a column was added comes back without the default."""
+    """A value that is undone after a column was added comes back without the default."""
 
 
 def _grow_any_time(store: StoreBackend, life: TopologyLife, attempt: AttemptId, **_: Any) -> list[str]:
@@ -90,7 +90,7 @@ def _grow_any_time(store: StoreBackend, life: TopologyLife, attempt: AttemptId, 
 
 
 class GrowsWhileCommittedInPart(Mutations, replaces={f"{_STORE}.migrate": _grow_any_time}):
-    """Rows that have a transactional txid already are not written again, and lack the column for ever."""
+    """Rows that already have a transactional txid are not written again, and lack the column for ever."""
 
 
 def _prune_all(store: StoreBackend, topology: str, **_options: Any) -> int:
@@ -120,7 +120,7 @@ def _read_own(store: StoreBackend, spec: TableSpec, keys: pa.Table, *, before: T
 
 
 class BoltsReadTheirOwnBatch(Mutations, replaces={f"{_STORE}.read": _read_own}):
-    """What an earlier attempt of this batch has written is read as if it had been there before."""
+    """What an earlier attempt of this batch has written is read as if it had been there before the batch."""
 
 
 class _AnyCache(StateCache):
@@ -129,7 +129,7 @@ class _AnyCache(StateCache):
 
 
 class CachesOutliveAnAttempt(Mutations, replaces={"engine.commit.state_tasks.StateCache": _AnyCache}):
-    """A task uses what an attempt has left that was never committed."""
+    """A task uses what an attempt left that was never committed."""
 
 
 OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL
@@ -140,7 +140,7 @@ PRUNES = {"prune": 0.2, "zookeeper lost": 0.02, "answer lost": 0.15}
 
 @dataclass(frozen=True)
 class ChangeHunt:
-    """Where a mutant's hole shows, and as what."""
+    """How a mutant's hole shows: as a wrong result, or as the refusal of another guard."""
 
     mutant: type[Mutations]
     shows: type[Exception]

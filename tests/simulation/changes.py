@@ -1,8 +1,8 @@
 """The world of a topology that changes: releases of its code, databases that join, a ZooKeeper that is lost.
 
-Drivers run one release or another, the newest more often than not, so that a change is begun, broken off at
-any point, taken up again, and given up for the code of before. A refused start must have changed nothing that
-counts. Operators rebuild what ZooKeeper has lost, and may die in the middle of it.
+Drivers run one release or another, more often than not the newest. So a change is begun, broken off at any
+point, taken up again, and given up for the code before it. A refused start must have changed nothing that
+counts. Operators rebuild what ZooKeeper has lost, and may die while they do it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ COMMITS: tuple[CommitChoice, ...] = ("driver", "auto", "executors")
 
 
 class _Watched(Tree):
-    """ZooKeeper, whose changes the oracle sees."""
+    """A ZooKeeper whose changes the oracle sees."""
 
     seen: Callable[[Tree], None] = staticmethod(lambda tree: None)
 
@@ -51,7 +51,7 @@ class _Watched(Tree):
 
 @dataclass
 class ChangingWorld(MutableWorld):
-    """One history of a topology whose code changes: `releases` by number from 1 on."""
+    """One history of a topology whose code changes; `releases` are numbered from 1."""
 
     releases: Sequence[Release] = ()
     states: Semantics = Semantics.OPAQUE
@@ -78,7 +78,7 @@ class ChangingWorld(MutableWorld):
         return self.losses != losses or self.steps_done != step
 
     def what_counts(self) -> Any:
-        """All rows, ledgers and progress, as of now."""
+        """Return all rows, ledgers and progress as they are now."""
         kept = [
             (server.name, space, dict(rows))
             for server in self.servers
@@ -139,7 +139,8 @@ class ChangingWorld(MutableWorld):
         self._finish(self._last_driver())
 
     def _last_driver(self) -> ChangingDriver:
-        """Of the newest release. Where a transactional txid is committed in part, the one of before first."""
+        """Return a started driver of the newest release. Where a transactional txid is committed in part, an
+        earlier release must finish first."""
         for _ in range(3):
             last = self.new_driver_of(self.released)
             last.step()

@@ -1,4 +1,4 @@
-"""Who acts in a topology that changes: drivers of its releases, and operators who rebuild ZooKeeper."""
+"""The actors of a topology that changes: drivers of its releases, and operators who rebuild ZooKeeper."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ChangingDriver(Driver):
     def pass_point(self, where: str, whose: object = "") -> None:
         super().pass_point(where, whose)
         if not self.is_started and self.losses != self.world.losses:
-            # Its session, by which it was elected, is gone too.
+            # The driver's session, by which it was elected, is gone too.
             raise CrashError
 
     def step(self) -> None:
@@ -64,7 +64,7 @@ class ChangingDriver(Driver):
             self._end(f"ends: {error}")
 
     def _may_be_told(self, error: Exception) -> bool:
-        """Does what has happened explain that it says so? A first run that is refused takes all back."""
+        """Return whether history explains the error. A first run that is refused takes everything back."""
         world = self.world
         if self.losses != world.losses or world.is_lost or world.oracle.current == FIRST_TXID:
             return True
@@ -78,7 +78,7 @@ class ChangingDriver(Driver):
             super()._start()
         except (IdentityMismatchError, StateTableError) as error:
             self._end(f"is refused: {error}")
-            # A first run whose database went away before it could be taken back has named its states.
+            # States stay named if the database of a first run goes away before the run can be taken back.
             named = set(world.oracle.since) - {declared.table for declared in self.release.tables}
             has_all = not named and self.release.covers(world.oracle.declared)
             if has_all and "committed in part" not in str(error):
@@ -122,7 +122,7 @@ class Operator(Actor):
         except ServiceUnavailableError as error:
             self._end(f"cannot recover: {error}")
         except (FencedError, StaleAttemptError, CorruptStateError, ProgressMismatchError) as error:
-            # Somebody else was faster, or it was lost once more meanwhile.
+            # Somebody else was faster, or ZooKeeper was lost once more meanwhile.
             if world.happened_since(losses, self.started_at):
                 self._end(f"gives up: {error}")
                 return
@@ -135,7 +135,7 @@ class Operator(Actor):
         return Progress(self.world.tree, "t", codec, hook=self._hook)
 
     def _databases(self) -> list[StateBackend]:
-        """The first one, and what fences name; sometimes all that there are."""
+        """Open the first database and those that fences name; sometimes all databases."""
         world = self.world
         self.started_at = world.steps_done
         every = world.chances.happens(0.3)

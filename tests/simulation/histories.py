@@ -26,7 +26,7 @@ AnyWorld = TypeVar("AnyWorld", bound="MutableWorld")
 
 
 class Mutations:
-    """The real rules. A mutant has something else in their place, by its dotted name below `txstream`."""
+    """The real rules. A mutant replaces parts of them, by their dotted names below `txstream`."""
 
     replaces: Mapping[str, Any] = MappingProxyType({})
     tree: type[Tree] = Tree
@@ -51,7 +51,7 @@ _step = World._step
 
 
 def _step_or_restore(world: World) -> None:
-    """A step; now and then a server in memory is copied, or gets back a copy that lacks committed batches."""
+    """Take a step; now and then copy a server in memory, or restore a copy that lacks committed batches."""
     _step(world)
     if world.is_on_sqlite or world.chances.below(20):
         return
@@ -67,7 +67,7 @@ def _step_or_restore(world: World) -> None:
 
 
 def committed_in(spaces: Spaces) -> int:
-    """How many batches a server's ledger has committed."""
+    """Return how many batches a server's ledger has committed."""
     ledger = spaces.get(layout.ledger_space("t"), {})
     return sum(row["status"] == COMMITTED for row in ledger.values())
 
@@ -78,7 +78,7 @@ class DatabasesAreRestored(Mutations, replaces={"testing.simulation.world.World.
 
 @dataclass
 class MutableWorld(World):
-    """One whose rules may be others."""
+    """A world whose rules may be a mutant's."""
 
     mutations: Mutations = REAL
 
@@ -106,7 +106,7 @@ def world_of(
     steps: int = 120,
     state: Semantics | None = None,
 ) -> MutableWorld:
-    """The world of one history, that has not begun; in some, bolts of the commit phase fill the tables."""
+    """Return the world of a history to come; in some, bolts of the commit phase fill the tables."""
     chance = random.Random(seed).random
     by_bolt = semantics is not Semantics.NON_TRANSACTIONAL and chance() < 0.67
     bolts = (by_bolt and chance() < 0.25, by_bolt and chance() < 0.25)
@@ -121,8 +121,8 @@ def simulate(seed: int, semantics: Semantics, *arguments: Any, **options: Any) -
 
 
 def tell_of(world: AnyWorld, whose: str) -> AnyWorld:
-    """Run a world's history."""
-    with world.mutations.in_force():  # a name that is not there is the mutant's fault, not the history's
+    """Run a world's history; an error is raised as an AssertionError that tells the history."""
+    with world.mutations.in_force():  # a name that does not exist is the mutant's mistake, not the history's
         try:
             world.run()
         except Exception as error:

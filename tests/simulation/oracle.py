@@ -1,7 +1,7 @@
 """What must come out of a topology that changes: the oracle of `changes`.
 
-It sees what ZooKeeper stores, and when a table's declaration changes; it knows nothing of rows, fences or
-ledgers. Each committed batch is recorded once, with its ranges, and a record that changes later is an error.
+It sees what ZooKeeper stores, and when a table's declaration changes. It knows nothing of rows, fences or
+ledgers. It records each committed batch once, with its ranges; a record that changes later is an error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from txstream.zookeeper.znode_values import StoredBatch, StoredCurrent
 
 
 def hold(metas: BatchMetas[Any]) -> Mapping[str, tuple[int, int]]:
-    """What a batch holds by key: how many rows, and the sum of their numbers."""
+    """Return what a batch holds by key: how many rows, and the sum of their numbers."""
     held: dict[str, tuple[int, int]] = {}
     for partition, taken in metas.partitions.items():
         for key, number in ROWS[partition][taken.start : taken.end]:
@@ -34,7 +34,7 @@ def hold(metas: BatchMetas[Any]) -> Mapping[str, tuple[int, int]]:
 
 @dataclass
 class Oracle:
-    """`batches` as they were committed, by txid; `since` by state; `wide` are tables with `total`."""
+    """Committed `batches` by txid; `since`, each state's first txid; `declared`, whether it has `total`."""
 
     codec: MetaCodec[Any]
     current: Txid = FIRST_TXID
@@ -44,7 +44,7 @@ class Oracle:
     _grown: dict[str, tuple[Txid, AttemptId]] = field(default_factory=dict)
 
     def look(self, tree: Tree, paths: Paths) -> None:
-        """ZooKeeper has changed. What was lost there tells nothing."""
+        """Look at ZooKeeper, which has changed. When something in it was lost, nothing is learned."""
         nodes = tree.copy()
         if paths.current not in nodes or paths.identity not in nodes:
             return
@@ -64,13 +64,13 @@ class Oracle:
         for table in set(identity.tables) - set(self.since):
             self.since[table] = self.current
         for table in set(self.since) - set(identity.tables):
-            # ZooKeeper was made again from what databases knew: only what has counted nothing may be gone.
+            # ZooKeeper was rebuilt from what databases knew: only what has counted nothing may be gone.
             if self.since[table] != self.current:
                 raise WrongResultError(f"state {table} has left at txid {self.current}")
             del self.since[table]
 
     def applied(self, changes: Overlay) -> None:
-        """A database is about to apply a transaction."""
+        """Look at the transaction that a database is about to apply."""
         for space, key, value in changes.changes():
             if space == "table":
                 (name,) = key
@@ -84,11 +84,11 @@ class Oracle:
                     self.declared[name] = wide
 
     def in_effect(self) -> dict[str, bool]:
-        """The states that count, and whether they are wide."""
+        """Return the states that count, and whether they are wide."""
         return {table: self.declared[table] for table in self.since}
 
     def rows(self, table: str) -> Mapping[str, tuple[int, ...]]:
-        """A state's rows: by key, the values."""
+        """Return a state's rows: the values by key."""
         start = self.since[table]
         wide_from = self._wide_from(table, start)
         found: dict[str, tuple[int, int]] = {}
@@ -96,7 +96,7 @@ class Oracle:
             for key, (n, total) in hold(self.batches[txid][1]).items():
                 known = found.get(key)
                 if known is None:
-                    # A row that is there when the column comes has the default; a later one does not.
+                    # A row that exists when the column comes has the default; a later row does not.
                     found[key] = n, total if txid >= wide_from else DEFAULT
                 else:
                     found[key] = known[0] + n, known[1] + (total if txid >= wide_from else 0)
@@ -105,8 +105,8 @@ class Oracle:
         return {key: (n,) for key, (n, _) in found.items()}
 
     def _wide_from(self, table: str, start: Txid) -> Txid:
-        """The first batch that `total` counts: the one that was current when it came, unless an attempt of
-        before is what was committed of that."""
+        """Return the first batch that `total` counts: the one that was current when the column came, or the
+        next one if that batch was committed by an earlier leader's attempt."""
         if table not in self._grown:
             return start
         txid, leader = self._grown[table]

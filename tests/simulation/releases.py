@@ -1,4 +1,4 @@
-"""The code of a topology as it changes: each release has all of the one before, and something more."""
+"""The code of a topology as it changes: each release has everything of the one before, and something more."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from txstream.spouts.memory import MemorySpout
 from txstream.testing.simulation.program import Program
 
 DEFAULT = 1000
-"""What a row gets in the column that is added: no history adds up to it."""
+"""What a row gets in an added column: no history adds up to it."""
 
 FIRST, SECOND, THIRD = "one", "two", "three"
 
 KEYS = "abcd"
 _random = random.Random(1)
-# A key and a number, by which what a batch holds can be told from another one's.
+# Each row is a key and a number; the numbers tell apart what different batches hold.
 ROWS = {f"p{p}": [(_random.choice(KEYS), at) for at in range(1, 9)] for p in (1, 2, 3)}
 
 _SPOUTS: Mapping[Semantics, Any] = {
@@ -87,13 +87,13 @@ class Keeping(BatchBolt, Committer):
 
 @dataclass(frozen=True)
 class Release:
-    """One version of the code. `number` grows; every release can follow any one before it."""
+    """One version of the code. `number` grows; a release can follow any earlier one."""
 
     number: int
     tables: tuple[Declared, ...]
 
     def covers(self, known: Mapping[str, bool]) -> bool:
-        """Does it declare these tables, and as wide as they are (by name)?"""
+        """Return whether it declares these tables, each at least as wide as given."""
         mine = {declared.table: declared.wide for declared in self.tables}
         return all(name in mine and mine[name] >= wide for name, wide in known.items())
 
@@ -120,13 +120,13 @@ def _topology(release: Release, semantics: Semantics, states: Semantics) -> Topo
 
 
 def still(databases: int, by_bolt: Sequence[bool]) -> Release:
-    """One that no other follows: a table in each of so many databases."""
+    """Return a release that no other follows: a table in each of so many databases."""
     servers = (FIRST, SECOND)[:databases]
     return Release(1, tuple(Declared(s[0], s, by_bolt=b) for s, b in zip(servers, by_bolt, strict=False)))
 
 
 def releases_of(chances: Any, *, bolts: bool) -> list[Release]:
-    """Two to five releases, each with a change or two. With `bolts` some states are filled by bolts."""
+    """Return two to five releases, each with a change or two. With `bolts`, bolts fill some of the states."""
 
     def by_bolt() -> bool:
         return bolts and chances.happens(0.4)

@@ -45,7 +45,7 @@ SIGNS = (
 
 @functools.cache
 def history(seed: int, spout: Semantics, state: Semantics) -> str:
-    """What happened in it. Raises AssertionError when a state is not exact."""
+    """Tell what happened in one history. Raises AssertionError when a state is not exact."""
     return simulate_changes(seed, spout, state=state).tell(last=100_000)
 
 
@@ -74,7 +74,7 @@ def test_histories_have_in_them_what_they_are_to_show() -> None:
 
 
 def hole_of(hunt: ChangeHunt) -> tuple[int, Exception] | None:
-    """The first seed whose history shows the hole as the hunt says."""
+    """Return the first seed whose history shows the hole as the hunt says, and the error."""
     for seed in range(MOST_SEEDS):
         try:
             simulate_changes(seed, hunt.semantics, hunt.mutant(), hunt.faults)
@@ -93,6 +93,6 @@ def test_a_missing_guard_is_found(hunt: ChangeHunt) -> None:
 @pytest.mark.ci
 @pytest.mark.parametrize("hunt", [hunt for hunt in CHANGE_HUNTS if hunt.more], ids=str)
 def test_with_the_guard_the_same_histories_are_exact(hunt: ChangeHunt) -> None:
-    """The faults that a hunt makes more likely are not what breaks the results."""
+    """It must not be the faults that a hunt makes more likely that break the results."""
     for seed in range(2):
         simulate_changes(seed, hunt.semantics, faults=hunt.faults)

@@ -29,7 +29,7 @@ EVERY_KIND = pytest.mark.parametrize(
     ids=lambda value: str(value),
 )
 
-# Everything that can interrupt a driver, more often than in CI's mix.
+# All that can interrupt a driver, more often than in CI's mix.
 STORM = {name: min(2 * chance, 0.3) for name, chance in FAULTS.items()}
 
 
@@ -138,7 +138,7 @@ def test_a_zookeeper_that_was_restored_from_an_old_copy_is_a_mismatch(
                 driver.step()
             copies[driver.store.load().current] = world.tree.copy()
         current = max(copies)
-        # At most one batch apart is what a crash leaves, and is settled.
+        # A crash leaves ZooKeeper at most one batch behind, which a start settles.
         for old in (old for old in copies if current - old > 1):
             world.tree.restore(copies[old])
             with pytest.raises(ProgressMismatchError, match=f"txid {old - 1} was committed last"):
@@ -150,7 +150,7 @@ def test_a_zookeeper_that_was_restored_from_an_old_copy_is_a_mismatch(
 def test_a_database_that_is_restored_beneath_a_driver_is_not_built_upon(
     semantics: Semantics, databases: int
 ) -> None:
-    """It ends in a refusal, of a commit, of a task or of a start, or comes out exact; but never wrong."""
+    """A commit, a task or a start refuses, or the result is exact; it is never wrong."""
     refused = 0
     for seed in range(CI_SEEDS // 2):
         world = world_of(seed, semantics, databases, mutations := DatabasesAreRestored())

@@ -13,7 +13,7 @@ MOST_SEEDS = 1500
 
 
 def hole_of(hunt: Hunt, first: int) -> tuple[int, Exception] | None:
-    """The first seed, from the given one on, whose history shows the hole as the hunt says."""
+    """Return the first seed, from the given one on, whose history shows the hole, and the error."""
     for seed in range(first, first + MOST_SEEDS):
         try:
             simulate(seed, hunt.semantics, hunt.databases, hunt.rules(), hunt.faults)
@@ -40,6 +40,6 @@ def test_a_missing_guard_is_found_in_other_histories_too(hunt: Hunt, first: int)
     "hunt", {(h.semantics, h.databases, *h.faults.items()): h for h in HUNTS}.values(), ids=str
 )
 def test_with_the_guard_the_same_histories_are_exact(hunt: Hunt) -> None:
-    """The faults that a hunt makes more likely are not what breaks the results."""
+    """It must not be the faults that a hunt makes more likely that break the results."""
     for seed in range(5):
         simulate(seed, hunt.semantics, hunt.databases, faults=hunt.faults)

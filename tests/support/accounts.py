@@ -1,4 +1,4 @@
-"""What the example of a ledger must come to: it knows the movements only."""
+"""What the ledger example must come to, worked out from the movements alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MOVEMENTS: list[Movement] = [(f"account-{n * n % 7}", (n * 37 % 50) - 24) for n 
 
 
 def books(movements: Sequence[Movement]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Accounts and refusals, one movement after the other."""
+    """Return the accounts and the refusals, worked out one movement after the other."""
     balances: Counter[str] = Counter()
     booked: Counter[str] = Counter()
     refused: defaultdict[str, list[int]] = defaultdict(list)

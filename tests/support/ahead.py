@@ -1,7 +1,7 @@
-"""What several tests of a module wait for, begun at once and awaited by each.
+"""Work that several tests of a module wait for, begun at once and awaited by each.
 
-A test of processes mostly waits: for one to start, for a session to end. Side by side such tests take little
-longer than the longest of them, and each still stands, fails and is selected by itself.
+A test of processes mostly waits, for one to start or for a session to end. Side by side, such tests take
+little longer than the longest of them. Each is still selected, and fails, by itself.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Result = TypeVar("Result")
 class Ahead(Generic[Result]):
     """Work by the name of the test that wants it, `at_once` pieces at a time; a context manager.
 
-    Only the work of tests that are selected is done, in the order given. `ahead[name]` waits for a piece,
-    gives its result and raises what it raised. Pieces must not share anything that they write to.
+    Only the work of selected tests is done, in the order given. `ahead[name]` waits for a piece of work and
+    returns its result or raises its error. Pieces must not share anything that they write to.
     """
 
     def __init__(

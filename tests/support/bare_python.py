@@ -1,4 +1,4 @@
-"""An interpreter as executors have it: with what they need, and without txstream."""
+"""An interpreter as executors have it: with what they need, but without txstream."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ EXECUTORS_NEED = ("pyarrow", "numpy", "kafka-python", "crc32c")
 
 
 def make_bare_python(directory: Path) -> Path:
-    """A virtual environment in the directory, with links to the installed files of `EXECUTORS_NEED` and
-    nothing else; its interpreter."""
+    """Make a virtual environment in the directory, with links to the installed files of `EXECUTORS_NEED` and
+    nothing else; return its interpreter."""
     venv.create(directory, symlinks=True)
     python = directory / "bin" / "python"
     (site_packages,) = (directory / "lib").glob("python*/site-packages")

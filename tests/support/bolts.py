@@ -27,7 +27,7 @@ from txstream.testing import InProcessRunner
 
 
 class Split(BasicBolt):
-    """Words of a line; a null has none."""
+    """Emits the words of a line; a null has none."""
 
     output = "word string"
 
@@ -55,7 +55,7 @@ class CountByHand(BatchBolt):
 
 
 class Passing(BasicBolt):
-    """Emits what it gets; subclasses change one thing."""
+    """Emits what it gets; each subclass changes one thing."""
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
         declarer.declare(declarer.inputs[0])
@@ -110,7 +110,7 @@ def compiled(topology: Topology, run_id: str = "run-1", *, capture: bool = False
 
 
 def merged(topology: Topology, result: BatchResult) -> dict[Any, Any]:
-    """The deltas of a batch as key to value, merged as the driver does."""
+    """Return the deltas of a batch as key -> value, merged as the driver merges them."""
     committer = topology.states[0][0]
     fold = new_fold(committer)
     for part in result.deltas.get(topology.components[-1].id, []):

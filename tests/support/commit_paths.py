@@ -35,7 +35,7 @@ PATHS: Mapping[str, Mapping[str, Any]] = {
     "executors": {"commit": "executors"},
     "mixed": {"driver_commit_rows": 2},
 }
-"""Options of `counting` by name; with the last, batches of more than two keys are written by executors."""
+"""Options of `counting` by name. With the last, executors write batches of more than two keys."""
 
 BY_EXECUTORS: Mapping[str, tuple[bool, ...]] = {
     "driver": (False, False, False, False),
@@ -79,7 +79,7 @@ def counted(words: Mapping[str, Iterable[str]] = WORDS) -> Counter[str]:
 
 
 def counted_in(*attempts: Attempt) -> Counter[str]:
-    """The words that these attempts held."""
+    """Return the words that these attempts held."""
     return Counter(
         word
         for attempt in attempts
@@ -94,22 +94,22 @@ def ledger(url: str) -> list[BatchRecord]:
 
 
 def paths(url: str) -> list[str]:
-    """The path of each batch, as the ledger tells it."""
+    """Return the path of each batch, according to the ledger."""
     return [row.details["path"] for row in ledger(url)]
 
 
 @dataclass
 class Shares:
-    """What the test does with shares, instead of just writing them."""
+    """What a test does with shares instead of only writing them."""
 
     seen: list[Message] = field(default_factory=list)
-    # Gets the runner's own way of writing a share, and one; answers as it does.
+    # Gets the runner's own way of writing a share, and the share; returns what that way returns.
     write: Callable[[Callable[[Message], bytes], Message], bytes] | None = None
     runners: list[InProcessRunner] = field(default_factory=list)
 
 
 def watch_shares(monkeypatch: pytest.MonkeyPatch) -> Shares:
-    """Have the runners of every `TopologyTest` write their shares through what this returns."""
+    """Have the runners of every `TopologyTest` write their shares through the returned object."""
     shares = Shares()
 
     class Watched(InProcessRunner):
@@ -128,6 +128,6 @@ def watch_shares(monkeypatch: pytest.MonkeyPatch) -> Shares:
 
 
 def check(test: TopologyTest, words: Counter[str], tables: Iterable[str] = ("counts", "again")) -> None:
-    """Every table has exactly these words."""
+    """Assert that every table has exactly these words."""
     for table in tables:
         assert test.table(table) == words

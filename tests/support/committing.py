@@ -1,4 +1,4 @@
-"""Committers in tests: a topology of them, bolts that meet trouble, and what is kept for a commit."""
+"""Committers in tests: a topology of them, bolts that meet trouble, and what runners keep for a commit."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ BATCHES = [WORDS[0:2], WORDS[2:4], WORDS[4:6]]
 
 @dataclass
 class Trouble:
-    """What the calls of a component's method meet: an error is raised, a function is called. It is met
-    `times` times, in the given txid and task, or in any."""
+    """What the calls of a component's method meet: an error to raise, or a function to call. It is met
+    `times` times, in the given txid and task; None means any."""
 
     component: str
     method: str
@@ -64,8 +64,8 @@ _lock = threading.Lock()
 
 @contextmanager
 def meeting(*troubles: Trouble) -> Iterator[None]:
-    """The calls of `Troubled` bolts in this process meet these; each must have come to its end, unless the
-    test fails anyway."""
+    """While open, `Troubled` bolts in this process meet these troubles; each must be met as often as it says,
+    unless the test fails anyway."""
     _troubles.extend(troubles)
     try:
         yield
@@ -87,7 +87,7 @@ def _meet(bolt: Any, method: str) -> None:
 
 
 class Troubled(CountByWord):
-    """Counts words; each of its calls may meet trouble."""
+    """Counts words; any of its calls may meet trouble."""
 
     def prepare(
         self, context: TopologyContext, collector: OutputCollector, batch_id: TransactionAttempt
@@ -113,7 +113,7 @@ class TroubledCommitter(Troubled, Committer):
 
 @dataclass
 class Custody:
-    """What every runner of a test gives out, commits, releases and cancels."""
+    """Records what all runners of a test give out, commit, release and cancel."""
 
     given: list[tuple[TransactionAttempt, Any]] = field(default_factory=list)
     committed: list[TransactionAttempt] = field(default_factory=list)
@@ -123,30 +123,30 @@ class Custody:
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def unreleased(self) -> list[TransactionAttempt]:
-        """The attempts whose results are still kept. Raises AssertionError for one released twice."""
+        """Return the attempts whose results are still kept. Raises AssertionError for one released twice."""
         assert len(self.released) == len({id(kept) for kept in self.released}), "released twice"
         gone = {id(kept) for kept in self.released}
         return [attempt for attempt, kept in self.given if id(kept) not in gone]
 
     def wait_until(self, condition: Callable[[], bool], what: str) -> None:
-        """For the calls of bolts, which run beside the loop."""
+        """Wait for calls of bolts, which run beside the loop."""
         with self.changed:
             assert self.changed.wait_for(condition, 60), f"not within a minute: {what}"
 
     def runner(self, plan: ExecutionPlan, *, width: int | None = None) -> InProcessRunner:
-        """A runner that tells this of what it does."""
+        """Return a runner that records here what it does."""
         return _Watched(self, plan, width=width)
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """Change what is here, and tell those who wait for it."""
+        """While open, what is recorded here may be changed; then those who wait for it are told."""
         with self.changed:
             yield
             self.changed.notify_all()
 
 
 def watch_runners(monkeypatch: pytest.MonkeyPatch) -> Custody:
-    """Of every runner that a TopologyTest makes from now on."""
+    """Record what every runner does that a TopologyTest makes from now on."""
     custody = Custody()
     monkeypatch.setattr(txstream.testing.driver, "InProcessRunner", custody.runner)
     return custody
@@ -194,7 +194,7 @@ class _Watched(InProcessRunner):
 
 
 def word_source() -> MemorySpout:
-    """The words of `BATCHES`."""
+    """The words of `WORDS`."""
     return MemorySpout("word string", {"p": WORDS})
 
 
@@ -205,7 +205,7 @@ def state(table: str, url: str | None = None) -> SqlState:
 def committing(source: MemorySpout, spout: Any = OpaqueSpout, **options: Any) -> Topology:
     """words -> upper (committer) -> lower (committer), a state below each, and one beside them.
 
-    `counts` has how often each word came, `batches` in how many batches, `beside` as `counts`.
+    `counts` holds how often each word came, `batches` in how many batches; `beside` is the same as `counts`.
     """
     options = {"max_spout_pending": 2, **options}
     builder = TransactionalTopologyBuilder(
@@ -221,7 +221,7 @@ def committing(source: MemorySpout, spout: Any = OpaqueSpout, **options: Any) ->
 
 
 def check_tables(test: TopologyTest, batches: list[list[str]]) -> None:
-    """The states have exactly these batches."""
+    """Assert that the states hold exactly these batches."""
     counts = Counter(word for batch in batches for word in batch)
     assert test.table("counts") == test.table("beside") == counts
     assert test.table("batches") == Counter(word for batch in batches for word in set(batch))

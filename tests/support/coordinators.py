@@ -1,4 +1,4 @@
-"""Coordinators in a wanted state, and what they answered."""
+"""Coordinators brought into a wanted state, and their answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def make(semantics: Semantics = OPAQUE, pending: int = 3, **options: Any) -> Coo
 
 
 def only(commands: Commands, kind: type[C]) -> C:
-    """The one command of this kind."""
+    """Return the one command of this kind."""
     found = [command for command in commands if isinstance(command, kind)]
     assert len(found) == 1, f"expected one {kind.__name__}, found {commands}"
     return found[0]
@@ -54,7 +54,7 @@ def kinds(commands: Commands) -> list[str]:
 def plan_and_emit(
     coordinator: Coordinator[Range], commands: Commands, batch: Metas
 ) -> tuple[TransactionAttempt, Commands]:
-    """Answer the plan among `commands`, persist if asked: the attempt that was emitted, and what came."""
+    """Answer the plan, and persist if asked; return the attempt that is emitted and the last answer."""
     answers = coordinator.planned(only(commands, Plan).ticket, batch)
     if coordinator.semantics is TRANSACTIONAL:
         persist = only(answers, Persist)

@@ -7,15 +7,15 @@ import socket
 import threading
 from typing import Any
 
-_COMMITS = (b"COMMIT\0", b"\x03COMMIT")  # as PostgreSQL and as MySQL are told
+_COMMITS = (b"COMMIT\0", b"\x03COMMIT")  # what PostgreSQL and what MySQL is sent
 
 Address = str | tuple[str, int]
-"""A Unix socket's path, or a host and a port."""
+"""The path of a Unix socket, or a host and a port."""
 
 
 class AnswerLosingProxy:
-    """Listens at `here`, its port at `address`; `lose_next_commit` makes it pass the next COMMIT on, wait for
-    the server's answer, and hang up instead of passing that back."""
+    """A proxy that listens at `here`, its port at `address`. `lose_next_commit` makes it pass the next COMMIT
+    on, wait for the server's answer, and hang up instead of passing the answer back."""
 
     def __init__(self, server: Address, here: Address) -> None:
         self._server = server

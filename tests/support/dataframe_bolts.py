@@ -36,7 +36,7 @@ class CountRows(DataFrameBolt):
 
 
 class Lengths(DataFrameBolt):
-    """Words with their length; a map does not need a shuffle."""
+    """Words with their lengths; a map needs no shuffle."""
 
     output = "word string, n bigint"
 
@@ -47,7 +47,7 @@ class Lengths(DataFrameBolt):
 
 
 class JoinAndSplit(DataFrameBolt):
-    """Two inputs and two outputs: the words that came by both, and those that came by one alone."""
+    """Two inputs and two outputs: the words that both inputs hold, and those that only `left` holds."""
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
         declarer.declare("word string, n bigint")
@@ -66,7 +66,7 @@ class JoinAndSplit(DataFrameBolt):
 
 
 class LinesWithWord(DataFrameBolt):
-    """Words, and in how many lines each is: one input from the spout, one from a bolt far below it."""
+    """Words, and in how many lines each occurs: one input from the spout, one from a bolt far below it."""
 
     output = "word string, n bigint"
 
@@ -79,7 +79,7 @@ class LinesWithWord(DataFrameBolt):
 
 
 class Unchanged(DataFrameBolt):
-    """Every row through a shuffle of Spark's and back."""
+    """Sends every row through a shuffle of Spark's and back."""
 
     def declare_output_fields(self, declarer: OutputFieldsDeclarer) -> None:
         declarer.declare(declarer.inputs[0])
@@ -89,7 +89,7 @@ class Unchanged(DataFrameBolt):
 
 
 class Answers(DataFrameBolt):
-    """Answers with whatever a test gives it a function for."""
+    """Answers with what a function of the test returns."""
 
     output = "word string, n bigint"
 
@@ -180,7 +180,7 @@ WINTER = datetime.timezone(datetime.timedelta(hours=1))
 
 
 def typed(partition: str, number: int) -> tuple[Any, ...]:
-    """Row i: ordinary values, the extremes, nulls, nulls inside, and an odd mixture."""
+    """Return row i: ordinary values, the extremes, nulls, nulls inside a value, and a mixture of these."""
     return (number, *_TYPED[number])
 
 

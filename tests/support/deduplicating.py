@@ -1,4 +1,4 @@
-"""`DeduplicateBolt` with a table, on any database: what a suite of each server has in common."""
+"""Suite for `DeduplicateBolt` with a table, on any database."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ATTEMPT = TransactionAttempt(Txid(1), AttemptId(1))
 
 
 class Told:
-    """A RichCollector that remembers."""
+    """A RichCollector that remembers what it is told."""
 
     def __init__(self) -> None:
         self.emitted: list[tuple[Any, ...]] = []
@@ -54,7 +54,7 @@ class Worker:
         self.resource = bolt.prepare_worker(WorkerContext("t", "once", "0", "host", addresses=addresses))
 
     def run(self, rows: Sequence[Sequence[Any]], schema: str = ORDERS) -> Told:
-        """One task of one micro-batch."""
+        """Run one task of one micro-batch."""
         told = Told()
         self.bolt.prepare(TopologyContext("t", "once", 0, 1, ATTEMPT, resource=self.resource), told)
         for tup in Chunk(to_record_batch(rows, parse_schema(schema)), "orders").tuples():
@@ -75,7 +75,7 @@ def state(table: str, value: str = "entry string, amount decimal(10,2)", **optio
 
 
 class TableOfFirst:
-    """A subclass is in a module with a fixture `url`."""
+    """Subclasses live in a module with a fixture `url`."""
 
     @pytest.fixture
     def rows(self, url: str, unique: str) -> Any:

@@ -1,10 +1,10 @@
-"""Tables of any declaration, fed by any tuples in any history, against folds without Arrow and SQL.
+"""Compares state tables of any declaration and history with folds written without Arrow and SQL.
 
-One example: key columns and reducers of any types, a few batches of tuples, for each of them attempts that
-commit, crash, are lost on the way or come too late. The tuples of an attempt are spread over tasks and chunks
-and folded as executors and driver do it; what comes out is committed by the driver or written in shares. Then
-the table must hold what the tuples of the committed attempts give, and a batch that does not fit must have
-left nothing.
+An example is one table, with key columns and reducers of any types, and a few batches of tuples. Each batch
+has attempts that commit, crash, are lost on the way or come too late. The tuples of an attempt are spread
+over tasks and chunks and folded as executors and driver fold them. The result is committed by the driver or
+written in shares. Then the table must hold exactly what the tuples of the committed attempts give, and a
+batch that does not fit must have left nothing.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from txstream.transaction import TransactionAttempt, Txid
 Key = tuple[Any, ...]
 Values = list[Any]
 Row = tuple[Key, Values, int | None]
-"""A tuple: its key, what each value column takes, and when it was."""
+"""A tuple: its key, the field of each value column, and its time."""
 
 NAMES = ("order", "Key", "kEY2", "größe", "日本", "a b", "it's", 'q"q', "x.y", ".dot", "%p", "a\\b", "offset")
 ORDER = "happened at"
-# No server of ours keeps all of these.
+# Not every server keeps decimal(38,38).
 _KINDS = [kind for kind in KINDS if kind.ddl not in ("decimal(38,38)",)]
 _NUMBERS = ("tinyint", "smallint", "int", "bigint", "decimal(10,2)", "decimal(38,10)")
 _FATES = ("commit", "shares", "crash", "begun", "lost", "zombie")
 
 
 class DoesNotFitError(Exception):
-    """What the batch makes of a row cannot be in its table."""
+    """A batch would put a value into a row that its table cannot hold."""
 
 
 class _CrashError(Exception):
@@ -56,7 +56,7 @@ class _CrashError(Exception):
 
 @dataclass(frozen=True)
 class Column:
-    """A value column and the fold of its field, in Python."""
+    """A value column, and the fold of its field in Python."""
 
     name: str
     kind: Kind
@@ -70,11 +70,11 @@ class Column:
         return f"given {self.name}"
 
     def delta(self, given: Sequence[tuple[Any, int | None]]) -> Any:
-        """Of the values of a key's tuples, each with its time."""
+        """Return the delta of the values of a key's tuples, each given with its time."""
         return self._fitting(self.fold([pair for pair in given if pair[0] is not None]))
 
     def merged(self, stored: Any, delta: Any) -> Any:
-        """Null is the other side."""
+        """Merge a stored value and a delta; if one is null, return the other."""
         if stored is None or delta is None:
             return delta if stored is None else stored
         return self._fitting(self.merge(stored, delta))
@@ -91,7 +91,7 @@ class Column:
         return value
 
     def draw(self, random: Random) -> Any:
-        """A value of the field; a sum's are whole numbers, of the smallest unit of a decimal."""
+        """Return a value of the field. For a sum, decimals are whole numbers of their smallest unit."""
         if random.random() < 0.2:
             return None
         if not self.is_sum:
@@ -105,7 +105,7 @@ class Column:
         return random.choice([random.randint(-9, 9), random.randint(-9, 9), largest, -largest])
 
     def typed(self, value: Any) -> Any:
-        """As Arrow has it."""
+        """Return the value as Arrow has it."""
         if value is None or not (self.is_sum and pa.types.is_decimal(self.kind.arrow)):
             return value
         digits = tuple(map(int, str(abs(value))))
@@ -194,7 +194,7 @@ class Example:
         ]
 
     def deltas(self, tuples: Sequence[Row]) -> pa.Table:
-        """Tuples as tasks and driver fold them. Raises StateValueError."""
+        """Fold tuples as tasks and driver do. Raises StateValueError."""
         random, merged = self.random, new_fold(self.bolt)
         tasks: list[list[Row]] = [[], [], []]
         for row in tuples:
@@ -216,7 +216,7 @@ class Example:
         return (*key, *typed, at)
 
     def after(self, before: Mapping[Key, Values], tuples: Sequence[Row]) -> dict[Key, Values]:
-        """What the table holds when a batch was added. Raises DoesNotFitError."""
+        """Return what the table holds once a batch is added. Raises DoesNotFitError."""
         now = dict(before)
         for key in dict.fromkeys(row[0] for row in tuples):
             rows = [(values, at) for found, values, at in tuples if found == key]
@@ -237,7 +237,7 @@ class Example:
 
 
 def play(random: Random, name: str, stores: Mapping[str, StateBackend]) -> None:
-    """One example in every store, `stores` by URL."""
+    """Play one example in every store; `stores` are by URL."""
     example = Example(random, name)
     rigs = [Rig(store, url, example.spec, topology=name).join() for url, store in stores.items()]
     held: dict[Key, Values] = {}
@@ -251,8 +251,8 @@ def play(random: Random, name: str, stores: Mapping[str, StateBackend]) -> None:
                 tuples = example.tuples()
             after = _attempt(example, rigs, txid, held, tuples, fate)
             if after is None and example.semantics is not Semantics.OPAQUE:
-                break  # it would be refused again
-        if after is None:  # somebody has filtered all of it out
+                break  # later attempts hold the same and would be refused too
+        if after is None:  # a user filtered all of it out
             after = _attempt(example, rigs, txid, held, [], "commit")
             assert after is not None
         held = after
@@ -266,7 +266,7 @@ def _attempt(
     tuples: Sequence[Row],
     fate: str,
 ) -> dict[Key, Values] | None:
-    """One attempt in every store; what the table holds then, None where the batch does not fit."""
+    """Play one attempt in every store; return what the table then holds, None if the batch does not fit."""
     try:
         after: dict[Key, Values] | None = example.after(held, tuples)
     except DoesNotFitError:
@@ -347,14 +347,14 @@ def _begun(rig: Rig, txid: int, deltas: pa.Table) -> TransactionAttempt:
 
 
 def _lost(rig: Rig, txid: int, deltas: pa.Table) -> TransactionAttempt:
-    """The first half of the rows is written, then the driver dies."""
+    """Write the first half of the rows; then the driver dies."""
     under = rig.begin(txid)
     rig.write(under, deltas.slice(0, deltas.num_rows // 2))
     return under
 
 
 def _shares(rig: Rig, txid: int, deltas: pa.Table) -> TransactionAttempt:
-    """The second half first, and once more where that must not count."""
+    """Write the second half first, and once more at the end where that must not count."""
     under, half = rig.begin(txid), deltas.num_rows // 2
     shares = [deltas.slice(half), deltas.slice(0, half)]
     if rig.spec.semantics is not Semantics.NON_TRANSACTIONAL:

@@ -1,4 +1,4 @@
-"""Bolts that fold, as an executor has them."""
+"""Bolts that fold, prepared as on an executor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from txstream.bolts.sql import SqlStateBolt
 
 
 class Taken:
-    """A collector that keeps what it is given."""
+    """A collector that keeps what is emitted to it."""
 
     def __init__(self) -> None:
         self.batches: list[pa.RecordBatch] = []
@@ -40,7 +40,7 @@ def to_batch(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> pa.RecordBatch
 
 
 def prepared(bolt: ReduceBolt | SqlStateBolt, schema: pa.Schema) -> Taken:
-    """The bolt as an executor has it; what it emits goes to the answer."""
+    """Prepare the bolt as an executor does; return the collector that it emits to."""
     declarer = OutputFieldsDeclarer("bolt", [schema])
     bolt.declare_output_fields(declarer)
     collector = Taken()

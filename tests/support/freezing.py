@@ -1,7 +1,7 @@
-"""Processes of Spark that are frozen (SIGSTOP) in the middle of a commit.
+"""Freezes processes of Spark (SIGSTOP) in the middle of a commit.
 
-Topologies whose tasks, as long as `Places.gate` is not there, note their process in `Places.inside` and wait
-for the gate: a reducer in the middle of its share's transaction, a committer right before its transaction.
+Until `Places.gate` exists, tasks of these topologies note their process in `Places.inside` and wait for it:
+a reducer in the middle of its share's transaction, a committer right before its transaction.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HOLDS = 1_000
-"""A sum that has this much is waited with; only the first batch has it."""
+"""A reducer waits before it adds to a sum of at least this; only the first batch makes one."""
 AMOUNTS = {"p0": [("ash", HOLDS), ("elm", 1), ("ash", 2), ("elm", 3), ("oak", 4), ("elm", 5)]}
-"""Two rows to a batch. The second batch adds to what holds, the others do not."""
+"""Two rows make a batch. Only the second batch adds to the sum that waits."""
 TOTALS = {"ash": HOLDS + 2, "elm": 9, "oak": 4}
 
 
@@ -56,11 +56,11 @@ class Places:
 
     @property
     def writes(self) -> Path:
-        """What came of each task's transaction: attempt, process, and "written" or an error's name."""
+        """How each task's transaction ended: attempt, process, and "written" or an error's name."""
         return self.folder / "writes"
 
     def found(self) -> psutil.Process:
-        """The process that waits for the gate, once there is one."""
+        """Return the process that waits for the gate, once there is one."""
         wait_for(self.inside, 1)
         return psutil.Process(int(notes(self.inside)[0][0]))
 
@@ -82,7 +82,7 @@ def source() -> MemorySpout:
 
 
 def holding_in_its_share(places: Places, rows: MemorySpout, spout: Any, **options: Any) -> Topology:
-    """Sums by word, written by executors."""
+    """Return a topology of sums by word, written by executors."""
     builder = TransactionalTopologyBuilder(
         "frozen", "words", spout(rows), commit="executors", max_spout_pending=1, **options
     )
@@ -95,7 +95,7 @@ def holding_in_its_share(places: Places, rows: MemorySpout, spout: Any, **option
 
 @contextmanager
 def frozen(*processes: psutil.Process) -> Iterator[None]:
-    """Stop these processes; at the end, let those that are still there go on."""
+    """Freeze these processes; at the end, let those that still exist go on."""
     for process in processes:
         process.send_signal(signal.SIGSTOP)
     try:
@@ -108,13 +108,13 @@ def frozen(*processes: psutil.Process) -> Iterator[None]:
 
 # --- a whole executor ----------------------------------------------------------------------------------
 
-# Enough for a Spark task on either of two executors: both know the plan when one of them is frozen.
+# Enough for one Spark task on each of two executors: both know the plan when one of them is frozen.
 MANY = 2_100
 TOTAL = {f"w{number}": 2 * MANY // 7 + {1: 1, 2: 2, 3: 2}.get(number, 0) for number in range(7)}
 
 
 class HoldsBeforeItWrites(BatchBolt, Committer):
-    """Counts words in a state of its own. The second batch is held, at the end of the bolt's work."""
+    """Counts words in a state of its own. The second batch is held at the end of the bolt's work."""
 
     output = "word string"
     states = {"counts": SqlState("held", "word string", "n bigint")}  # noqa: RUF012 - as a user writes it
@@ -143,7 +143,7 @@ class HoldsBeforeItWrites(BatchBolt, Committer):
 
 
 def note_writes(file: Path) -> None:
-    """Have this process note what comes of every write."""
+    """Have this process note how every write ends."""
     from txstream.state import TopologyStates
 
     write = TopologyStates.write
@@ -162,8 +162,8 @@ def note_writes(file: Path) -> None:
 
 
 def freeze_an_executor(spark: SparkSession, folder: Path, url: str) -> dict[str, Any]:
-    """An executor, JVM and Python, is frozen when its committer is about to write, and woken when the batch
-    after it is committed. How the batch went, what came of the zombie's write, and the table at the end."""
+    """Freeze an executor, JVM and Python, when its committer is about to write; wake it once the next batch
+    is committed. Return how the batch went, how the zombie's write ended, and the table at the end."""
     places = Places(folder)
     many = [f"w{number % 7}" for number in range(MANY)]
     with MemorySpout("word string", {"a": many, "b": many}) as rows, ThreadPoolExecutor(1) as helper:
@@ -191,7 +191,7 @@ def freeze_an_executor(spark: SparkSession, folder: Path, url: str) -> dict[str,
             worker, others = freezing.result()
             rows.append("a", "w3")
             test.commit(3)
-            # The worker alone, or its executor would hear that it was cancelled, and kill it.
+            # Only the worker: the executor would hear that the task was cancelled, and kill the worker.
             worker.send_signal(signal.SIGCONT)
             woken = [str(test.attempts(2)[0].id.attempt), str(worker.pid)]
             assert wait_until(lambda: any(words[:2] == woken for words in notes(places.writes)), 60)

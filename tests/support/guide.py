@@ -1,4 +1,4 @@
-"""The code of a guide as a module, so that its examples are run as a reader would write them."""
+"""Loads the code of a guide as a module, so that its examples run as a reader would write them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
 
 @dataclass(frozen=True)
 class ShownCommand:
-    """A command line as a reader would type it, its line number, and what the guide shows of its output."""
+    """A command line as a reader would type it, its line number, and the output that the guide shows."""
 
     text: str
     line: int
@@ -30,7 +30,7 @@ class ShownCommand:
 
     @property
     def calls(self) -> list[list[str]]:
-        """The words of each program that it calls: those of a pipe are several."""
+        """The words of each program that it calls; a pipe calls several."""
         lexer = shlex.shlex(self.text, posix=True, punctuation_chars="|&;<>")
         lexer.whitespace_split = True
         found: list[list[str]] = [[]]
@@ -40,8 +40,8 @@ class ShownCommand:
 
 
 def commands_of(guide: Path) -> list[ShownCommand]:
-    """The commands in its blocks: those behind `$ `, with their output, or a block that begins with one. The
-    output of its last one may be a `text` block right below."""
+    """Return the commands in the guide's blocks: those after `$ `, with their output, or a block that begins
+    with a command. The output of a block's last command may be a `text` block right below."""
     text = guide.read_text(encoding="utf-8")
     found: list[ShownCommand] = []
     end = 0
@@ -69,7 +69,7 @@ def _commands_in(code: str, first: int) -> Iterator[ShownCommand]:
 
 
 def files_of(guide: Path) -> dict[str, str]:
-    """Blocks that begin with a file's name as a comment, by that name. Blocks of one name are one file."""
+    """Return the blocks that begin with a file name as a comment, joined by that name."""
     found: dict[str, str] = {}
     for block in _BLOCK.finditer(guide.read_text(encoding="utf-8")):
         name = re.match(r"# ([\w./-]+\.\w+)\n", block[2])
@@ -79,7 +79,7 @@ def files_of(guide: Path) -> dict[str, str]:
 
 
 def python_of(guide: Path) -> str:
-    """All its Python blocks, one after the other; every line stays on its number."""
+    """Return all Python blocks of the guide, one after the other; every line keeps its number."""
     text = guide.read_text(encoding="utf-8")
     lines: list[str] = []
     for block in re.finditer(r"^```python\n(.*?)^```$", text, re.M | re.S):
@@ -89,7 +89,7 @@ def python_of(guide: Path) -> str:
 
 
 def load(guide: Path, directory: Path) -> ModuleType:
-    """The module; bolts of it are pickled by reference, as those of any test module are."""
+    """Return the guide's code as a module, imported so that its bolts can be pickled by reference."""
     name = f"guide_{guide.stem}"
     path = directory / f"{name}.py"
     path.write_text(python_of(guide), encoding="utf-8")
@@ -103,7 +103,7 @@ def load(guide: Path, directory: Path) -> ModuleType:
 
 
 def examples(module: ModuleType) -> Iterator[tuple[Callable[..., Any], list[dict[str, Any]]]]:
-    """Its test functions, each with the arguments that pytest would call it with, fixtures left out."""
+    """Yield the module's test functions, each with the arguments that pytest would pass, but for fixtures."""
     for name, function in vars(module).items():
         if name.startswith("test_") and inspect.isfunction(function):
             calls: list[dict[str, Any]] = [{}]
@@ -114,5 +114,5 @@ def examples(module: ModuleType) -> Iterator[tuple[Callable[..., Any], list[dict
 
 
 def fixtures_of(function: Callable[..., Any], call: dict[str, Any]) -> set[str]:
-    """The fixtures that it still needs."""
+    """Return the names of the fixtures that the function still needs."""
     return set(inspect.signature(function).parameters) - set(call)

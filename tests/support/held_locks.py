@@ -18,7 +18,7 @@ PATIENCE_SECONDS = 30
 
 
 class Held:
-    """Tasks stop inside their transaction, after the fence, before their first delta."""
+    """Stops tasks inside their transaction, after they have taken the fence and before their first delta."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.inside = threading.Semaphore(0)
@@ -40,7 +40,7 @@ class Held:
 
 @contextmanager
 def another(rig: Rig, message_timeout_seconds: float = 10.0) -> Iterator[Rig]:
-    """The same topology through other connections."""
+    """Yield the same topology over other connections."""
     database = open_sql_database(
         rig.url, connect_timeout_seconds=5.0, message_timeout_seconds=message_timeout_seconds
     )

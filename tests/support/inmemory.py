@@ -1,4 +1,4 @@
-"""A log in memory and a source over it: partitions that a test fills, hides and watches being read.
+"""A log in memory and a source over it. Tests fill and hide partitions, and watch them being read.
 
 A source is pickled when a plan is compiled, so it holds only the log's name; the log itself stays here.
 """

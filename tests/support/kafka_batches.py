@@ -36,8 +36,8 @@ def batch(
     last_delta: int | None = None,
     producer: int = -1,
 ) -> bytes:
-    """A batch at offset `base`; the records' offsets are deltas to it. The header is patched afterwards,
-    because a broker, not the builder, sets most of it."""
+    """Return a batch at offset `base`; the records' offsets are relative to it. The header is patched
+    afterwards, because most of it is set by a broker, not by the builder."""
     builder = DefaultRecordBatchBuilder(
         magic=2,
         compression_type=NONE,
@@ -81,7 +81,7 @@ def marker(offset: int, producer: int, *, commit: bool) -> bytes:
 
 
 def decode(data: bytes, start: int, end: int, columns: RecordColumns, **options: Any) -> tuple[int, int]:
-    """Decode what was fetched of one partition; answers the position and the size. Raises its error."""
+    """Decode what was fetched of one partition; return the position and the size. Raises its error."""
     part = Fetched(data, start, end, options.pop("aborted", None))
     decode_records([part], **options)
     if part.error is not None:

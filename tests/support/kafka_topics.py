@@ -1,4 +1,4 @@
-"""Topics of a test's own, and what producers do to them."""
+"""Topics that belong to one test, and what producers do to them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Topics:
         configs: Mapping[str, str] | None = None,
         replicas: Mapping[int, list[int]] | None = None,
     ) -> str:
-        """A topic that all brokers know; `replicas` puts partitions on brokers, leaders first."""
+        """Create a topic that all brokers know; `replicas` puts partitions on brokers, leaders first."""
         options: dict[str, Any] = {"configs": dict(configs or {})}
         if replicas is None:
             options |= {"num_partitions": partitions, "replication_factor": 1}
@@ -57,7 +57,7 @@ class Topics:
     def add_partitions(self, name: str, total: int) -> None:
         self.admin.create_partitions({name: total})
         self.admin.wait_for_topics([name])
-        if self._producer is not None:  # it would not know them for minutes
+        if self._producer is not None:  # it would not know the new partitions for minutes
             self._producer.close()
             self._producer = None
 
@@ -83,7 +83,7 @@ class Topics:
         self._producer.flush(10)
 
     def transactional_producer(self, transactional_id: str) -> Any:
-        """The caller begins, sends, commits or aborts, and closes."""
+        """Return a producer; the caller begins, sends, commits or aborts, and closes."""
         producer = KafkaProducer(bootstrap_servers=self.address, transactional_id=transactional_id)
         producer.init_transactions()
         return producer
@@ -91,7 +91,7 @@ class Topics:
     def transaction(
         self, producer: Any, name: str, values: Iterable[bytes], *, commit: bool, partition: int = 0
     ) -> None:
-        """A whole transaction; its marker, which takes an offset, is written when this returns."""
+        """Send a whole transaction; its marker, which takes an offset, is written when this returns."""
         end = self.end(name, partition) + 1
         producer.begin_transaction()
         for value in values:
@@ -105,18 +105,18 @@ class Topics:
         wait_until(lambda: self.end(name, partition) == end, "the transaction's marker is written")
 
     def end(self, name: str, partition: int) -> int:
-        """The offset behind the last record, of whatever kind."""
+        """Return the offset after the last record of any kind."""
         place = TopicPartition(name, partition)
         return int(self.admin.list_partition_offsets({place: OffsetSpec.LATEST})[place].offset)
 
 
 def attempt(number: int = 1) -> TransactionAttempt:
-    """An attempt at the first batch; readers do not look at it."""
+    """Return an attempt at the first batch; readers do not look at it."""
     return TransactionAttempt(Txid(1), AttemptId(number))
 
 
 def ranges(plan: Mapping[str, KafkaRange | Unavailable]) -> dict[str, KafkaRange]:
-    """The plan, all of whose partitions must be there to be read."""
+    """Return the plan's ranges; every partition must be readable."""
     found = {}
     for name, meta in plan.items():
         assert isinstance(meta, KafkaRange), f"{name}: {meta}"
@@ -125,8 +125,8 @@ def ranges(plan: Mapping[str, KafkaRange | Unavailable]) -> dict[str, KafkaRange
 
 
 def wait_until(condition: Callable[[], object], what: str, seconds: float = 60.0) -> None:
-    """Poll a condition of another process, which no event announces, in a tenth of the time at most: that
-    process needs the rest."""
+    """Poll a condition of another process that no event announces. Polling takes at most a tenth of the time,
+    since that process needs the rest."""
     deadline = time.monotonic() + seconds
     pause = threading.Event()
     while True:

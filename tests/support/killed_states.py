@@ -2,8 +2,8 @@
 MASTER FOLDER`.
 
 A committer adds up amounts in a state with a cache. Below it, in the same Spark task, a bolt kills its
-executor, once: the committer's rows are in the database then, and Spark runs the task again elsewhere, under
-the same attempt. What is in the table after each batch is left in FOLDER/tables.
+executor once. The committer's rows are in the database by then, and Spark runs the task again elsewhere under
+the same attempt. The table as it is after each batch is left in FOLDER/tables.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from txstream.transaction import TransactionAttempt
 TESTS = Path(__file__).resolve().parents[1]
 TXIDS = 4
 ROWS = 40
-"""Of each of two partitions, in each batch."""
+"""Rows of each of two partitions in each batch."""
 KILLED = 2
 FAILED = 3
-"""Its first attempt is given up by the driver when all of its tasks have written."""
+"""The driver gives up the first attempt of this txid after all of its tasks have written."""
 
 UUID = "0" * 32
 BALANCES = SqlState("balances", key="account string", value="balance bigint", cache_rows=100)
@@ -60,7 +60,7 @@ def held_by(txid: int, part: int = ROWS) -> dict[str, Range]:
 
 
 def expected(txid: int) -> dict[str, int]:
-    """The balances after a batch."""
+    """Return the balances after a batch."""
     balances: defaultdict[str, int] = defaultdict(int)
     for partition in ("a", "b"):
         for number in range(txid * ROWS):
@@ -94,7 +94,7 @@ class Adds(BatchBolt, Committer):
 
 
 class Kills(BatchBolt):
-    """Below the committer: its task has written when this one is finished."""
+    """Stands below the committer, whose task has written by the time this bolt's `finish_batch` runs."""
 
     output = "account string"
 
@@ -172,7 +172,7 @@ def main(master: str, folder: Path) -> None:
 
 
 def attempts_of(notes: Iterable[list[str]], txid: int) -> dict[tuple[str, str], set[str]]:
-    """The processes in which the committer's tasks ended, by attempt and task."""
+    """Return the processes in which the committer's tasks ended, by attempt and task."""
     found: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     for noted, attempt_id, task, pid in notes:
         if noted == str(txid):

@@ -1,4 +1,4 @@
-"""Types that a column may have: the values of the conformance suite, and ways to draw any other."""
+"""Types that a column may have: the values of the conformance suite, and ways to draw others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from txstream.testing.state.column_types import scaled
 
 @dataclass(frozen=True)
 class Kind:
-    """A type, the values that are likely to go wrong, and a way to draw any."""
+    """A type, the values most likely to go wrong, and a way to draw any value."""
 
     ddl: str
     edges: Sequence[Any]

@@ -1,5 +1,5 @@
-"""A correct source that is small enough to be spoiled: a folder of text files, one line a row, one file a
-partition. What it forgets, tests/support/wrong_spouts.py does.
+"""A correct source that is small enough to be made wrong: a folder of text files, a row for each line, a
+partition for each file. The sources in tests/support/wrong_spouts each break one of its promises.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from txstream.transaction import TransactionAttempt
 
 
 class LineLog:
-    """The files. `NAME.hidden` beside a file is an outage, `NAME.first` says which lines are lost."""
+    """The files. A file `NAME.hidden` beside one is an outage; `NAME.first` says which lines are lost."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -38,7 +38,7 @@ class LineLog:
             file.writelines(f"{line}\n" for line in lines)
 
     def lines(self, partition: str) -> list[str]:
-        """Raises OSError in an outage."""
+        """Return the partition's lines. Raises OSError in an outage."""
         if (self.folder / f"{partition}.hidden").exists():
             raise OSError(f"{partition}.lines: the disk does not answer")
         return (self.folder / f"{partition}.lines").read_text().splitlines()
@@ -65,7 +65,7 @@ class LineRange:
 
 
 def place(partition: str, last: Mapping[str, LineRange]) -> int:
-    """The line that comes next."""
+    """Return the number of the next line."""
     return last[partition].end if partition in last else 0
 
 
@@ -120,7 +120,7 @@ class LineEmitter(PartitionEmitter[LineRange]):
         self.schema = parse_schema(source.output)
 
     def read(self, attempt: TransactionAttempt, partition: str, meta: LineRange) -> list[str]:
-        """The lines of a range, or an error."""
+        """Return the lines of a range, or raise what a source must raise."""
         try:
             lines = self.log.lines(partition)
         except OSError as error:
@@ -160,7 +160,7 @@ class LineSource(PartitionedSpout[LineRange]):
 
 
 class LineHarness(SpoutHarness):
-    """Two files in a folder of this harness, read by a source of the given class."""
+    """Two files in the harness's folder, read by a source of the given class."""
 
     settle_seconds = 0.0
     deadline_seconds = 10.0

@@ -39,8 +39,8 @@ def wait(event: threading.Event, what: str) -> None:
 
 
 class ImpatientWorkers(ThreadWorkers):
-    """Waits before a further try are for outages; in a test they only cost time. `pauses` are waits that
-    last."""
+    """Shortens the waits before a further try, which are for outages and only cost time in a test; `pauses`
+    maps waits to the seconds that they do last."""
 
     pauses: Mapping[float, float] = {}
 
@@ -50,7 +50,7 @@ class ImpatientWorkers(ThreadWorkers):
         super().after(seconds, event, is_deadline=is_deadline)
 
     def wake(self) -> None:
-        """The clock was moved by hand."""
+        """Have the loop look at the clock, which was moved by hand."""
         self.post(lambda: None)
 
     def pause(self, seconds: float) -> bool:
@@ -58,7 +58,7 @@ class ImpatientWorkers(ThreadWorkers):
 
 
 class WatchedStates(TopologyStates):
-    """Tells its table of commits, before and after."""
+    """Tells its table of each commit, before and after."""
 
     def commit(self, commit: Commit, **options: Any) -> None:
         table: Table = self.store.table  # type: ignore[attr-defined]
@@ -72,8 +72,8 @@ class WatchedStates(TopologyStates):
 
 @dataclass
 class Table:
-    """What was committed to the database. `before` is called first, on the thread that commits, and may raise
-    or block."""
+    """What was committed to the database. `before` is called before each commit, on the thread that commits,
+    and may raise or block."""
 
     url: str
     batches: dict[Txid, tuple[TransactionAttempt, list[dict[str, Any]]]] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class World(Place):
 
 
 class CountingRunner(InProcessRunner):
-    """Writes down every attempt that it is given, and keeps what it left."""
+    """Records every attempt that it is given, and keeps its result."""
 
     def __init__(self, plan: ExecutionPlan, *, width: int | None = None) -> None:
         super().__init__(plan, width=width)
@@ -132,7 +132,7 @@ class CountingRunner(InProcessRunner):
 
 
 class DriverRun:
-    """One driver's turn, which has begun to lead. `until` is "caught-up", a txid or None."""
+    """One driver's turn, already leading. `until` is "caught-up", a txid or None."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class DriverRun:
             hook=lambda when, write: self.hook(when, write),
             open_database=place.open_database,
         )
-        if asked_before is not None:  # as if it had stood by since
+        if asked_before is not None:  # as if it had stood by since then
             self.services.asked_before = lambda: asked_before  # type: ignore[method-assign]
         self.driver = Driver(
             topology,
@@ -185,7 +185,7 @@ class DriverRun:
         return self
 
     def finish(self) -> Self:
-        """Wait for the end; raises what the run ended with."""
+        """Wait for the end; raise what the run ended with."""
         self._thread.join(DEADLINE_SECONDS)
         assert not self._thread.is_alive(), f"still running: {self.loop.open_batches()}"
         if self.error is not None:
@@ -204,7 +204,7 @@ class DriverRun:
 
 
 class Run(DriverRun):
-    """A word count's. `options` go to the topology, `width` is that of every batch."""
+    """A word count's turn. `options` go to the topology; `width` is that of every batch."""
 
     runner: CountingRunner
 
@@ -234,7 +234,7 @@ def words(log: MemoryLog) -> dict[str, int]:
 
 
 def failing_once(error: Exception, txid: int) -> Callable[[TransactionAttempt, str], None]:
-    """Raises at the first read of a txid."""
+    """Return a hook that raises at the first read of a txid."""
     failed: set[int] = set()
 
     def on_emit(attempt: TransactionAttempt, partition: str) -> None:
@@ -246,7 +246,7 @@ def failing_once(error: Exception, txid: int) -> Callable[[TransactionAttempt, s
 
 
 def stop_when(run: Run, condition: Callable[[], bool]) -> None:
-    """Stop the run once a batch was advanced and the condition holds."""
+    """Stop the run once a batch has been advanced and the condition holds."""
 
     def listener(point: Point, txid: Txid, open_batches: dict[Txid, str]) -> None:
         if point is Point.AFTER_ADVANCE and condition():

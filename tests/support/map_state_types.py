@@ -1,4 +1,4 @@
-"""Every type that columns of a state may have, as a bolt writes it and as it reads it in the next batch."""
+"""Writes every type that a state's columns may have in one batch, and reads it in the next."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ WRITTEN: dict[Row, Row] = {
 
 
 def check_types(url: str) -> None:
-    """Write each row, and find it in the next batch, by the key as it was and by what a read gives for it."""
+    """Write each row; find it in the next batch, by the key as written and by the key that a read gives."""
     bench = Bench(url, state=TYPES, tasks=1)
     first = bench.begin(1)
     states = bench.open(first, 0)
     state = states.states["balances"]
     state.multi_put(list(WRITTEN), list(WRITTEN.values()))
     at_once = state.multi_get(list(WRITTEN))
-    keys = sorted(state.written, reverse=True)  # as in WRITTEN; it is a set
+    keys = sorted(state.written, reverse=True)  # as in WRITTEN, since it is a set
     states.flush()
     bench.end(first)
 
@@ -61,6 +61,6 @@ def check_types(url: str) -> None:
 
 
 def _single(number: float) -> float:
-    """As a column of type float has it."""
+    """Return the number as a column of type float holds it."""
     (found,) = struct.unpack("<f", struct.pack("<f", number))
     return float(found)

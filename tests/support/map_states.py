@@ -1,8 +1,8 @@
 """A committer with states of its own, sources for it, and what must come out of it.
 
-Account movements go to a ledger: a table of balances, and one of how many batches an account was in. The
-ledger emits each new balance; an account whose balance is a multiple of 5 is noted in a third table, so that
-what one state says drives what another one gets.
+Account movements go to a ledger: a table of balances, and a table of how many batches each account was in.
+The ledger emits each new balance. An account whose balance is a multiple of 5 is noted in a third table, so
+that what one state answers decides what another one gets.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ Movement = tuple[str, int]
 
 
 def movements(count: int, accounts: int = 5, start: int = 0) -> list[Movement]:
-    """Amounts that differ, so that a batch too many or too few is seen in the sums."""
+    """Return movements of different amounts: a batch that is lost or counted twice shows in the sums."""
     return [(f"a{n * n % accounts}", 1 + n % 7) for n in range(start, start + count)]
 
 
 def plus(amount: int) -> Callable[[int | None], int]:
-    """Adds to a value, or begins with it."""
+    """Return an updater that adds to a value, or begins with the amount."""
     return lambda old: (old or 0) + amount
 
 
 class Ledger(BatchBolt, Committer):
-    """See the module."""
+    """The committer that the module describes."""
 
     output = "account string, balance bigint"
 
@@ -60,7 +60,7 @@ class Ledger(BatchBolt, Committer):
         self.amounts: defaultdict[str, int] = defaultdict(int)
 
     def execute(self, tup: Tuple) -> None:
-        # Some at once and some at the end: all of it is one write for each key.
+        # Some are written at once and some at the end: together they are one write for each key.
         if tup["amount"] % 2:
             self.balances.update(tup["account"], plus(tup["amount"]))
         else:
@@ -79,7 +79,7 @@ class Ledger(BatchBolt, Committer):
 def bank(
     source: MemorySpout, bolt: BatchBolt | None = None, spout: Any = OpaqueSpout, **options: Any
 ) -> Topology:
-    """Three records of each partition to a batch, two tasks for the ledger."""
+    """Return a topology with three records of each partition to a batch, and two tasks for the ledger."""
     builder = TransactionalTopologyBuilder(
         "bank", "lines", spout(source, max_batch_records=6), max_spout_pending=3, **options
     )
@@ -88,7 +88,7 @@ def bank(
 
 
 def expected(batches: Iterable[Iterable[Movement]]) -> dict[str, dict[Any, int]]:
-    """The tables after these batches, worked out one record after the other."""
+    """Return the tables after these batches, worked out one record after the other."""
     balances: Counter[str] = Counter()
     seen: Counter[str] = Counter()
     rounds: Counter[tuple[str, int]] = Counter()
@@ -108,7 +108,7 @@ def expected(batches: Iterable[Iterable[Movement]]) -> dict[str, dict[Any, int]]
 
 
 def committed(test: TopologyTest, records: Mapping[str, list[Movement]]) -> list[list[Movement]]:
-    """The records of each committed batch, by its last attempt's ranges."""
+    """Return the records of each committed batch, by the ranges of its last attempt."""
     batches = []
     for txid in range(1, test.current):
         attempt = test.attempts(txid)[-1]
@@ -119,6 +119,6 @@ def committed(test: TopologyTest, records: Mapping[str, list[Movement]]) -> list
 
 
 def check(test: TopologyTest, records: Mapping[str, list[Movement]]) -> None:
-    """The tables hold each committed batch once."""
+    """Assert that the tables hold each committed batch once."""
     wanted = expected(committed(test, records))
     assert {name: test.table(name) for name in wanted} == wanted

@@ -1,4 +1,4 @@
-"""A ZooKeeper in memory for commands: the real class, over a tree that is not the real one's."""
+"""A ZooKeeper in memory for commands: the real class over a tree in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from txstream.zookeeper.candidates import candidate_data
 
 
 class MemoryZooKeeper(ZooKeeper):
-    """Never started: every request goes to `memory`."""
+    """A client that is never started: every request goes to `memory`."""
 
     def __init__(self) -> None:
         super().__init__("127.0.0.1:1")
@@ -26,14 +26,14 @@ class MemoryZooKeeper(ZooKeeper):
 
     @contextlib.contextmanager
     def opened(self, settings: Settings) -> Iterator[ZooKeeper]:
-        """In place of `open_zookeeper`."""
+        """Stand in for `open_zookeeper`."""
         settings.require_zookeeper()
         yield self
 
     def run_topology(
         self, topology_id: str, *, driver: bool = True, uuid: str = IDENTITY.uuid
     ) -> MemoryProgress:
-        """As if it were run: its leader's store; without `driver`, nobody is elected any more."""
+        """Pretend that it runs, or without `driver` that nobody leads any more; return the leader's store."""
         if driver:
             path = f"{Paths(ROOT, topology_id).leader}/{'a' * 32}-0000000001"
             self.memory.write(path, candidate_data())

@@ -1,4 +1,4 @@
-"""A database that is out of order for some commits, and is mended: what each failure leaves is looked at."""
+"""Breaks a database for some commits and mends it, and records what each failure leaves."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ WRITES = ("commit", "begin_commit", "write", "end_commit")
 
 @dataclass
 class Mending:
-    """`fail` is called before the writes of txid `txid`; after `times` failures of them `mend` is called, and
-    after each `look`, whose answers are `seen`."""
+    """Calls `fail` before the writes of txid `txid`. After `times` failures of them it calls `mend`, and
+    after each failure `look`, whose answers are in `seen`."""
 
     txid: int
     fail: Callable[[], None]

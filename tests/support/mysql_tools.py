@@ -1,4 +1,4 @@
-"""Asking a MariaDB or a MySQL about a database, as an administrator would."""
+"""Asks a MariaDB or a MySQL about a database, as an administrator would."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pymysql
 import sqlalchemy as sa
 
 SESSIONS = "SELECT id FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()"
-"""The sessions of this database but one's own."""
+"""Lists the sessions of this database except one's own."""
 
 
 def ask(url: str, query: str) -> list[tuple[Any, ...]]:
-    """What an administrator is answered in this database."""
+    """Return the answer that an administrator gets in this database."""
     server = sa.make_url(url)
     connection = pymysql.connect(
         host=server.host,

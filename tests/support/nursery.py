@@ -1,7 +1,7 @@
-"""`txstream` commands that begin with everything imported, which takes a command a second of a processor.
+"""Starts `txstream` commands with everything imported, which would take a processor one second each.
 
-One process for each of pytest's imports all of txstream and forks whatever command a test asks for: a process
-of its own, with its own arguments, folder, environment and output. It ends with the process that began it.
+For each pytest process, one nursery imports all of txstream and forks every command that a test asks for, as
+a process with its own arguments, folder, environment and output. It ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import IO, Any
 
 _MOST_BYTES = 1 << 20
-# What txstream imports only when it has to do with them.
+# What txstream imports only when it needs it.
 _DRIVERS = ("kafka", "psycopg", "pymysql", "redis", "rich.progress", "rich.table")
 
 
 class Forked:
-    """A command that the nursery has forked, as far as tests use a `subprocess.Popen` of text."""
+    """A command that the nursery has forked, with as much of `subprocess.Popen` (of text) as tests use."""
 
     def __init__(self, args: Sequence[str], asked: socket.socket, stdout: IO[str], stderr: IO[str]) -> None:
         self.args, self.stdout, self.stderr = args, stdout, stderr
@@ -65,7 +65,7 @@ class Forked:
 
 
 class Nursery:
-    """The process that forks them. Made by `nursery()`."""
+    """The process that forks commands. Made by `nursery()`."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="nursery-")
@@ -80,7 +80,7 @@ class Nursery:
             )
 
     def start(self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> Forked:
-        """A command without input; `arguments` are those of the interpreter, from `-m` or `-P` on."""
+        """Start a command without input; `arguments` are those of the interpreter, from `-m` or `-P` on."""
         (out, its_out), (err, its_err) = os.pipe(), os.pipe()
         nothing = os.open(os.devnull, os.O_RDONLY)
         asked = ask(self.address, arguments, str(folder), environment, [nothing, its_out, its_err])
@@ -101,7 +101,7 @@ def ask(
     environment: Mapping[str, str],
     descriptors: Sequence[int],
 ) -> socket.socket:
-    """The connection, from which the command's pid comes, and at its end its status."""
+    """Ask for a command; return the connection that brings its pid and, when it ends, its status."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     connection.connect(address)
     asked = json.dumps([list(arguments), folder, dict(environment)]).encode()
@@ -110,7 +110,7 @@ def ask(
 
 
 def import_everything() -> None:
-    """But pandas, which is for the few who ask for it."""
+    """Import everything but pandas, which few commands need."""
     import txstream
     from txstream import bolts, spouts
 
@@ -137,7 +137,7 @@ def without_pandas() -> Iterator[None]:
 
 
 def serve(listening: socket.socket) -> list[Any]:
-    """Fork a process for each request. Returns in these processes alone, with the request."""
+    """Fork a process for each request. Returns only in the forked processes, with the request."""
     running: dict[int, socket.socket] = {}
     ended, wake = os.pipe()
     os.set_blocking(wake, False)
@@ -172,7 +172,7 @@ def serve(listening: socket.socket) -> list[Any]:
         os.dup2(descriptor, target)
     for descriptor in (ended, wake, *descriptors):
         os.close(descriptor)
-    # As the interpreter makes them: those of the nursery know what its own output was.
+    # Made as the interpreter makes them: the nursery's own were made for another output.
     for name, target, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
         by_line = 1 if name == "stderr" or os.isatty(target) else -1
         errors = "backslashreplace" if name == "stderr" else "strict"

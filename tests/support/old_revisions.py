@@ -1,4 +1,4 @@
-"""A database as an older txstream left it: made by that revision's own scripts, with the rows that it had."""
+"""A database as an older txstream left it: made by that revision's own scripts, with its rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OLDER = framework.REVISIONS[:-1]
 
 
 def old_database(database: StateDatabase, url: str, revision: str) -> Rig:
-    """A database as `revision` left it, with a topology that has committed a batch."""
+    """Return a database as `revision` left it, with a topology that has committed a batch."""
     rig = Rig(database, url).join()
     rig.commit(1, {"a": 1, "b": 2})
     at_revision(database, url, revision)
@@ -24,7 +24,7 @@ def old_database(database: StateDatabase, url: str, revision: str) -> Rig:
 
 
 def differences(url: str) -> list[Any]:
-    """Between the models and what the scripts made."""
+    """Return how the models differ from what the scripts made."""
     engine = sa.create_engine(url)
     try:
         with engine.connect() as connection:
@@ -44,7 +44,7 @@ def differences(url: str) -> list[Any]:
 
 
 def definitions(url: str) -> dict[str, Any]:
-    """Columns and keys of the framework's tables, in full."""
+    """Return the columns and keys of the framework's tables, in full."""
     engine = sa.create_engine(url)
     inspector = sa.inspect(engine)
     found = {
@@ -60,8 +60,8 @@ def definitions(url: str) -> dict[str, Any]:
 
 
 def at_revision(database: StateDatabase, url: str, revision: str) -> None:
-    """Make the framework's tables again by the scripts up to `revision`, with all rows that they have now;
-    columns and tables that came later are lost, as they were never there. State tables stay as they are."""
+    """Make the framework's tables again by the scripts up to `revision`, with all their present rows. Columns
+    and tables that came later are lost, as if they had never existed. State tables stay as they are."""
     kept = _rows(url)
     engine = sa.create_engine(url)
     with engine.begin() as connection:

@@ -1,6 +1,6 @@
 """What tests on Spark run: a source and bolts that worker processes can make, and that note what they do.
 
-A note is a line in a file, the only place that every process shares with the test.
+A note is a line in a file, because files are the only place that every process shares with the test.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ Rows = Callable[[str, int], tuple[Any, ...]]
 
 
 def note(file: Path, *words: object) -> None:
-    """Add a line. A line is written at once, so that those of several processes do not mix."""
+    """Add a line. Each line is written at once, so that lines of several processes do not mix."""
     with file.open("ab", buffering=0) as notes:
         notes.write((" ".join(map(str, words)) + "\n").encode())
 
 
 def notes(file: Path) -> list[list[str]]:
-    """The words of each line so far."""
+    """Return the words of each line so far."""
     return [line.split() for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def line(partition: str, number: int) -> tuple[Any, ...]:
-    """Words that come often and words that come seldom."""
+    """Return a row of words, of which some come often and some come seldom."""
     return (f"{partition} w{number % 7} x{number % 3} n{number}",)
 
 
 class NotedSource(PartitionedSpout[Range]):
-    """Row i of a partition is `rows(partition, i)`. Each reading of a range is a note: txid, attempt,
-    partition, start, end, pid. While the file `away` is there, nothing can be read."""
+    """Row i of a partition is `rows(partition, i)`. Each reading of a range is noted: txid, attempt,
+    partition, start, end, pid. While the file `away` exists, nothing can be read."""
 
     meta_type: ClassVar[type[Any]] = Range
 
@@ -107,13 +107,13 @@ class NotedEmitter(PartitionEmitter[Range]):
 
 
 def dies(partition: str, number: int) -> tuple[Any, ...]:
-    """Instead of a row: the end of the worker process."""
+    """End the worker process instead of returning a row."""
     os.kill(os.getpid(), signal.SIGKILL)
     raise AssertionError("still there")
 
 
 def ranges(**records: int) -> BatchMetas[Range]:
-    """A batch of the first so many rows of each partition."""
+    """Return the metas of a batch with so many first rows of each partition."""
     return BatchMetas({partition: Range(0, end) for partition, end in records.items()})
 
 
@@ -122,7 +122,7 @@ def captured(topology: Topology, run_id: str, *, capture: bool = True) -> Execut
 
 
 def emissions(*results: BatchResult) -> dict[tuple[str, str, int], list[tuple[Any, ...]]]:
-    """What each task emitted to each stream in a batch, in order."""
+    """Return what each task emitted to each stream in a batch, in order."""
     found: dict[tuple[str, str, int], list[tuple[Any, ...]]] = {}
     for result in results:
         for component, stream, task, tuples in result.emitted:
@@ -132,7 +132,7 @@ def emissions(*results: BatchResult) -> dict[tuple[str, str, int], list[tuple[An
 
 
 def deltas(*results: BatchResult) -> dict[str, list[tuple[Any, ...]]]:
-    """What each state would store, as sorted rows; parts that the driver would merge are not merged."""
+    """Return what each state would store, as sorted rows; parts that the driver would merge stay apart."""
     rows: dict[str, list[tuple[Any, ...]]] = {}
     for result in results:
         for component, tables in result.deltas.items():
@@ -143,7 +143,7 @@ def deltas(*results: BatchResult) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def task_counts(*results: BatchResult) -> dict[tuple[str, int, int], int]:
-    """How many tuples each task got, by component, task and slot: a state's tasks run in several slots."""
+    """Return the number of tuples by component, task and slot: a state's tasks run in several slots."""
     found: dict[tuple[str, int, int], int] = {}
     for result in results:
         for place in result.places:
@@ -153,14 +153,14 @@ def task_counts(*results: BatchResult) -> dict[tuple[str, int, int], int]:
 
 
 def noting(file: Path, name: str, gate: Path, index: int, _: Iterator[Any]) -> Iterator[int]:
-    """A Spark task that notes its beginning, and ends when the gate is there, or after a minute."""
+    """Run as a Spark task that notes its beginning and ends when the gate exists, or after a minute."""
     note(file, name, index)
     wait_for(gate)
     yield index
 
 
 def wait_for(file: Path, lines: int = 0) -> None:
-    """Wait until a file is there, and has so many lines."""
+    """Wait until a file exists and has so many lines."""
     tick = threading.Event()
     for _ in range(1200):
         if file.exists() and len(notes(file)) >= lines:
@@ -170,8 +170,8 @@ def wait_for(file: Path, lines: int = 0) -> None:
 
 
 def tracker(context: SparkContext) -> StatusTracker:
-    """What Spark knows of its jobs and stages, all that happened so far included: it is told of events by a
-    queue, after those who waited for a job."""
+    """Return Spark's tracker of jobs and stages, which then knows all that has happened so far. Spark reports
+    events to it through a queue, later than to those who wait for a job."""
     context._jsc.sc().listenerBus().waitUntilEmpty(60_000)
     return context.statusTracker()
 
@@ -180,8 +180,8 @@ def tracker(context: SparkContext) -> StatusTracker:
 
 
 class Words(BasicBolt):
-    """The words of a line; those that come seldom to a stream of their own, and every tenth line directly to
-    a task that it chooses. Notes each instance and each tuple."""
+    """Emits the words of a line: seldom ones to a stream of their own, and every tenth line's directly to a
+    task that it chooses. Notes each instance and each tuple."""
 
     def __init__(self, file: Path | None = None) -> None:
         self.file = file
@@ -203,7 +203,7 @@ class Words(BasicBolt):
 
 
 class Tagged(BasicBolt):
-    """A word with who it came by."""
+    """Emits a word and the task that it came through."""
 
     output = "word string, by string"
 
@@ -212,7 +212,7 @@ class Tagged(BasicBolt):
 
 
 class CountWords(BatchBolt):
-    """Words and how often they came, from whichever input, in the order in which they first came."""
+    """Emits words and how often they came over all inputs, in the order in which they first came."""
 
     output = "word string, n bigint"
 
@@ -229,11 +229,11 @@ class CountWords(BatchBolt):
 
 
 class CommitWords(CountWords, Committer):
-    """The same, in the commit phase."""
+    """`CountWords` in the commit phase."""
 
 
 class Numbered(BatchBolt):
-    """What it got, numbered: another order, another result."""
+    """Numbers what it gets, so that another order gives another result."""
 
     output = "number bigint, word string, task int"
 
@@ -257,7 +257,7 @@ class Same(BasicBolt):
 
 
 class Slow(Same):
-    """Takes its time for each tuple."""
+    """Takes its time over each tuple."""
 
     def execute(self, tup: Tuple, collector: OutputCollector) -> None:
         time.sleep(0.01)
@@ -265,7 +265,7 @@ class Slow(Same):
 
 
 class FailsOn(Same):
-    """Raises for one word; with a file to look for, only while it is there."""
+    """Raises for one word; if it is given a file, only while that file exists."""
 
     def __init__(self, word: str, file: Path | None = None, error: type[BaseException] = ValueError) -> None:
         self.word = word
@@ -279,7 +279,7 @@ class FailsOn(Same):
 
 
 class CommitterFailsOn(CommitWords):
-    """Raises for one word, in the commit phase."""
+    """Raises for one word in the commit phase."""
 
     def __init__(self, word: str) -> None:
         self.word = word
@@ -304,7 +304,7 @@ class Holds(Same):
 
 
 class NotesPool(CountWords):
-    """Notes the phase's pool, once per task."""
+    """Notes the scheduler pool of its phase, once per task."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -319,7 +319,7 @@ class NotesPool(CountWords):
 
 
 class Opens(Same):
-    """Opens a resource per worker process: notes each opening and closing, and passes on who opened it."""
+    """Opens a resource per worker process, which alone may use it. Notes each opening and closing."""
 
     def __init__(self, file: Path) -> None:
         self.file = file

@@ -1,4 +1,4 @@
-"""Asking a PostgreSQL about a database, as an administrator would."""
+"""Asks a PostgreSQL about a database, as an administrator would."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def administrator(url: str) -> psycopg.Connection[Any]:
 
 
 def busy_backend(url: str) -> int:
-    """The process that serves the one session of this database that is in a transaction."""
+    """Return the pid of the server process of the one session of this database that is in a transaction."""
     pid = session(url, "state LIKE 'idle in tran%%'")
     assert pid is not None
     return pid
 
 
 def session(url: str, condition: LiteralString) -> int | None:
-    """The process of a session of this database for which this holds."""
+    """Return the pid of the server process of a session of this database for which the condition holds."""
     with administrator(url) as connection:
         query = f"SELECT pid FROM pg_stat_activity WHERE datname = %s AND {condition}"
         row = connection.execute(query, (sa.make_url(url).database,)).fetchone()

@@ -1,4 +1,4 @@
-"""Which tests `make test` runs in one process, because they share servers, and in which order they begin."""
+"""Which tests `make test` runs in one process because they share servers, and in which order they begin."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _ON_SPARK = ("spark", "dataframe", "recomputation", "replay", "word_count")
 
 
 def process_of(nodeid: str) -> str:
-    """Tests of one answer run in one process, one after the other.
+    """Return a name; tests of the same name run in one process, one after the other.
 
-    Tests in `integration/` are in four groups: those whose file ends with `_mysql.py` have MariaDB and MySQL
-    and nothing else, those of `_postgres.py` have a PostgreSQL of their own; those that are named for Spark
-    share a session, and the others the remaining services. The rest go by their file: each of `acceptance/`
-    starts its own services, unit tests have none.
+    Tests in `integration/` form four groups. Files that end with `_mysql.py` use MariaDB and MySQL and
+    nothing else; those of `_postgres.py` use a PostgreSQL of their own. Those named for Spark share a
+    session, and the others share the remaining services. All other tests are grouped by file: each file of
+    `acceptance/` starts its own services, and unit tests have none.
     """
     file = nodeid.partition("::")[0]
     if not file.startswith("tests/integration/"):
@@ -32,7 +32,7 @@ def process_of(nodeid: str) -> str:
 
 
 def turn_of(nodeid: str) -> int:
-    """Tests of a smaller number begin earlier: unit tests fill the gap at the end."""
+    """Return the order of a test: smaller numbers begin earlier. Unit tests fill the gap at the end."""
     process = process_of(nodeid)
     if process in _LONGEST:
         return _LONGEST.index(process)

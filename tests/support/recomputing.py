@@ -1,8 +1,8 @@
 """A driver on a cluster whose executors it kills: `python -m support.recomputing MASTER FOLDER POSTGRES`.
 
-It leaves what its batches gave in FOLDER/results, for the test to compare. It freezes an executor that is
-about to write into the database POSTGRES, a SQLAlchemy URL. It kills executors: one while a bolt works in it;
-between the phases all of them, and one that has a part of the batch; and all while they write.
+It leaves the results of its batches in FOLDER/results, for the test to compare. It freezes an executor that
+is about to write into the database POSTGRES, a SQLAlchemy URL. It kills executors: one while a bolt works in
+it; between the phases all of them, and one that has a part of the batch; and all while they write.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def held(folder: Path) -> Topology:
 
 
 def framed(folder: Path) -> Topology:
-    """A DataFrame with a shuffle before the commit phase and another one in it. Rows are spread evenly behind
-    the first, which goes by their order."""
+    """A DataFrame with a shuffle before the commit phase and another one in it. After the first, rows are
+    spread evenly, by their order."""
     source = NotedSource(file=folder / "read-framed")
     builder = TransactionalTopologyBuilder("framed", "lines", OpaqueSpout(source), WIDTH)
     builder.set_bolt("split", Words(), WIDTH).shuffle_grouping("lines")
@@ -99,7 +99,7 @@ def outcome(*results: BatchResult) -> tuple[Any, ...]:
 
 
 def executor_of(worker: str) -> psutil.Process:
-    """The JVM of a worker, which is named by its Python daemon."""
+    """Return the JVM of a worker; a worker is named by its Python daemon."""
     executor = psutil.Process(int(worker.rsplit(":", 1)[1])).parent()
     assert executor is not None
     return executor
@@ -122,7 +122,7 @@ def both_phases(
 
 
 def kill_one(result: BatchResult) -> None:
-    """The executor that ran the last of the processed bolts: it has at least a part of what crosses."""
+    """Kill the executor that ran the last of the processed bolts: it has at least a part of what crosses."""
     kill([result.places[-1].worker])
 
 
@@ -143,8 +143,8 @@ def kill_while_it_works(runner: SparkRunner, folder: Path) -> tuple[Any, ...]:
 
 
 def kill_while_they_write(runner: SparkRunner, url: str) -> dict[str, Any]:
-    """Commit a word's deltas twice, the second time with a stranger in the way of one share; all executors
-    die before it gets out of it. What the table and the ledger have then."""
+    """Commit a word's deltas twice. The second time a stranger blocks one share, and all executors are killed
+    before it is free. Return what the table and the ledger have then."""
     topology = counting(word_source(), tables=["counts"], commit="executors")
     (target,) = state_targets(topology, url, open_database)
     database = target.database
@@ -163,8 +163,8 @@ def kill_while_they_write(runner: SparkRunner, url: str) -> dict[str, Any]:
 
     parts = make_url(url)
     server: dict[str, Any] = {"host": str(parts.query["host"]), "user": "postgres"}
-    # The onlooker is not the stranger: inside a transaction pg_stat_activity keeps showing the sessions that
-    # there were when it was first asked.
+    # The onlooker must not be the stranger: inside a transaction pg_stat_activity keeps showing the sessions
+    # that there were when it was first asked.
     with (
         psycopg.connect(**server, dbname=parts.database) as stranger,
         psycopg.connect(**server, autocommit=True) as onlooker,
@@ -197,9 +197,9 @@ def main(master: str, folder: Path, postgres: str) -> None:
         log_file=folder / "spark.log",
     )
     results: dict[str, Any] = {}
-    # The driver is among them. An executor that comes later would ask the frozen one for the plan.
+    # The driver is one of the three. An executor that comes later would ask the frozen one for the plan.
     assert wait_until(lambda: len(context._jsc.sc().statusTracker().getExecutorInfos()) == 3, 60)
-    session: Any = SimpleNamespace(sparkContext=context)  # a real one costs two seconds more
+    session: Any = SimpleNamespace(sparkContext=context)  # a real one takes two seconds more
     (folder / "frozen").mkdir()
     results["frozen"] = freeze_an_executor(session, folder / "frozen", postgres)
     runner = SparkRunner(context, captured(held(folder), "held"), width=WIDTH)

@@ -1,4 +1,4 @@
-"""A topology whose ZooKeeper, in memory, and databases a test damages; it is run to its end afterwards."""
+"""A topology in memory whose ZooKeeper and databases a test damages, and which then runs to its end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TRUTH = dict(Counter(" ".join(LINES).split()))
 def topology_over(
     source: MemorySpout, urls: list[str], spout: type[SourceSpout[Any]], **options: Any
 ) -> Topology:
-    """Words are counted in a table of each database."""
+    """Return a topology that counts words in a table of each database."""
     builder = TransactionalTopologyBuilder("words", "lines", spout(source, max_batch_records=2), **options)
     builder.set_bolt("split", Split()).shuffle_grouping("lines")
     builder.set_bolt("count", CountByHand()).fields_grouping("split", "word")
@@ -50,7 +50,7 @@ def topology_over(
 
 @cache
 def empty_database() -> bytes:
-    """A SQLite file with the framework's tables: they are made by scripts, which takes a while."""
+    """Return a SQLite file with the framework's tables; the scripts that make them take a while."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "empty.db"
         database = StateDatabase(f"sqlite:///{path}")
@@ -101,7 +101,7 @@ class Site:
         return fsck_in("words", self.store, self.databases, Settings(), **code)
 
     def finish(self) -> None:
-        """Run to the end, and compare with the truth."""
+        """Run to the end, and compare the tables with the truth."""
         self.test.restart(self.topology)
         self.test.run()
         for number, url in enumerate(self.urls):
@@ -114,7 +114,7 @@ class Site:
         database.of("words", fence.uuid, self.topology.semantics).raise_fence(attempt)
 
     def crash_between_databases(self, txid: int) -> None:
-        """The driver dies when the first database has committed `txid` and the second one has not."""
+        """Let the driver die after the first database has committed `txid` and before the second one has."""
         second = self.test._control.driver.targets[1].database
         usual = second.begin
 

@@ -1,4 +1,4 @@
-"""A topology for tests of `replay` and `why`, and the same with its code changed."""
+"""A topology for tests of `replay` and `why`, and the same topology with changed code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Words(BasicBolt):
 
 
 class Changed(Words):
-    """Another count of `the`, nothing of `end`, and a word more."""
+    """Counts `the` differently, leaves `end` out, and emits one word more."""
 
     def words(self, line: str) -> list[str]:
         return [*(word for word in line.split() if word != "end"), *(["the", "new"] if "the" in line else [])]
@@ -67,7 +67,7 @@ def topology(
 
 
 def run(made: Topology, database: str) -> Settings:
-    """Run it to the end of its source; the settings to look at it with."""
+    """Run the topology to the end of its source; return the settings for looking at it."""
     with TopologyTest(made, database=database) as test:
         test.run()
     return Settings(database=database)

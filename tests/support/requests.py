@@ -1,4 +1,4 @@
-"""What operators ask and are shown, as tests ask for it."""
+"""Operators' requests and assignments, as tests make and read them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Told:
 
 
 def once(act: Callable[[], object], write: str) -> Hook:
-    """A hook that acts just before the first `write`, as if somebody else were faster."""
+    """Return a hook that acts right before the first `write`, as if somebody else were faster."""
     done: list[None] = []
 
     def hook(moment: str, name: str) -> None:
@@ -51,7 +51,7 @@ def waiting(requests: Requests) -> list[dict[str, int]]:
 
 
 def slots(**slots: int) -> Requests:
-    """Nothing waits, and these slots are in force."""
+    """Return requests of which none waits, with these slots in force."""
     return Requests(InForce(slots))
 
 

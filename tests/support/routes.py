@@ -12,7 +12,7 @@ from txstream.api.groupings import Grouping, GroupingKind
 from txstream.engine.batch.routing import Router, open_router
 
 KEYED = (GroupingKind.FIELDS, GroupingKind.PARTIAL_KEY)
-UNTIMED = settings(deadline=None)  # a busy machine is no fault
+UNTIMED = settings(deadline=None)  # a busy machine is no failure
 
 
 def grouping(kind: GroupingKind, *fields: str) -> Grouping:
@@ -24,7 +24,7 @@ def opened(kind: GroupingKind, tasks: int, start: int = 0) -> Router:
 
 
 def numbered(columns: dict[str, Any], first: int = 0) -> pa.RecordBatch:
-    """A batch of these columns and of `row`, which tells its rows apart."""
+    """Return a batch of these columns and of `row`, which tells its rows apart."""
     batch = pa.RecordBatch.from_pydict(columns)
     return batch.append_column("row", pa.array(range(first, first + batch.num_rows), pa.int64()))
 
@@ -34,7 +34,7 @@ def words(texts: Sequence[str | None], first: int = 0) -> pa.RecordBatch:
 
 
 def pieces(texts: Sequence[str | None], cuts: Iterable[int]) -> list[pa.RecordBatch]:
-    """The same tuples, cut into several batches."""
+    """Return the same tuples, cut into several batches."""
     ends = sorted({*(min(cut, len(texts)) for cut in cuts), len(texts)})
     return [words(texts[start:end], start) for start, end in zip([0, *ends], ends, strict=False)]
 
@@ -42,7 +42,7 @@ def pieces(texts: Sequence[str | None], cuts: Iterable[int]) -> list[pa.RecordBa
 def sent(
     router: Router, batches: Iterable[pa.RecordBatch], direct_task: int | None = None
 ) -> dict[int, list[int]]:
-    """The rows that each task got, in the order in which they came."""
+    """Return the rows that each task got, in the order in which they came."""
     got: dict[int, list[int]] = {}
     for batch in batches:
         for task, part in router.route(batch, direct_task):

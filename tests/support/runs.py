@@ -1,8 +1,8 @@
 """Runs as a user starts them: `txstream ...` in a process of its own.
 
-They are forked by the nursery. A run on Spark takes 5 s before its first batch, one without it less than 1 s
-(`Launcher.without_spark`). Whatever is about the driver's own protocol, its external writes and its election,
-needs no Spark.
+The nursery forks them. A run on Spark needs 5 s before its first batch, one without Spark less than 1 s
+(`Launcher.without_spark`). Tests of the driver's own protocol, its external writes and its election need no
+Spark.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from txstream.embedded.files import locked
 
 WORD_COUNT = "txstream.examples.word_count:topology"
 
-# Spark's classes as Java keeps them in memory, which spare each start of Spark a third of its work. Java does
-# without where the file is missing, is another Java's or lists other jars.
+# Spark's classes as Java keeps them in memory: the file spares each start of Spark a third of its work. Java
+# ignores it when it is missing, belongs to another Java or lists other jars.
 SPARK_CLASSES = Path(sys.prefix) / f"txstream-tests-spark-{version('pyspark')}.jsa"
-# Short-lived JVMs: their compiler's second stage, a parallel collector and the verification of classes that
-# everybody has loaded before cost more than they bring.
+# In a short-lived JVM, the compiler's second stage, a parallel collector and verifying classes that everybody
+# has loaded before cost more than they gain.
 _QUICK = (
     "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 )
 QUICK_JVM = f'{_QUICK} -Xlog:disable "-XX:SharedArchiveFile={SPARK_CLASSES}"'
 # Every `java` reads this variable: Spark's drivers, executors and daemons, ZooKeeper and Kafka. It says so on
-# its standard error, which goes to a log file everywhere.
+# its standard error, which always goes to a log file.
 SPARK_STARTS_SOONER = {"JDK_JAVA_OPTIONS": QUICK_JVM}
 
 _SOME_SPARK = """
@@ -49,7 +49,7 @@ spark.stop()
 
 
 def keep_sparks_classes() -> None:
-    """Make the file, once for an environment, of the classes that a small run loads."""
+    """Make the file of the classes that a small run loads, once per environment."""
     if SPARK_CLASSES.exists() or not os.access(SPARK_CLASSES.parent, os.W_OK):
         return
     unfinished, lock = SPARK_CLASSES.with_suffix(".unfinished"), SPARK_CLASSES.with_suffix(".lock")
@@ -69,7 +69,7 @@ _WITHOUT_SPARK = Path(__file__).with_name("sparkless.py")
 
 @dataclass
 class Outcome:
-    """How a run ended. A run that was killed has a negative status, the signal's number."""
+    """How a run ended. The status of a killed run is negative: the signal's number."""
 
     status: int
     stdout: str
@@ -92,11 +92,11 @@ class Launcher:
 
     @property
     def without_spark(self) -> Launcher:
-        """The same commands, but the batches of `run` are processed in the driver itself."""
+        """Return a launcher of the same commands that processes the batches of `run` in the driver itself."""
         return replace(self, on_spark=False)
 
     def command(self, *arguments: str) -> list[str]:
-        # -P: the script's folder, with our modules, is not put on the path.
+        # -P keeps the script's folder, with our modules, off the path.
         program = ["-m", "txstream"] if self.on_spark else ["-P", str(_WITHOUT_SPARK)]
         return [sys.executable, *program, *arguments]
 
@@ -121,7 +121,7 @@ class Launcher:
         return self.start(*arguments, **variables).wait(timeout_seconds)
 
     def run_together(self, commands: Iterable[Sequence[str]]) -> list[Outcome]:
-        """Run commands that do not disturb each other at the same time, to their ends; in this order."""
+        """Run commands that do not disturb each other at the same time; return the outcomes in order."""
         running = [self.start(*arguments) for arguments in commands]
         try:
             return [command.wait() for command in running]
@@ -130,7 +130,7 @@ class Launcher:
                 command.kill()
 
     def word_count(self, topology_id: str, topic: str, table: str, *more: str, **variables: str) -> Outcome:
-        """`txstream run` of the word count until it has caught up."""
+        """Run `txstream run` of the word count until it has caught up."""
         return self.start(*self.word_count_arguments(topology_id, topic, table, *more), **variables).wait()
 
     def word_count_arguments(self, topology_id: str, topic: str, table: str, *more: str) -> list[str]:
@@ -144,7 +144,7 @@ class Launcher:
 
 
 class RunningCommand:
-    """A command in the background; its output is read all the time, so that it never blocks on a pipe."""
+    """A command in the background. Its output is read all the time, so that it never blocks on a pipe."""
 
     def __init__(self, process: subprocess.Popen[str] | Forked) -> None:
         self.process = process
@@ -164,7 +164,7 @@ class RunningCommand:
                 self._changed.notify_all()
 
     def wait_for_line(self, text: str, timeout_seconds: float = 120) -> str:
-        """The first line on standard error with this text in it. Raises TimeoutError."""
+        """Return the first line on standard error that contains this text. Raises TimeoutError."""
 
         def found() -> str | None:
             return next((line for line in self._output["stderr"] if text in line), None)
@@ -198,12 +198,12 @@ class RunningCommand:
 
 
 def java_of(command: RunningCommand) -> psutil.Process:
-    """The Java process of a run, as soon as it is Java."""
+    """Return the Java process of a run, once Java itself runs in it."""
 
     def is_java(child: psutil.Process) -> bool:
         try:
             return child.name() == "java" and SUBMIT in child.cmdline()
-        except psutil.NoSuchProcess:  # `java -version`, say, which has ended meanwhile
+        except psutil.NoSuchProcess:  # `java -version`, for example, which has ended meanwhile
             return False
 
     def found() -> list[psutil.Process]:

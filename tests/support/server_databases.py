@@ -14,19 +14,19 @@ _numbers = itertools.count()
 
 
 class Server(Protocol):
-    """A real one."""
+    """A real server."""
 
     def create_database(self, name: str) -> str:
-        """A new, empty database; its URL."""
+        """Create an empty database; return its URL."""
 
 
 def new_database(server: Server) -> str:
-    """An empty database with a name of its own; its URL."""
+    """Create an empty database with a name of its own; return its URL."""
     return server.create_database(f"db{next(_numbers)}")
 
 
 def with_framework_tables(server: Server) -> str:
-    """A new database with the framework's tables in it; its URL."""
+    """Create a database with the framework's tables in it; return its URL."""
     url = new_database(server)
     with contextlib.closing(open_database(url)) as database:
         database.ensure_framework_tables()
@@ -34,8 +34,8 @@ def with_framework_tables(server: Server) -> str:
 
 
 class OneDatabase:
-    """All tests of the class share one, for contracts that need no empty one each time. Beside it there is a
-    fixture `server` of the module or session."""
+    """All tests of the class share one database, for contracts that need no empty one each time. The module
+    or session must have a fixture `server`."""
 
     @pytest.fixture(scope="class")
     @staticmethod

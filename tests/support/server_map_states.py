@@ -1,4 +1,4 @@
-"""States of committers on servers: what `test_map_state_replays` shows on SQLite, where locks are others.
+"""States of committers on servers: what `test_map_state_replays` shows on SQLite, where locks are different.
 
 Subclasses have a fixture `url` with an empty database.
 """

@@ -1,4 +1,4 @@
-"""Reading for people on servers: of one moment, and by keys of all types.
+"""Suite for what people read on a server: one moment, and keys of all types.
 
 Subclasses have a fixture `url` with an empty database.
 """
@@ -21,7 +21,7 @@ from txstream.transaction import Txid
 
 class ServerReadings:
     def test_a_reading_sees_one_moment(self, url: str) -> None:
-        """READ COMMITTED, a commit's own level, would see what is committed between two questions."""
+        """READ COMMITTED, the level of a commit, would show what is committed between two questions."""
         database = StateDatabase(url)
         rig = Rig(database, url, word_table()).join()
         rig.commit(1, {"a": 4})
@@ -34,7 +34,7 @@ class ServerReadings:
             assert (reading.as_of, reading.count("word_count")) == before == (Txid(1), 1)
         with database.read_state("words") as reading:
             assert reading.as_of == 2
-        # The connection is as before: a commit needs to see what it has waited for.
+        # The connection has its old level back: a commit needs to see what it has waited for.
         with database.sessions.reading("a test") as connection:
             level = connection.get_isolation_level()
         assert level == "READ COMMITTED"

@@ -1,4 +1,4 @@
-"""Topologies for the simulation: one as it should be, and ones that are wrong in a way it must find."""
+"""Topologies for the simulation: a correct one, and wrong ones that it must find."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class OnlyNewWords(Split):
 
 
 class Guesses(Split):
-    """Wrong: each time something else."""
+    """Wrong: it emits something else each time."""
 
     def execute(self, tup: Any, collector: Any) -> None:
         for _ in range(random.randint(1, 3)):
@@ -70,7 +70,7 @@ class Adds(BatchBolt, Committer):
 
 
 class AddsOutside(Adds):
-    """Wrong: it counts beside the transaction, where what an attempt before has counted stays."""
+    """Wrong: it counts outside the transaction, so that what an earlier attempt has counted stays."""
 
     counts: ClassVar[dict[str, int]] = {}
 
@@ -80,7 +80,7 @@ class AddsOutside(Adds):
 
 
 class CountsFirstAttempts(Adds):
-    """Wrong: it takes a txid's second attempt for one that was counted before."""
+    """Wrong: it assumes that a txid's second attempt has been counted already."""
 
     def execute(self, tup: Any) -> None:
         if self.context.attempt.attempt % (1 << 32) == self.context.attempt.txid:
@@ -105,17 +105,17 @@ def counts(
 
 
 def counts_by(semantics: str = "opaque", wrong: bool = False) -> Topology:
-    """For the command line."""
+    """The word count for the command line."""
     return counts(OnlyNewWords if wrong else Split, semantics=semantics)
 
 
 def forgetful() -> Topology:
-    """For the command line: what is replayed is not counted."""
+    """For the command line: a topology that does not count what is replayed."""
     return counts(committer=CountsFirstAttempts)
 
 
 def summed(*, key: str = "k string") -> Topology:
-    """Sums of rows that come from elsewhere."""
+    """Sums of rows that tests provide; the source has none."""
     builder = TransactionalTopologyBuilder("sums", "rows", OpaqueSpout(MemorySpout("k string, x bigint")))
     state = SqlState("sums", key=key, value="x bigint")
     builder.set_bolt("sums", SqlStateBolt(state, x=Sum("x"))).fields_grouping("rows", "k")

@@ -1,4 +1,4 @@
-"""What a run of the tests says at its end about those that this machine could not run."""
+"""What a test run says at its end about the tests that this machine could not run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """One line for each reason: how many tests were skipped, and what to type to have them."""
+    """Print a line for each reason: how many tests were skipped, and what to type to run them."""
     skipped = terminalreporter.stats.get("skipped", [])
     reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in skipped)
     if reasons:

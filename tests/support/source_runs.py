@@ -1,4 +1,4 @@
-"""Any source under a driver with everything else in memory: what is committed, txid by txid.
+"""Runs any source under a driver with everything else in memory, and records what is committed, txid by txid.
 
 A `SourceRun` is one driver's turn; a second one over the same `Store` is a restart.
 """
@@ -27,7 +27,7 @@ class Store(Place):
 
     @property
     def batches(self) -> dict[Txid, list[dict[str, Any]]]:
-        """The deltas of each committed txid as rows."""
+        """Return the deltas of each committed txid as rows."""
         return {txid: rows for txid, (_, rows) in self.table.batches.items()}
 
     def totals(self, key: str, value: str) -> dict[Any, Any]:
@@ -53,7 +53,7 @@ class SourceRun(DriverRun):
 
 
 def counting(spout: SourceSpout[Any], key: str = "value", **options: Any) -> Topology:
-    """How often each value of a field came, in `times`."""
+    """Return a topology that counts how often each value of a field comes, in `times`."""
     builder = TransactionalTopologyBuilder("counting", "source", spout, 2, **options)
     state = SqlState("counts", key=pa.schema([spout.output.field(key)]), value="times bigint")
     builder.set_committer_bolt("store", SqlStateBolt(state, times=Count()), 2).fields_grouping("source", key)

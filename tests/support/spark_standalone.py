@@ -1,9 +1,9 @@
 """A Spark standalone cluster on this machine, from the pip package: a master and some worker daemons.
 
-For tests of what a cluster does that `local[*]` does not: processes that lack our code, and that die.
+For tests of what a cluster does and `local[*]` does not: processes that lack our code, or that die.
 
-Invariants: everything listens on loopback; all daemons, and the executors that they started, end with this
-process, however that ends.
+Invariants: everything listens on loopback. All daemons, and the executors that they started, end with this
+process, however it ends.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 _DAEMON_MB = 256
 _ANSWER_SECONDS = 2.0
 _GRACE_SECONDS = 5.0
-_RECOVERY_SECONDS = 5  # how long a master that was started again waits for those that it remembers
+_RECOVERY_SECONDS = 5  # how long a restarted master waits for the workers and applications that it remembers
 
 
 class SparkStandalone:
     """A master and `workers` worker daemons; a context manager that starts and stops them.
 
     `cores` and `memory` (Spark's notation, "1g") are what each worker offers. `worker_env` is added to the
-    workers' environment and thereby to the executors' (PYSPARK_PYTHON, for one); a value of None removes a
-    variable. A master that `remembers` can be started again beside its workers and applications. Logs are
-    `logs/spark-*.log` and executors' files `spark` below `data_dir`.
+    environment of the workers and thereby of the executors (PYSPARK_PYTHON, for example); a value of None
+    removes a variable. A master that `remembers` can be restarted while its workers and applications go on.
+    Logs are `logs/spark-*.log` and executors' files `spark` below `data_dir`.
     """
 
     def __init__(
@@ -82,9 +82,9 @@ class SparkStandalone:
         return [server.log_path for server in (self.master, *self.workers)]
 
     def start(self, timeout_seconds: float = READY_SECONDS) -> Self:
-        """Start all daemons and return once the master has every worker registered.
+        """Start all daemons and return once the master has registered every worker.
 
-        Raises ServiceUnavailableError, naming the log and its last words, when they are not in time.
+        Raises ServiceUnavailableError, with the log's name and last words, when they are not ready in time.
         """
         find_java()  # Spark's own script would say less about a missing Java
         deadline = time.monotonic() + timeout_seconds
@@ -105,20 +105,20 @@ class SparkStandalone:
         return self
 
     def stop(self) -> None:
-        """Stop workers, with their executors, and the master."""
+        """Stop the workers with their executors, and the master."""
         stop_all([*self.workers, self.master])
 
     def kill_master(self) -> None:
-        """SIGKILL the master alone. Applications go on with the executors that they have and get no others;
-        `stop` and `start` make the cluster whole."""
+        """SIGKILL the master alone. Applications go on with the executors that they have and get no others,
+        until `stop` and `start` make the cluster whole."""
         self.master.kill()
 
     def kill_worker(self, number: int) -> None:
-        """SIGKILL worker daemon `number` (1, 2, ...) and its executors, as a machine that goes down."""
+        """SIGKILL worker daemon `number` (1, 2, ...) and its executors, as when a machine goes down."""
         self._worker(number).kill()
 
     def start_worker(self, number: int, timeout_seconds: float = READY_SECONDS) -> None:
-        """Start a worker daemon that was killed; return once the master has registered it again."""
+        """Start a killed worker daemon again; return once the master has registered it."""
         worker = self._worker(number)
         known = {entry["id"] for entry in self._alive_workers() or []}
         self.launch_worker(number)
@@ -128,7 +128,7 @@ class SparkStandalone:
         )
 
     def executor_pids(self, worker: int | None = None) -> list[int]:
-        """The pids of the executors (JVMs) that run now, of one worker daemon or of all."""
+        """Return the pids of the executors (JVMs) that run now, of one worker daemon or of all."""
         chosen = self.workers if worker is None else [self._worker(worker)]
         pids = []
         for server in chosen:
@@ -142,7 +142,7 @@ class SparkStandalone:
         return pids
 
     def registered_workers(self) -> int | None:
-        """How many workers the master has alive, or None when it does not answer. Raises
+        """Return how many live workers the master has, or None when it does not answer. Raises
         ServiceUnavailableError before the first start."""
         workers = self._alive_workers()
         return None if workers is None else len(workers)
@@ -162,12 +162,12 @@ class SparkStandalone:
         return self.workers[number - 1]
 
     def launch_master(self) -> None:
-        """Start the master's process, and do not wait for it."""
+        """Start the master's process without waiting for it."""
         place = ["--host", HOST, "--port", str(self.port), "--webui-port", str(self.web_port)]
         self._run(self.master, _MASTER, place, self._environment({}))
 
     def launch_worker(self, number: int) -> None:
-        """Start a worker daemon's process, and do not wait for it."""
+        """Start a worker daemon's process without waiting for it."""
         work = self.data_dir / "spark" / f"worker-{number}"
         work.mkdir(parents=True, exist_ok=True)
         arguments = [
@@ -188,7 +188,7 @@ class SparkStandalone:
         server.start(command, env=env, cwd=self.data_dir)
 
     def _environment(self, changes: Mapping[str, str | None]) -> dict[str, str]:
-        master = ["-Dspark.master.rest.enabled=false"]  # would take work from anybody, at a fixed port
+        master = ["-Dspark.master.rest.enabled=false"]  # it would take work from anybody, at a fixed port
         if self._remembers:
             kept = self.data_dir / "spark" / "master"
             master += ["-Dspark.deploy.recoveryMode=FILESYSTEM", f"-Dspark.deploy.recoveryDirectory={kept}"]

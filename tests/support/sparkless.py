@@ -1,7 +1,7 @@
-"""`txstream` as `python -m txstream` is, but `run` and `demo outage` process batches on the driver's threads.
+"""`python -m txstream`, except that `run` and `demo outage` process batches on the driver's threads.
 
-Everything else is a run's own: the command line, its signals, its faults, its sessions and its exit status.
-Run as a script, in a process that tests freeze and kill.
+Everything else is as in a real run: the command line, signals, faults, sessions and the exit status. Tests
+run this as a script, in a process that they freeze and kill.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from txstream.cli.main import main
 
 
 class NoPandas:
-    """As if it were not installed: pyarrow imports it when it is, which takes 0.3 s and is no use here."""
+    """Hides pandas: pyarrow imports it if it is installed, which takes 0.3 s and is of no use here."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name == "pandas":
@@ -27,7 +27,7 @@ def _no_spark(**options: object) -> NoReturn:
 
 if __name__ == "__main__":
     sys.meta_path.insert(0, NoPandas())
-    if {"run", "outage"} & set(sys.argv):  # the other commands need none of this, and start sooner
+    if {"run", "outage"} & set(sys.argv):  # the other commands need none of this, and start faster without it
         from txstream.engine import run
         from txstream.engine.spark import session
         from txstream.testing import InProcessRunner

@@ -1,4 +1,4 @@
-"""A tracked spout in a test's hand, without topology and engine."""
+"""A tracked spout that a test holds, without a topology or an engine."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class OpenSpout:
         spout.activate()
 
     def take(self, most: int = 1000) -> list[tuple[Any, tuple[Any, ...]]]:
-        """What it emits now, at most so many tuples; a call may emit nothing and the next one something."""
+        """Return what it emits now, at most so many tuples; after a call that emits nothing, the next may."""
         found: list[tuple[Any, tuple[Any, ...]]] = []
         idle = 0
         while len(found) < most and idle < 3:

@@ -1,7 +1,7 @@
-"""Attempts of batches by hand: a committer's tasks with states, in worker processes of the test's choice.
+"""Runs attempts of batches by hand: a committer's tasks with states, in worker processes that a test chooses.
 
-The batch is given as amounts by account; every task adds those of its own accounts. Driver and tasks do what
-a run does, in the same calls; what comes between them is the test's.
+A batch is given as amounts by account, and every task adds those of its own accounts. Driver and tasks make
+the same calls as in a run. The test decides what happens between them.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Bench:
     # --- the driver ---------------------------------------------------------------------------------
 
     def begin(self, txid: int) -> TransactionAttempt:
-        """A new attempt, begun in the database."""
+        """Return a new attempt, begun in the database."""
         attempt = TransactionAttempt(Txid(txid), attempt_id(1, next(self._sequence)))
         self.database.of("bank", UUID, self.semantics, self.tables).begin_commit(_commit(attempt))
         return attempt
@@ -97,7 +97,7 @@ class Bench:
         self.committed = attempt
 
     def commit(self, txid: int, batch: Batch, places: Sequence[int] = (0, 0)) -> TransactionAttempt:
-        """An attempt without any trouble."""
+        """Commit an attempt that meets no trouble."""
         attempt = self.begin(txid)
         for task in range(self.spec.tasks):
             self.work(attempt, task, batch, places[task])
@@ -110,14 +110,14 @@ class Bench:
         return TaskStates(self.spec, task, attempt, self.processes[place], self.committed)
 
     def add(self, states: TaskStates, task: int, batch: Batch) -> dict[str, int]:
-        """What the bolt does; the new balances."""
+        """Do what the bolt does; return the new balances."""
         mine = {account: amount for account, amount in batch.items() if self.task_of(account) == task}
         state: TaskMapState = states.states["balances"]
         updaters = [lambda old, amount=amount: (old or 0) + amount for amount in mine.values()]
         return dict(zip(mine, state.multi_update(list(mine), updaters), strict=True))
 
     def work(self, attempt: TransactionAttempt, task: int, batch: Batch, place: int = 0) -> dict[str, int]:
-        """A whole task; the new balances."""
+        """Run a whole task; return the new balances."""
         states = self.open(attempt, task, place)
         seen = self.add(states, task, batch)
         states.flush()

@@ -45,9 +45,9 @@ def attempt(txid: int, sequence: int, epoch: int = 1) -> TransactionAttempt:
 
 @dataclass
 class Rig:
-    """`commit` uses a new attempt each time unless one is given, as a driver would."""
+    """As a driver would, `commit` uses a new attempt each time, unless one is given."""
 
-    database: Any  # a StateBackend; tests of one kind of store look inside of it
+    database: Any  # a StateBackend; tests of one kind of store look inside it
     url: str
     spec: TableSpec = field(default_factory=word_table)
     topology: str = "words"
@@ -71,7 +71,7 @@ class Rig:
         return attempt(txid, self.sequence, self.epoch)
 
     def table_of(self, deltas: Mapping[Any, Any] | pa.Table) -> pa.Table:
-        """{"a": 1} for one key and one value; tuples for several; a table as it is."""
+        """Make a table of {"a": 1}, or of tuples for several keys or values; a table stays as it is."""
         if isinstance(deltas, pa.Table):
             return deltas
         state = self.spec.state
@@ -105,7 +105,7 @@ class Rig:
         metas: dict[str, Any] | None = None,
         error: str | None = None,
     ) -> Commit:
-        """The commit of an attempt with these deltas."""
+        """Return the commit of an attempt with these deltas."""
         tables: dict[str, pa.Table] = {}
         if deltas is not None:
             tables[self.spec.state.table] = self.table_of(deltas)
@@ -120,27 +120,27 @@ class Rig:
         )
 
     def begin(self, txid: int) -> TransactionAttempt:
-        """Begin a commit from executors."""
+        """Begin a commit by executors."""
         under = self.next(txid)
         self.states.begin_commit(self.whole(under))
         return under
 
     def write(self, under: TransactionAttempt, deltas: Mapping[Any, Any] | pa.Table) -> int:
-        """One task's share of it."""
+        """Write one task's share of such a commit."""
         writes = [(self.spec, self.table_of(deltas))]
         written: int = self.states.write(under, writes)
         return written
 
     def end(self, under: TransactionAttempt, keys: int = 0) -> None:
-        """End it."""
+        """End such a commit."""
         self.states.end_commit(self.whole(under), keys=keys)
 
     def rows(self) -> list[tuple[Any, ...]]:
-        """The table's rows in column order, sorted by key."""
+        """Return the table's rows in column order, sorted by key."""
         return sorted(tuple(row.values()) for row in read_rows(self.url, self.spec.state.table))
 
     def values(self) -> dict[Any, Any]:
-        """What people read: key -> value, without the framework's columns."""
+        """Return what people read: key -> value, without the framework's columns."""
         state = self.spec.state
         found = {}
         for row in read_rows(self.url, state.table):
@@ -161,7 +161,7 @@ class Rig:
 
 
 def name_databases(rig: Rig, urls: list[str]) -> None:
-    """Have the fence name these, as a run does that has states in all of them."""
+    """Have the fence name these databases, as a run with states in all of them does."""
     fence = rig.database.read_fence(rig.topology)
     assert fence is not None
     identity = {"identity": {}, "databases": urls}

@@ -1,4 +1,4 @@
-"""Dying before any one of the statements that something takes."""
+"""Crashes before any one of the statements that some work executes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ CHANGES = (*DEFINITIONS, "INSERT", "UPDATE", "DELETE")
 
 
 def crash_before(url: str, step: int, work: Callable[[StateDatabase], object]) -> bool:
-    """Do something and die before its `step`th statement that changes anything; False when it had fewer. Of a
-    definition the server has done the first half then: it commits what was done before it."""
+    """Do the work and die before its `step`th statement that changes anything; return False if it has fewer.
+    If the statement is a definition, the server does its first half: it commits what was done before it."""
     steps = itertools.count()
 
     def die(connection: sa.Connection, _cursor: Any, statement: str, *_: Any) -> None:

@@ -23,7 +23,7 @@ FIRST: Records = {
     "p1": [("elm", 3), ("may", 4)],
     "p2": [("yew", 9), ("fir", 6), ("ivy", 8)],
 }
-# Then txid 3 has seven, and txid 4 two.
+# With these, txid 3 has seven and txid 4 two.
 MORE: Records = {
     "p0": [("box", 1), ("gum", 2), ("sal", 3)],
     "p1": [("tea", 4), ("sal", 1)],
@@ -59,7 +59,7 @@ def append(source: MemorySpout, records: Records) -> None:
 
 
 def joined(*records: Records) -> dict[str, list[Row]]:
-    """The partitions after all of it was appended."""
+    """Return the partitions after all of these were appended."""
     partitions: dict[str, list[Row]] = defaultdict(list)
     for some in records:
         for partition, rows in some.items():
@@ -68,7 +68,7 @@ def joined(*records: Records) -> dict[str, list[Row]]:
 
 
 def held(attempt: Attempt, records: Records) -> list[Row]:
-    """The records of an attempt, by the ranges that it holds."""
+    """Return the records of an attempt, by the ranges that it holds."""
     return [
         row
         for partition, span in attempt.partitions.items()
@@ -77,7 +77,7 @@ def held(attempt: Attempt, records: Records) -> list[Row]:
 
 
 def expected(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """What each component must emit for a batch of these records, sorted."""
+    """Return what each component must emit for a batch of these records, sorted."""
     rows = sorted(rows)
     sums: Counter[str] = Counter()
     for word, amount in rows:
@@ -95,7 +95,7 @@ def expected(rows: Iterable[Row]) -> dict[str, list[Row]]:
 
 
 def emitted(attempt: Attempt, components: Iterable[str] = (*IN_PROCESSING, *IN_COMMIT)) -> dict[str, Any]:
-    """What each component has emitted, sorted; None before it is through its phase."""
+    """Return what each component has emitted, sorted; None for one that has not finished its phase."""
     return {
         component: sorted(attempt.emitted(component)) if attempt.has_been_through(component) else None
         for component in components
@@ -103,17 +103,17 @@ def emitted(attempt: Attempt, components: Iterable[str] = (*IN_PROCESSING, *IN_C
 
 
 def states(test: TopologyTest, txid: int) -> list[AttemptState]:
-    """How far each attempt of a txid has come."""
+    """Return how far each attempt of a txid has come."""
     return [attempt.state for attempt in test.attempts(txid)]
 
 
 def commit_calls(test: TopologyTest, txid: int) -> list[Call]:
-    """The calls of a txid's commit phase."""
+    """Return the calls of a txid's commit phase."""
     return [call for call in test.calls(txid) if call.phase is Phase.COMMIT]
 
 
 def check_tables(test: TopologyTest, rows: Iterable[Row], prefix: str = "storm") -> None:
-    """Each of these records is in the state exactly once, and nothing else is."""
+    """Assert that each of these records is in the state exactly once, and that nothing else is."""
     wanted = expected(rows)
     n = wanted["global"][0][1]
     assert test.table(f"{prefix}_sums") == dict(wanted["sum"])

@@ -1,4 +1,4 @@
-"""Reading results as a user would: plain SQL. A store that has none is read with its own transaction."""
+"""Reads results as a user would, by plain SQL. A store without SQL is read in a transaction of its own."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from txstream.state.store.merging import RowRules
 
 
 def is_sql(url: str) -> bool:
-    """Does this URL mean a SQL database?"""
+    """Return whether this URL means a SQL database."""
     scheme = scheme_of(url)
     return scheme is not None and scheme.partition("+")[0] in SQL_SCHEMES
 
 
 def store_at(url: str) -> StoreBackend:
-    """The store of a URL that means no SQL database."""
+    """Open the store of a URL that means no SQL database."""
     store = open_database(url)
     assert isinstance(store, StoreBackend)
     return store
 
 
 def read_rows(url: str, table: str) -> list[dict[str, Any]]:
-    """All rows of a table."""
+    """Return all rows of a table."""
     if not is_sql(url):
         return _rows_in_store(url, table)
     engine = sa.create_engine(url)
@@ -37,7 +37,7 @@ def read_rows(url: str, table: str) -> list[dict[str, Any]]:
         with engine.connect() as connection:
             query: sa.Select[Any]
             if connection.dialect.name == "sqlite":
-                # SQLite keeps types in the declaration alone: without it a decimal comes back as a number.
+                # SQLite keeps types only in the declaration: without it, a decimal comes back as a number.
                 query = sa.select(sa.Table(table, sa.MetaData(), autoload_with=connection))
             else:
                 quoted = sa.table(quoted_name(table, quote=True))
@@ -48,7 +48,7 @@ def read_rows(url: str, table: str) -> list[dict[str, Any]]:
 
 
 def read_counts(url: str, table: str) -> dict[str, int]:
-    """A word count's totals."""
+    """Return the totals of a word count."""
     return {row["word"]: row["n"] for row in read_rows(url, table)}
 
 
@@ -64,7 +64,7 @@ def table_exists(url: str, table: str) -> bool:
 
 
 def execute(url: str, *statements: str) -> None:
-    """What a person could do to the database behind our back."""
+    """Do what a person could do to the database behind our back."""
     engine = sa.create_engine(url)
     with engine.begin() as connection:
         for statement in statements:

@@ -1,4 +1,4 @@
-"""Deterministic texts, put into Kafka, and the truth about them counted without Kafka."""
+"""Deterministic texts, put into Kafka, and their true counts, worked out without Kafka."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kafka.admin import NewTopic
 
 
 def make_lines(lines: int, *, words_per_line: int = 5, vocabulary: int = 300, seed: int = 7) -> list[str]:
-    """Lines of words; a few words are frequent, most are rare."""
+    """Return lines of words; a few words are frequent, most are rare."""
     rng = random.Random(seed)
     words = [f"w{number}é" for number in range(vocabulary)]
     weights = [1 / (rank + 1) for rank in range(vocabulary)]
@@ -20,7 +20,7 @@ def make_lines(lines: int, *, words_per_line: int = 5, vocabulary: int = 300, se
 
 
 def count_words(lines: Sequence[str]) -> dict[str, int]:
-    """The truth: how often each word occurs."""
+    """Return how often each word really occurs."""
     return dict(Counter(word for line in lines for word in line.split()))
 
 
@@ -33,7 +33,7 @@ def create_topic(bootstrap: str, topic: str, partitions: int = 4, replication: i
 
 
 def produce(bootstrap: str, topic: str, lines: Sequence[str | bytes | None], partitions: int = 4) -> None:
-    """Append the lines, round robin over the partitions, and wait until they are all there."""
+    """Append the lines, round robin over the partitions, and wait until all of them are there."""
     producer = KafkaProducer(bootstrap_servers=bootstrap, acks="all", linger_ms=20, batch_size=1 << 18)
     try:
         sent = []
@@ -50,7 +50,7 @@ def produce(bootstrap: str, topic: str, lines: Sequence[str | bytes | None], par
 def fill_topic(
     bootstrap: str, topic: str, lines: Sequence[str], partitions: int = 4, replication: int = 1
 ) -> dict[str, int]:
-    """A new topic with these lines; gives the truth about its words."""
+    """Create a topic with these lines; return the true counts of its words."""
     create_topic(bootstrap, topic, partitions, replication)
     produce(bootstrap, topic, lines, partitions)
     return count_words(lines)

@@ -1,4 +1,4 @@
-"""Topologies to be described and drawn; they are never run."""
+"""Topologies that tests describe and draw but never run."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def word_count() -> Topology:
 
 
 def branching() -> Topology:
-    """Several inputs and streams, a direct one among them, a function, a DataFrame, settings, two tables of
-    which one has another semantics than the spout."""
+    """Several inputs and streams, a direct one among them, a function, a DataFrame, settings, and two tables,
+    one of them with another semantics than the spout."""
     spout = TransactionalSpout(MemorySource(MemoryLog({}), "word string"))
     builder = TransactionalTopologyBuilder(
         "branching",
@@ -109,7 +109,7 @@ def storm_example() -> Topology:
 
 
 def diamond() -> Topology:
-    """One splits into two, which meet again."""
+    """A bolt that feeds two others, which meet again."""
     builder = declared("diamond")
     builder.set_bolt("split", Sort(), 2).shuffle_grouping("lines").set_num_tasks(4)
     builder.set_bolt("left", Lengths(), 2).fields_grouping("split", "word")
@@ -121,7 +121,7 @@ def diamond() -> Topology:
 
 
 def eight_bolts() -> Topology:
-    """Eight Python bolts behind each other, without an exchange."""
+    """Eight Python bolts in a row, without an exchange."""
     builder = declared("chain", parallelism=4)
     above = "lines"
     for number in range(1, 9):
@@ -132,7 +132,7 @@ def eight_bolts() -> Topology:
 
 
 def eight_components() -> Topology:
-    """A graph with crossings to avoid, edges over several layers and a commit phase of three."""
+    """A graph with crossings to avoid, edges over several layers and a commit phase of three components."""
     builder = declared("eight", 4, "value string")
     builder.set_bolt("split", Sort(), 4).shuffle_grouping("lines")
     builder.set_bolt("clean", Split(), 4).local_or_shuffle_grouping("lines")

@@ -26,7 +26,7 @@ from txstream.testing import InProcessRunner
 
 
 class Lines(Spout):
-    """Emits lines, each with its place as message id; a line that fails comes again, as a queue's would."""
+    """Emits lines, each with its place as message id. A line that fails comes again, as in a queue."""
 
     output = "line string"
 
@@ -92,7 +92,7 @@ class Upper(BasicBolt):
 
 
 class Dies(Upper):
-    """Ends its worker process, once."""
+    """Ends its worker process once."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -105,7 +105,7 @@ class Dies(Upper):
 
 
 def words(lines: Sequence[str], split: Any = None, last: Any = None, **options: Any) -> TopologyBuilder:
-    """Lines, split into words over two tasks, which go by word to two tasks of another bolt."""
+    """Split lines into words in two tasks, and send the words by fields to two tasks of another bolt."""
     builder = TopologyBuilder("words", **options)
     builder.set_spout("lines", Lines(lines))
     builder.set_bolt("split", split or Split(), 2).shuffle_grouping("lines")
@@ -114,7 +114,7 @@ def words(lines: Sequence[str], split: Any = None, last: Any = None, **options: 
 
 
 class LosingRunner(InProcessRunner):
-    """Loses the tuples that `is_lost` names, once each, between two Spark tasks: no count tells of it."""
+    """Loses the tuples that `is_lost` names, once each, between two Spark tasks; no count shows it."""
 
     def __init__(self, plan: ExecutionPlan, is_lost: Callable[[str, dict[str, Any]], bool]) -> None:
         super().__init__(plan)

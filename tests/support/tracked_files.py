@@ -1,4 +1,4 @@
-"""A module for `txstream run`: a queue of files, which redelivers what was not acked, and a bolt."""
+"""A module for `txstream run`: a queue of files, which delivers again what was not acked, and a bolt."""
 
 MODULE = '''
 import os

@@ -15,7 +15,7 @@ from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
 from txstream.spouts.memory import MemorySpout
 
-# Two rows make a batch: four of them.
+# Two rows make a batch, so these make four.
 ROWS = [("a", 1), ("b", 2), ("a", 3), ("c", 4), ("b", 5), ("a", 6), ("d", 7), ("a", 8)]
 COUNTS = {"a": 4, "b": 2, "c": 1, "d": 1}
 SPOUTS = pytest.mark.parametrize("spout", [OpaqueSpout, TransactionalSpout])
@@ -24,19 +24,19 @@ Store = tuple[SqlState, dict[str, Reducer]]
 
 
 def counts(table: str = "counts", url: str | None = None) -> Store:
-    """How often each word came."""
+    """Return a state of how often each word came."""
     return SqlState(table, key="word string", value="n bigint", url=url), {"n": Count()}
 
 
 def totals(table: str = "totals", url: str | None = None) -> Store:
-    """The sum of each word's numbers."""
+    """Return a state of the sum of each word's numbers."""
     return SqlState(table, key="word string", value="total bigint", url=url), {"total": Sum("x")}
 
 
 def storing(
     source: MemorySpout, spout: Any, *stores: Store, batch: int = 2, commit: Any = "auto"
 ) -> Topology:
-    """The source's rows, into these states, and to a committer without any."""
+    """Return a topology of the source's rows, these states, and a committer without any state."""
     rows = spout(source, max_batch_records=batch)
     builder = TransactionalTopologyBuilder("words", "rows", rows, 2, commit=commit)
     for number, (state, reducers) in enumerate(stores):

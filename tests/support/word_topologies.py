@@ -16,7 +16,7 @@ from txstream.spouts.memory import MemorySpout
 
 
 class Total(BatchBolt):
-    """How many tuples the batch has."""
+    """Emits how many tuples the batch has."""
 
     output = "n bigint"
 

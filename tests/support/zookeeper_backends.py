@@ -1,4 +1,4 @@
-"""Progress stores to test, over a tree in memory and over a real ZooKeeper, and what tests do with either."""
+"""Progress stores under test, over a tree in memory and a real ZooKeeper, and what tests do with them."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class Real:
 
 
 def leader_of(backend: Backend, hook: Hook | None = None) -> ProgressStore:
-    """A driver that has done everything a leader does before its first write."""
+    """Return the store of a driver that has done all that a leader does before its first write."""
     store = backend.store(hook)
     store.create_identity(IDENTITY)
     store.claim_epoch(Epoch(0))
@@ -114,7 +114,7 @@ def leader_of(backend: Backend, hook: Hook | None = None) -> ProgressStore:
 
 
 def commit(store: ProgressStore, txid: int, attempt: AttemptId) -> None:
-    """One transactional batch."""
+    """Commit one transactional batch."""
     store.persist(Txid(txid), metas(txid * 10))
     store.advance(Txid(txid), attempt, None)
 

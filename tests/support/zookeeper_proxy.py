@@ -1,4 +1,4 @@
-"""A connection to ZooKeeper that can be cut, or lose one request or its answer."""
+"""A connection to ZooKeeper that can be cut, or lose one request or one answer."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ MULTI = 14
 
 
 class Proxy:
-    """A TCP proxy before one server. `lose_next_multi` cuts the connection before ("request") or after
-    ("answer") the server got the next multi, and with `stay_cut` takes none after it; `cut` refuses every
-    connection. Both until `restore`."""
+    """A TCP proxy in front of one server. `lose_next_multi` cuts the connection before ("request") or after
+    ("answer") the server gets the next multi, and with `stay_cut` refuses every connection after it; `cut`
+    refuses every connection at once. Both last until `restore`."""
 
     def __init__(self, target: str) -> None:
         host, _, port = target.rpartition(":")

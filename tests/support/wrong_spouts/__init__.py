@@ -1,7 +1,7 @@
-"""Sources that each break one promise of the conformance suite, most of them by a mistake easily made.
+"""Sources that each break one promise of the conformance suite, most of them by a common mistake.
 
-Each is a class of tests/support/line_source.py with one thing changed. `WRONG` has them all, by promise: the
-first breaks that promise alone, the others may break more.
+Each is a class of tests/support/line_source.py with one thing changed. `WRONG` lists them all by promise: the
+first one of a promise breaks that promise alone, the others may break more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sources that are wrong when a partition is away or its rows are lost."""
+"""Sources that are wrong when a partition is unreadable or its rows are lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def hidden(log: LineLog) -> list[str]:
 
 
 def wait_for_the_end(log: LineLog) -> None:
-    """Hangs for as long as the outage, or until the test is long over."""
+    """Hang for as long as the outage lasts, or until the test is long over."""
     ended = threading.Event()
     for _ in range(200):
         if not hidden(log) or ended.wait(0.01):
@@ -26,7 +26,7 @@ def wait_for_the_end(log: LineLog) -> None:
 
 @breaks("plans-around-an-outage")
 class Silent(LineCoordinator):
-    """Leaves a partition out without a word."""
+    """Leaves an unreadable partition out without saying so."""
 
     def plan(self, last: Mapping[str, LineRange], limit: int) -> Plan:
         plan = super().plan(last, limit)
@@ -35,7 +35,7 @@ class Silent(LineCoordinator):
 
 @breaks("plans-around-an-outage")
 class AllOrNothing(LineCoordinator):
-    """One outage leaves out all partitions."""
+    """One outage makes it leave out all partitions."""
 
     def plan(self, last: Mapping[str, LineRange], limit: int) -> Plan:
         plan = super().plan(last, limit)
@@ -74,7 +74,7 @@ class SeeingLog(LineLog):
 
 @breaks("an-outage-keeps-the-place")
 class StartingOver(LineCoordinator):
-    """Forgets the place of a partition that was away."""
+    """Forgets the place of a partition that was unreadable."""
 
     def __init__(self, source: LineSource) -> None:
         super().__init__(source)
@@ -122,7 +122,7 @@ class HangingReads(LineEmitter):
 
 @breaks("reads-again-after-an-outage")
 class Resentful(LineEmitter):
-    """Never tries again what has failed once."""
+    """Never again tries what has failed once."""
 
     failed = False
 
@@ -171,7 +171,7 @@ class HopefulEmitter(LineEmitter):
 
 @breaks("a-lost-place-is-told")
 class Jumping(LineCoordinator):
-    """Goes on where the log begins now."""
+    """Goes on where the log begins now, past the lost rows."""
 
     def start(self, partition: str, last: Mapping[str, LineRange]) -> int:
         return max(super().start(partition, last), self.log.first(partition))

@@ -16,7 +16,7 @@ from txstream.transaction import TransactionAttempt, Txid
 
 @breaks("nothing-skipped")
 class Skipping(LineCoordinator):
-    """Takes an end that is exclusive for one that is inclusive."""
+    """Takes an exclusive end for an inclusive one."""
 
     def start(self, partition: str, last: Mapping[str, LineRange]) -> int:
         start = super().start(partition, last)
@@ -25,7 +25,7 @@ class Skipping(LineCoordinator):
 
 @breaks("nothing-twice")
 class Doubling(LineCoordinator):
-    """Takes an end that is inclusive for one that is exclusive."""
+    """Takes an inclusive end for an exclusive one."""
 
     def plan(self, last: Mapping[str, LineRange], limit: int) -> Plan:
         return {
@@ -38,7 +38,7 @@ class Doubling(LineCoordinator):
 
 @breaks("nothing-twice")
 class Endless(LineCoordinator):
-    """Does not look at the places at all."""
+    """Ignores the stored places."""
 
     def start(self, partition: str, last: Mapping[str, LineRange]) -> int:
         return 0
@@ -46,7 +46,7 @@ class Endless(LineCoordinator):
 
 @breaks("nothing-invented")
 class Footed(LineEmitter):
-    """Gives out a footer that it writes behind line 8."""
+    """Adds a footer after line 8 to the rows."""
 
     def read(self, attempt: TransactionAttempt, partition: str, meta: LineRange) -> list[str]:
         footer = ["--- page 2"] if meta.end == 8 else []
@@ -77,7 +77,7 @@ class TaggingCoordinator(LineCoordinator):
 
 @breaks("metas-survive-json")
 class TaggedSource(LineSource):
-    """JSON has no tuples: they come back as lists."""
+    """Its metas hold tuples, which JSON does not have: they come back as lists."""
 
     meta_type = TaggedRange
     coordinator_type = TaggingCoordinator
@@ -101,7 +101,7 @@ class TupleEmitter(LineEmitter):
 
 @breaks("metas-survive-json")
 class TupleSource(LineSource):
-    """Partition names that are no strings."""
+    """Names its partitions with tuples instead of strings."""
 
     coordinator_type = TupleCoordinator
     emitter_type = TupleEmitter
@@ -109,7 +109,7 @@ class TupleSource(LineSource):
 
 @breaks("limit-respected")
 class LimitEach(LineCoordinator):
-    """The limit holds for each partition."""
+    """Applies the limit to each partition."""
 
     def plan(self, last: Mapping[str, LineRange], limit: int) -> Plan:
         whole = super().plan(last, 1_000_000)
@@ -143,7 +143,7 @@ class Popping(LineCoordinator):
 
 @breaks("plans-from-last-alone")
 class Remembering(LineCoordinator):
-    """Goes on from what it has planned itself, as a consumer with a position does."""
+    """Goes on from what it has planned itself, like a consumer that keeps a position."""
 
     def __init__(self, source: LineSource) -> None:
         super().__init__(source)
@@ -159,7 +159,7 @@ class Remembering(LineCoordinator):
 
 
 class NotingEmitter(LineEmitter):
-    """Notes how far each partition was read."""
+    """Notes how far each partition has been read."""
 
     def read(self, attempt: TransactionAttempt, partition: str, meta: LineRange) -> list[str]:
         note = self.log.folder / f"{partition}.read"
@@ -179,7 +179,7 @@ class WaitingCoordinator(LineCoordinator):
 
 @breaks("plans-ahead")
 class WaitingSource(LineSource):
-    """A queue's habit: nothing new before what was handed out is taken."""
+    """Like a queue, it plans nothing new before what it handed out has been read."""
 
     coordinator_type = WaitingCoordinator
     emitter_type = NotingEmitter
@@ -187,7 +187,7 @@ class WaitingSource(LineSource):
 
 @breaks("resumes")
 class Forgetting(LineCoordinator):
-    """Takes only its own word for it that a partition was begun."""
+    """Believes that a partition was begun only if it has planned the partition itself."""
 
     def __init__(self, source: LineSource) -> None:
         super().__init__(source)
@@ -219,7 +219,7 @@ class BusyCoordinator(LineCoordinator):
 
 @breaks("no-busy-batches")
 class BusySource(LineSource):
-    """Plans every partition, also one that has nothing, and does not say so."""
+    """Plans every partition, even one that has nothing, and does not say that it has nothing."""
 
     meta_type = BusyRange
     coordinator_type = BusyCoordinator
@@ -227,7 +227,7 @@ class BusySource(LineSource):
 
 @breaks("cleanup-keeps-what-is-open")
 class CleaningAll(LineCoordinator):
-    """Lets go of all that was ever there."""
+    """Drops everything that there ever was."""
 
     def cleanup_before(self, txid: Txid) -> None:
         for partition in self.log.partitions():
@@ -236,7 +236,7 @@ class CleaningAll(LineCoordinator):
 
 @breaks("cleanup-keeps-what-is-open")
 class CleaningOneTooMany(LineCoordinator):
-    """Keeps the places of its batches, and forgets those of batch `txid` too."""
+    """Drops what batch `txid` itself needs, not only what is before it; its places stay."""
 
     cleaned = False
 
@@ -249,7 +249,7 @@ class CleaningOneTooMany(LineCoordinator):
 
 @breaks("new-partitions-from-their-beginning")
 class LateComer(LineCoordinator):
-    """Begins a partition at the end that it has when it is found."""
+    """Begins a partition at the end that it had when it was found."""
 
     def __init__(self, source: LineSource) -> None:
         super().__init__(source)

@@ -40,7 +40,7 @@ class Tables(LineEmitter):
 
 @breaks("same-rows-again")
 class Alternating(LineEmitter):
-    """Keeps the result of its last read, and spoils it."""
+    """Keeps the result of its last read, and spoils it in the next one."""
 
     def __init__(self, source: LineSource) -> None:
         super().__init__(source)
@@ -62,7 +62,7 @@ class Alternating(LineEmitter):
 
 @breaks("same-rows-in-another-attempt")
 class ByAttempt(LineEmitter):
-    """Derives the order from the attempt."""
+    """Derives the order of rows from the attempt."""
 
     def read(self, attempt: TransactionAttempt, partition: str, meta: LineRange) -> list[str]:
         turn = (sequence_of(attempt.attempt) - 1) % max(1, meta.records)
@@ -80,7 +80,7 @@ class NumberedEmitter(LineEmitter):
 
 @breaks("same-rows-from-any-emitter")
 class NumberingSource(LineSource):
-    """Numbers its emitters, and the number shows in the rows."""
+    """Numbers its emitters, and an emitter's number shows in its rows."""
 
     emitter_type = NumberedEmitter
 
@@ -123,7 +123,7 @@ class OpenEmitter(LineEmitter):
 
 @breaks("same-rows-after-append")
 class OpenSource(LineSource):
-    """A plan that says "to the end", whatever the end is when it is read."""
+    """Its plan says "to the end", whatever the end is at the time of reading."""
 
     meta_type = OpenRange
     coordinator_type = OpenCoordinator
@@ -148,7 +148,7 @@ class HereEmitter(LineEmitter):
 
 @breaks("same-rows-in-another-process")
 class ProcessSource(LineSource):
-    """Reads otherwise where it was not made."""
+    """Reads differently in any process but the one that made it."""
 
     emitter_type = HereEmitter
 
@@ -158,7 +158,7 @@ class ProcessSource(LineSource):
 
 
 class LocalSource(LineSource):
-    """Cannot be unpickled where it was not made."""
+    """Cannot be unpickled in another process."""
 
     def __reduce__(self) -> Any:
         return _at_home, (self.folder, os.getpid())
@@ -175,7 +175,7 @@ breaks("same-rows-in-another-process")(LocalSource)
 
 @breaks("seeks-back")
 class Prefetching(LineEmitter):
-    """Hands out what it has prefetched when it is asked for something earlier."""
+    """When asked for something earlier, it hands out what it has prefetched."""
 
     def __init__(self, source: LineSource) -> None:
         super().__init__(source)
@@ -190,7 +190,7 @@ class Prefetching(LineEmitter):
 
 @breaks("emitters-do-not-disturb-each-other")
 class SharedCursor(LineEmitter):
-    """Keeps its position in the class."""
+    """Keeps its position in the class, for all emitters."""
 
     cursors: ClassVar[dict[Any, int]] = {}
 
@@ -219,7 +219,7 @@ class Leftovers(LineEmitter):
 
 @breaks("emit-many-equals-emit")
 class Mixing(LineEmitter):
-    """Reads partitions together, the last line of each first."""
+    """Reads partitions together, and gives the last line of each first."""
 
     def emit_many(
         self, attempt: TransactionAttempt, metas: Mapping[str, LineRange]
@@ -242,7 +242,7 @@ class Generous(LineEmitter):
 
 @breaks("emit-many-equals-emit")
 class Misjoining(LineEmitter):
-    """Says that all rows are of the first partition."""
+    """Says that all rows come from the first partition."""
 
     def emit_joined(
         self, attempt: TransactionAttempt, metas: Mapping[str, LineRange]

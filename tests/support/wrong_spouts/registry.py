@@ -14,7 +14,7 @@ WRONG: dict[str, list[type[LineSource]]] = {}
 
 
 def breaks(promise: str) -> Callable[[type[Any]], type[Any]]:
-    """Enters a source, or the source that has this coordinator or emitter, among the wrong ones."""
+    """Enter a source, or the source with this coordinator or emitter, among the wrong ones."""
 
     def enter(kind: type[Any]) -> type[Any]:
         source: type[LineSource]
@@ -22,7 +22,7 @@ def breaks(promise: str) -> Callable[[type[Any]], type[Any]]:
             source = kind
         else:
             attribute = "coordinator_type" if issubclass(kind, LineCoordinator) else "emitter_type"
-            # By this name in that module, so that it can be unpickled in another process.
+            # The class is found by this name in that module, so that it can be unpickled in another process.
             name = f"{kind.__name__}Source"
             source = type(name, (LineSource,), {attribute: kind, "__module__": kind.__module__})
             setattr(sys.modules[kind.__module__], name, source)

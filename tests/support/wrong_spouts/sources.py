@@ -1,4 +1,4 @@
-"""Sources that are wrong as a whole."""
+"""Sources that are wrong in readiness, catching up, lag, closing or the threads that may ask them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class NeverReady(LineCoordinator):
 
 @breaks("any-thread-may-ask")
 class Homebound(LineCoordinator):
-    """Like a connection of sqlite3, which serves only the thread that opened it."""
+    """Like a connection of sqlite3, it serves only the thread that opened it."""
 
     def __init__(self, source: LineSource) -> None:
         super().__init__(source)
@@ -53,7 +53,7 @@ class Homebound(LineCoordinator):
 
 @breaks("caught-up-in-the-end")
 class NeverEmpty(LineCoordinator):
-    """An empty log is waited for."""
+    """Waits for an empty log to have something."""
 
     def reached(self, last: Mapping[str, LineRange], targets: Mapping[str, Any]) -> bool:
         return bool(last) and super().reached(last, targets)
@@ -61,7 +61,7 @@ class NeverEmpty(LineCoordinator):
 
 @breaks("caught-up-in-the-end")
 class FollowingTheEnd(LineCoordinator):
-    """Compares with where the log ends now."""
+    """Compares with where the log ends now, not with the given targets."""
 
     def reached(self, last: Mapping[str, LineRange], targets: Mapping[str, Any]) -> bool:
         return super().reached(last, self.targets())
@@ -89,7 +89,7 @@ class ConstantLag(LineCoordinator):
 
 @breaks("lag-goes-to-zero")
 class BatchLag(LineCoordinator):
-    """Counts partitions instead of records."""
+    """Counts partitions that lag, not records."""
 
     def lag_records(self, last: Mapping[str, LineRange], targets: Mapping[str, int]) -> int | None:
         return sum(self.start(partition, last) < end for partition, end in targets.items())
@@ -97,7 +97,7 @@ class BatchLag(LineCoordinator):
 
 @breaks("closing-is-private")
 class SharedConnection(LineEmitter):
-    """One connection for all emitters, closed by the first."""
+    """All emitters share one connection, and the first to close closes it."""
 
     connected: ClassVar[set[Any]] = set()
 

@@ -1,4 +1,4 @@
-"""Stores of states that are wrong in one way each, by the promise that they break."""
+"""State stores that are each wrong in one way, by the promise that they break."""
 
 from __future__ import annotations
 

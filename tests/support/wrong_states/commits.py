@@ -1,4 +1,4 @@
-"""Stores whose commits are not what they should be."""
+"""Stores whose commits are wrong."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class NeverTold(TopologyStates):
 
 @breaks("commit-is-atomic")
 class FenceFirst(MemoryBackend):
-    """The fence is raised by a transaction of its own."""
+    """The fence is raised in a transaction of its own."""
 
     def _raise(
         self, here: Transaction, life: TopologyLife, attempt: AttemptId, *, may_be_equal: bool
@@ -113,7 +113,7 @@ class WritesBeforeItEnds(TopologyStates):
 
 
 def with_rules(kind: type[RowRules]) -> type[MemoryBackend]:
-    """A store with these rules."""
+    """Return a store with these row rules."""
 
     class Store(MemoryBackend):
         def _rules(self, spec: TableSpec) -> RowRules:
@@ -136,7 +136,7 @@ breaks("regression-is-refused")(with_rules(AnyOrder))
 
 
 class Skipping(RowRules):
-    """An older batch is left out without a word."""
+    """An older batch is silently left out."""
 
     def written(
         self, stored: RowValues | None, delta: Values, attempt: TransactionAttempt, key: Key
@@ -179,7 +179,7 @@ class NoRestore(MemoryBackend):
 
 @breaks("phantom-keys-are-undone")
 class RestoresOnePage(MemoryBackend):
-    """A scan ends where the first page of the answer does."""
+    """A scan ends after the first page of the answer."""
 
     @contextlib.contextmanager
     def transaction(self, **options: Any) -> Iterator[Transaction]:
@@ -190,7 +190,7 @@ class RestoresOnePage(MemoryBackend):
 
 
 class KeepsCreated(RowRules):
-    """Rows that the batch created stay."""
+    """Restoring leaves the rows that the batch created."""
 
     def restored(self, stored: RowValues, txid: Txid) -> RowValues | None:
         return super().restored(stored, txid) or stored
@@ -236,7 +236,7 @@ class UndoesTransactional(MemoryBackend):
 
 
 class AlwaysAdding(RowRules):
-    """Every write is taken for a new batch's."""
+    """Every write counts as a new batch's."""
 
     def written(
         self, stored: RowValues | None, delta: Values, attempt: TransactionAttempt, key: Key

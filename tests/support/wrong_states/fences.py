@@ -33,7 +33,7 @@ class Sinking(MemoryBackend):
 
 @breaks("fence-only-grows")
 class RaisedOnce(MemoryBackend):
-    """A leader that asks again is refused."""
+    """A leader that raises the fence again to the same epoch is refused."""
 
     def _raise(self, *arguments: Any, may_be_equal: bool) -> None:
         super()._raise(*arguments, may_be_equal=False)
@@ -50,7 +50,7 @@ class ThirtyTwoBits(MemoryBackend):
 
 @breaks("commit-raises-the-fence")
 class ChecksOnly(MemoryBackend):
-    """Looks whether the attempt may commit, and leaves the fence where it is."""
+    """A commit checks the fence but does not raise it."""
 
     def _raise(self, here: Transaction, life: TopologyLife, attempt: AttemptId, **options: Any) -> None:
         row = self._own_fence(here, life)
@@ -90,7 +90,7 @@ class EndsUnfenced(TopologyStates):
 
 @breaks("a-write-needs-a-beginning")
 class AtLeast(MemoryBackend):
-    """A fence that is lower will do."""
+    """A fence below the task's attempt is good enough."""
 
     def _hold(self, here: Transaction, life: TopologyLife, attempt: AttemptId) -> None:
         if self._own_fence(here, life).attempt > attempt:
@@ -99,7 +99,7 @@ class AtLeast(MemoryBackend):
 
 @breaks("raise-waits-for-commit", "raise-waits-for-beginning")
 class RaisesAtOnce(MemoryBackend):
-    """Each transaction has what it saw at its beginning, and waits for nobody."""
+    """Each transaction sees the store as it was at its beginning, and waits for nobody."""
 
     @contextlib.contextmanager
     def transaction(
@@ -117,7 +117,7 @@ class RaisesAtOnce(MemoryBackend):
 
 @breaks("raise-waits-for-commit", "raise-waits-for-beginning", "raise-waits-for-end")
 class NeverSaysThatItWaits(TopologyStates):
-    """Gives up with the wrong error."""
+    """Waiting for the lock ends in the wrong error."""
 
     def raise_fence(self, attempt: AttemptId, **options: Any) -> None:
         try:
@@ -130,7 +130,7 @@ class NeverSaysThatItWaits(TopologyStates):
 
 @breaks("raise-waits-for-end")
 class EndLooksOnly(MemoryBackend):
-    """The fence is read, not held."""
+    """The end reads the fence but does not hold it."""
 
     def transaction(self, *, shared: Sequence[str] = (), **options: Any) -> Any:
         return super().transaction(shared=["nothing"] if shared else [], **options)
@@ -144,7 +144,7 @@ class LooksAndThenWrites(MemoryBackend):
             with self.store.transaction() as here:
                 if self.life.is_fenced:
                     self.store._hold(here, self.life, attempt.attempt)
-            threading.Event().wait(0.005)  # wide enough to be met
+            threading.Event().wait(0.005)  # long enough for others to get in between
             with self.store.transaction(shared=["nothing"]) as here:
                 for spec, deltas in writes:
                     self.store._write(here, attempt, spec, self.store.prepare(spec, deltas))
@@ -154,7 +154,7 @@ class LooksAndThenWrites(MemoryBackend):
 
 
 class Snapshot(MemoryBackend):
-    """Writes everything back that it has seen, over what others have written meanwhile."""
+    """A transaction writes back all that it has seen, over what others have written meanwhile."""
 
     @contextlib.contextmanager
     def transaction(
@@ -173,7 +173,7 @@ class Snapshot(MemoryBackend):
                 seen = {space: dict(kept) for space, kept in self._store.spaces.items()}
             changed: set[tuple[str, Any]] = set()
             yield _Noting(here, changed)
-            threading.Event().wait(0.005)  # so that others are at it too
+            threading.Event().wait(0.005)  # long enough for others to write too
             for space, kept in seen.items():
                 for key, value in kept.items():
                     if (space, key) not in changed:
@@ -201,7 +201,7 @@ breaks("topologies-do-not-disturb", "disjoint-shares-all-count")(Snapshot)
 
 @breaks("topologies-do-not-disturb")
 class OneAtATime(TopologyStates):
-    """Another topology's commit fails while this one's is open."""
+    """A commit fails while another topology's commit is open."""
 
     def commit(self, *arguments: Any, **options: Any) -> None:
         turn = _turns.setdefault(self.url_for_people, threading.Semaphore(1))

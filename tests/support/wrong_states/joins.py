@@ -1,4 +1,4 @@
-"""Stores that are wrong about who may use what."""
+"""Stores that let the wrong topology use a table, a fence or an id."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Missing(MemoryBackend):
 
 @breaks("openings-are-one-store")
 class Private(MemoryBackend):
-    """Keeps everything in the object."""
+    """Keeps everything in the object, not by its URL."""
 
     def __init__(self, url: str, **options: Any) -> None:
         super().__init__(url, **options)
@@ -121,7 +121,7 @@ class SharedTables(MemoryBackend):
 
 @breaks("tables-have-one-owner")
 class Inherited(MemoryBackend):
-    """A table is its topology's, in whatever life."""
+    """A table belongs to its topology's id, whichever life of it."""
 
     def _join_table(self, here: Transaction, life: TopologyLife, spec: TableSpec, **options: Any) -> None:
         owner = layout.read_owner(here, spec.state.table)

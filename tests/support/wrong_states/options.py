@@ -1,4 +1,4 @@
-"""Stores that are wrong in what they could have left out."""
+"""Stores whose optional operations are wrong: pruning, late ledgers, migration, showing the state."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class PrunesOthers(MemoryBackend):
 
 @breaks("a-ledger-may-begin-late")
 class AddsToTheLedger(MemoryBackend):
-    """The row of an older leader is written all the same."""
+    """A row from an older leader is written nevertheless."""
 
     def begin_ledger(self, life: TopologyLife, attempt: AttemptId, last: BatchRecord) -> None:
         with self.transaction(exclusive=[layout.lock_of(life.topology)]) as here:
@@ -63,7 +63,7 @@ class BeginsEmpty(MemoryBackend):
 
 @breaks("a-grown-table-is-migrated")
 class PrevEverywhere(MemoryBackend):
-    """Rows that their batch created look as if they had been there before."""
+    """Rows that their batch created look as if they had existed before it."""
 
     def migrate(self, life: TopologyLife, attempt: AttemptId, **options: Any) -> list[str]:
         done = super().migrate(life, attempt, **options)

@@ -12,7 +12,7 @@ Kind = TypeVar("Kind", bound=type[MemoryBackend] | type[TopologyStates])
 
 
 def bound_to(kind: type[TopologyStates]) -> type[MemoryBackend]:
-    """A store whose topologies are bound like this."""
+    """Return a store that binds its topologies with this class."""
 
     class Store(MemoryBackend):
         bound = kind
@@ -22,7 +22,7 @@ def bound_to(kind: type[TopologyStates]) -> type[MemoryBackend]:
 
 
 def breaks(*promises: str) -> Callable[[Kind], Kind]:
-    """Enters a store, or what it binds topologies to, among the wrong ones."""
+    """Enter a store, or the class that a store binds its topologies with, among the wrong ones."""
 
     def enter(kind: Kind) -> Kind:
         store = bound_to(kind) if issubclass(kind, TopologyStates) else kind

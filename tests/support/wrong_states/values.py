@@ -1,4 +1,4 @@
-"""Stores that keep wrong values, or give wrong ones back."""
+"""Stores that keep wrong values, or return wrong ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from txstream.transaction import TransactionAttempt, Txid
 
 
 class FirstPrevForEver(RowRules):
-    """What was before the first batch is never moved on."""
+    """`prev` stays at the value from before the first batch."""
 
     def written(
         self, stored: RowValues | None, delta: Values, attempt: TransactionAttempt, key: Key
@@ -37,7 +37,7 @@ breaks("opaque-rules")(with_rules(FirstPrevForEver))
 
 
 class Overwriting(RowRules):
-    """The last batch's delta is the value."""
+    """The last batch's delta becomes the value."""
 
     def written(
         self, stored: RowValues | None, delta: Values, attempt: TransactionAttempt, key: Key
@@ -50,7 +50,7 @@ breaks("opaque-rules", "transactional-rules")(with_rules(Overwriting))
 
 
 class PrevOfWhatChanged(RowRules):
-    """The columns that stay the same keep an older prev."""
+    """Columns that do not change keep an older prev."""
 
     def written(
         self, stored: RowValues | None, delta: Values, attempt: TransactionAttempt, key: Key
@@ -97,7 +97,7 @@ breaks("nulls-change-nothing")(with_rules(NullsAreFine))
 
 @breaks("keys-come-once-and-whole")
 class FirstOfTwo(TopologyStates):
-    """One of two deltas of a key is lost without a word."""
+    """One of two deltas of a key is silently lost."""
 
     def commit(self, commit: Any, **options: Any) -> None:
         for spec in self.life.tables:
@@ -113,7 +113,7 @@ class FirstOfTwo(TopologyStates):
 
 
 class Wrapping(RowRules):
-    """A sum that is too large begins again from below."""
+    """A sum that is too large wraps around to the lowest number."""
 
     def _merged(self, place: int, old: Any, new: Any, attempt: TransactionAttempt, key: Key) -> Any:
         data_type = self.spec.state.value_schema.field(place).type
@@ -136,7 +136,7 @@ class NoRestoreBeforeSums(MemoryBackend):
 
 
 class Folding(MemoryBackend):
-    """Changes what it reads."""
+    """Changes the values that it reads."""
 
     def fold(self, value: Any) -> Any:
         raise NotImplementedError
@@ -169,7 +169,7 @@ class Milliseconds(Folding):
 
 @breaks("keys-are-told-apart")
 class Collating(TopologyStates):
-    """Takes keys for one that differ in case."""
+    """Takes keys that differ only in case for the same key."""
 
     def commit(self, commit: Any, **options: Any) -> None:
         for spec in self.life.tables:
@@ -212,7 +212,7 @@ class OtherKeys(MemoryBackend):
 
 @breaks("several-columns-are-one-row")
 class JoinsItsKeys(OtherKeys):
-    """A key of several texts is one text, with a mark between them."""
+    """A key of several texts becomes one text, with a separator between them."""
 
     def other(self, key: Key) -> Key:
         if not all(isinstance(part, str) for part in key):
@@ -222,7 +222,7 @@ class JoinsItsKeys(OtherKeys):
 
 @breaks("keys-are-told-apart")
 class ShortKeys(OtherKeys):
-    """Of a long key it keeps the beginning."""
+    """Only the beginning of a long key is kept."""
 
     def other(self, key: Key) -> Key:
         return tuple(part[:250] if isinstance(part, str) else part for part in key)
@@ -263,7 +263,7 @@ class NothingForNothing(MemoryBackend):
 
 @breaks("opaque-rules")
 class AlwaysNow(MemoryBackend):
-    """Does not look before the batch."""
+    """A read that asks for the state before the batch gets the present one."""
 
     def read(self, spec: TableSpec, keys: pa.Table, *, before: Txid) -> pa.Table:
         return super().read(spec, keys, before=Txid(2**62))
@@ -291,13 +291,13 @@ class DirtyReads(TopologyStates):
 
 @breaks("other-processes-see-it")
 class SaysItIsThere(MemoryBackend):
-    """What another process opens by the URL is another store."""
+    """Claims to work on executors, but another process that opens the URL gets another store."""
 
     on_executors: ClassVar[bool] = True
 
 
 class FunctionsAreTrusted(RowRules):
-    """What a function gives is clipped to what the column can hold."""
+    """A function's result is clipped to what the column can hold."""
 
     def _merged(self, place: int, old: Any, new: Any, attempt: TransactionAttempt, key: Key) -> Any:
         reducer = self.spec.reducers[self.spec.state.value_names[place]]
@@ -311,7 +311,7 @@ breaks("functions-are-tried-on-every-row")(with_rules(FunctionsAreTrusted))
 
 
 class NoCaseInOrder(RowRules):
-    """Texts are compared as a collation does."""
+    """Texts are compared as by a collation that ignores case."""
 
     def _merged(self, place: int, old: Any, new: Any, attempt: TransactionAttempt, key: Key) -> Any:
         if self.spec.state.value_names[place] == "least" and isinstance(old, str) and isinstance(new, str):
