@@ -43,6 +43,7 @@ class Steps:
 @pytest.fixture(autouse=True)
 def _without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness, "TURN_SECONDS", 0.001)
+    monkeypatch.setattr(readiness, "AWAY_SECONDS", 0.001)
 
 
 @pytest.fixture
@@ -81,6 +82,16 @@ def test_what_fails_is_told_once_and_tried_again(caplog: pytest.LogCaptureFixtur
     assert began.endswith(": no broker answers")
     assert ended.startswith("no longer waiting for source since ")
     assert other.endswith("its context was stopped")
+
+
+@pytest.mark.usefixtures("_ends")
+def test_what_is_away_is_looked_for_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readiness, "TURN_SECONDS", 10 * DEADLINE_SECONDS)
+    steps = Steps(source=[ServiceUnavailableError("no broker answers")])
+    made = steps.start()
+    steps.wait_until_ready()
+    made.end()
+    assert steps.taken == ["source", "Spark"] * 2
 
 
 @pytest.mark.usefixtures("_ends")

@@ -9,13 +9,15 @@ from collections.abc import Callable, Mapping
 from txstream.engine.loop.outages import RunAbortedError, Waiting
 
 TURN_SECONDS = 20.0  # Spark ends Python workers that have been idle for a minute
+AWAY_SECONDS = 5.0  # not sooner: a step may start Java
 _POLL_SECONDS = 0.1
 _END_SECONDS = 10.0
 
 
 class Readiness:
-    """Takes the steps one by one, and all of them again every 20 s, on a thread of its own, until `end`.
+    """Takes the steps one by one, on a thread of its own, until `end`.
 
+    It takes all of them again every 20 s, and after 5 s as long as one of them fails.
     A step makes something ready, or checks that it still is. A failure is logged once, and the step is taken
     again in the next turn: an outage does not end a standby. What is not ready at the election is made ready
     then, as on a cold standby, and its errors are raised then. `pause` returns True when the run is to end.
@@ -50,7 +52,7 @@ class Readiness:
         with contextlib.suppress(RunAbortedError):
             while not self._ended.is_set():
                 self._take_steps()
-                self._ended.wait(TURN_SECONDS)
+                self._ended.wait(TURN_SECONDS if self.is_ready else AWAY_SECONDS)
 
     def _take_steps(self) -> None:
         for what, step in self._steps.items():
