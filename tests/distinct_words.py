@@ -26,11 +26,12 @@ class DistinctWords(txstream.BatchBolt):
             self.collector.emit((word, 1))
 
 
-class StuckAtFirst(DistinctWords):
-    """The run's first attempt never ends by itself; every later one works."""
+class StuckOnce(DistinctWords):
+    """The run's fifth attempt never ends by itself; every other one is well. The first ones, before any batch
+    has been processed, would have the workers' warm-up on top of the message timeout."""
 
     def finish_batch(self) -> None:
-        if sequence_of(self.attempt.attempt) == 1:
+        if sequence_of(self.attempt.attempt) == 5:
             threading.Event().wait()
         super().finish_batch()
 

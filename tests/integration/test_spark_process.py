@@ -210,7 +210,9 @@ class Upper(BasicBolt):
     def execute(self, tup, collector):
         collector.emit([tup["value"].upper()])
 """
+# py4j logs with the root logger when a connection to a killed Java is reset before it is closed.
 SCRIPT = """
+import logging
 import os
 import sys
 
@@ -236,6 +238,7 @@ def told(*arguments, **options):
         print(error)
 
 
+logging.getLogger().addHandler(logging.NullHandler())
 name, closed, no_master = sys.argv[1:]
 told(topology(f"{name}1"), settings=Settings(master=f"spark://{closed}"))
 txstream.engine.spark.session.MASTER_SECONDS = 1

@@ -113,7 +113,7 @@ def test_an_attempt_that_takes_too_long_is_cancelled_and_replayed(
         unique, "lines", word_count.SPOUTS[semantics](source), 2, message_timeout_seconds=3
     )
     builder.set_bolt("split", word_count.SplitLine(), 2).local_or_shuffle_grouping("lines")
-    builder.set_bolt("seen", distinct_words.StuckAtFirst(), 2).fields_grouping("split", "word")
+    builder.set_bolt("seen", distinct_words.StuckOnce(), 2).fields_grouping("split", "word")
     state = txstream.SqlState(unique, key="word string", value="batches bigint")
     builder.set_committer_bolt("store", txstream.SqlStateBolt(state), 2).fields_grouping("seen", "word")
     settings = replace(settings_of(services, sqlite_url, tmp_path), py_files=(distinct_words.__file__,))
