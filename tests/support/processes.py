@@ -6,20 +6,23 @@ from pathlib import PurePosixPath
 
 MYSQL = "mysql"
 POSTGRES = "postgres"
+KAFKA = "kafka"
 SERVICES = "services"
 SPARK = "spark"
 
-_LONGEST = (SPARK, SERVICES)
+_LONGEST = (SPARK, SERVICES, KAFKA)
+_ON_KAFKA = ("test_kafka_", "test_embedded_")
 _ON_SPARK = ("spark", "dataframe", "recomputation", "replay", "word_count")
 
 
 def process_of(nodeid: str) -> str:
     """Return a name; tests of the same name run in one process, one after the other.
 
-    Tests in `integration/` form four groups. Files that end with `_mysql.py` use MariaDB and MySQL and
+    Tests in `integration/` form five groups. Files that end with `_mysql.py` use MariaDB and MySQL and
     nothing else; those of `_postgres.py` use a PostgreSQL of their own. Those named for Spark share a
-    session, and the others share the remaining services. All other tests are grouped by file: each file of
-    `acceptance/` starts its own services, and unit tests have none.
+    session, those named for Kafka or the embedded services use no database server, and the others share the
+    remaining services. All other tests are grouped by file: each file of `acceptance/` starts its own
+    services, and unit tests have none.
     """
     file = nodeid.partition("::")[0]
     if not file.startswith("tests/integration/"):
@@ -28,7 +31,10 @@ def process_of(nodeid: str) -> str:
         return MYSQL
     if file.endswith("_postgres.py"):
         return POSTGRES
-    return SPARK if any(word in PurePosixPath(file).name for word in _ON_SPARK) else SERVICES
+    name = PurePosixPath(file).name
+    if any(word in name for word in _ON_SPARK):
+        return SPARK
+    return KAFKA if name.startswith(_ON_KAFKA) else SERVICES
 
 
 def turn_of(nodeid: str) -> int:

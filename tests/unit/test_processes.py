@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.processes import MYSQL, POSTGRES, SERVICES, SPARK, process_of, turn_of
+from support.processes import KAFKA, MYSQL, POSTGRES, SERVICES, SPARK, process_of, turn_of
 
 TESTS = Path(__file__).resolve().parents[1]
 FAMILY = re.compile(r"(own_)?(mariadb|mysql)(_server)?|contract_server")
@@ -27,6 +27,7 @@ ON_SPARK = {"services", "launcher", "spark", "cluster"}
         ("tests/integration/test_state_postgres.py::test_it[_mysql.py]", POSTGRES),
         ("tests/integration/test_state_mysql.py::test_it", MYSQL),
         ("tests/integration/test_graph_on_spark.py::test_it", SPARK),
+        ("tests/integration/test_kafka_spout_read.py::test_it", KAFKA),
     ],
 )
 def test_by_the_file(nodeid: str, process: str) -> None:
@@ -47,15 +48,18 @@ def test_the_longest_begin() -> None:
 
 
 def test_no_module_needs_servers_of_several() -> None:
-    found = dict.fromkeys((SPARK, SERVICES, POSTGRES, MYSQL), 0)
+    found = dict.fromkeys((SPARK, SERVICES, KAFKA, POSTGRES, MYSQL), 0)
     for file in sorted([*TESTS.glob("integration/test_*.py"), *TESTS.glob("acceptance/test_*.py")]):
         used = fixtures(file)
         family = {name for name in used if FAMILY.fullmatch(name)}
         process = process_of(file.relative_to(TESTS.parent).as_posix())
-        allowed = {MYSQL: family, POSTGRES: OWN, SERVICES: OWN | OTHERS, SPARK: OWN | ON_SPARK}.get(
-            process,
-            {"services"},  # what `txstream up` started, for tests of commands
-        )
+        allowed = {
+            MYSQL: family,
+            POSTGRES: OWN,
+            SERVICES: OWN | OTHERS,
+            KAFKA: OTHERS,
+            SPARK: OWN | ON_SPARK,
+        }.get(process, {"services"})  # what `txstream up` has started, in tests of commands
         assert used & (OWN | OTHERS | ON_SPARK | family) <= allowed, file
         if process in found:
             found[process] += bool(used & allowed)
