@@ -121,6 +121,7 @@ def import_everything() -> None:
                     importlib.import_module(found.name)
         for name in _DRIVERS:
             importlib.import_module(name)
+    importlib.import_module("txstream.cli.main").parser()
     gc.collect()
     gc.freeze()
 

@@ -13,13 +13,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import typer
 
 from txstream import embedded
 from txstream.api.errors import BoltError, FencedError, ServiceUnavailableError
 from txstream.cli import run as run_module
 from txstream.cli.logs import LibraryLog
-from txstream.cli.main import app, main
+from txstream.cli.main import main, parser
 from txstream.embedded import java
 from txstream.engine.report import RunReport
 
@@ -110,7 +109,7 @@ def test_help_is_status_0(arguments: list[str], capsys: pytest.CaptureFixture[st
 
 def groups() -> list[list[str]]:
     """The words that call the command itself and each group of commands."""
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    commands = parser().commands
     return [[], *([name] for name, one in commands.items() if hasattr(one, "commands"))]
 
 

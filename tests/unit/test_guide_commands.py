@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 from support.guide import DOCS, GUIDES, ShownCommand, commands_of, files_of, load
 
 from tracked_wheel import ROOT
-from txstream.cli.main import app
+from txstream.cli.main import parser
 
 COMMANDS = [
     pytest.param(guide, command, id=f"{guide.name}:{command.line}")
@@ -38,7 +37,7 @@ INLINE = [
 
 def find(words: list[str]) -> tuple[Any, list[str]]:
     """Return the command that these words call, and its arguments."""
-    found: Any = typer.main.get_command(app)
+    found: Any = parser()
     while hasattr(found, "commands") and words and words[0] in found.commands:
         found, words = found.commands[words[0]], words[1:]
     return found, words

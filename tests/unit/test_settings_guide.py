@@ -9,13 +9,12 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 import pytest
-import typer
 from support.guide import DOCS
 
 from tracked_wheel import ROOT
 from txstream import TransactionalTopologyBuilder
 from txstream.api.spouts import DEFAULT_MAX_BATCH_RECORDS
-from txstream.cli.main import app
+from txstream.cli.main import parser
 from txstream.settings import _LISTS, _STRINGS, Settings
 
 TEXT = (DOCS / "settings.md").read_text(encoding="utf-8")
@@ -69,13 +68,13 @@ def flags(command: Any, path: str = "") -> list[tuple[tuple[str, ...], str, Any,
 
 
 def test_every_flag_has_its_row() -> None:
-    found = {(spellings, command) for spellings, command, *_ in flags(typer.main.get_command(app))}
+    found = {(spellings, command) for spellings, command, *_ in flags(parser())}
     assert {*documented_flags()} == found
 
 
 def test_every_flag_has_its_default() -> None:
     documented = documented_flags()
-    for spellings, command, default, required in flags(typer.main.get_command(app)):
+    for spellings, command, default, required in flags(parser()):
         shown = documented[spellings, command]
         if required:
             assert shown == "must be given", (spellings, command)
