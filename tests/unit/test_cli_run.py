@@ -101,10 +101,17 @@ def test_the_first_signal_stops_and_handlers_are_put_back() -> None:
 
 def test_the_second_signal_aborts() -> None:
     running: Any = FakeRun()
-    running.stop = lambda: running.asked.append("stop")
+    asked = threading.Semaphore(0)
+
+    def stop() -> None:
+        running.asked.append("stop")
+        asked.release()
+
+    running.stop = stop
     with _Signals(Cli(quiet=True), running) as signals:
         os.kill(os.getpid(), signal.SIGINT)
         signals.act()
+        assert asked.acquire(timeout=60)
         os.kill(os.getpid(), signal.SIGINT)
         assert waited(running, signals) is REPORT
     assert running.asked == ["stop", "abort"]
