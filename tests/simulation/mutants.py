@@ -1,8 +1,7 @@
-"""The rules with one guard taken away each. The simulation must find a hole in every one of them.
+"""Mutants: the rules, each time with one guard removed. The simulation must find the hole in every one.
 
-A mutant puts something else in the place of a part of the product. What the commit protocol does in one
-transaction has no order inside that could matter: there, mutants make several transactions of it, or leave a
-step out.
+A mutant replaces a part of the product. Inside one transaction of the commit protocol the order of the steps
+does not matter: there, mutants split the transaction or leave out a step.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def _raise_if_lower(
 
 
 class OlderAttemptsMayCommit(Mutations, replaces={f"{_STORE}._raise": _raise_if_lower}):
-    """A zombie's commit is let in."""
+    """The fence lets a zombie's commit in."""
 
 
 _commit = TopologyStates.commit
@@ -74,7 +73,7 @@ def _commit_deltas(states: TopologyStates, commit: Commit, **options: Any) -> No
 
 
 class NothingForNoDeltas(Mutations, replaces={f"{_STATES}.commit": _commit_deltas}):
-    """A database without deltas in a batch gets neither restore nor ledger row."""
+    """A database that has no deltas in a batch is not restored and gets no ledger row."""
 
 
 class _AddsAgain(RowRules):
@@ -87,10 +86,10 @@ class _AddsAgain(RowRules):
 
 
 class ReplaysAddAgain(Mutations, replaces={"state.store.backend.RowRules": _AddsAgain}):
-    """A transactional row does not look at its txid."""
+    """A transactional row ignores its txid, so a replay adds to it again."""
 
 
-# Whoever changes tables at a start would find the fence below it and refuse to lead.
+# A driver that changes tables at its start would find the fence below its attempt and refuse to lead.
 _NO_FENCE_AT_START = {
     f"{_STATES}.raise_fence": _nothing,
     f"{_STATES}.migrate": _nothing,
@@ -114,7 +113,7 @@ class _ReadBefore:
 
 
 class LedgersReadBeforeFencesAreRaised(Mutations):
-    """Steps 2 and 4 of a start in the other order."""
+    """A start does step 4 before step 2: it reads the ledgers before it raises the fences."""
 
     def __init__(self) -> None:
         self._read: dict[int, list[_ReadBefore]] = {}
@@ -159,7 +158,7 @@ class _DropsOnlyTheFailed(Coordinator[MemoryRange]):
 
 
 class FailDropsOnlyTheFailedAttempt(Mutations, replaces={_COORDINATOR: _DropsOnlyTheFailed}):
-    """Later batches go on as if the replay could not shrink."""
+    """Only the failed attempt is dropped; later batches go on as if its replay could not shrink."""
 
 
 class _FailsWhileAdvancing(Coordinator[MemoryRange]):
@@ -171,7 +170,7 @@ class _FailsWhileAdvancing(Coordinator[MemoryRange]):
 
 
 class CommittedAttemptsMayFail(Mutations, replaces={_COORDINATOR: _FailsWhileAdvancing}):
-    """A fail is listened to after the commit was acked, while its Advance is under way."""
+    """A fail is still accepted after the commit was acked, while its Advance is under way."""
 
 
 class _CommitsOutOfOrder(Coordinator[MemoryRange]):
@@ -188,7 +187,7 @@ class _CommitsOutOfOrder(Coordinator[MemoryRange]):
 
 
 class TheNextCommitDoesNotWaitForAdvance(Mutations, replaces={_COORDINATOR: _CommitsOutOfOrder}):
-    """The next commit begins while the one before is not known to be stored."""
+    """The next commit begins before the previous one is known to be stored."""
 
 
 class _StartsAtTheFirstAttempt(Coordinator[MemoryRange]):
@@ -205,7 +204,7 @@ class AttemptNumbersStartAgain(
         **_NO_FENCE_AT_START,
     },
 ):
-    """After a restart attempts count from the beginning, so a zombie looks like the live one."""
+    """After a restart, attempt numbers begin again, so a zombie looks like the live attempt."""
 
     # Such fences could not be raised to an epoch.
 
@@ -213,7 +212,7 @@ class AttemptNumbersStartAgain(
 class LostAnswersAreTakenForCommits(
     Mutations, replaces={f"{_STATES}.outcome": lambda _states, _attempt: True}
 ):
-    """Nobody looks into the ledger."""
+    """Every lost answer is taken for a commit, without a look at the ledger."""
 
 
 def _recover_by_any(topology: str, semantics: Semantics, store: Any, databases: Any, codec: Any) -> Resume:
@@ -240,7 +239,7 @@ def _advance(semantics: Semantics, store: ProgressStore, row: BatchRecord, codec
 
 
 class AnyAttemptsAreOneCommit(Mutations, replaces={_RECOVER: _recover_by_any}):
-    """Every ledger at C is enough to advance, whether or not one and the same attempt committed them."""
+    """All ledgers at C are enough to advance, even if different attempts committed them."""
 
 
 class PartCommittedIsTakenForDone(Mutations, replaces={_RECOVER: _recover_by_one}):
@@ -257,7 +256,7 @@ class _UncheckedTree(Tree):
 
 
 class AnOldLeaderMayWriteToZooKeeper(Mutations):
-    """No multi checks the epoch."""
+    """No write to ZooKeeper checks the epoch."""
 
     tree = _UncheckedTree
 
@@ -278,7 +277,7 @@ class _Beginning:
     def do(self, steps: str) -> None:
         attempt = self.commit.attempt
         with self.states.store.begin(self.states.life, f"{steps} of {attempt}") as here:
-            # The fence is what each transaction begins with: the next one may be long after this one.
+            # Each transaction checks the fence first: it may run long after the one before it.
             if self.is_raised and self.holds_the_fence:
                 here.hold_fence(attempt.attempt)
             for step in steps.split():
@@ -314,17 +313,17 @@ def _begins_by(*transactions: str, holds_the_fence: bool = True) -> Mapping[str,
 
 
 class BeginRaisesTheFenceLast(Mutations, replaces=_begins_by("ask ledger", "restore", "raise")):
-    """The ledger is written and the batch undone while older attempts can still write."""
+    """`begin_commit` writes the ledger and undoes the batch while older attempts can still write."""
 
 
 class BeginLooksAtTheFenceOnce(
     Mutations, replaces=_begins_by("raise ask", "ledger", "restore", holds_the_fence=False)
 ):
-    """A beginning in three transactions, of which only the first looks at the fence."""
+    """`begin_commit` runs in three transactions, and only the first checks the fence."""
 
 
 class BeginRestoresBeforeItsLedgerRow(Mutations, replaces=_begins_by("raise ask", "restore", "ledger")):
-    """What an earlier attempt committed is undone while the ledger still says that it is committed."""
+    """`begin_commit` undoes an earlier attempt while the ledger still says `committed`."""
 
 
 class BeginWritesNoLedgerRow(Mutations, replaces=_begins_by("raise ask restore")):
@@ -332,7 +331,7 @@ class BeginWritesNoLedgerRow(Mutations, replaces=_begins_by("raise ask restore")
 
 
 class BeginDoesNotRestore(Mutations, replaces=_begins_by("raise ledger")):
-    """An earlier attempt's rows stay."""
+    """`begin_commit` leaves an earlier attempt's rows in place."""
 
 
 def _commit_as_asked_before(states: TopologyStates, commit: Commit, **_options: Any) -> None:
@@ -352,7 +351,7 @@ class TheLedgerIsAskedBeforeTheFenceIsRaised(
         f"{_STATES}.begin_commit": _begin_as_asked_before,
     },
 ):
-    """A commit that is on its way arrives after the question whether there was one, and is not undone."""
+    """The ledger is asked too early: a commit that arrives before the fence is raised is not undone."""
 
 
 def _write_without_fence(states: TopologyStates, attempt: TransactionAttempt, writes: Writes) -> int:
@@ -391,7 +390,7 @@ class TasksDoNotLookAtTheFence(Mutations, replaces={f"{_STATES}.write": _write_w
 
 
 class TasksHoldNoLock(Mutations, replaces={f"{_STATES}.write": _look_then_write}):
-    """A task looks at the fence, and writes when the fence may have been raised."""
+    """A task checks the fence without holding it, so the fence may be raised before the task writes."""
 
 
 _begin = Committer._begin
@@ -406,13 +405,13 @@ def _begin_perhaps(committer: Committer, *arguments: Any) -> None:
 
 
 class LostBeginsAreTakenForDone(Mutations, replaces={_BEGIN: _begin_perhaps}):
-    """Tasks start though nobody knows whether their attempt has begun; the fence is below them then."""
+    """Tasks start although the answer to the beginning was lost, so the fence may be below them."""
 
 
 class TasksLookForNewerAttemptsOnly(
     LostBeginsAreTakenForDone, replaces={f"{_STATES}.write": _write_unless_newer}
 ):
-    """The same, and a fence below a task's attempt is good enough: a late beginning undoes its work."""
+    """As `LostBeginsAreTakenForDone`, and tasks accept a lower fence: a late beginning undoes their work."""
 
 
 def _end_without_fence(states: TopologyStates, commit: Commit, **_options: Any) -> None:
@@ -423,11 +422,11 @@ def _end_without_fence(states: TopologyStates, commit: Commit, **_options: Any) 
 
 
 class TheEndDoesNotLookAtTheFence(Mutations, replaces={f"{_STATES}.end_commit": _end_without_fence}):
-    """An end that is late says `committed` of a batch that another attempt is writing."""
+    """A late end writes `committed` for a batch that another attempt is writing."""
 
 
 class TheEndDoesNotWaitForEveryShare(Mutations):
-    """One task's answer is enough."""
+    """A commit ends as soon as one task has answered."""
 
     def are_done(self, tasks: Sequence[Task]) -> bool:
         return not tasks or any(task.is_done for task in tasks)
@@ -442,7 +441,7 @@ def _end_the_second(states: TopologyStates, commit: Commit, **options: Any) -> N
 
 
 class OneDatabaseIsNotEnded(Mutations, replaces={f"{_STATES}.end_commit": _end_the_second}):
-    """Its ledger goes on saying `committing`."""
+    """One database is not ended, so its ledger still says `committing`."""
 
 
 class _SaysCommitted:
@@ -465,7 +464,7 @@ def _recover_as_committed(
 
 
 class CommittingIsTakenForCommitted(Mutations, replaces={_RECOVER: _recover_as_committed}):
-    """A new leader does not look at the status of a ledger's row."""
+    """A new leader ignores the status of the ledgers' rows."""
 
 
 def _has_row(states: TopologyStates, attempt: TransactionAttempt) -> bool:
@@ -474,7 +473,7 @@ def _has_row(states: TopologyStates, attempt: TransactionAttempt) -> bool:
 
 
 class TheOutcomeIsTheRowsAttempt(Mutations, replaces={f"{_STATES}.outcome": _has_row}):
-    """After a lost answer `committing` by this attempt is enough."""
+    """After a lost answer, a `committing` row of this attempt counts as committed."""
 
 
 def _never_looks_back(_states: TopologyStates, here: StateTransaction, commit: Commit) -> bool:
@@ -486,7 +485,7 @@ _GAPS_ARE_BUILT_UPON = {f"{_STATES}._was_here": _never_looks_back}
 
 
 class AGapIsBuiltUpon(DatabasesAreRestored, replaces=_GAPS_ARE_BUILT_UPON):
-    """A driver goes on above the older copy of a database that was restored beneath it."""
+    """A running driver goes on although a database was restored from an older copy."""
 
 
 ZOMBIES = {"freeze": 0.03, "commit late": 0.1, "call late": 0.1}
@@ -515,7 +514,7 @@ OPAQUE, TRANSACTIONAL = Semantics.OPAQUE, Semantics.TRANSACTIONAL
 
 @dataclass(frozen=True)
 class Hunt:
-    """Where a mutant's hole shows, and as what: a wrong result, or a guard behind the one that is gone."""
+    """Where a mutant's hole shows, and as which error: a wrong result, or that of a guard behind it."""
 
     mutant: type[Mutations]
     shows: type[Exception]
@@ -523,15 +522,15 @@ class Hunt:
     databases: int = 1
     more: Mapping[str, float] | None = None
     first_seed: int = 0
-    """Where the search begins: histories before it are known not to show it."""
+    """The first seed to try: earlier histories are known not to show the hole."""
     gaps_are_built_upon: bool = False
-    """Is the guard behind it taken away as well?"""
+    """Whether the guard behind it is removed as well."""
 
     def __str__(self) -> str:
         return f"{self.mutant.__name__}-{self.semantics}-{self.databases}-{self.shows.__name__}"
 
     def rules(self) -> Mutations:
-        """Those of a history."""
+        """Return the rules for one history."""
         rules = self.mutant()
         if self.gaps_are_built_upon:
             rules.replaces = {**rules.replaces, **_GAPS_ARE_BUILT_UPON}

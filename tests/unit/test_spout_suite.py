@@ -210,9 +210,9 @@ def test_the_error_says_promise_expectation_finding_and_where_to_look(harness_of
     assert str(caught.value).splitlines() == [
         "promise 'nothing-skipped' is broken: Every row of the log is in some batch.",
         "  expected: row 3 of partition 'a': {'line': 'a line 3'}",
-        "  found:    it is in none of 5 batches with 7 rows of 8; the row before it is in batch 1, "
-        "planned as LineRange(start=0, end=3)",
-        "  hint:     a range begins where the meta in `last` ends, not behind it, and is emitted to its end",
+        "  found:    it is in none of the 5 batches; they have 7 rows of this partition, the log has 8; "
+        "the row before it is in batch 1, planned as LineRange(start=0, end=3)",
+        "  hint:     begin each range where the meta in `last` ends, not after it, and emit it to its end",
     ]
 
 

@@ -24,7 +24,7 @@ COMMIT = (
     ),
     Guard(
         "5.3",
-        "all of a commit is one transaction",
+        "a whole commit is one transaction",
         sources.SQLITE,
         '        event.listen(engine, "begin", _begin)\n',
         "",
@@ -47,7 +47,7 @@ COMMIT = (
     ),
     Guard(
         "5.3",
-        "the batch before is committed in this very database",
+        "the batch before was committed in this same database",
         sources.PROTOCOL,
         "if txid > FIRST_TXID and status != COMMITTED:",
         "if False:",
@@ -79,7 +79,7 @@ COMMIT = (
     ),
     Guard(
         "5.3",
-        "begin: the ledger says `committing`, also over `committed`",
+        "begin: the ledger says `committing`, even in place of `committed`",
         sources.PROTOCOL,
         "            here.write_batch(self._row(commit, COMMITTING, 0))\n",
         "",
@@ -95,7 +95,7 @@ COMMIT = (
     ),
     Guard(
         "5.3",
-        "a task demands that the fence is its attempt's",
+        "a task demands that the fence equals its attempt",
         sources.PROTOCOL,
         sources.HOLD + "            return",
         "            return",
@@ -103,7 +103,7 @@ COMMIT = (
     ),
     Guard(
         "5.3",
-        "equal, not just no newer",
+        "a task refuses a fence below its attempt too",
         sources.SQLITE,
         "fence.c.uuid == uuid, fence.c.attempt == attempt)",
         "fence.c.uuid == uuid, fence.c.attempt <= attempt)",
@@ -111,7 +111,7 @@ COMMIT = (
     ),
     Guard(
         "5.3",
-        "the end demands the fence too",
+        "the end also demands that the fence equals its attempt",
         sources.PROTOCOL,
         sources.HOLD + "            rows",
         "            rows",
@@ -119,7 +119,7 @@ COMMIT = (
     ),
     Guard(
         "5.3",
-        "every table is restored, with deltas or without",
+        "every opaque table is restored, with or without deltas",
         sources.PROTOCOL,
         "if spec.semantics is Semantics.OPAQUE:",
         "if spec.state.table == 'first':",
@@ -143,7 +143,7 @@ COMMIT = (
     ),
     Guard(
         "5.3",
-        "restore: of this txid, not of later ones",
+        "restore: only rows of this txid, not of later ones",
         sources.WRITER,
         "here = self._table.c[TXID_COLUMN] == txid",
         "here = self._table.c[TXID_COLUMN] >= txid",
@@ -151,7 +151,7 @@ COMMIT = (
     ),
     Guard(
         "5.3",
-        "raise: an attempt is let in once",
+        "raise: the fence lets an attempt in only once",
         sources.FENCE,
         'fence.c.attempt < bindparam("mine"),',
         'fence.c.attempt <= bindparam("mine"),',
@@ -167,7 +167,7 @@ COMMIT = (
     ),
     Guard(
         "5.3",
-        "the end comes when every share is written, not before",
+        "a commit does not end before every share is written",
         "txstream/engine/commit/shares.py",
         '        if "failure" in document:\n            raise',
         '        if "failure" in document:\n            rows.append(0)\n            continue\n'
@@ -177,7 +177,7 @@ COMMIT = (
     ),
     Guard(
         "5.3",
-        "every database is ended",
+        "the commit is ended in every database",
         sources.COMMIT,
         "for at, states in enumerate(self._states):\n            if at:",
         "for at, states in list(enumerate(self._states))[:1]:\n            if at:",
@@ -185,7 +185,7 @@ COMMIT = (
     ),
     Guard(
         "5.3",
-        "one thread commits, also beside an attempt that was given up",
+        "only one thread commits, even while an attempt that was given up still runs",
         "txstream/engine/loop/workers.py",
         "jobs if lane is Lane.JOB else 1,",
         "jobs,",
@@ -201,7 +201,7 @@ COMMIT = (
     ),
     Guard(
         "5.3",
-        "a connection to ZooKeeper that is lost is a lost answer, no refusal",
+        "a lost connection to ZooKeeper is a lost answer, not a refusal",
         "txstream/zookeeper/client.py",
         "        except _LOST as error:\n"
         "            raise LostAnswerError(str(error) or type(error).__name__) from error\n",
@@ -210,7 +210,7 @@ COMMIT = (
     ),
     Guard(
         "5.3",
-        "a lost answer is settled by the ledger",
+        "the ledger settles a lost answer",
         sources.COMMIT,
         "committed = lost and states.outcome(attempt)",
         "committed = lost",
@@ -227,7 +227,7 @@ COMMIT = (
     ),
     Guard(
         "5.3",
-        "the outcome is `committed`, by this attempt",
+        "the outcome is true only if the row says `committed`, by this attempt",
         sources.PROTOCOL,
         "row.status == COMMITTED and row.attempt == attempt.attempt",
         "row.attempt == attempt.attempt",
@@ -235,7 +235,7 @@ COMMIT = (
     ),
     Guard(
         "5.3",
-        "once its commit is acked an attempt cannot fail",
+        "once its commit is acked, an attempt cannot fail",
         sources.COORDINATOR,
         "if batch is None or batch.phase is Phase.ADVANCING:",
         "if batch is None:",
@@ -261,7 +261,7 @@ COMMIT = (
     ),
     Guard(
         "5.3",
-        "Advance commits the plan that was stored, in the version in which it was",
+        "Advance commits the stored plan only if nobody has changed it since",
         sources.PROGRESS,
         "            return version, Check(path, version)\n",
         "            return version, Check(self._paths.metas, 0)\n",
@@ -293,7 +293,7 @@ COMMIT = (
     ),
     Guard(
         "5.3",
-        "while it is paused no txid is opened",
+        "no txid is opened while the topology is paused",
         sources.COORDINATOR,
         "if not replay and (self._idle or self._paused):",
         "if not replay and self._idle:",
@@ -301,7 +301,7 @@ COMMIT = (
     ),
     Guard(
         "5.3",
-        "raise: a fence that is missing is not made anew",
+        "raise: a missing fence is not created again",
         "txstream/state/fence_rules.py",
         "    if found is None:\n",
         "    if found is None:\n"

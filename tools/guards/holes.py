@@ -16,7 +16,7 @@ HOLES = (
     ),
     Guard(
         "hole 2",
-        "zombies: an older attempt is not let in by the fence",
+        "zombies: the fence refuses an older attempt",
         sources.FENCE,
         '        fence.c.attempt < bindparam("mine"),\n',
         "",
@@ -32,7 +32,7 @@ HOLES = (
     ),
     Guard(
         "hole 3",
-        "ZooKeeper lost: a database that knows the topology is not joined anew",
+        "ZooKeeper lost: a topology does not join a database that already knows it",
         "txstream/engine/start/identity.py",
         "            stored = _refuse_orphan(topology.id, store, target.database)\n",
         "            pass\n",
@@ -40,7 +40,7 @@ HOLES = (
     ),
     Guard(
         "hole 3",
-        "ZooKeeper from an old copy: the ledger is compared",
+        "ZooKeeper restored from an old copy: it is compared with the ledger",
         sources.RECOVERY,
         "            raise _mismatch(topology, progress, database, row, "
         '"they may be at most one batch apart")\n',
@@ -50,7 +50,7 @@ HOLES = (
     ),
     Guard(
         "hole 3",
-        "ZooKeeper made again: which states there are is read after the fences were raised",
+        "ZooKeeper rebuilt: the list of states is read after the fences are raised",
         "txstream/inspect/recover_from_ledgers.py",
         "    snapshot, identity = look()\n    rebuilt",
         "    rebuilt",
@@ -58,7 +58,7 @@ HOLES = (
     ),
     Guard(
         "hole 3",
-        "state tables remember whose they are",
+        "a fence remembers the uuid of its topology",
         "txstream/state/fence_rules.py",
         "    if found.uuid != life.uuid:\n",
         "    if False:\n",
@@ -66,7 +66,7 @@ HOLES = (
     ),
     Guard(
         "hole 4",
-        "corrupt ZooKeeper data is told with its path",
+        "corrupt ZooKeeper data is an error that names its path",
         sources.PROGRESS,
         "if txids != list(range(first, first + len(txids))) or (position.txid > FIRST_TXID and not txids):",
         "if False:",
@@ -74,7 +74,7 @@ HOLES = (
     ),
     Guard(
         "hole 5",
-        "short replays: a range ends where it was planned to",
+        "short replays: a read ends only at the planned end of its range",
         "spouts/kafka_range_read.py",
         "return self.position >= self.range.end",
         "return self.position > self.range.start",
@@ -82,7 +82,7 @@ HOLES = (
     ),
     Guard(
         "hole 5",
-        "short replays: what retention took of a range is not skipped",
+        "short replays: records of a range that retention deleted are not skipped",
         "spouts/kafka_fetch.py",
         '                self._lost(read, f"the log begins at offset {first}")\n',
         "                return read.advance(first)\n",
@@ -90,7 +90,7 @@ HOLES = (
     ),
     Guard(
         "hole 6",
-        "a truncated log is lost data",
+        "a truncated log counts as lost data",
         "spouts/kafka_coordinator.py",
         "elif position < log.first:",
         "elif False:",
@@ -98,7 +98,7 @@ HOLES = (
     ),
     Guard(
         "hole 6",
-        "a topic that was created again is another one",
+        "a topic that was deleted and created again counts as another topic",
         "spouts/kafka_coordinator.py",
         "return bool(meta.topic_id and log.topic_id and meta.topic_id != log.topic_id)",
         "return False",
@@ -106,7 +106,7 @@ HOLES = (
     ),
     Guard(
         "hole 7",
-        "older metas go in the write that sets current, not before",
+        "older metas are deleted in the write that sets `current`, not before",
         sources.PROGRESS,
         "            failures = 0\n"
         '            while (problem := self._fenced.try_multi("advance", operations)) is not None:\n',
@@ -143,7 +143,7 @@ HOLES = (
     ),
     Guard(
         "hole 10",
-        "attempt numbers grow over restarts",
+        "attempt numbers keep growing across restarts",
         "txstream/transaction.py",
         "return attempt_id(self.epoch, self._sequence)",
         "return attempt_id(Epoch(0), self._sequence)",
@@ -152,7 +152,7 @@ HOLES = (
     ),
     Guard(
         "hole 10",
-        "within one epoch they only grow",
+        "within one epoch, attempt numbers only grow",
         "txstream/transaction.py",
         "        self._sequence += 1\n",
         "        self._sequence = 1\n",

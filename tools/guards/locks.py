@@ -24,7 +24,7 @@ LOCKS = (
     ),
     Guard(
         "5.4",
-        "no plain read before the fence",
+        "no plain read comes before the fence",
         sources.PROTOCOL,
         sources.RAISE_IN_COMMIT,
         "                self._was_here(here, commit)\n" + sources.RAISE_IN_COMMIT,
@@ -40,7 +40,7 @@ LOCKS = (
     ),
     Guard(
         "5.4",
-        "a lock, and in share mode",
+        "a task locks the fence in share mode, not exclusively",
         "txstream/state/sql/dialect.py",
         ".with_for_update(read=True)",
         ".with_for_update()",
@@ -56,7 +56,7 @@ LOCKS = (
     ),
     Guard(
         "5.4",
-        "SQLite: autocommit mode of the driver",
+        "SQLite: the Python driver is in autocommit mode",
         sources.SQLITE,
         "    connection.isolation_level = None\n",
         "",
@@ -80,7 +80,7 @@ LOCKS = (
     ),
     Guard(
         "5.4",
-        "SQLite: FULL, so that a commit is on the disk before it is acked",
+        "SQLite: FULL, so that a commit is on disk before it is acked",
         sources.SQLITE,
         '"journal_mode = WAL", "synchronous = FULL"',
         '"journal_mode = WAL", "synchronous = NORMAL"',
@@ -99,7 +99,7 @@ LOCKS = (
     ),
     Guard(
         "5.4",
-        "PostgreSQL: idle in a transaction for less than the message timeout",
+        "PostgreSQL: a transaction that idles is ended before the message timeout",
         sources.SERVER,
         "self.countable(message_timeout_seconds / 2)",
         "self.countable(message_timeout_seconds * 20)",
@@ -107,7 +107,7 @@ LOCKS = (
     ),
     Guard(
         "5.4",
-        "MySQL and MariaDB: idle in a transaction for less than the message timeout",
+        "MySQL and MariaDB: a transaction that idles is ended before the message timeout",
         sources.SERVER,
         "self.countable(message_timeout_seconds / 2)",
         "self.countable(message_timeout_seconds * 20)",

@@ -26,7 +26,7 @@ START = (
     ),
     Guard(
         "5.2.1",
-        "a claim whose answer was lost is known by its owner",
+        "a claim whose answer was lost is recognised by its owner id",
         sources.FENCED,
         "if stored.owner == owner:",
         "if False:",
@@ -34,7 +34,7 @@ START = (
     ),
     Guard(
         "5.2.2",
-        "every fence of every database is raised",
+        "the fence is raised in every database",
         sources.RECOVERY,
         "partial(database.raise_fence, attempt_id(epoch, 0))",
         "partial(databases[0].raise_fence, attempt_id(epoch, 0))",
@@ -42,7 +42,7 @@ START = (
     ),
     Guard(
         "5.2.2",
-        "a leader that waits for a locked fence looks whether it was succeeded",
+        "a leader that waits for a locked fence checks whether another has taken over",
         sources.RECOVERY,
         "        locked(error)\n        store.verify()\n",
         "        locked(error)\n",
@@ -50,7 +50,7 @@ START = (
     ),
     Guard(
         "5.2",
-        "the epoch is mine by its owner id, not by its number",
+        "a leader recognises its epoch by the owner id, not by the number",
         sources.FENCED,
         "        if stored.owner != claim.owner:\n            raise FencedError",
         "        if stored.epoch != claim.epoch:\n            raise FencedError",
@@ -58,7 +58,7 @@ START = (
     ),
     Guard(
         "5.2",
-        "the epoch is read as of now, also from a server that lags",
+        "a read of the epoch is up to date, even from a server that lags",
         sources.FENCED,
         "        claim, version = self.require_claim()\n        self.tree.sync()\n        node",
         "        claim, version = self.require_claim()\n        node",
@@ -66,7 +66,7 @@ START = (
     ),
     Guard(
         "5.2",
-        "a lead ends with its session",
+        "leadership ends with the ZooKeeper session",
         "txstream/zookeeper/leadership.py",
         "self._held_in is not None and self._held_in == self._zk.sessions_lost",
         "self._held_in is not None",
@@ -74,7 +74,7 @@ START = (
     ),
     Guard(
         "5.2",
-        "a run that was succeeded ends, also when it has nothing to write",
+        "a run ends once another leader has taken over, even if it has nothing to write",
         "txstream/engine/loop/leadership_watch.py",
         "            loop.abort(error)\n            return\n",
         "            return\n",
@@ -82,7 +82,7 @@ START = (
     ),
     Guard(
         "5.2",
-        "only a first run makes fences and tables",
+        "only a first run creates fences and tables",
         "txstream/engine/start/identity.py",
         "first_run = store.load().current == FIRST_TXID",
         "first_run = True",
@@ -90,7 +90,7 @@ START = (
     ),
     Guard(
         "5.2",
-        "a database that joins goes on from C-1 only where its ledger has the attempt that ZooKeeper has",
+        "a joining database goes on from C-1 only if its ledger has the same attempt as ZooKeeper",
         "txstream/engine/start/joining.py",
         "(last.txid == progress.current - 1 and last.attempt == progress.committed_by)",
         "last.txid == progress.current - 1",
@@ -98,7 +98,7 @@ START = (
     ),
     Guard(
         "5.2.3",
-        "progress is read as of now, also from a server that lags",
+        "a read of progress is up to date, even from a server that lags",
         sources.PROGRESS,
         "                self._tree.sync()\n                before",
         "                before",
@@ -106,7 +106,7 @@ START = (
     ),
     Guard(
         "5.2.3",
-        "progress is of one moment",
+        "progress is read as of one moment",
         sources.PROGRESS,
         "if before is not None and self._tree.get(self._paths.current) == before:",
         "if before is not None:",
@@ -114,7 +114,7 @@ START = (
     ),
     Guard(
         "5.2.5",
-        "the coordinator knows what was committed in part",
+        "the coordinator knows which txids were committed in part",
         "txstream/engine/start/takeover.py",
         "        replays=resume.replays,\n",
         "",
@@ -122,7 +122,7 @@ START = (
     ),
     Guard(
         "5.2",
-        "what has joined since the start began is seen before anything is decided",
+        "a state that joins during the start is seen before anything is decided",
         "txstream/engine/start/takeover.py",
         "    claim = confirm(topology, claim, store)\n",
         "",
@@ -131,7 +131,7 @@ START = (
     ),
     Guard(
         "5.2",
-        "code that lacks a column of a table does not write it, whenever the column came",
+        "code that lacks a column of a table does not write the table, whenever the column was added",
         "txstream/state/sql/tables.py",
         "    declarations.refuse_other_declaration(owner, spec)\n    added",
         "    added",
@@ -140,7 +140,7 @@ START = (
     ),
     Guard(
         "5.2",
-        "what a rebuild of ZooKeeper finds is not changed by an older driver",
+        "an older driver does not change what a rebuild of ZooKeeper finds",
         "txstream/engine/start/identity.py",
         "            first = None if fence is not None and fence.identity else kept\n",
         "            first = kept\n",
@@ -157,7 +157,7 @@ START = (
     ),
     Guard(
         "5.2",
-        "a first run that is refused takes back nothing that another driver leads",
+        "a refused first run removes nothing that another driver has taken up",
         "txstream/engine/start/identity.py",
         ", uuid=identity.uuid, attempt=AttemptId(0))",
         ", uuid=identity.uuid)",
@@ -166,7 +166,7 @@ START = (
     ),
     Guard(
         "5.2",
-        "pruning leaves the last two committed rows",
+        "pruning keeps the last two committed rows",
         "txstream/state/sql/ledger.py",
         "    bound = min(max(bounds, default=0), last - 2, first + rows - 1)\n",
         "    bound = min(max(bounds, default=0), last - 1, first + rows - 1)\n",
@@ -174,7 +174,7 @@ START = (
     ),
     Guard(
         "5.2.5",
-        "a row `committing` is not taken for committed",
+        "a `committing` row is not taken for a committed one",
         sources.RECOVERY,
         'len(rows) == len(ledgers) and all(row.status == "committed" for row in rows)',
         "len(rows) == len(ledgers)",
@@ -190,7 +190,7 @@ START = (
     ),
     Guard(
         "5.2.5",
-        "all at C, but by one and the same attempt",
+        "all databases at C are not enough if different attempts committed them",
         sources.RECOVERY,
         "if everywhere and len({row.attempt for row in rows}) == 1:",
         "if everywhere:",
@@ -206,7 +206,7 @@ START = (
     ),
     Guard(
         "5.2.5",
-        "C-1 was committed by the attempt that ZooKeeper has",
+        "the ledger and ZooKeeper have the same attempt for C-1",
         sources.RECOVERY,
         "if row.attempt != progress.committed_by:",
         "if False:",
@@ -214,7 +214,7 @@ START = (
     ),
     Guard(
         "5.2.5",
-        "C-1 has the metas that ZooKeeper has",
+        "the ledger and ZooKeeper have the same metas for C-1",
         sources.RECOVERY,
         "if stored is not None and codec.encode(stored.metas) != codec.encode(ledger):",
         "if False:",
@@ -222,7 +222,7 @@ START = (
     ),
     Guard(
         "5.2.5",
-        "before a mismatch is told, the epoch is read again",
+        "the epoch is read again before a mismatch is reported",
         sources.RECOVERY,
         "            store.verify()\n            raise\n",
         "            raise\n",
@@ -230,7 +230,7 @@ START = (
     ),
     Guard(
         "5.2.6",
-        "a transactional plan in a ledger is adopted",
+        "a transactional plan that only a ledger has is adopted",
         sources.RECOVERY,
         "if stored is None:\n            return AdoptPlan(Txid(row.txid), metas)",
         "if stored is None:\n            return None",
@@ -254,7 +254,7 @@ START = (
     ),
     Guard(
         "5.2.6",
-        "an opaque replay of C plans anew, whatever a `committing` row says",
+        "an opaque replay of C is planned anew, whatever a `committing` row says",
         sources.RECOVERY,
         "    if semantics is Semantics.TRANSACTIONAL:\n        adopted =",
         "    if True:\n        adopted =",

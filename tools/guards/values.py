@@ -24,7 +24,7 @@ VALUE_RULES = (
     ),
     Guard(
         "5.1",
-        "all prevs are set when a row's txid changes, also of a value that does not",
+        "when a row's txid changes, every prev is set, even for a value that stays the same",
         sources.WRITER,
         "changes[prev.name] = case((same_batch, prev), else_=columns[name])",
         "changes[prev.name] = case((same_batch, prev), (columns[name] == merged[name], prev), "
@@ -33,7 +33,7 @@ VALUE_RULES = (
     ),
     Guard(
         "5.1",
-        "transactional, same txid: skip",
+        "transactional, same txid: the row is skipped",
         sources.WRITER,
         "changes[name] = case((same_batch, columns[name]), else_=merged[name])",
         "changes[name] = merged[name]",
@@ -49,7 +49,7 @@ VALUE_RULES = (
     ),
     Guard(
         "5.1",
-        "a key has one delta in an attempt",
+        "a key has only one delta in an attempt",
         "txstream/state/values.py",
         "    _refuse_twice(spec, deltas)\n",
         "",
@@ -57,7 +57,7 @@ VALUE_RULES = (
     ),
     Guard(
         "5.1",
-        "a row whose value is back at zero stays",
+        "a row whose value returns to zero stays",
         sources.WRITER,
         "            if written != chunk.num_rows:\n",
         "            value = self._table.c[self.spec.state.value_names[0]]\n"

@@ -51,7 +51,7 @@ def _batches_with(batches: Sequence[Batch], partition: str, place: int) -> str:
 @CHECKS.promise(
     "nothing-skipped",
     "Every row of the log is in some batch.",
-    "a range begins where the meta in `last` ends, not behind it, and is emitted to its end",
+    "begin each range where the meta in `last` ends, not after it, and emit it to its end",
 )
 def nothing_skipped(trial: SpoutTrial) -> None:
     batches, expected, found = _everything(trial)
@@ -62,14 +62,15 @@ def nothing_skipped(trial: SpoutTrial) -> None:
         after = f"; the row before it is in {where}" if before else ""
         trial.fail(
             f"row {place} of partition {partition!r}: {show(row)}",
-            f"it is in none of {len(batches)} batches with {len(read)} rows of {len(rows)}{after}",
+            f"it is in none of the {len(batches)} batches; they have {len(read)} rows of this partition, "
+            f"the log has {len(rows)}{after}",
         )
 
 
 @CHECKS.promise(
     "nothing-twice",
     "No row of the log is in two batches, or twice in one.",
-    "a range begins where the meta in `last` ends, not before it",
+    "begin each range where the meta in `last` ends, not before it",
 )
 def nothing_twice(trial: SpoutTrial) -> None:
     batches, expected, found = _everything(trial)
@@ -88,7 +89,7 @@ def nothing_twice(trial: SpoutTrial) -> None:
 
 @CHECKS.promise(
     "nothing-invented",
-    "Every row that is emitted is one that was written to its partition.",
+    "Every emitted row was written to its partition.",
     "look for headers, control records, rows of another partition, and values that were changed on the way",
 )
 def nothing_invented(trial: SpoutTrial) -> None:
@@ -106,7 +107,7 @@ def nothing_invented(trial: SpoutTrial) -> None:
 @CHECKS.promise(
     "in-order",
     "The rows of a partition come in the order of the log, within a batch and from batch to batch.",
-    "emit a range from its start to its end",
+    "emit each range from its start to its end",
 )
 def in_order(trial: SpoutTrial) -> None:
     batches, expected, found = _everything(trial)
@@ -145,7 +146,7 @@ def new_partitions_from_their_beginning(trial: SpoutTrial) -> None:
     found = trial.until(more, lambda rows: sum(map(len, rows.values())) >= wanted)
     names = new or set(found)
     if not names:
-        trial.fail("a plan that takes from the partition that appeared", "none")
+        trial.fail("a plan that takes from the new partition", "none")
     expected = {name: part for name, part in trial.expected(found).items() if name in names}
     found = trial.comparable(expected, found)
     for name, place, row in _missing(expected, found):

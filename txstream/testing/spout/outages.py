@@ -73,8 +73,8 @@ def _takes_from(plan: Mapping[str, Any], partition: str) -> bool:
 
 @CHECKS.promise(
     "plans-around-an-outage",
-    "A plan says which partition cannot be read, within two seconds, and takes from the others.",
-    "answer Unavailable(reason) for the partition; ask all partitions under one deadline",
+    "Within two seconds, a plan says which partition cannot be read and takes from the others.",
+    "return Unavailable(reason) for the partition; ask all partitions under one deadline",
 )
 def plans_around_an_outage(trial: SpoutTrial) -> None:
     trial.fill()
@@ -95,10 +95,10 @@ def plans_around_an_outage(trial: SpoutTrial) -> None:
     if isinstance(plan, PartitionUnavailableError):
         return
     if not isinstance(plan.get(hidden), Unavailable):
-        found = f"{plan[hidden]!r:.200}" if hidden in plan else "the partition is left out without a word"
+        found = f"{plan[hidden]!r:.200}" if hidden in plan else "the plan leaves the partition out"
         trial.fail(f"Unavailable(reason) for partition {hidden!r}, which cannot be read", found)
     if not isinstance(plan[hidden].reason, str) or not plan[hidden].reason:
-        trial.fail("a reason that a person can read", f"{plan[hidden]!r}")
+        trial.fail("a reason, as a non-empty string", f"{plan[hidden]!r}")
     for other in others:
         if not _takes_from(plan, other):
             trial.fail(f"a plan that takes from partition {other!r}, which can be read", f"{plan!r:.500}")
@@ -106,8 +106,8 @@ def plans_around_an_outage(trial: SpoutTrial) -> None:
 
 @CHECKS.promise(
     "an-outage-keeps-the-place",
-    "After an outage a partition goes on where it was: no row of it is skipped or comes twice.",
-    "say Unavailable and nothing else about a partition that cannot be read; its place is carried on for you",
+    "After an outage, a partition continues where it was: none of its rows is skipped or comes twice.",
+    "return Unavailable and nothing else for a partition that cannot be read; txstream keeps its place",
 )
 def an_outage_keeps_the_place(trial: SpoutTrial) -> None:
     trial.fill()
@@ -116,7 +116,7 @@ def an_outage_keeps_the_place(trial: SpoutTrial) -> None:
     coordinator, emitter = trial.coordinator(), trial.emitter()
     begun = trial.walk(coordinator, limit=2, batches=2)
     if not begun:
-        trial.fail("batches, since rows wait", "none")
+        trial.fail("batches, because rows are waiting", "none")
     hidden = min(begun[0].metas.partitions)
     last = dict(begun[-1].metas.positions())
     others = {name: found for name, found in _ranges(begun).items() if name != hidden}
@@ -146,9 +146,10 @@ def an_outage_keeps_the_place(trial: SpoutTrial) -> None:
 
 @CHECKS.promise(
     "a-read-in-an-outage-raises",
-    "A planned range that cannot be read is PartitionUnavailableError, never fewer rows.",
-    "raise it when there was no progress for `fetch_timeout_seconds`; any other error is taken for a bug and "
-    "ends the topology after a few attempts",
+    "Reading a planned range that is unavailable raises PartitionUnavailableError; it never ends with fewer "
+    "rows.",
+    "raise it after `fetch_timeout_seconds` without progress; the topology takes any other error for a bug "
+    "and ends after a few attempts",
 )
 def a_read_in_an_outage_raises(trial: SpoutTrial) -> None:
     planned = _planned_then(trial, trial.harness.hide)
@@ -159,8 +160,8 @@ def a_read_in_an_outage_raises(trial: SpoutTrial) -> None:
 
 @CHECKS.promise(
     "reads-again-after-an-outage",
-    "When an outage ends, the emitter that met it reads the planned range in full.",
-    "open a connection again that has failed; remember no failure for longer than a moment",
+    "After an outage, an emitter that was used during it reads the planned range in full.",
+    "reopen a failed connection; do not remember a failure for longer than a moment",
 )
 def reads_again_after_an_outage(trial: SpoutTrial) -> None:
     planned = _planned_then(trial, trial.harness.hide)
@@ -176,15 +177,16 @@ def reads_again_after_an_outage(trial: SpoutTrial) -> None:
 
 @CHECKS.promise(
     "unreadable-names-what-cannot-be-read",
-    "`unreadable` names the planned partitions that cannot be read now, and no other.",
-    "a transactional replay waits for what it names; without it each replay in an outage fails an attempt",
+    "`unreadable` names the planned partitions that cannot be read now, and no others.",
+    "a transactional replay waits for the partitions that it names; without `unreadable`, "
+    "every replay in an outage fails an attempt",
 )
 def unreadable_names_what_cannot_be_read(trial: SpoutTrial) -> None:
     trial.fill()
     coordinator = trial.coordinator()
     if type(coordinator).unreadable is PartitionCoordinator.unreadable:
         raise NotApplicableError(
-            "the source has no unreadable(): a transactional replay in an outage fails, and is tried again"
+            "the source has no unreadable(), so a transactional replay in an outage fails and is tried again"
         )
     _, metas = trial.next_batch(coordinator, {}, whole=True)
     rows = trial.read(trial.emitter(), metas.partitions)
@@ -193,7 +195,7 @@ def unreadable_names_what_cannot_be_read(trial: SpoutTrial) -> None:
 
     def named() -> set[str]:
         answer = trial.outcome(
-            "it is asked what is unreadable", lambda: dict(coordinator.unreadable(metas.partitions))
+            "unreadable() is called", lambda: dict(coordinator.unreadable(metas.partitions))
         )
         if isinstance(answer, PartitionUnavailableError):
             return set(metas.partitions)  # a topology takes this error to mean all of them
@@ -207,7 +209,7 @@ def unreadable_names_what_cannot_be_read(trial: SpoutTrial) -> None:
             lambda: (named(), away()), lambda both: both[0] == both[1] and bool(both[1]) >= some
         )
         if some and not expected:
-            raise NotApplicableError(f"partition {hidden!r} could be read in full all the same")
+            raise NotApplicableError(f"partition {hidden!r} could still be read in full")
         if found != expected:
             trial.fail(f"{sorted(expected)} {when}", f"{sorted(found)}")
 
@@ -220,8 +222,9 @@ def unreadable_names_what_cannot_be_read(trial: SpoutTrial) -> None:
 
 @CHECKS.promise(
     "lost-rows-are-told",
-    "A planned range that no longer exists is DataLostError, never fewer rows and never an outage.",
-    "compare the range with where the log begins and ends now, before the first row is given",
+    "Reading a planned range that no longer exists raises DataLostError; it never ends with fewer rows and "
+    "is never taken for an outage.",
+    "before the first row, compare the range with the current beginning and end of the log",
 )
 def lost_rows_are_told(trial: SpoutTrial) -> None:
     planned = _planned_then(trial, trial.harness.lose)
@@ -232,9 +235,9 @@ def lost_rows_are_told(trial: SpoutTrial) -> None:
 
 @CHECKS.promise(
     "a-lost-place-is-told",
-    "Rows that are lost before they were planned are DataLostError; reading does not go on behind the gap in "
-    "silence.",
-    "compare the place in `last` with where the log begins now",
+    "If rows are lost before they are planned, the source raises DataLostError and does not silently go on "
+    "after the gap.",
+    "compare the place in `last` with the current beginning of the log",
 )
 def a_lost_place_is_told(trial: SpoutTrial) -> None:
     trial.fill()
@@ -242,7 +245,7 @@ def a_lost_place_is_told(trial: SpoutTrial) -> None:
     coordinator = trial.coordinator()
     begun = trial.walk(coordinator, limit=2, batches=1)
     if not begun:
-        trial.fail("a batch, since rows wait", "none")
+        trial.fail("a batch, because rows are waiting", "none")
     last = begun[0].metas.positions()
     (partition, *_) = begun[0].metas.partitions
     trial.harness.lose(partition)
@@ -259,7 +262,7 @@ def a_lost_place_is_told(trial: SpoutTrial) -> None:
             return error
 
     outcome = trial.until(
-        lambda: trial.outcome("a batch is planned behind lost rows", go_on),
+        lambda: trial.outcome("a batch is planned after rows were lost", go_on),
         lambda answer: isinstance(answer, DataLostError),
     )
     if not isinstance(outcome, DataLostError):
@@ -306,9 +309,9 @@ def _not_told(
     if isinstance(outcome, Exception):
         trial.fail(expected, tell(outcome), cause=outcome)
     if same(rows, outcome):
-        raise NotApplicableError(f"partition {partition!r} could be read in full all the same")
+        raise NotApplicableError(f"partition {partition!r} could still be read in full")
     last = show(outcome[-1]) if outcome else "none"
     trial.fail(
-        f"{expected}, planned as {meta!r:.200}, which has {len(rows)} rows",
+        f"{expected} for the planned range {meta!r:.200}, which had {len(rows)} rows",
         f"{len(outcome)} rows and no error; the last row is {last}",
     )

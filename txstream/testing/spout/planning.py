@@ -26,9 +26,9 @@ def _stored(trial: SpoutTrial, source: PartitionedSpout[Any], metas: BatchMetas[
 
 @CHECKS.promise(
     "metas-survive-json",
-    "A plan maps partition names to `Unavailable` or to frozen dataclasses of `meta_type`, and a meta that "
-    "was stored as JSON is equal to itself.",
-    "give metas fields that JSON has (numbers, strings, booleans, None, lists, objects), and nothing else",
+    "A plan maps partition names to `Unavailable` or to instances of `meta_type`, a frozen dataclass; a "
+    "meta that is stored as JSON reads back equal.",
+    "use only field types that JSON has: numbers, strings, booleans, None, lists, objects",
 )
 def metas_survive_json(trial: SpoutTrial) -> None:
     trial.fill()
@@ -53,8 +53,8 @@ def metas_survive_json(trial: SpoutTrial) -> None:
 
 @CHECKS.promise(
     "limit-respected",
-    "A batch holds at most `limit` records over all partitions together.",
-    "take what each partition gets off what is left for the others",
+    "A batch holds at most `limit` records, all partitions together.",
+    "subtract what each partition gets from what is left for the others",
 )
 def limit_respected(trial: SpoutTrial) -> None:
     harness = trial.harness
@@ -77,8 +77,8 @@ def limit_respected(trial: SpoutTrial) -> None:
 
 @CHECKS.promise(
     "a-small-limit-goes-on",
-    "With a limit of 1, batches go on until everything is read.",
-    "round the share of a partition up to the smallest piece that can be read, never down to nothing",
+    "With a limit of 1, batches continue until everything is read.",
+    "round a partition's share up to the smallest piece that can be read, never down to nothing",
 )
 def a_small_limit_goes_on(trial: SpoutTrial) -> None:
     if trial.harness.endless:
@@ -91,14 +91,14 @@ def a_small_limit_goes_on(trial: SpoutTrial) -> None:
     if rest:
         trial.fail(
             "batches until nothing is left",
-            f"no more after {len(batches)} of them; a larger limit takes {rest[0].metas.partitions!r:.300}",
+            f"none after {len(batches)} batches; a larger limit takes {rest[0].metas.partitions!r:.300}",
         )
 
 
 @CHECKS.promise(
     "last-is-not-changed",
-    "`plan` only reads the places that it is given.",
-    "they are kept for other batches: build a new mapping",
+    "`plan` does not change the places that it is given.",
+    "other batches need these places: build a new mapping",
 )
 def last_is_not_changed(trial: SpoutTrial) -> None:
     trial.fill()
@@ -119,8 +119,8 @@ def last_is_not_changed(trial: SpoutTrial) -> None:
 
 @CHECKS.promise(
     "plans-from-last-alone",
-    "The same places give a plan that begins at the same rows, whatever was planned before.",
-    "after a failed attempt an earlier batch is planned again: remember nothing from plan to plan",
+    "From the same places, a plan begins at the same rows, whatever was planned before.",
+    "after a failed attempt an earlier batch is planned again: remember nothing between plans",
 )
 def plans_from_last_alone(trial: SpoutTrial) -> None:
     trial.fill()
@@ -137,8 +137,8 @@ def plans_from_last_alone(trial: SpoutTrial) -> None:
 
 @CHECKS.promise(
     "plans-ahead",
-    "Batches can be planned while those before them are not read yet, and read in any order.",
-    "several batches are in flight at once: a plan goes by the places in `last`, not by what has been read",
+    "Batches can be planned before the earlier ones are read, and can be read in any order.",
+    "several batches are in flight at once: plan from the places in `last`, not from what has been read",
 )
 def plans_ahead(trial: SpoutTrial) -> None:
     trial.fill()
@@ -165,8 +165,8 @@ def plans_ahead(trial: SpoutTrial) -> None:
 
 @CHECKS.promise(
     "resumes",
-    "A new source goes on from stored places exactly where the old one ended.",
-    "whatever tells the place belongs into the meta; a coordinator's memory is gone after a restart",
+    "A new source resumes from stored places exactly where the old one stopped.",
+    "put everything that defines the place into the meta; a restart loses the coordinator's memory",
 )
 def resumes(trial: SpoutTrial) -> None:
     trial.fill()
@@ -174,7 +174,7 @@ def resumes(trial: SpoutTrial) -> None:
     coordinator = trial.coordinator(source)
     begun = trial.walk(coordinator, batches=2)
     if not begun:
-        trial.fail("batches, since rows wait", "none")
+        trial.fail("batches, because rows are waiting", "none")
     stored, places = _stored(trial, source, begun[-1].metas)
     onward = joined(trial.walk(coordinator, begun[-1].metas.positions()))
     trial.shut(coordinator)
@@ -184,14 +184,14 @@ def resumes(trial: SpoutTrial) -> None:
         trial.require_prefix(onward, resumed, how)
     else:
         trial.require_same(onward, resumed, how)
-        trial.require_same(resumed, onward, f"read by the old source; as for the new one, {how}")
+        trial.require_same(resumed, onward, f"read by the old source, to compare with rows {how}")
 
 
 @CHECKS.promise(
     "no-busy-batches",
     "When nothing is new, a plan has nothing to read.",
-    "leave a partition out of the answer, or give its meta a property `is_empty`; otherwise batches without "
-    "rows follow each other without end",
+    "leave the partition out of the plan, or give its meta an `is_empty` property that is true; otherwise "
+    "batches without rows never end",
 )
 def no_busy_batches(trial: SpoutTrial) -> None:
     if trial.harness.endless:
@@ -204,15 +204,15 @@ def no_busy_batches(trial: SpoutTrial) -> None:
         metas = BatchMetas.from_plan(last, trial.plan(coordinator, last))
         if metas.has_work:
             trial.fail(
-                "no partition with something to read, since everything was read",
+                "no partition with anything to read, because everything was read",
                 f"{metas.partitions!r:.300}",
             )
 
 
 @CHECKS.promise(
     "cleanup-keeps-what-is-open",
-    "`cleanup_before(txid)` lets go of nothing that batch `txid` and those after it need.",
-    "a batch that is not committed may be read again, and what follows is planned from its places",
+    "`cleanup_before(txid)` drops nothing that batch `txid` or a later one needs.",
+    "a batch that is not committed may be read again, and later batches are planned from its places",
 )
 def cleanup_keeps_what_is_open(trial: SpoutTrial) -> None:
     trial.fill()
@@ -221,7 +221,7 @@ def cleanup_keeps_what_is_open(trial: SpoutTrial) -> None:
     coordinator = trial.coordinator()
     begun = trial.walk(coordinator, batches=2)
     if len(begun) < 2:
-        trial.fail("several batches, since rows wait", f"{len(begun)}")
+        trial.fail("several batches, because rows are waiting", f"{len(begun)}")
     open_batch = begun[1]
     for _ in range(2):
         trial.ask("cleanup_before(2) is called", coordinator.cleanup_before, Txid(open_batch.txid))
@@ -230,6 +230,6 @@ def cleanup_keeps_what_is_open(trial: SpoutTrial) -> None:
     trial.require_same(open_batch.rows, again, "batch 2, read again after cleanup_before(2)", planned)
     onward = trial.walk(coordinator, open_batch.metas.positions(), txid=3)
     if not onward:
-        trial.fail("batches behind batch 2, since rows wait", "none, after cleanup_before(2)")
+        trial.fail("batches after batch 2, because rows are waiting", "none, after cleanup_before(2)")
     found = joined([*begun, *onward])
     trial.require_prefix(undisturbed, found, "read in batches, with cleanup_before(2) after the second")

@@ -42,7 +42,7 @@ def _in_pieces(trial: SpoutTrial) -> dict[str, list[Batch]]:
             pieces.setdefault(partition, []).append(batch)
     found = {partition: taken for partition, taken in pieces.items() if len(taken) > 1}
     if not found:
-        trial.fail("several batches that take from one partition", f"{len(batches)} batches from places {{}}")
+        trial.fail("several batches that take from one partition", f"none in {len(batches)} batches")
     return found
 
 
@@ -62,7 +62,7 @@ def _batches(emitter: PartitionEmitter[Any], partition: str, meta: Any) -> list[
 @CHECKS.promise(
     "rows-as-declared",
     "Every record batch has the columns and types that `output` declares.",
-    "build the batches with the schema that `output` stands for; `parse_schema` gives it",
+    "build the batches with the schema of `output`; `parse_schema` returns it",
 )
 def rows_as_declared(trial: SpoutTrial) -> None:
     trial.fill()
@@ -79,8 +79,9 @@ def rows_as_declared(trial: SpoutTrial) -> None:
 
 @CHECKS.promise(
     "same-rows-again",
-    "The same attempt reads a planned range again and gets the same rows in the same order.",
-    "Spark runs a task again when it loses its result or speculates: emit from the meta and the log alone",
+    "An attempt that reads a planned range again gets the same rows in the same order.",
+    "Spark runs a task again when it loses its result or speculates: the rows may depend only on the meta "
+    "and the log",
 )
 def same_rows_again(trial: SpoutTrial) -> None:
     metas, first = _planned(trial)
@@ -106,8 +107,8 @@ def same_rows_in_another_attempt(trial: SpoutTrial) -> None:
 
 @CHECKS.promise(
     "same-rows-from-any-emitter",
-    "Every emitter gets the same rows of a planned range in the same order.",
-    "what an emitter has read before, or how many there are, must not show in the rows",
+    "Every emitter gets the same rows from a planned range, in the same order.",
+    "the rows must not depend on what an emitter read before, or on how many emitters there are",
 )
 def same_rows_from_any_emitter(trial: SpoutTrial) -> None:
     metas, first = _planned(trial)
@@ -115,27 +116,27 @@ def same_rows_from_any_emitter(trial: SpoutTrial) -> None:
     for number in range(3):
         again = trial.read(trial.emitter(source), metas)
         trial.require_same(first, again, f"read by emitter {number + 1} of one source", metas)
-    trial.require_same(first, trial.read(trial.emitter(), metas), "read from a source made anew", metas)
+    trial.require_same(first, trial.read(trial.emitter(), metas), "read from a new source", metas)
 
 
 @CHECKS.promise(
     "same-rows-after-append",
-    "Rows that come after a plan do not get into what was planned.",
-    "end a range by a place in the log, never by 'what is there now'",
+    "Rows that are written after a plan are not in the planned ranges.",
+    "end a range at a place in the log, never at 'what is there now'",
 )
 def same_rows_after_append(trial: SpoutTrial) -> None:
     metas, first = _planned(trial)
     trial.fill()
     # Once these are planned, the log is sure to have grown.
     trial.next_batch(trial.coordinator(), metas, whole=not trial.harness.endless)
-    trial.require_same(first, trial.read(trial.emitter(), metas), "read after more rows had come", metas)
+    trial.require_same(first, trial.read(trial.emitter(), metas), "read after more rows were written", metas)
 
 
 @CHECKS.promise(
     "ships-to-workers",
-    "A source can be pickled, also after it was opened, and reads the same rows when unpickled.",
-    "keep addresses and options in the source; open connections, locks and threads in its coordinator and "
-    "emitters",
+    "A source can be pickled, even after it was opened, and reads the same rows once unpickled.",
+    "keep only addresses and options in the source; connections, locks and threads belong in its "
+    "coordinator and emitters",
 )
 def ships_to_workers(trial: SpoutTrial) -> None:
     trial.fill()
@@ -151,9 +152,9 @@ def ships_to_workers(trial: SpoutTrial) -> None:
 
 @CHECKS.promise(
     "same-rows-in-another-process",
-    "A worker process gets the same rows of a planned range in the same order.",
-    "nothing may depend on what this process has in memory, on hash() or on the order of a set; the class of "
-    "the source must be importable there",
+    "A worker process gets the same rows from a planned range, in the same order.",
+    "the rows must not depend on this process's memory, on hash() or on the order of a set; the other "
+    "process must be able to import the source's class",
 )
 def same_rows_in_another_process(trial: SpoutTrial) -> None:
     if not trial.harness.other_process:
@@ -168,8 +169,8 @@ def same_rows_in_another_process(trial: SpoutTrial) -> None:
 
 @CHECKS.promise(
     "seeks-back",
-    "An emitter that has read a later range reads an earlier one as it was planned.",
-    "a reader that is kept between batches must drop what it has prefetched, and seek, before every range",
+    "An emitter that has read a later range still reads an earlier one as planned.",
+    "before every range, a reader that is kept between batches must seek and drop what it has prefetched",
 )
 def seeks_back(trial: SpoutTrial) -> None:
     for partition, batches in _in_pieces(trial).items():
@@ -180,7 +181,7 @@ def seeks_back(trial: SpoutTrial) -> None:
 
 @CHECKS.promise(
     "emitters-do-not-disturb-each-other",
-    "Two emitters that read at the same time both get what was planned for them.",
+    "Two emitters that read at the same time each get what was planned for them.",
     "keep positions and connections in the emitter, not in the class, the module or the source",
 )
 def emitters_do_not_disturb_each_other(trial: SpoutTrial) -> None:
@@ -198,9 +199,8 @@ def emitters_do_not_disturb_each_other(trial: SpoutTrial) -> None:
 
 @CHECKS.promise(
     "a-read-may-be-given-up",
-    "A read that is ended half-way does not show in what the emitter reads next.",
-    "a task that is cancelled closes the iterator: release in `finally` what it holds, and begin each range "
-    "from nothing",
+    "A read that is abandoned halfway does not affect what the emitter reads next.",
+    "a cancelled task closes the iterator: release what it holds in `finally`, and start every range afresh",
 )
 def a_read_may_be_given_up(trial: SpoutTrial) -> None:
     for partition, batches in _in_pieces(trial).items():
@@ -208,7 +208,7 @@ def a_read_may_be_given_up(trial: SpoutTrial) -> None:
         first, last = batches[0], batches[-1]
         for begun, batch in ((first, last), (first, first), (last, last)):
             trial.ask(f"{partition!r} is read in part", _give_up, emitter, partition, begun)
-            _require_again(trial, emitter, partition, batch, "read after one given up")
+            _require_again(trial, emitter, partition, batch, "read after another read was abandoned")
 
 
 def _in_turn(partition: str, pair: Mapping[PartitionEmitter[Any], Batch]) -> list[list[Row]]:
@@ -237,9 +237,9 @@ def _give_up(emitter: PartitionEmitter[Any], partition: str, batch: Batch) -> No
 
 @CHECKS.promise(
     "emit-many-equals-emit",
-    "`emit_many` gives each partition the rows that `emit` gives it, in the same order, and no other "
-    "partition. So does `emit_joined`.",
-    "partitions may take turns, but the rows of one keep their order and come under its name",
+    "`emit_many` and `emit_joined` give each partition the same rows as `emit`, in the same order, and give "
+    "no rows of other partitions.",
+    "partitions may take turns, but each one's rows keep their order and come under its name",
 )
 def emit_many_equals_emit(trial: SpoutTrial) -> None:
     metas, alone = _planned(trial)
@@ -253,7 +253,7 @@ def emit_many_equals_emit(trial: SpoutTrial) -> None:
             found = trial.ask(f"{sorted(asked)} are read together", read, trial.emitter(), asked)
             surplus = sorted(set(found) - set(asked))
             if surplus:
-                trial.fail(f"rows of {sorted(asked)} alone", f"rows of {surplus[0]!r}")
+                trial.fail(f"only rows of {sorted(asked)}", f"rows of {surplus[0]!r}")
             expected = {name: alone[name] for name in asked}
             trial.require_same(expected, found, f"read together as {list(asked)}", asked)
 
@@ -276,9 +276,9 @@ def _joined(emitter: Any, metas: Mapping[str, Any]) -> Reading:
 
 @CHECKS.promise(
     "records-is-not-too-small",
-    "A meta's `records` is a whole number, at least as large as the number of its rows.",
-    "count every place of the range; the engine chooses the number of Spark tasks by it (fewer rows than "
-    "records are allowed: a place may hold no row)",
+    "A meta's `records` is a whole number, at least the number of its rows.",
+    "count every place in the range, because the engine chooses the number of Spark tasks by it; there may "
+    "be fewer rows than records, because a place may hold no row",
 )
 def records_is_not_too_small(trial: SpoutTrial) -> None:
     trial.fill()
@@ -292,7 +292,7 @@ def records_is_not_too_small(trial: SpoutTrial) -> None:
             rows = len(batch.rows[partition])
             if isinstance(records, bool) or not isinstance(records, int) or records < rows:
                 trial.fail(
-                    f"{rows} or more, since {partition!r}, planned as {meta!r:.200}, has {rows} rows",
+                    f"{rows} or more, because {partition!r}, planned as {meta!r:.200}, has {rows} rows",
                     f"records = {records!r}",
                 )
     if not counted:

@@ -32,7 +32,7 @@ def project(rows: Sequence[Row], columns: Sequence[str]) -> list[Row]:
 
 
 def show(row: Row | None) -> str:
-    return "no more row" if row is None else f"{dict(row)!r:.200}"
+    return "no more rows" if row is None else f"{dict(row)!r:.200}"
 
 
 def first_difference(expected: Sequence[Row], found: Sequence[Row]) -> tuple[int, Row | None, Row | None]:

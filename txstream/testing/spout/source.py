@@ -27,37 +27,36 @@ def _shipped(source: PartitionedSpout[Any]) -> PartitionedSpout[Any]:
 
 @CHECKS.promise(
     "identity-is-stable",
-    "`identity()` is JSON, and the same for every source over the same log, at any time.",
-    "name what is read (topics, a folder), nothing that changes from run to run",
+    "`identity()` is JSON, and is always the same for every source over one log.",
+    "name what is read (topics, a folder) and nothing that changes from run to run",
 )
 def identity_is_stable(trial: SpoutTrial) -> None:
     source = trial.source()
-    first = trial.ask("identity() is read", _identity, source)
+    first = trial.ask("identity() is called", _identity, source)
     trial.fill()
     trial.walk(trial.coordinator(source))
     shipped = trial.ask("the source is pickled", _shipped, trial.source())
     for how, other in (
         ("after reading", source),
-        ("from a source made anew", trial.source()),
+        ("from a new source", trial.source()),
         ("unpickled", shipped),
     ):
-        again = trial.ask("identity() is read", _identity, other)
+        again = trial.ask("identity() is called", _identity, other)
         if again != first:
             trial.fail(f"{first:.300}", f"{again:.300}, {how}")
 
 
 @CHECKS.promise(
     "ready-when-rows-wait",
-    "`is_ready` is true when there are rows that no batch has taken yet.",
-    "no transaction is opened while it is false; when in doubt, answer True and let `plan` say that nothing "
-    "is new",
+    "`is_ready` is true while there are rows that no batch has taken yet.",
+    "no transaction is opened while it is false; when in doubt, return True and let `plan` find nothing new",
 )
 def ready_when_rows_wait(trial: SpoutTrial) -> None:
     trial.fill()
     coordinator = trial.coordinator()
     ready = trial.until(lambda: trial.ask("is_ready() is called", coordinator.is_ready), bool)
     if ready is not True:
-        trial.fail("True, since rows wait", repr(ready))
+        trial.fail("True, because rows are waiting", repr(ready))
 
 
 def _targets(trial: SpoutTrial, coordinator: Any) -> Mapping[str, Any]:
@@ -68,13 +67,13 @@ def _targets(trial: SpoutTrial, coordinator: Any) -> Mapping[str, Any]:
             raise NotApplicableError(f"the source has no end: {error}") from error
         return targets
 
-    return trial.ask("targets() is asked", ask)
+    return trial.ask("targets() is called", ask)
 
 
 @CHECKS.promise(
     "any-thread-may-ask",
-    "A coordinator answers on any thread, as long as one at a time asks it.",
-    "it is opened and closed on the thread of the topology and asked on another: no client that belongs to "
+    "A coordinator works on any thread, one call at a time.",
+    "the topology's thread opens and closes it, and another thread calls it: use no client that belongs to "
     "the thread that opened it",
 )
 def any_thread_may_ask(trial: SpoutTrial) -> None:
@@ -90,18 +89,18 @@ def any_thread_may_ask(trial: SpoutTrial) -> None:
 
     metas = trial.until(ask, lambda found: found.has_work)
     if not metas.has_work:
-        trial.fail("a plan that takes from a partition, since rows wait", "nothing, on another thread")
+        trial.fail("a plan with work, because rows are waiting", "nothing, on another thread")
     trial.elsewhere(
-        "it is asked on another thread what is unreadable", lambda: coordinator.unreadable(metas.partitions)
+        "unreadable() is called on another thread", lambda: coordinator.unreadable(metas.partitions)
     )
     trial.shut(coordinator)
 
 
 @CHECKS.promise(
     "caught-up-in-the-end",
-    "`reached` is false while rows before the targets are unread, and true when they are read, whatever came "
-    "later.",
-    "compare the places with the targets that are given, not with where the log ends now",
+    "`reached` is false until all rows before the targets are read, and true from then on, whatever rows "
+    "come later.",
+    "compare the places with the given targets, not with the current end of the log",
 )
 def caught_up_in_the_end(trial: SpoutTrial) -> None:
     if trial.harness.endless:
@@ -109,17 +108,17 @@ def caught_up_in_the_end(trial: SpoutTrial) -> None:
     early = trial.coordinator()
     if not BatchMetas.from_plan({}, trial.plan(early, {})).has_work:
         nothing = _targets(trial, early)
-        if trial.ask("reached() is asked", early.reached, {}, nothing) is not True:
+        if trial.ask("reached() is called", early.reached, {}, nothing) is not True:
             trial.fail("reached is True while the log is empty", f"it is not; targets {nothing!r:.300}")
     trial.fill()
     coordinator = trial.coordinator()
     batches = trial.walk(coordinator)
     if not batches:
-        trial.fail("batches, since rows wait", "none")
+        trial.fail("batches, because rows are waiting", "none")
     targets = _targets(trial, coordinator)
 
     def require(expected: bool, last: Mapping[str, Any], when: str) -> None:
-        found = trial.ask("reached() is asked", coordinator.reached, dict(last), targets)
+        found = trial.ask("reached() is called", coordinator.reached, dict(last), targets)
         if found is not expected:
             trial.fail(
                 f"reached is {expected} {when}", f"{found!r}; places {last!r:.300}, targets {targets!r:.300}"
@@ -133,14 +132,15 @@ def caught_up_in_the_end(trial: SpoutTrial) -> None:
     require(True, last, "after the last batch")
     trial.fill()
     trial.next_batch(coordinator, last, whole=True)
-    require(True, last, "after the last batch, though more rows came after the targets were asked")
+    require(True, last, "after the last batch, although more rows came after the targets were taken")
 
 
 @CHECKS.promise(
     "lag-goes-to-zero",
-    "`lag_records` counts the rows that wait at first, grows with no batch, and is 0 in the end.",
-    "it is the sum of what is between the places and the targets, 0 where a place is behind its target; None "
-    "where it cannot be told",
+    "Before the first batch, `lag_records` is at least the number of waiting rows; no batch makes it "
+    "larger, and it ends at 0.",
+    "add up what lies between the places and the targets, 0 where a place is past its target; return None "
+    "if it cannot be told",
 )
 def lag_goes_to_zero(trial: SpoutTrial) -> None:
     if trial.harness.endless:
@@ -149,11 +149,11 @@ def lag_goes_to_zero(trial: SpoutTrial) -> None:
     coordinator = trial.coordinator()
     batches = trial.walk(coordinator)
     if not batches:
-        trial.fail("batches, since rows wait", "none")
+        trial.fail("batches, because rows are waiting", "none")
     targets = _targets(trial, coordinator)
     before: int | None = None
     for last in (*(batch.last for batch in batches), batches[-1].metas.positions()):
-        lag = trial.ask("lag_records() is asked", coordinator.lag_records, dict(last), targets)
+        lag = trial.ask("lag_records() is called", coordinator.lag_records, dict(last), targets)
         if lag is None:
             raise NotApplicableError("the source does not know its lag (lag_records is None)")
         least = sum(map(len, trial.log.values())) if before is None else 0
@@ -171,7 +171,7 @@ def lag_goes_to_zero(trial: SpoutTrial) -> None:
 @CHECKS.promise(
     "closing-is-private",
     "Closing a coordinator or an emitter leaves the others working.",
-    "share no connection between them, or count who uses it",
+    "share no connection between them, or count its users",
 )
 def closing_is_private(trial: SpoutTrial) -> None:
     trial.fill()
@@ -192,7 +192,7 @@ def closing_is_private(trial: SpoutTrial) -> None:
 
 @CHECKS.promise(
     "closes",
-    "`close` works on what was used, on what was never used, in the middle of a read, and twice.",
+    "`close` works after use, without use, in the middle of a read, and twice.",
     "it is called after failures too: it must not rely on anything having been opened",
 )
 def closes(trial: SpoutTrial) -> None:

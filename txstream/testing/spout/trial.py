@@ -112,7 +112,7 @@ class SpoutTrial(Trial):
             if len({freeze(row) for row in known}) < len(known):
                 raise UsageError(
                     f"the harness wrote equal rows to partition {partition!r}, or leaves out what tells them "
-                    f"apart; a row that is skipped or comes twice could not be told"
+                    f"apart; a row that is skipped or comes twice could not be noticed"
                 )
 
     def expected(self, found: Reading) -> Reading:
@@ -196,8 +196,8 @@ class SpoutTrial(Trial):
         missing = sorted(wanted - set(metas.partitions))
         if not metas.has_work or missing:
             self.fail(
-                f"a plan that takes from {' and '.join(missing) or 'a partition'}, since rows wait",
-                f"{plan!r:.500} after the places {dict(last)!r:.300}",
+                f"a plan that takes from {' and '.join(missing) or 'a partition'}, because rows are waiting",
+                f"{plan!r:.500} from the places {dict(last)!r:.300}",
             )
         return plan, metas
 
@@ -334,7 +334,7 @@ class SpoutTrial(Trial):
         place, one, other = first_difference(expected, found)
         planned = "" if meta is None else f", planned as {meta!r:.200}"
         self.fail(
-            f"row {place} of {len(expected)} of partition {partition!r}{planned}: {show(one)}",
+            f"row {place} of {len(expected)} in partition {partition!r}{planned}: {show(one)}",
             f"{how}: {show(other)} there, {len(found)} rows in all",
         )
 

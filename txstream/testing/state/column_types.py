@@ -75,7 +75,7 @@ def _accepted(life: Life) -> bool:
     trial.ask("framework tables are ensured", life.store.ensure_framework_tables)
     found = trial.outcome("a topology joins", life.joining)
     if found is not None and not isinstance(found, StateTableError):
-        trial.fail("no error or StateTableError when a topology joins", tell(found))
+        trial.fail("no error, or StateTableError, when a topology joins", tell(found))
     return found is None
 
 
@@ -88,9 +88,9 @@ def _lives(trial: StateTrial, **of_kind: Callable[[str], Any]) -> list[tuple[str
 
 @CHECKS.promise(
     "values-come-back",
-    "Values of every type that the store accepts come back as they were written, now and from before a "
-    "batch; a type that it cannot keep exactly is refused when the topology joins.",
-    "raise StateTableError in `join` for a type whose values would be changed",
+    "Values of every accepted type are read back as they were written, the current ones and those before a "
+    "batch; `join` refuses a type that the store cannot keep exactly.",
+    "raise StateTableError in `join` for a type whose values would change",
 )
 def values_come_back(trial: StateTrial) -> None:
     for kind, life in _lives(trial, value=lambda kind: f"v {kind}", reducers=lambda _: {"v": Put()}):
@@ -108,9 +108,9 @@ def values_come_back(trial: StateTrial) -> None:
 
 @CHECKS.promise(
     "keys-are-told-apart",
-    "Keys of every type that the store accepts are found again, and no two are taken for one, by case, "
-    "blanks or accents; a key that is too long is refused when it is written.",
-    "compare keys byte by byte; raise StateValueError for a long key, never cut it",
+    "Keys of every accepted type are found again, and no two are confused, even if they differ only in "
+    "case, blanks or accents; a key that is too long is refused when it is written.",
+    "compare keys byte by byte; raise StateValueError for a key that is too long, and never truncate it",
 )
 def keys_are_told_apart(trial: StateTrial) -> None:
     for kind, life in _lives(trial, key=lambda kind: f"k {kind}"):
@@ -138,8 +138,9 @@ def _kept_or_refused(life: Life, rows: dict[Any, Any], what: str) -> None:
 
 @CHECKS.promise(
     "order-is-pythons",
-    "`Min` and `Max` order the values of every type as Python does, and `Last` takes the later batch's.",
-    "text by its characters, binary by its bytes, False before True",
+    "`Min` and `Max` order the values of every type as Python does, and `Last` takes the later batch's "
+    "value.",
+    "order text by its characters, binary by its bytes, and False before True",
 )
 def order_is_pythons(trial: StateTrial) -> None:
     for kind, life in _lives(
@@ -172,7 +173,7 @@ _SUMS: tuple[tuple[str, Any, Any], ...] = (
 
 @CHECKS.promise(
     "overflow-is-refused",
-    "A sum that its column cannot hold is refused, and measured from the value before the batch.",
+    "A sum is computed from the value before the batch, and is refused if its column cannot hold it.",
     "raise StateValueError; never wrap, clip or widen",
 )
 @each(*Semantics)
@@ -207,9 +208,9 @@ _NOT_KEPT: tuple[tuple[str, pa.Array], ...] = (
 
 @CHECKS.promise(
     "what-not-every-store-keeps-is-refused",
-    "NUL in text, NaN, a year beyond 9999 and infinity in a sum are refused, also in keys that are looked "
-    "up; infinity elsewhere is kept or refused.",
-    "`txstream.state.values.prepare` does it: raise StateValueError, with nothing written",
+    "NUL in text, NaN and a year after 9999 are refused, even in keys that are looked up, and so is "
+    "infinity in a sum; infinity elsewhere is kept or refused.",
+    "`txstream.state.values.prepare` does this: raise StateValueError and write nothing",
 )
 def what_not_every_store_keeps_is_refused(trial: StateTrial) -> None:
     refused = StateValueError
@@ -247,8 +248,8 @@ _NO_COLUMN = (
 
 @CHECKS.promise(
     "types-that-cannot-be-are-refused",
-    "A column of a type that no store can keep, as an array, is refused when the topology joins.",
-    "raise StateTableError in `join`, with nothing made",
+    "`join` refuses a column of a type that no store can keep, such as an array.",
+    "raise StateTableError in `join`, and create nothing",
 )
 def types_that_cannot_be_are_refused(trial: StateTrial) -> None:
     trial.life()  # so that the store is ready

@@ -37,14 +37,15 @@ def _crashes(life: Life, what: str, call: Callable[..., None], *arguments: Any) 
     with life.unchanged(what):
         found = life.trial.outcome(what, call, *arguments, reached=_crash)
         if not isinstance(found, _CrashError):
-            life.trial.fail(f"the error that reached() raised, in {what}", f"{found!r:.300}")
+            life.trial.fail(f"the error that reached() raised in {what}", f"{found!r:.300}")
 
 
 @CHECKS.promise(
     "commit-is-atomic",
-    "`commit` calls `reached` once, with everything written and nothing to be seen, and what fails there "
-    "leaves nothing.",
-    "one transaction for fence, restore, deltas and ledger; call reached(INSIDE_COMMIT) right before its end",
+    "`commit` calls `reached` once, when everything is written but not yet visible; if `reached` raises, "
+    "nothing is kept.",
+    "use one transaction for fence, restore, deltas and ledger, and call reached(INSIDE_COMMIT) right "
+    "before it ends",
 )
 @each(*Semantics)
 def commit_is_atomic(life: Life) -> None:
@@ -55,7 +56,7 @@ def commit_is_atomic(life: Life) -> None:
     before = other.everything()
     seen: list[tuple[str, tuple[Any, ...]]] = []
     life.commit(2, {"a": 2, "b": 2}, reached=lambda point: seen.append((point, other.everything())))
-    trial.require("what others see inside of a commit", [(INSIDE_COMMIT, before)], seen)
+    trial.require("what others see during a commit", [(INSIDE_COMMIT, before)], seen)
     _crashes(life, "a commit that failed at its end", life.committing, life.next(3), {"a": 5, "c": 5})
     life.commit(3, {"a": 1})
     life.holds({"a": 4, "b": 2}, "after the next commit")
@@ -63,8 +64,8 @@ def commit_is_atomic(life: Life) -> None:
 
 @CHECKS.promise(
     "a-refused-value-leaves-nothing",
-    "A batch of which one value cannot be kept leaves nothing, in no table.",
-    "check or write all tables in the one transaction",
+    "If one value of a batch cannot be stored, the batch changes nothing in any table.",
+    "check all tables first, or write all of them in one transaction",
 )
 def a_refused_value_leaves_nothing(trial: StateTrial) -> None:
     for semantics in FENCED:
@@ -79,8 +80,8 @@ def a_refused_value_leaves_nothing(trial: StateTrial) -> None:
 
 @CHECKS.promise(
     "beginning-is-atomic",
-    "`begin_commit` calls `reached` once, and what fails there leaves fence, ledger and state as they were.",
-    "one transaction; call reached(INSIDE_BEGIN) right before its commit",
+    "`begin_commit` calls `reached` once; if `reached` raises, fence, ledger and state stay as they were.",
+    "use one transaction, and call reached(INSIDE_BEGIN) right before it commits",
 )
 @each(*FENCED)
 def beginning_is_atomic(life: Life) -> None:
@@ -88,15 +89,15 @@ def beginning_is_atomic(life: Life) -> None:
     life.commit(2, {"a": 1, "b": 1})
     _crashes(life, "a beginning that failed at its end", life.beginning, life.next(2))
     points: list[str] = []
-    life.trial.ask("it begins", life.beginning, life.next(2), reached=points.append)
-    life.trial.require("the calls of reached", [INSIDE_BEGIN], points)
+    life.trial.ask("the attempt begins", life.beginning, life.next(2), reached=points.append)
+    life.trial.require("the calls to reached", [INSIDE_BEGIN], points)
 
 
 @CHECKS.promise(
     "end-is-atomic",
-    "`end_commit` calls `reached` once, and what fails there leaves the ledger at `committing` and its own "
-    "deltas unwritten.",
-    "one transaction; call reached(INSIDE_COMMIT) right before its commit",
+    "`end_commit` calls `reached` once; if `reached` raises, the ledger stays at `committing` and the "
+    "deltas of `end_commit` are not written.",
+    "use one transaction, and call reached(INSIDE_COMMIT) right before it commits",
 )
 @each(*FENCED)
 def end_is_atomic(life: Life) -> None:
@@ -105,13 +106,13 @@ def end_is_atomic(life: Life) -> None:
     _crashes(life, "an end that failed", life.ending, under, {"b": 1})
     points: list[str] = []
     life.end(under, {"b": 1}, keys=1, reached=points.append)
-    life.trial.require("the calls of reached", [INSIDE_COMMIT], points)
+    life.trial.require("the calls to reached", [INSIDE_COMMIT], points)
     life.holds({"a": 1, "b": 1})
 
 
 @CHECKS.promise(
     "regression-is-refused",
-    "A row that carries a newer txid is never written by an older batch, and nothing of that batch is.",
+    "An older batch never writes a row that carries a newer txid; such a batch writes nothing at all.",
     "compare the row's txid with the batch's: raise TxidRegressionError",
 )
 def regression_is_refused(trial: StateTrial) -> None:
@@ -123,20 +124,20 @@ def regression_is_refused(trial: StateTrial) -> None:
         for deltas in (({"a": 1, "b": 1, "c": 1},), ({"a": 1}, {"b": 1}), ({"b": 1}, {"a": 1})):
             life.refuses(what, TxidRegressionError, life.committing, life.next(1), *deltas)
         under, deltas = life.begin(1), ({"a": 1, "b": 1, "c": 1},)
-        life.refuses(f"a task's: {what}", TxidRegressionError, life.writing, under, *deltas)
+        life.refuses(f"a task writes and {what}", TxidRegressionError, life.writing, under, *deltas)
 
 
 @CHECKS.promise(
     "a-gap-is-refused",
-    "No batch is committed or begun where the one before it is missing, was only begun, or is another "
-    "attempt's: the store was restored from an older copy beneath a running driver.",
-    "answer `entries` from the ledger, inside the transaction and after the fence was raised",
+    "No batch can commit or begin if the batch before it is missing, was only begun, or was committed by "
+    "another attempt: then the store was restored from an older copy while the driver ran.",
+    "`entries` reads the ledger inside the transaction, after the fence was raised",
 )
 @each(*FENCED)
 def a_gap_is_refused(life: Life) -> None:
     def refuses(txid: int, why: str, **options: Any) -> None:
         for call in (life.committing, life.beginning):
-            what, new = f"{why}, and txid {txid} comes", life.next(txid)
+            what, new = f"txid {txid} comes, but {why}", life.next(txid)
             life.refuses(what, ProgressMismatchError, call, new, {"a": 1}, **options)
 
     refuses(2, "the ledger is empty")
@@ -145,7 +146,7 @@ def a_gap_is_refused(life: Life) -> None:
     under = life.begin(2)
     refuses(3, "txid 2 was only begun")
     life.end(under, {"a": 1})
-    refuses(3, "txid 2 is of another attempt", after=attempt_id(1, 1))
+    refuses(3, "txid 2 was committed by another attempt", after=attempt_id(1, 1))
     life.commit(3, {"a": 1}, after=under.attempt)
     life.holds({"a": 3}, "after batches without a gap")
 
@@ -155,10 +156,10 @@ def a_gap_is_refused(life: Life) -> None:
 
 @CHECKS.promise(
     "phantom-keys-are-undone",
-    "A replay of an opaque batch undoes all that an earlier attempt has written, also keys that it has no "
-    "deltas for: rows that were changed get back the value before, rows that were created go.",
-    "before the first delta, in every table: value = prev where the txid is the batch's, and delete where "
-    "prev is null",
+    "A replay of an opaque batch undoes everything that an earlier attempt wrote, including keys that the "
+    "replay has no deltas for: changed rows get their previous value back, created rows are deleted.",
+    "before the first delta, in every table: in rows with the batch's txid, set value = prev, and delete "
+    "those whose prev is null",
 )
 def phantom_keys_are_undone(trial: StateTrial) -> None:
     life = trial.life(more=1)
@@ -172,7 +173,7 @@ def phantom_keys_are_undone(trial: StateTrial) -> None:
     life.commit(3, None)
     life.commit(3, {})
     life.holds({"x": 1, "y": 10}, "after replays with no delta at all")
-    trial.require("the keys in the ledger after them", 0, life.batch(3).keys)
+    trial.require("the keys in the ledger after replays with no delta", 0, life.batch(3).keys)
     life.commit(4, {"z": 1})
     life.commit(4, {"x": 1})
     life.holds({"x": 2, "y": 10}, "when a created key is not in the replay")
@@ -183,14 +184,14 @@ def phantom_keys_are_undone(trial: StateTrial) -> None:
     life.commit(5, {"z": 1})
     life.holds({"x": 1, "y": 10, "z": 4}, "when 3000 keys are undone")
     life.commit(2, {"w": 1})
-    life.holds({"x": 1, "y": 10, "z": 4, "w": 1}, "when a batch is undone that others came after")
+    life.holds({"x": 1, "y": 10, "z": 4, "w": 1}, "when a batch before later ones is replayed")
 
 
 @CHECKS.promise(
     "beginning-undoes",
-    "`begin_commit` undoes what an earlier attempt has written, whether committed or in part, before any "
-    "task writes; it looks at no deltas.",
-    "fence, ledger, restore: in the beginning's transaction, for every opaque table",
+    "`begin_commit` undoes what an earlier attempt wrote, whether it committed or wrote only a part, before "
+    "any task writes; it ignores the deltas.",
+    "in one transaction: raise the fence, write the ledger row, restore every opaque table",
 )
 def beginning_undoes(trial: StateTrial) -> None:
     life = trial.life(more=1)
@@ -216,9 +217,9 @@ def beginning_undoes(trial: StateTrial) -> None:
 
 @CHECKS.promise(
     "transactional-replay-is-skipped",
-    "A replay of a transactional batch holds the same, so what an earlier attempt has written stays, and is "
+    "A replay of a transactional batch has the same contents, so what an earlier attempt wrote stays and is "
     "not written again.",
-    "no restore for transactional tables; skip rows that carry the batch's txid",
+    "do not restore transactional tables; skip rows that carry the batch's txid",
 )
 def transactional_replay_is_skipped(trial: StateTrial) -> None:
     life = trial.life(Semantics.TRANSACTIONAL)
@@ -246,9 +247,9 @@ def transactional_replay_is_skipped(trial: StateTrial) -> None:
 
 @CHECKS.promise(
     "a-share-counts-once",
-    "The same share may be written several times under one attempt, one after the other or side by side: it "
-    "counts once, and the answer is the number of rows each time.",
-    "the value rules do it, when reading and writing a row is one step",
+    "A share that one attempt writes several times, in turn or at the same time, counts once; each write "
+    "returns the number of its rows.",
+    "the value rules ensure this if reading and writing a row is one step",
 )
 def a_share_counts_once(trial: StateTrial) -> None:
     # In a store that reads a row, merges it in Python and writes it back, both tasks read before either
@@ -289,8 +290,9 @@ def _write_again_and_again(life: Life) -> None:
 
 @CHECKS.promise(
     "disjoint-shares-all-count",
-    "Tasks of one attempt write disjoint keys at once, each through its own opening: all of it counts.",
-    "do not write back what another task has written: change the keys of the share alone",
+    "When tasks of one attempt write disjoint keys at the same time, each through its own opening, all "
+    "their writes count.",
+    "change only the keys of the share: do not write back what another task has written",
 )
 @each(*Semantics)
 def disjoint_shares_all_count(life: Life) -> None:
@@ -312,18 +314,18 @@ def disjoint_shares_all_count(life: Life) -> None:
 
 @CHECKS.promise(
     "non-transactional-has-no-fence",
-    "Non-transactional topologies write without a fence: attempts may come again, beginnings do nothing, and "
-    "every write counts.",
-    "look at `semantics` before the fence",
+    "Non-transactional topologies write without a fence: an attempt may come again, a beginning does "
+    "nothing, and every write counts.",
+    "check `semantics` before the fence",
 )
 def non_transactional_has_no_fence(trial: StateTrial) -> None:
     life = trial.life(Semantics.NON_TRANSACTIONAL)
     same = life.commit(2, {"a": 1})
     for txid in (2, 1):
         late = TransactionAttempt(life.next(txid).txid, same.attempt)
-        trial.ask("it commits again", life.committing, late, {"a": 1})
+        trial.ask("the attempt commits again", life.committing, late, {"a": 1})
     life.holds({"a": 3}, "after an attempt came again")
-    trial.ask("it begins", life.beginning, same)
+    trial.ask("the attempt begins", life.beginning, same)
     life.write(same, {"a": 1, "b": 1})
     life.end(same, {"c": 1}, keys=2)
     life.holds({"a": 4, "b": 1, "c": 1})

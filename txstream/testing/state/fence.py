@@ -24,9 +24,9 @@ _WRITES = 400
 
 @CHECKS.promise(
     "fence-only-grows",
-    "The fence is raised to what is greater; raising it to where it is changes nothing; raising it to less "
-    "is refused.",
-    "compare and set in one step: raise StaleAttemptError for less",
+    "The fence can be raised to a greater attempt; raising it to the same one changes nothing; raising it "
+    "to a lower one is refused.",
+    "compare and set in one step: raise StaleAttemptError for a lower attempt",
 )
 def fence_only_grows(trial: StateTrial) -> None:
     life = trial.life()
@@ -35,13 +35,13 @@ def fence_only_grows(trial: StateTrial) -> None:
     life.refuses("the fence would sink", StaleAttemptError, life.raising, attempt_id(2, 2**32 - 1))
     trial.ask("the greatest attempt commits", life.committing, TransactionAttempt(Txid(1), LARGEST), {"a": 1})
     stored = life.fence().attempt, life.batch(1).attempt
-    trial.require("the attempt, of 63 bits, in fence and ledger", (LARGEST, LARGEST), stored)
+    trial.require("the 63-bit attempt in fence and ledger", (LARGEST, LARGEST), stored)
 
 
 @CHECKS.promise(
     "commit-raises-the-fence",
     "`commit` and `begin_commit` raise the fence to their attempt.",
-    "first of all, in their own transaction",
+    "raise it in the same transaction, before anything else",
 )
 @each(*FENCED)
 def commit_raises_the_fence(life: Life) -> None:
@@ -52,33 +52,33 @@ def commit_raises_the_fence(life: Life) -> None:
 
 @CHECKS.promise(
     "stale-commit-is-refused",
-    "An attempt that the fence has passed neither commits nor begins, and leaves nothing.",
-    "demand that the fence is below the attempt: raise StaleAttemptError otherwise",
+    "An attempt that the fence has passed can neither commit nor begin, and changes nothing.",
+    "raise StaleAttemptError unless the fence is below the attempt",
 )
 @each(*FENCED)
 def stale_commit_is_refused(life: Life) -> None:
     late = life.next(1)
     life.commit(1, {"a": 1})
-    _refuses_to_commit(life, late, "a newer attempt of this driver has committed")
+    _refuses_to_commit(life, late, "a newer attempt of this driver committed")
     zombie = life.next(2)
     life.raise_fence(2)
-    _refuses_to_commit(life, zombie, "another driver has raised the fence")
+    _refuses_to_commit(life, zombie, "another driver raised the fence")
 
 
 def _refuses_to_commit(life: Life, attempt: TransactionAttempt, why: str) -> None:
     for call in (life.committing, life.beginning):
-        life.refuses(f"{why}, and {attempt} comes", StaleAttemptError, call, attempt, {"a": 10, "stale": 1})
+        life.refuses(f"{attempt} comes after {why}", StaleAttemptError, call, attempt, {"a": 10, "stale": 1})
 
 
 @CHECKS.promise(
     "an-attempt-commits-once",
-    "An attempt that has committed or begun does not commit or begin again.",
-    "here equal is not enough: the fence must be below the attempt",
+    "An attempt that has committed or begun cannot commit or begin again.",
+    "an equal fence is not enough: it must be below the attempt",
 )
 @each(*FENCED)
 def an_attempt_commits_once(life: Life) -> None:
-    _refuses_to_commit(life, life.commit(1, {"a": 1}), "it has committed")
-    _refuses_to_commit(life, life.begin(2), "it has begun")
+    _refuses_to_commit(life, life.commit(1, {"a": 1}), "it committed")
+    _refuses_to_commit(life, life.begin(2), "it began")
 
 
 def _passed_twice(life: Life, what: str, call: Callable[..., Any]) -> None:
@@ -88,15 +88,15 @@ def _passed_twice(life: Life, what: str, call: Callable[..., Any]) -> None:
     life.write(first, {"a": 1})
     second = life.begin(1)
     life.write(second, {"a": 2})
-    life.refuses(f"its driver has begun again, and {what}", StaleAttemptError, call, first, {"a": 5, "b": 5})
+    life.refuses(f"{what} after its driver began again", StaleAttemptError, call, first, {"a": 5, "b": 5})
     life.raise_fence(2)
-    life.refuses(f"another driver has taken over, and {what}", StaleAttemptError, call, second, {"b": 5})
+    life.refuses(f"{what} after another driver took over", StaleAttemptError, call, second, {"b": 5})
 
 
 @CHECKS.promise(
     "stale-write-is-refused",
     "A task of an attempt that the fence has passed writes nothing.",
-    "demand that the fence is equal to the attempt, in the transaction that writes: raise StaleAttemptError",
+    "in the transaction that writes, demand that the fence equals the attempt: raise StaleAttemptError",
 )
 @each(*FENCED)
 def stale_write_is_refused(life: Life) -> None:
@@ -105,8 +105,8 @@ def stale_write_is_refused(life: Life) -> None:
 
 @CHECKS.promise(
     "stale-end-is-refused",
-    "A commit that the fence has passed does not end.",
-    "`end_commit` demands an equal fence as `write` does",
+    "A commit whose attempt the fence has passed cannot end.",
+    "`end_commit` demands an equal fence, as `write` does",
 )
 @each(*FENCED)
 def stale_end_is_refused(life: Life) -> None:
@@ -115,14 +115,15 @@ def stale_end_is_refused(life: Life) -> None:
 
 @CHECKS.promise(
     "a-write-needs-a-beginning",
-    "What was not begun is not written: a fence below the attempt means that the store lost the beginning.",
-    "equal means equal: raise CorruptStateError when the fence is lower",
+    "Nothing is written for an attempt that has not begun: a fence below the attempt means that the store "
+    "lost the beginning.",
+    "demand an equal fence: raise CorruptStateError when it is lower",
 )
 @each(*FENCED)
 def a_write_needs_a_beginning(life: Life) -> None:
     life.commit(1, {"a": 1})
     for what, call in (("a task writes", life.writing), ("a commit ends", life.ending)):
-        life.refuses(f"{what} that was not begun", CorruptStateError, call, life.next(2), {"a": 5})
+        life.refuses(f"{what} without a beginning", CorruptStateError, call, life.next(2), {"a": 5})
 
 
 # --- waiting -----------------------------------------------------------------------------------------------
@@ -144,8 +145,8 @@ def _raise_beside(life: Life, point: str, run: Callable[..., None], *arguments: 
     raiser = life.at(trial.open())
     try:
         if not inside.wait(trial.deadline_seconds):
-            found = f"none; the call gave {open_one.outcome('it')!r:.200}"
-            trial.fail(f"a call of reached({point!r})", found)
+            found = f"none; the call gave {open_one.outcome('the transaction that is held open')!r:.200}"
+            trial.fail(f"a call to reached({point!r})", found)
         during = life.everything()
         raising = partial(raiser.raising, attempt_id(2, 0), lock_timeout_seconds=trial.terms.lock_seconds)
         found = trial.beside(raising).outcome("a raise that waits for an open transaction")
@@ -153,24 +154,24 @@ def _raise_beside(life: Life, point: str, run: Callable[..., None], *arguments: 
     finally:
         go_on.set()
     ended = open_one.outcome("the transaction that was held open")
-    trial.require("the calls of reached", [point], seen)
-    trial.require("what others see of a transaction that is open", before, during)
+    trial.require("the calls to reached", [point], seen)
+    trial.require("what others see while a transaction is open", before, during)
     if found is None:
         # The fence was raised all the same, so the open transaction must not have written anything since.
-        when = f"when the raise had returned, after the older transaction gave {ended!r:.200}"
+        when = f"when the raise returned, unchanged since; the older transaction gave {ended!r:.200}"
         trial.require(f"what was stored {when}", raised, life.everything())
         return
     if not isinstance(found, FenceLockedError):
         trial.fail("FenceLockedError for a raise that waits in vain", tell(found))
     if ended is not None:
-        trial.fail("a transaction that nobody disturbed ends well", tell(ended))
-    trial.ask("the fence is raised when nothing is open", raiser.raising, attempt_id(2, 0))
+        trial.fail("no error from a transaction that nobody disturbed", tell(ended))
+    trial.ask("the fence is raised when no transaction is open", raiser.raising, attempt_id(2, 0))
 
 
 @CHECKS.promise(
     "raise-waits-for-commit",
-    "When a raise of the fence has returned, no commit of an older attempt can still take effect.",
-    "let the raise wait for the commit's lock, up to lock_timeout_seconds: raise FenceLockedError",
+    "Once a raise of the fence has returned, no commit of an older attempt can take effect.",
+    "let the raise wait up to lock_timeout_seconds for the commit's lock, then raise FenceLockedError",
 )
 @each(*FENCED)
 def raise_waits_for_commit(life: Life) -> None:
@@ -179,7 +180,7 @@ def raise_waits_for_commit(life: Life) -> None:
 
 @CHECKS.promise(
     "raise-waits-for-beginning",
-    "When a raise of the fence has returned, no older attempt can still begin.",
+    "Once a raise of the fence has returned, no older attempt can begin.",
     "as for a commit",
 )
 def raise_waits_for_beginning(trial: StateTrial) -> None:
@@ -189,8 +190,9 @@ def raise_waits_for_beginning(trial: StateTrial) -> None:
 
 @CHECKS.promise(
     "raise-waits-for-end",
-    "When a raise of the fence has returned, no commit of an older attempt can still end.",
-    "`end_commit` holds the fence, shared or alone, until it is over; a plain read of it is not enough",
+    "Once a raise of the fence has returned, no commit of an older attempt can end.",
+    "`end_commit` holds the fence, shared or alone, until its transaction ends; a plain read of the fence "
+    "is not enough",
 )
 @each(*FENCED)
 def raise_waits_for_end(life: Life) -> None:
@@ -199,9 +201,9 @@ def raise_waits_for_end(life: Life) -> None:
 
 @CHECKS.promise(
     "raise-waits-for-writes",
-    "When a raise of the fence has returned, no task of an older attempt can still write.",
-    "`write` holds the fence, shared with other tasks, until it is over; looking at it first and writing "
-    "then leaves a gap",
+    "Once a raise of the fence has returned, no task of an older attempt can write.",
+    "`write` holds the fence, shared with other tasks, until its transaction ends; checking it first and "
+    "writing afterwards leaves a gap",
 )
 def raise_waits_for_writes(trial: StateTrial) -> None:
     for epoch in range(_ROUNDS):
@@ -220,7 +222,7 @@ def raise_waits_for_writes(trial: StateTrial) -> None:
         found = running.outcome("a task that writes until the fence stops it")
         if found != len(keys) and not isinstance(found, StaleAttemptError):
             trial.fail("StaleAttemptError for a task that the fence stops", f"{found!r:.300}")
-        life.holds(then, "when the raise had returned, unchanged since")
+        life.holds(then, "when the raise returned, unchanged since")
 
 
 def _write_each(
@@ -237,7 +239,7 @@ def _write_each(
 @CHECKS.promise(
     "topologies-do-not-disturb",
     "Two topologies in one store commit side by side; neither changes the other's fence, ledger or state.",
-    "key everything by topology; a lock of the whole store is allowed, a deadlock is not",
+    "key everything by topology; a lock on the whole store is allowed, a deadlock is not",
 )
 def topologies_do_not_disturb(trial: StateTrial) -> None:
     lives = [trial.life() for _ in range(2)]

@@ -26,28 +26,27 @@ CHECKS = Promises(StateCheck)
 
 @CHECKS.promise(
     "nothing-known-is-no-error",
-    "A store that a topology has not been run on answers that there is nothing, and has nothing to delete.",
-    "answer None and empty lists; do not create anything by looking",
+    "For a topology that has never run on it, a store finds nothing and deletes nothing, without an error.",
+    "return None and empty lists; do not create anything by looking",
 )
 def nothing_known_is_no_error(trial: StateTrial) -> None:
     life, store = trial.stranger(), trial.store
     trial.ask("the store is checked", store.check)
     trial.ask("framework tables are ensured", store.ensure_framework_tables)
-    life.is_unknown("of a topology that has not been run")
+    life.is_unknown("of a topology that has never run")
     name = life.topology
     trial.require("txid 1", None, trial.ask("a batch is looked up", store.batch, name, 1))
-    trial.require("the last batch", None, trial.ask("the last batch is asked", store.last_batch, name))
-    trial.require("the oldest txid", None, trial.ask("the oldest txid is asked", store.oldest_txid, name))
-    pruned = trial.ask("it is pruned", store.prune, name, committed_before=None, newest=1, rows=9)
-    deleted = trial.ask("it is deleted", store.delete, name, drop_state=True)
+    trial.require("the last batch", None, trial.ask("the last batch is looked up", store.last_batch, name))
+    trial.require("the oldest txid", None, trial.ask("the oldest txid is looked up", store.oldest_txid, name))
+    pruned = trial.ask("the ledger is pruned", store.prune, name, committed_before=None, newest=1, rows=9)
+    deleted = trial.ask("the topology is deleted", store.delete, name, drop_state=True)
     trial.require("the rows pruned and the tables dropped", (0, []), (pruned, deleted))
 
 
 @CHECKS.promise(
     "openings-are-one-store",
-    "What was committed through one opening is there for every other, also after `close`; a closed object "
-    "can be used again.",
-    "keep nothing in the object but connections and what can be read again",
+    "Every opening sees what another has committed, even after `close`; a closed backend can be used again.",
+    "keep only connections, and what can be read again, in the object",
 )
 def openings_are_one_store(trial: StateTrial) -> None:
     life = trial.life()
@@ -56,7 +55,7 @@ def openings_are_one_store(trial: StateTrial) -> None:
     other.holds({"a": 1}, "through another opening")
     other.commit(2, {"a": 1, "b": 1})
     life.holds({"a": 2, "b": 1}, "through the first one")
-    trial.ask("it is closed", life.store.close)
+    trial.ask("the store is closed", life.store.close)
     life.holds({"a": 2, "b": 1}, "after close")
     life.commit(3, {"a": 1})
     trial.ask("framework tables are ensured again", life.store.ensure_framework_tables)
@@ -65,13 +64,13 @@ def openings_are_one_store(trial: StateTrial) -> None:
 
 @CHECKS.promise(
     "url-is-shown-without-password",
-    "`url_for_people` is a text, without the password that the URL may have.",
+    "`url_for_people` is a non-empty string without the URL's password.",
     "it is printed and logged",
 )
 def url_is_shown_without_password(trial: StateTrial) -> None:
     shown = getattr(trial.store, "url_for_people", None)
     if not isinstance(shown, str) or not shown:
-        trial.fail("a text", f"{shown!r}")
+        trial.fail("a non-empty string", f"{shown!r}")
     address = (trial.terms.url or "").partition("://")[2].partition("/")[0]
     password = address.rpartition("@")[0].partition(":")[2]
     if password and password in shown:
@@ -83,8 +82,8 @@ def url_is_shown_without_password(trial: StateTrial) -> None:
 
 @CHECKS.promise(
     "join-creates",
-    "The first run finds a fence at 0 and an empty table; the topology is listed, by id.",
-    "`join` makes fence and tables, for every semantics",
+    "A first join creates a fence at 0 and an empty table; the topology is then listed, in order of ids.",
+    "`join` creates the fence and the tables, for every semantics",
 )
 def join_creates(trial: StateTrial) -> None:
     lives = [trial.life(semantics) for semantics in Semantics]
@@ -100,7 +99,7 @@ def join_creates(trial: StateTrial) -> None:
 
 @CHECKS.promise(
     "join-again-keeps",
-    "Joining again, on a first run that is repeated or on a later one, keeps state, ledger and fence.",
+    "Joining again, in a repeated first run or a later one, keeps state, ledger and fence.",
     "create only what is missing",
 )
 @each(*Semantics)
@@ -115,7 +114,7 @@ def join_again_keeps(life: Life) -> None:
 
 @CHECKS.promise(
     "later-run-finds-what-was-lost",
-    "A later run is refused where the topology, or one of its tables, is not there, and nothing is created.",
+    "A later run is refused if its topology or one of its tables is missing, and creates nothing.",
     "with first_run=False, missing means lost: raise ProgressMismatchError",
 )
 def later_run_finds_what_was_lost(trial: StateTrial) -> None:
@@ -132,8 +131,8 @@ def later_run_finds_what_was_lost(trial: StateTrial) -> None:
 
 @CHECKS.promise(
     "one-id-is-one-life",
-    "The same topology id with another uuid is refused, by `join` and by everything that writes.",
-    "compare the uuid of the fence: raise ProgressMismatchError",
+    "`join` and everything that writes refuse a known topology id with another uuid.",
+    "compare the uuid in the fence: raise ProgressMismatchError",
 )
 @each(*FENCED)
 def one_id_is_one_life(life: Life) -> None:
@@ -158,40 +157,40 @@ def _refused_everywhere(life: Life, other: Life, under: Any, who: str, kind: Any
 
 @CHECKS.promise(
     "tables-have-one-owner",
-    "A table that another topology, or an earlier life of this one, has filled is refused.",
-    "remember topology and uuid beside each table, also after a delete that keeps the state: raise "
+    "`join` refuses a table that belongs to another topology or to an earlier life of this one.",
+    "store topology and uuid beside each table, and keep them when a delete keeps the state: raise "
     "IdentityMismatchError",
 )
 def tables_have_one_owner(trial: StateTrial) -> None:
     life = trial.life()
     life.commit(1, {"a": 1})
     thief = trial.stranger(tables=life.tables)
-    life.refuses("another topology has the table", IdentityMismatchError, thief.joining)
+    life.refuses("another topology owns the table", IdentityMismatchError, thief.joining)
     thief.is_unknown("of the thief")
-    trial.ask("it is deleted without its state", life.store.delete, life.topology, drop_state=False)
+    trial.ask("the topology is deleted without its state", life.store.delete, life.topology, drop_state=False)
     life.uuid = "uuid-2"
-    trial.refused("an earlier life has the table", IdentityMismatchError, life.joining)
+    trial.refused("an earlier life owns the table", IdentityMismatchError, life.joining)
     life.holds({"a": 1}, "after a refused join")
 
 
 @CHECKS.promise(
     "join-is-all-or-nothing",
-    "A join that is refused for one table leaves neither fence nor any other table.",
-    "one transaction for all of it",
+    "A join that is refused because of one table creates neither a fence nor any other table.",
+    "do all of it in one transaction",
 )
 def join_is_all_or_nothing(trial: StateTrial) -> None:
     life, stranger = trial.life(), trial.stranger()
     free = stranger.tables
     stranger.tables = (*free, *life.tables)
-    trial.refused("one of two tables is another's", IdentityMismatchError, stranger.joining)
+    trial.refused("one of two tables belongs to another topology", IdentityMismatchError, stranger.joining)
     stranger.is_unknown("after a refused join")
     trial.stranger(tables=free).join()  # the table that was not refused still belongs to nobody
 
 
 @CHECKS.promise(
     "other-declaration-is-refused",
-    "A table that was declared with another key, another type or another semantics is refused.",
-    "keep the declaration (`SqlState.declaration`) beside the table: raise StateTableError",
+    "`join` refuses a table that was declared with another key, another type or another semantics.",
+    "store the declaration (`SqlState.declaration`) beside the table: raise StateTableError",
 )
 def other_declaration_is_refused(trial: StateTrial) -> None:
     life = trial.life()
@@ -199,7 +198,7 @@ def other_declaration_is_refused(trial: StateTrial) -> None:
     name = life.spec.state.table
     for what, spec in (
         ("another type", table(name, value="n double")),
-        ("a value column less", table(name, value="m bigint")),
+        ("a value column missing", table(name, value="m bigint")),
         ("another key", table(name, key="word string, page string")),
         ("another semantics", table(name, Semantics.TRANSACTIONAL)),
     ):
@@ -209,13 +208,13 @@ def other_declaration_is_refused(trial: StateTrial) -> None:
 
 @CHECKS.promise(
     "identity-is-kept",
-    "What `join` was given as `identity` stands in the fence until `keep_identity` gives another one; "
-    "joining without one, raising and committing keep it.",
+    "The fence keeps the `identity` that `join` was given until `keep_identity` replaces it; joining "
+    "without one, raising the fence and committing leave it as it is.",
     "it is a JSON object of any depth; store it beside the fence",
 )
 def identity_is_kept(trial: StateTrial) -> None:
     life = trial.life()
-    trial.require("the identity that nobody gave", None, life.fence().identity)
+    trial.require("the identity before one was given", None, life.fence().identity)
     first = {"identity": {"uuid": "ü", "tables": ["t"], "n": 1}, "databases": ["a", "b"]}
     second: dict[str, Any] = {"identity": {}, "databases": []}
     life.join(identity=first)
@@ -226,7 +225,7 @@ def identity_is_kept(trial: StateTrial) -> None:
         leader = life.raise_fence(life.epoch + 1)
         life.epoch += 1
         trial.require("the identity afterwards", identity, life.fence().identity)
-        trial.ask("an identity is kept", life.states.keep_identity, leader, second)
+        trial.ask("keep_identity() is called", life.states.keep_identity, leader, second)
 
 
 # --- leaving -----------------------------------------------------------------------------------------------
@@ -234,9 +233,9 @@ def identity_is_kept(trial: StateTrial) -> None:
 
 @CHECKS.promise(
     "delete-forgets-one-topology",
-    "`delete` takes away fence and ledger of one topology, its state tables only when told, and names those; "
-    "others keep theirs. Afterwards it can begin anew.",
-    "delete by topology; drop the tables whose owner it is",
+    "`delete` removes one topology's fence and ledger, and on request its state tables, whose names it "
+    "returns; other topologies keep theirs. The topology can then start anew.",
+    "delete by topology; drop the tables that it owns",
 )
 def delete_forgets_one_topology(trial: StateTrial) -> None:
     life, other = trial.life(), trial.life()
@@ -244,11 +243,11 @@ def delete_forgets_one_topology(trial: StateTrial) -> None:
     other.commit(1, {"a": 5})
     delete, name = life.store.delete, life.topology
     with other.unchanged("deleting another topology"):
-        kept = trial.ask("it is deleted", delete, name, drop_state=False)
+        kept = trial.ask("the topology is deleted", delete, name, drop_state=False)
         trial.require("the tables dropped when told to keep them", [], kept)
         life.is_unknown("of a topology that was deleted")
         life.holds({"a": 1}, "that were to be kept")
-        dropped = trial.ask("it is deleted with its state", delete, name, drop_state=True)
+        dropped = trial.ask("the topology is deleted with its state", delete, name, drop_state=True)
         trial.require("the tables dropped", [life.spec.state.table], dropped)
         life.uuid = "uuid-2"
         life.join()
@@ -259,21 +258,21 @@ def delete_forgets_one_topology(trial: StateTrial) -> None:
 
 @CHECKS.promise(
     "delete-of-one-life",
-    "`delete` with a uuid takes away what belongs to that life, and nothing of another; with an attempt that "
-    "the fence has passed it takes away nothing.",
-    "compare the uuid of fence, ledger and tables, each by itself; look at the fence first, under its lock",
+    "`delete` with a uuid removes only what belongs to that life; with an attempt that the fence has "
+    "passed, it is refused and removes nothing.",
+    "compare the uuids of fence, ledger and tables separately; check the fence first, under its lock",
 )
 def delete_of_one_life(trial: StateTrial) -> None:
     life = trial.life()
     life.commit(1, {"a": 1})
     delete = partial(life.store.delete, life.topology, drop_state=True)
     with life.unchanged("deleting another life"):
-        dropped = trial.ask("it is deleted", delete, uuid="uuid-2")
+        dropped = trial.ask("another life is deleted", delete, uuid="uuid-2")
         trial.require("the tables dropped of another life", [], dropped)
     older, now = attempt_id(0, 1), life.next(2).attempt
     trial.ask("the fence is raised", life.raising, now)
     life.refuses("an older driver deletes", StaleAttemptError, delete, uuid=life.uuid, attempt=older)
-    dropped = trial.ask("it is deleted", delete, uuid=life.uuid, attempt=now)
+    dropped = trial.ask("the life is deleted", delete, uuid=life.uuid, attempt=now)
     trial.require("the tables dropped of its own life", [life.spec.state.table], dropped)
     life.is_unknown("of a topology that was deleted")
 
@@ -281,11 +280,13 @@ def delete_of_one_life(trial: StateTrial) -> None:
 @CHECKS.promise(
     "lost-fence-stops-writing",
     "A topology whose fence is gone writes nothing.",
-    "no fence where one must be is CorruptStateError, never a reason to make one",
+    "raise CorruptStateError when a fence is missing, and never create one in its place",
 )
 @each(*FENCED)
 def lost_fence_stops_writing(life: Life) -> None:
     under = life.begin(1)
-    life.trial.ask("it is deleted without its state", life.store.delete, life.topology, drop_state=False)
+    life.trial.ask(
+        "the topology is deleted without its state", life.store.delete, life.topology, drop_state=False
+    )
     _refused_everywhere(life, life, under, "a topology without a fence", CorruptStateError)
     life.is_unknown("of a topology that was deleted")

@@ -17,8 +17,8 @@ CHECKS = Promises(StateCheck)
 
 @CHECKS.promise(
     "ledger-keeps-everything",
-    "A row of the ledger comes back as it was written, to the microsecond and for any Unicode.",
-    "metas and details are JSON; times are aware",
+    "A ledger row is read back as it was written, to the microsecond and with any Unicode.",
+    "metas and details are JSON; times are timezone-aware",
 )
 @each(*Semantics)
 def ledger_keeps_everything(life: Life) -> None:
@@ -30,7 +30,7 @@ def ledger_keeps_everything(life: Life) -> None:
     attempt = life.commit(1, {"a": 1, "b": 1}, metas=metas, details=details, error=error)
     row = life.batch(1)
     if row.committed_at is None or row.committed_at.tzinfo is None:
-        trial.fail("an aware time in committed_at", f"{row.committed_at!r}")
+        trial.fail("a timezone-aware time in committed_at", f"{row.committed_at!r}")
     if abs((row.committed_at - start).total_seconds()) > trial.deadline_seconds:
         trial.fail(f"a committed_at near {start}", f"{row.committed_at}")
     expected = BatchRecord(
@@ -50,15 +50,15 @@ def ledger_keeps_everything(life: Life) -> None:
         details=details,
     )
     trial.require("the row of the ledger", expected, row)
-    last = trial.ask("the last batch is asked", life.store.last_batch, life.topology)
+    last = trial.ask("the last batch is looked up", life.store.last_batch, life.topology)
     trial.require("the last batch", row, last)
 
 
 @CHECKS.promise(
     "ledger-says-committing",
-    "`begin_commit` writes `committing`, also over a row of an earlier attempt; `end_commit` writes "
-    "`committed`, with the keys that tasks wrote and its own.",
-    "one row for each txid",
+    "`begin_commit` writes `committing`, even over an earlier attempt's row; `end_commit` writes `committed` "
+    "and the number of keys written, by tasks and by itself.",
+    "keep one row for each txid",
 )
 @each(*FENCED)
 def ledger_says_committing(life: Life) -> None:
@@ -67,19 +67,20 @@ def ledger_says_committing(life: Life) -> None:
         under = life.begin(1)
         row = life.batch(1)
         found = (row.status, row.attempt, row.committed_at, row.uuid)
-        trial.require("the row of a beginning", (COMMITTING, under.attempt, None, life.uuid), found)
+        trial.require("the row after a beginning", (COMMITTING, under.attempt, None, life.uuid), found)
         life.write(under, {"a": 1})
         trial.require("the row after a write", row, life.batch(1))
         life.end(under, {"b": 1, "c": 1}, keys=1)
         row = life.batch(1)
         found_now = (row.status, row.attempt, row.keys, row.committed_at is not None)
-        trial.require("the row of an end", (COMMITTED, under.attempt, 3, True), found_now)
+        trial.require("the row after an end", (COMMITTED, under.attempt, 3, True), found_now)
     trial.require("the rows of one txid", 1, len(life.ledger()))
 
 
 @CHECKS.promise(
     "ledger-is-in-order",
-    "`batches` gives the rows by txid, with `limit` the last ones; a replay takes its txid's place.",
+    "`batches` returns the rows in order of txid, with `limit` only the last ones; a replay replaces its "
+    "txid's row.",
     "sort by number, not by text",
 )
 def ledger_is_in_order(trial: StateTrial) -> None:
@@ -90,32 +91,32 @@ def ledger_is_in_order(trial: StateTrial) -> None:
     for limit, expected in ((None, [*range(1, 12)]), (3, [9, 10, 11]), (1, [11]), (20, [*range(1, 12)])):
         rows = life.ledger(limit=limit)
         trial.require(f"the txids with limit {limit}", expected, [row.txid for row in rows])
-    trial.require("the attempt of the row replaced", again.attempt, life.batch(11).attempt)
+    trial.require("the attempt in the replaced row", again.attempt, life.batch(11).attempt)
     found = trial.ask("a batch is looked up", trial.store.batch, life.topology, 12)
     trial.require("a txid without a row", None, found)
 
 
 @CHECKS.promise(
     "outcome-is-of-one-attempt",
-    "`outcome` is true for the attempt that committed its batch, and for no other: not while it is "
-    "committing, not for another attempt of it, not when a later one has begun.",
-    "it asks the ledger for txid, attempt and status",
+    "`outcome` is true only for the attempt that committed its batch: not while that attempt is committing, "
+    "not for another attempt of the batch, not once a later one has begun.",
+    "compare txid, attempt and status in the ledger",
 )
 @each(*FENCED)
 def outcome_is_of_one_attempt(life: Life) -> None:
     trial = life.trial
 
     def require(expected: bool, attempt: TransactionAttempt, when: str) -> None:
-        found = trial.ask("an outcome is asked", life.states.outcome, attempt)
+        found = trial.ask("outcome() is called", life.states.outcome, attempt)
         trial.require(f"the outcome {when}", expected, found)
 
     lost = life.next(1)
-    require(False, lost, "before")
-    trial.ask("it commits", life.committing, lost, {"a": 1})
-    require(True, lost, "of a commit")
+    require(False, lost, "before the commit")
+    trial.ask("the attempt commits", life.committing, lost, {"a": 1})
+    require(True, lost, "after a commit")
     require(False, TransactionAttempt(lost.txid, attempt_id(1, 99)), "of another attempt")
     again = life.begin(1)
     require(False, lost, "when a later one has begun")
-    require(False, again, "of a beginning")
+    require(False, again, "after a beginning")
     life.end(again)
-    require(True, again, "of an end")
+    require(True, again, "after an end")

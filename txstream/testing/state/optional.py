@@ -20,9 +20,9 @@ CHECKS = Promises(StateCheck)
 
 @CHECKS.promise(
     "pruning-keeps-the-end",
-    "`prune` deletes the oldest rows of the ledger, without a gap and at most `rows` at once, and never "
-    "the last two committed ones or anything after them.",
-    "go from the oldest row on, and stop at the first that stays",
+    "`prune` deletes the oldest ledger rows without leaving a gap, at most `rows` at once, and never the "
+    "last two committed rows or anything after them.",
+    "start at the oldest row, and stop at the first one that stays",
 )
 @each(*Semantics)
 def pruning_keeps_the_end(life: Life) -> None:
@@ -50,10 +50,10 @@ def pruning_keeps_the_end(life: Life) -> None:
             gone, left = 0, [1, 2, 3, 4, *rest]
         trial.require(f"the rows pruned {what}", gone, found)
         trial.require(f"the txids {what}", left, [row.txid for row in life.ledger()])
-        oldest = trial.ask("the oldest txid is asked", life.store.oldest_txid, life.topology)
+        oldest = trial.ask("the oldest txid is looked up", life.store.oldest_txid, life.topology)
         trial.require(f"the oldest txid {what}", left[0], oldest)
         if left[0] == 1:
-            raise NotApplicableError("the store keeps its whole ledger (prune gives 0)")
+            raise NotApplicableError("the store keeps its whole ledger (prune returns 0)")
 
     require("when two may go at once", 2, [3, 4, *rest], rows=2, newest=3)
     for gone in (1, 0):
@@ -69,9 +69,9 @@ def pruning_keeps_the_end(life: Life) -> None:
 
 @CHECKS.promise(
     "a-ledger-may-begin-late",
-    "`begin_ledger` puts the last batch of a topology that has run elsewhere in the place of the ledger, "
-    "under the fence, and may come again; batches go on from there.",
-    "demand an equal fence, delete, write one row: in one transaction",
+    "`begin_ledger` checks the fence and replaces the ledger with the last batch of a topology that ran "
+    "elsewhere; it may be repeated, and batches continue from there.",
+    "in one transaction: demand an equal fence, delete the rows, write one row",
 )
 def a_ledger_may_begin_late(trial: StateTrial) -> None:
     elsewhere, life = trial.life(), trial.life()
@@ -82,11 +82,11 @@ def a_ledger_may_begin_late(trial: StateTrial) -> None:
     life.epoch = 2
     fence = life.raise_fence(2)
     begin = life.states.begin_ledger
-    found = trial.outcome("a ledger begins late", begin, fence, last)
+    found = trial.outcome("begin_ledger() is called", begin, fence, last)
     if isinstance(found, StateTableError):
         raise NotApplicableError("the store takes no topology that has run elsewhere (begin_ledger refuses)")
     trial.require("the answer of begin_ledger", None, found)
-    trial.ask("it begins again", begin, fence, last)
+    trial.ask("begin_ledger() is called again", begin, fence, last)
     trial.require("the ledger", [last], life.ledger())
     older = attempt_id(1, 0), replace(last, txid=Txid(2))
     life.refuses("an older leader begins the ledger", StaleAttemptError, begin, *older)
@@ -99,9 +99,9 @@ def a_ledger_may_begin_late(trial: StateTrial) -> None:
 
 @CHECKS.promise(
     "a-grown-table-is-migrated",
-    "A table that was declared with value columns more gets them by `migrate`, with their defaults: every "
-    "row, and the value before its batch; rows that a batch created stay marked as such.",
-    "under the fence; the new column's prev is null exactly where the row's txid created it",
+    "`migrate` adds newly declared value columns to a table, with their defaults in every row and in the "
+    "value before its batch; rows that a batch created stay marked as such.",
+    "work under the fence; the new column's prev is null exactly where the row's txid created the row",
 )
 @each(*Semantics)
 def a_grown_table_is_migrated(life: Life) -> None:
@@ -110,7 +110,7 @@ def a_grown_table_is_migrated(life: Life) -> None:
     life.commit(2, {"b": 1, "c": 1})
     grown = table(life.spec.state.table, semantics, value="n bigint, m bigint", defaults={"m": 7})
     life.tables = (grown,)
-    found = trial.outcome("it joins with a column more", life.joining, first_run=False)
+    found = trial.outcome("the topology joins with one more column", life.joining, first_run=False)
     if isinstance(found, StateTableError):
         raise NotApplicableError("the store refuses a table that has grown")
     trial.require("the answer of join", None, found)
@@ -123,9 +123,9 @@ def a_grown_table_is_migrated(life: Life) -> None:
         what = "txid 2 is committed in part and would not be written again"
         trial.refused(what, StateTableError, migrate, fence, unfinished=Txid(2))
     unfinished = Txid(2) if semantics is Semantics.OPAQUE else None
-    done = trial.ask("it is migrated", migrate, fence, unfinished=unfinished)
+    done = trial.ask("the table is migrated", migrate, fence, unfinished=unfinished)
     if not done or not all(isinstance(sentence, str) for sentence in done):
-        trial.fail("a sentence for what was done", f"{done!r:.300}")
+        trial.fail("a sentence for each change", f"{done!r:.300}")
     trial.require("what a second migration does", [], trial.ask("it is migrated again", migrate, fence))
     life.join(first_run=False)
     life.holds({"a": (1, 7), "b": (2, 7), "c": (1, 7)}, "after the migration")
@@ -142,9 +142,9 @@ def a_grown_table_is_migrated(life: Life) -> None:
 
 @CHECKS.promise(
     "state-can-be-shown",
-    "`read_state` shows tables, rows and counts as of the last committed batch, all of one moment: what an "
-    "open batch has written is shown as it was before.",
-    "one transaction that only reads",
+    "`read_state` shows tables, rows and counts of one moment, as of the last committed batch: what an open "
+    "batch has written is shown as it was before.",
+    "use one read-only transaction",
 )
 def state_can_be_shown(trial: StateTrial) -> None:
     life = trial.life()
@@ -169,7 +169,7 @@ def state_can_be_shown(trial: StateTrial) -> None:
         with life.store.read_state(life.topology) as state:
             return look(state)
 
-    found = trial.outcome("its state is shown", shown)
+    found = trial.outcome("the state is shown", shown)
     if isinstance(found, UsageError):
         raise NotApplicableError("the store does not show its state (read_state)")
     if isinstance(found, Exception):
@@ -187,7 +187,7 @@ def state_can_be_shown(trial: StateTrial) -> None:
     _require_parts(trial, "of a state", expected, found)
     under = life.begin(3)
     life.write(under, {"b": 100, "d": 100})
-    found = trial.ask("its state is shown during a commit", shown)
+    found = trial.ask("the state is shown during a commit", shown)
     expected |= {"as_of": (2, 3, 3), "b": ({"n": 9}, True), "written": [("c", None)], "written count": 1}
     _require_parts(trial, "of a state while txid 3 is committed", expected, found)
 
@@ -201,8 +201,8 @@ def state_can_be_shown(trial: StateTrial) -> None:
             beside.ended(trial.terms.lock_seconds)  # the writer may have to wait for this reader
             return first, look(state), beside
 
-    before, after, beside = trial.ask("its state is shown twice", shown_twice)
-    trial.require("the answer to a commit beside it", None, beside.outcome("a commit beside it"))
+    before, after, beside = trial.ask("the state is shown twice", shown_twice)
+    trial.require("the outcome of a commit beside it", None, beside.outcome("a commit beside it"))
     _require_parts(trial, "of a state that is shown while txid 4 is committed", before, after)
 
     def count(other: str) -> None:
@@ -210,7 +210,7 @@ def state_can_be_shown(trial: StateTrial) -> None:
             state.count(other)
 
     for other in (f"no_{name}", trial.life().spec.state.table):
-        trial.refused("a table is shown that is not the topology's", StateTableError, count, other)
+        trial.refused("a table is shown that the topology does not own", StateTableError, count, other)
 
 
 def _require_parts(trial: StateTrial, what: str, expected: dict[str, Any], found: dict[str, Any]) -> None:

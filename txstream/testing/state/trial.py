@@ -134,10 +134,10 @@ class StateTrial(Trial):
         """Delete what was created and close what was opened, ignoring the store's errors."""
         with contextlib.suppress(Exception):  # deleting and closing are promises with checks of their own
             for topology in self._topologies:
-                self.outcome("it is deleted", self.store.delete, topology, drop_state=True)
+                self.outcome("a topology is deleted", self.store.delete, topology, drop_state=True)
         for opened in self._opened:
             with contextlib.suppress(Exception):
-                self.outcome("it is closed", opened.close)
+                self.outcome("the store is closed", opened.close)
         for thread in self._threads:
             thread.close()
         super().close()
@@ -154,7 +154,7 @@ class StateTrial(Trial):
         expected = f"{kind.__name__} when {what}"
         found = self.outcome(expected, call, *arguments, **options)
         if not isinstance(found, Exception):
-            self.fail(expected, f"no error, but {found!r:.200}")
+            self.fail(expected, f"no error; the answer was {found!r:.200}")
         if not isinstance(found, kind):
             self.fail(expected, tell(found), cause=found)
 
@@ -180,7 +180,7 @@ class Beside:
     def outcome(self, what: str) -> Any:
         """Return what the call returned or the exception that it raised. Fail if it misses the deadline."""
         if not self.ended(self._trial.deadline_seconds):
-            self._trial.fail(what, f"neither answer nor error in {self._trial.deadline_seconds:g} s")
+            self._trial.fail(what, f"neither within {self._trial.deadline_seconds:g} s")
         error = self._future.exception()
         if error is not None and not isinstance(error, Exception):
             raise error

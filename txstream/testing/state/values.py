@@ -48,8 +48,8 @@ _REDUCERS: tuple[Reducer, ...] = (
 
 @CHECKS.promise(
     "opaque-rules",
-    "An opaque row follows `txstream.semantics.OpaqueValue`: a newer batch adds to the value, the same batch "
-    "starts again from the value before it.",
+    "An opaque row follows `txstream.semantics.OpaqueValue`: a newer batch adds to the value, and the same "
+    "batch starts again from the value before it.",
     "keep value, prev and txid for each key; prev is null exactly where this txid created the row",
 )
 def opaque_rules(trial: StateTrial) -> None:
@@ -71,13 +71,13 @@ def opaque_rules(trial: StateTrial) -> None:
                 trial.require(f"the values {how}", now, life.values())
                 if stored is not None and stored.txid == txid:
                     now = {} if stored.prev is None else {"k": stored.prev}
-                trial.require(f"the values before it {how}", now, life.values(txid))
+                trial.require(f"the values before this batch {how}", now, life.values(txid))
 
 
 @CHECKS.promise(
     "transactional-rules",
     "A transactional row follows `txstream.semantics.TransactionalValue`: a newer batch adds to the value, "
-    "the same batch is skipped.",
+    "and the same batch is skipped.",
     "keep value and txid for each key",
 )
 def transactional_rules(trial: StateTrial) -> None:
@@ -89,7 +89,7 @@ def transactional_rules(trial: StateTrial) -> None:
             life.commit(txid, {"k": delta})
             stored = stored.update(delta, txid, reducer.combine)
             trial.require(f"the values of {reducer} after txid {txid}", {"k": stored.value}, life.values())
-            trial.require("the values as `read` gives them before it", {"k": stored.value}, life.values(txid))
+            trial.require("the values that `read` gives before it", {"k": stored.value}, life.values(txid))
 
 
 def _choosy(stored: int, delta: int) -> Any:
@@ -100,9 +100,9 @@ def _choosy(stored: int, delta: int) -> Any:
 
 @CHECKS.promise(
     "functions-are-tried-on-every-row",
-    "What a reducer of the user's own (`custom`) raises, and an answer that its column cannot hold, is "
-    "refused, and nothing of the batch is written.",
-    "`Reducer.combine` raises StateValueError; check its answer as a delta is checked",
+    "If a user's reducer (`custom`) raises, or returns what its column cannot hold, the batch is refused "
+    "and nothing of it is written.",
+    "`Reducer.combine` raises StateValueError; check its result as a delta is checked",
 )
 @each(*Semantics)
 def functions_are_tried_on_every_row(life: Life) -> None:
@@ -112,10 +112,10 @@ def functions_are_tried_on_every_row(life: Life) -> None:
     life.commit(1, {"a": (1, 5), "b": (1, 5)})
     for delta in (13, 0, 7, 8, 9):
         rows = {"a": (1, 1), "b": (1, delta)}
-        what = f"a function gives nothing that can be kept for {delta}"
+        what = f"a custom reducer raises, or returns what cannot be stored, for {delta}"
         life.refuses(what, StateValueError, life.committing, life.next(2), rows)
     life.commit(2, {"a": (1, 1)})
-    life.holds({"a": (2, 6), "b": (1, 5)}, "after a batch that can be kept")
+    life.holds({"a": (2, 6), "b": (1, 5)}, "after a batch that can be stored")
 
 
 _MARKS = (*" ,;:|/-_.#\t\n\x01\x1f", "", "::", "', '", '","')
@@ -125,9 +125,9 @@ _OTHER = ("A", b"", False, 1, -0.5, Decimal("0.05"), date(2026, 1, 2), datetime(
 
 @CHECKS.promise(
     "several-columns-are-one-row",
-    "Several key columns are one key; several value columns are merged each by its reducer, and undone "
+    "Several key columns form one key; each value column is merged by its own reducer, and all are undone "
     "together.",
-    "all prevs are set when the row's txid changes, also of a value that stays the same",
+    "when the row's txid changes, set every prev, even for a value that stays the same",
 )
 def several_columns_are_one_row(trial: StateTrial) -> None:
     life = trial.life(
@@ -139,7 +139,7 @@ def several_columns_are_one_row(trial: StateTrial) -> None:
     life.commit(2, {("a", 1): (1, 9, 4)})  # neither the minimum nor the maximum changes
     life.holds({("a", 1): (4, 5, 5), ("a", 2): (1, 1, 1)}, "after a batch")
     before = {("a", 1): (3, 5, 5), ("a", 2): (1, 1, 1)}
-    trial.require("the values before it", before, life.values(2))
+    trial.require("the values before that batch", before, life.values(2))
     life.commit(2, {("a", 1): (2, 4, 9), ("b", 1): (1, 0, 0)})
     life.holds({("a", 1): (5, 4, 9), ("a", 2): (1, 1, 1), ("b", 1): (1, 0, 0)}, "after a replay")
     life.commit(2, None)
@@ -149,7 +149,7 @@ def several_columns_are_one_row(trial: StateTrial) -> None:
     pairs = [key for mark in _MARKS for key in ((f"a{mark}b", "c"), ("a", f"b{mark}c"))]
     rows: dict[Any, int] = {key: number for number, key in enumerate([*pairs, ("", "x"), ("x", "")])}
     alike.commit(1, rows)
-    alike.holds(rows, "of keys whose columns, side by side, look the same")
+    alike.holds(rows, "of keys whose joined columns look the same")
     mixed = trial.life(
         key="s string, b binary, t boolean, i int, f double, d decimal(10,2), a date, z timestamp"
     )
@@ -162,9 +162,9 @@ def several_columns_are_one_row(trial: StateTrial) -> None:
 
 @CHECKS.promise(
     "nulls-change-nothing",
-    "A null delta leaves the value as it is, and begins a value where the other side has one; an opaque row "
-    "cannot begin with nulls in one column alone; a key of nothing but nulls is no row.",
-    "null is the identity of every reducer",
+    "A null delta leaves the value as it is, and a delta replaces a null value; a new opaque row with "
+    "nulls in only some columns is refused; a new key with only null deltas gets no row.",
+    "treat null as the identity of every reducer",
 )
 def nulls_change_nothing(trial: StateTrial) -> None:
     options: dict[str, Any] = {
@@ -190,7 +190,7 @@ def nulls_change_nothing(trial: StateTrial) -> None:
 
 @CHECKS.promise(
     "keys-come-once-and-whole",
-    "A null in a key and two deltas of one key in one batch are refused; 0.0 and -0.0 are one key.",
+    "A batch with a null in a key, or with two deltas for one key, is refused; 0.0 and -0.0 are one key.",
     "raise StateValueError: one of the two would be lost",
 )
 def keys_come_once_and_whole(trial: StateTrial) -> None:
@@ -198,12 +198,12 @@ def keys_come_once_and_whole(trial: StateTrial) -> None:
     life.commit(1, {"a": 1})
     name = life.spec.state.table
     for what, rows in (
-        ("two deltas of one key come in one batch", {"word": ["b", "a", "b"], "n": [1, 1, 2]}),
+        ("one batch has two deltas for one key", {"word": ["b", "a", "b"], "n": [1, 1, 2]}),
         ("a key is null", {"word": ["b", None], "n": [1, 1]}),
     ):
         life.refuses(what, StateValueError, life.committing, life.next(2), pa.table(rows))
     table = pa.table({"wrong": ["a"], "n": [1]})
-    life.refuses(f"deltas are not those of {name!r}", StateTableError, life.committing, life.next(2), table)
+    life.refuses(f"deltas lack columns of {name!r}", StateTableError, life.committing, life.next(2), table)
     for kind in ("float", "double"):
         zeros = trial.life(key=f"k {kind}, j bigint")
         for txid, zero in enumerate((-0.0, 0.0, -0.0), 1):
@@ -212,7 +212,7 @@ def keys_come_once_and_whole(trial: StateTrial) -> None:
         both = pa.table(
             {"k": pa.array([0.0, -0.0], zeros.spec.state.key_schema.field(0).type), "j": [1, 1], "n": [1, 2]}
         )
-        what = "both zeros come in one batch"
+        what = "one batch has both zeros"
         zeros.refuses(what, StateValueError, zeros.committing, zeros.next(4), both)
 
 
@@ -221,9 +221,9 @@ def keys_come_once_and_whole(trial: StateTrial) -> None:
 
 @CHECKS.promise(
     "read-finds-what-is-there",
-    "`read` gives key and value columns of the keys that exist, each once, as declared, and an empty table "
-    "for none.",
-    "leave out keys without a row; keep columns and types for an empty answer too",
+    "`read` returns the declared key and value columns of the keys that exist, each key once, and an empty "
+    "table if none exists.",
+    "leave out keys without a row; keep columns and types even in an empty answer",
 )
 @each(*FENCED)
 def read_finds_what_is_there(life: Life) -> None:
@@ -237,9 +237,9 @@ def read_finds_what_is_there(life: Life) -> None:
 
 @CHECKS.promise(
     "reading-does-not-wait",
-    "`read`, and what is asked of fence and ledger, answer while a commit is open, with what was committed "
-    "before it.",
-    "readers take no lock that a writer holds until its end",
+    "While a commit is open, `read` and queries of fence and ledger answer with what was committed before "
+    "it.",
+    "readers must take no lock that a writer holds until it ends",
 )
 def reading_does_not_wait(trial: StateTrial) -> None:
     life = trial.life()
@@ -251,7 +251,7 @@ def reading_does_not_wait(trial: StateTrial) -> None:
     def look(_point: str) -> None:
         beside = trial.beside(lambda: other.store.read_fence(life.topology))
         if not beside.ended(trial.deadline_seconds / 2):
-            trial.fail("an answer of another opening while a commit is open", "none")
+            trial.fail("an answer from another opening while a commit is open", "none")
         seen.append(other.everything())
 
     life.commit(2, {"a": 5}, reached=look)
@@ -275,9 +275,8 @@ store.close()
 
 @CHECKS.promise(
     "other-processes-see-it",
-    "A store with `on_executors` is opened by another process by its URL, and has there what was committed "
-    "here.",
-    "executors do not know what was registered in this process: declare the entry point of the package "
+    "If a store has `on_executors`, another process can open it by its URL and sees what was committed here.",
+    "executors do not know what this process registered: declare the package's entry point "
     "(`txstream.state_backends`), or set on_executors = False",
 )
 def other_processes_see_it(trial: StateTrial) -> None:
@@ -285,7 +284,7 @@ def other_processes_see_it(trial: StateTrial) -> None:
     if not trial.store.on_executors:
         raise NotApplicableError("other processes cannot open the store (on_executors is False)")
     if url is None:
-        raise NotApplicableError("the store was given as a function; give its URL to try other processes")
+        raise NotApplicableError("the store was given as a function; give its URL to check other processes")
     life = trial.life()
     life.commit(1, {"a": 41})
     life.commit(2, {"a": 1})
