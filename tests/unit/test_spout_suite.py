@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.inmemory import MemoryLog, MemorySource
@@ -16,7 +17,7 @@ from support.line_source import LineCoordinator, LineEmitter, LineHarness, LineR
 from support.wrong_spouts import WRONG
 
 from txstream.api.errors import PartitionUnavailableError, UsageError
-from txstream.api.spouts import Unavailable
+from txstream.api.spouts import SpoutContext, Unavailable
 from txstream.testing.spout import (
     Row,
     Rows,
@@ -24,6 +25,7 @@ from txstream.testing.spout import (
     SpoutHarness,
     check_spout,
     spout_checks,
+    trial,
 )
 from txstream.transaction import TransactionAttempt
 
@@ -264,6 +266,18 @@ def test_a_source_that_hangs_is_given_up(harness_of: Create) -> None:
     (wrong,) = (source for source in WRONG["plans-around-an-outage"] if source.__name__ == "HangingSource")
     with pytest.raises(SpoutConformanceError, match=r"neither within 0\.3 s \(deadline_seconds\)"):
         CHECKS["plans-around-an-outage"].run(harness_of(wrong))
+
+
+def test_a_source_that_hangs_without_an_outage_is_given_up(
+    harness_of: Create, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NeverOpens(LineSource):
+        def coordinator(self, context: SpoutContext) -> Any:
+            threading.Event().wait()
+
+    monkeypatch.setattr(trial, "HUNG_SECONDS", 0.0)
+    with pytest.raises(SpoutConformanceError, match=r"no answer within 0\.3 s"):
+        CHECKS["nothing-skipped"].run(harness_of(NeverOpens))
 
 
 def test_what_does_not_apply_is_reported_with_the_reason() -> None:

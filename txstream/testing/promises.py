@@ -3,7 +3,7 @@
 Invariants of a trial:
 
 - The thing under test is called on the suite's own thread, never on the caller's, so a call that does not
-  return within its deadline ends only its own check. (`SpoutTrial.ask` sets no deadline.)
+  return within its deadline ends only its own check.
 - An error that it raises, or a call that misses its deadline, breaks the promise under check.
 """
 

@@ -42,6 +42,7 @@ from txstream.transaction import TransactionAttempt, Txid, attempt_id
 
 MANY = 1_000_000
 RECORDS = 5
+HUNG_SECONDS = 60.0
 _PAUSE_SECONDS = 0.02
 _ENDLESS_BATCHES = 6
 
@@ -277,15 +278,18 @@ class SpoutTrial(Trial):
     # --- asking ------------------------------------------------------------------------------------------
 
     def ask(self, what: str, call: Callable[..., Answer], *arguments: Any, **options: Any) -> Answer:
-        """Return the source's answer, however long it takes. Any error that it raises breaks the promise.
+        """Return the source's answer. Any error that it raises breaks the promise, and so does no answer
+        within `deadline_seconds` and a minute: outside of an outage it may be slow, but must not hang.
 
-        A PartitionUnavailableError does so only once `settle_seconds` have passed: on a busy machine a
+        A PartitionUnavailableError breaks it only once `settle_seconds` have passed: on a busy machine a
         service may be slower than the source waits for it, and a topology would ask again.
         """
         deadline = time.monotonic() + self.harness.settle_seconds
         while True:
             try:
-                return self._thread.call(lambda: call(*arguments, **options))
+                return self._thread.call(
+                    lambda: call(*arguments, **options), self.deadline_seconds + HUNG_SECONDS
+                )
             except (ConformanceError, NotApplicableError):
                 raise
             except Exception as error:  # noqa: BLE001 - every failure of the source is reported
