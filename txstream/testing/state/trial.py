@@ -152,7 +152,7 @@ class StateTrial(Trial):
     ) -> None:
         """Require that the store raises an error of this kind. Anything else breaks the promise."""
         expected = f"{kind.__name__} when {what}"
-        found = self.outcome(expected, call, *arguments, **options)
+        found = self.outcome(what, call, *arguments, **options)
         if not isinstance(found, Exception):
             self.fail(expected, f"no error; the answer was {found!r:.200}")
         if not isinstance(found, kind):
