@@ -105,7 +105,7 @@ class FencesNotRaisedAtStart(Mutations, replaces=_NO_FENCE_AT_START):
 class _ReadBefore:
     """A database whose ledger was read before its fence was raised."""
 
-    url_for_people: str
+    display_url: str
     _last: BatchRecord | None
 
     def last_batch(self) -> BatchRecord | None:
@@ -120,14 +120,14 @@ class LedgersReadBeforeFencesAreRaised(Mutations):
         self.replaces = {"engine.start.takeover.take_over": self._take_over, _RECOVER: self._recover}
 
     def _take_over(self, store: ProgressStore, states: Sequence[Any], **options: Any) -> Epoch:
-        self._read[id(store)] = [_ReadBefore(one.url_for_people, one.last_batch()) for one in states]
+        self._read[id(store)] = [_ReadBefore(one.display_url, one.last_batch()) for one in states]
         return recovery.take_over(store, states, **options)
 
     def _recover(
         self, topology: str, semantics: Semantics, store: ProgressStore, _: Any, codec: MetaCodec[Any]
     ) -> Resume:
         progress = store.load()
-        ledgers = {read.url_for_people: read.last_batch() for read in self._read[id(store)]}
+        ledgers = {read.display_url: read.last_batch() for read in self._read[id(store)]}
         decision = decide(topology, semantics, progress, ledgers, codec)
         if isinstance(decision, AdvanceFirst):
             metas = None if semantics is Semantics.TRANSACTIONAL else decision.metas
@@ -436,7 +436,7 @@ _end_commit = TopologyStates.end_commit
 
 
 def _end_the_second(states: TopologyStates, commit: Commit, **options: Any) -> None:
-    if not states.url_for_people.endswith("one"):
+    if not states.display_url.endswith("one"):
         _end_commit(states, commit, **options)
 
 
@@ -449,7 +449,7 @@ class _SaysCommitted:
 
     def __init__(self, states: Any) -> None:
         self._states = states
-        self.url_for_people = states.url_for_people
+        self.display_url = states.display_url
 
     def last_batch(self) -> BatchRecord | None:
         row: BatchRecord | None = self._states.last_batch()

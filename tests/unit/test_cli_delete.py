@@ -296,7 +296,7 @@ def test_a_delete_that_was_ended_half_way_is_typed_again(
     """It dies before each database. The given database goes last, and names the other until then."""
     (tmp_path / "second.db").write_bytes(empty_database())
     second = StateDatabase(f"sqlite:///{tmp_path / 'second.db'}")
-    joined = Rig(second, second.url_for_people, word_table("totals"), uuid=rig.uuid).join()
+    joined = Rig(second, second.display_url, word_table("totals"), uuid=rig.uuid).join()
     joined.commit(1, {"b": 1})
     name_databases(rig, [rig.url, joined.url])
     calls = count()

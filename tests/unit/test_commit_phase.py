@@ -369,7 +369,7 @@ def test_two_states_with_one_table_name_in_two_databases_get_their_own_deltas(
     refused: list[Any] = []
 
     def refusing(self: TopologyStates, batch: Any, **options: Any) -> None:
-        if batch.attempt.txid == 2 and "second" in self.url_for_people and not refused:
+        if batch.attempt.txid == 2 and "second" in self.display_url and not refused:
             refused.append(batch.attempt)
             assert stored(urls[0], "counts") == Counter(WORDS[:4])
             raise BatchFailedError("the disk is full")

@@ -378,7 +378,7 @@ def test_one_table_name_in_two_databases_must_be_told_apart(make_rig: Any, tmp_p
 
 def test_a_store_that_cannot_be_read_by_commands_says_so() -> None:
     class Own(StateBackend):
-        url_for_people = "own://"
+        display_url = "own://"
 
     Own.__abstractmethods__ = frozenset()
     with pytest.raises(UsageError, match="Own does not implement read_state"):

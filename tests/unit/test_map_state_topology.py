@@ -254,7 +254,7 @@ def test_a_second_write_that_fails_undoes_the_first(
     write, left = TopologyStates.write, [ServiceUnavailableError("the disk is full")]
 
     def failing(self: TopologyStates, *arguments: Any, **options: Any) -> int:
-        if left and "second" in self.url_for_people:
+        if left and "second" in self.display_url:
             raise left.pop()
         return write(self, *arguments, **options)
 

@@ -342,7 +342,7 @@ def test_two_sockets_are_two_places(url: str) -> None:
 
 def test_a_password_is_not_shown() -> None:
     database = open_sql_database("mariadb://me:hidden@host/db?ssl_key=a&ssl_key_password=hidden")
-    assert "hidden" not in database.url_for_people
+    assert "hidden" not in database.display_url
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def test_limits_that_cannot_be(text: str, why: str | None) -> None:
 class Rounds:
     """A database that counts the calls of `prune`. The first one raises `error`, if there is one."""
 
-    url_for_people = "a database"
+    display_url = "a database"
 
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error

@@ -195,7 +195,7 @@ def test_a_ledger_row_that_cannot_be_read_is_corrupt() -> None:
 class Database:
     """Records what is asked of it."""
 
-    url_for_people: str
+    display_url: str
     steps: list[str]
     fence: AttemptId | None = None
     last: BatchRecord | None = None
@@ -203,15 +203,15 @@ class Database:
     raised_to: list[AttemptId] = field(default_factory=list)
 
     def read_fence(self) -> FenceRow | None:
-        self.steps.append(f"read fence of {self.url_for_people}")
+        self.steps.append(f"read fence of {self.display_url}")
         return None if self.fence is None else FenceRow("t", "u", self.fence)
 
     def raise_fence(self, attempt: AttemptId) -> None:
-        self.steps.append(f"raise fence of {self.url_for_people}")
+        self.steps.append(f"raise fence of {self.display_url}")
         self.raised_to.append(attempt)
 
     def last_batch(self) -> BatchRecord | None:
-        self.steps.append(f"read ledger of {self.url_for_people}")
+        self.steps.append(f"read ledger of {self.display_url}")
         if self.on_last_batch is not None:
             self.on_last_batch()
         return self.last

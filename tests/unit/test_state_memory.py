@@ -28,7 +28,7 @@ class TestStore:
         rig.database.close()
         with closing(open_database(url)) as again:
             assert Rig(again, url).values() == {"a": 1}
-            assert again.url_for_people == url
+            assert again.display_url == url
         with closing(open_database(f"{url}-other")) as other:
             assert other.topologies() == []
 

@@ -240,7 +240,7 @@ def test_urls_that_cannot_be_used(url: str, expected: str) -> None:
 
 def test_passwords_are_hidden() -> None:
     database = open_database("postgresql://me:hidden@host/db?password=hidden&sslmode=disable")
-    assert database.url_for_people == "postgresql://me:***@host/db?password=%2A%2A%2A&sslmode=disable"
+    assert database.display_url == "postgresql://me:***@host/db?password=%2A%2A%2A&sslmode=disable"
 
 
 def test_a_driver_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,7 @@ def test_a_password_that_is_shown(name: str) -> None:
     class Talkative(MemoryBackend):
         def __init__(self, url: str, **options: Any) -> None:
             super().__init__(f"memory://{name}")
-            self.url_for_people = url
+            self.display_url = url
 
     take_back = txstream.register_backend("talkative", Talkative)
     try:

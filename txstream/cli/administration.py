@@ -17,7 +17,7 @@ from txstream.api.errors import (
 from txstream.cli.context import Cli, ask
 from txstream.cli.databases import UnknownTopologyError, open_zookeeper, warn_of_missing
 from txstream.cli.options import Id, command
-from txstream.inspect.databases import databases_of, is_missing_file, open_databases, place_for_people
+from txstream.inspect.databases import databases_of, display_place, is_missing_file, open_databases
 from txstream.wording import counted
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def delete(
             zookeeper.delete_topology(topology_id, force=dead)
         # The main database (--database or the default) comes last: until then its fence names the others.
         dropped = {
-            database.url_for_people: database.delete(topology_id, drop_state=drop_state, uuid=life)
+            database.display_url: database.delete(topology_id, drop_state=drop_state, uuid=life)
             for database in reversed(found.opened)
         }
     places = [url for url in reversed(dropped) if dropped[url] or lives.get(url, "") == life]
@@ -132,13 +132,13 @@ def _lives(
             lives[_place(settings)] = identity.uuid
     named = {place_of(url) for fence in found.fences.values() if fence for url in databases_of(fence)}
     known = {
-        database.url_for_people: found.fences[database.url_for_people] or database.last_batch(topology_id)
+        database.display_url: found.fences[database.display_url] or database.last_batch(topology_id)
         for database in found.opened
     }
     lives |= {url: row.uuid for url, row in known.items() if row is not None}
     others |= {url: "nothing" for url, row in known.items() if row is None and place_of(url) in named}
     if not any(known.values()):
-        others[place_for_people(settings)] = "nothing"
+        others[display_place(settings)] = "nothing"
     return lives, others
 
 
@@ -211,7 +211,7 @@ def upgrade(
         database = open_sql_database(url, connect_timeout_seconds=settings.connect_timeout_seconds)
         try:
             database.check()
-            done.append({"database": database.url_for_people, **one_database(cli, database)})
+            done.append({"database": database.display_url, **one_database(cli, database)})
         finally:
             database.close()
     if cli.as_json:
@@ -224,9 +224,9 @@ def _upgrade(cli: Cli, database: StateDatabase) -> dict[str, str | None]:
     before, after = database.upgrade()
     if not cli.as_json:
         if before == after:
-            cli.print(f"{database.url_for_people} is at revision {after} already")
+            cli.print(f"{database.display_url} is at revision {after} already")
         else:
-            cli.print(f"{database.url_for_people}: upgraded from {before or 'nothing'} to revision {after}")
+            cli.print(f"{database.display_url}: upgraded from {before or 'nothing'} to revision {after}")
     return {"from": before, "to": after}
 
 
@@ -235,10 +235,10 @@ def _print_upgrade(cli: Cli, database: StateDatabase) -> dict[str, str | None]:
     if not cli.as_json:
         # An SQL comment, so that the output can be fed to the database's own shell.
         if before == after:
-            cli.print(f"-- {database.url_for_people} is at revision {after} already")
+            cli.print(f"-- {database.display_url} is at revision {after} already")
         else:
             was = "nothing" if before is None else f"revision {before}"
-            cli.print(f"-- {database.url_for_people}: from {was} to {after}\n{statements}")
+            cli.print(f"-- {database.display_url}: from {was} to {after}\n{statements}")
     return {"from": before, "to": after, "sql": statements}
 
 

@@ -128,7 +128,7 @@ def _check_database(settings: Settings) -> tuple[str, str | None]:
     with existing_database(settings) as database:
         if database is None:
             return str(settings.database_url().partition(":///")[2]), "no file yet; a run makes it"
-        return database.url_for_people, None
+        return database.display_url, None
 
 
 # --- one topology ------------------------------------------------------------------------------------------

@@ -155,7 +155,7 @@ def _look(database: StateBackend | None, topology_id: str | None, found: Databas
         rows = database.topologies()
         return [url for row in rows for url in databases_of(row)], True
     fence = database.read_fence(topology_id)
-    found.fences[database.url_for_people] = fence
+    found.fences[database.display_url] = fence
     if fence is not None:
         return databases_of(fence), True
     return [], database.last_batch(topology_id) is not None
@@ -170,7 +170,7 @@ def databases_of(fence: FenceRow) -> list[str]:
 def _missing(url: str, error: TxstreamError) -> MissingDatabase:
     from txstream.state.sql.errors import REMEDY
 
-    shown = for_people(url)
+    shown = without_password(url)
     remedy = "start or repair it"
     if isinstance(error, _NoFileError):
         remedy = f"restore it, or {_OPTION} if it is elsewhere"
@@ -194,7 +194,7 @@ def upgrade_remedy(url: str) -> str:
     return f"type `txstream db upgrade --database {url}`, or use the newer txstream that it belongs to"
 
 
-def for_people(url: str) -> str:
+def without_password(url: str) -> str:
     """Return a URL without its password; if it cannot be parsed, only the part before the first colon."""
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError
@@ -238,7 +238,7 @@ def nowhere(settings: Settings, topology_id: str) -> UnknownTopologyError:
         if known:
             return UnknownTopologyError(
                 topology_id,
-                f"topology {topology_id!r} is in ZooKeeper, but {place_for_people(settings)} has nothing of "
+                f"topology {topology_id!r} is in ZooKeeper, but {display_place(settings)} has nothing of "
                 "it; give the database that it was run with by --database or TXSTREAM_DATABASE; if that is "
                 f"lost for good, `txstream delete {topology_id}` says how to forget the rest",
             )
@@ -248,7 +248,7 @@ def nowhere(settings: Settings, topology_id: str) -> UnknownTopologyError:
 def not_in_zookeeper(settings: Settings, topology_id: str) -> UnknownTopologyError:
     """Return the error for a topology that ZooKeeper lacks; it names databases that the topology filled."""
     with open_databases(settings, topology_id, strict=False) as databases:
-        places = " and ".join(database.url_for_people for database in databases.opened)
+        places = " and ".join(database.display_url for database in databases.opened)
     if not places:
         return UnknownTopologyError(topology_id)
     return UnknownTopologyError(
@@ -258,12 +258,12 @@ def not_in_zookeeper(settings: Settings, topology_id: str) -> UnknownTopologyErr
     )
 
 
-def place_for_people(settings: Settings) -> str:
+def display_place(settings: Settings) -> str:
     """Return the settings' database for a message, which says so if a SQLite file does not exist."""
     url = settings.database_url()
     if is_missing_file(url):
         return f"{url.partition(':///')[2]} (no such file)"
-    return for_people(url)
+    return without_password(url)
 
 
 def is_missing_file(url: str) -> bool:

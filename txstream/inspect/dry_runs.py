@@ -33,7 +33,7 @@ from txstream.digests import TableDigest
 from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
 from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
 from txstream.engine.commit.committer import merged_deltas
-from txstream.inspect.databases import Databases, for_people, topology_databases, with_states_of
+from txstream.inspect.databases import Databases, topology_databases, with_states_of, without_password
 from txstream.inspect.fsck_source import asked
 from txstream.inspect.ledgers import COMMITTED, no_such_txid
 from txstream.inspect.tables import place_of_table
@@ -74,7 +74,7 @@ class ReplayedTable:
         """Return the digest of what the batch added to the table, or None if the ledger has none."""
         if self.database is None:
             return None
-        return batch.digests.get((self.database.url_for_people, self.name))
+        return batch.digests.get((self.database.display_url, self.name))
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class DryRuns:
         found = []
         for component, bolt in self._committers(below_committer=False):
             url = (bolt.state.url or self.settings.database_url()) if several else None
-            wanted = None if url is None else for_people(url)
+            wanted = None if url is None else without_password(url)
             database = None
             with contextlib.suppress(StateTableError):  # a state of this code that no run has let join yet
                 database = place_of_table(self.topology.id, bolt.state.table, self.databases, wanted)
@@ -122,7 +122,7 @@ class DryRuns:
         for database in self.databases.opened:
             row = database.batch(self.topology.id, txid)
             if row is not None:
-                rows[database.url_for_people] = row
+                rows[database.display_url] = row
         if not rows:
             raise no_such_txid(self.topology.id, txid, self.databases.opened)
         if any(row.status != COMMITTED for row in rows.values()):

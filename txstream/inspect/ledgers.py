@@ -69,7 +69,7 @@ def batches(
     limit: int | None = _CHUNK if is_part and (last is not None or since is not None) else last
     with topology_databases(settings, topology_id, missing) as databases:
         while True:
-            rows = {db.url_for_people: db.batches(topology_id, limit=limit) for db in databases.opened}
+            rows = {db.display_url: db.batches(topology_id, limit=limit) for db in databases.opened}
             merged = merge(rows)
             found = [one for one in merged if is_asked_for(one)]
             enough = last is not None and len(found) > last
@@ -98,7 +98,7 @@ def batch(
 ) -> BatchDetails:
     """Return one batch in full. Raises UnknownTxidError, and as `batches`."""
     with topology_databases(settings, topology_id, missing) as databases:
-        records = {db.url_for_people: db.batch(topology_id, txid) for db in databases.opened}
+        records = {db.display_url: db.batch(topology_id, txid) for db in databases.opened}
         rows = {url: [] if record is None else [record] for url, record in records.items()}
         if not any(rows.values()):
             raise no_such_txid(topology_id, txid, databases.opened)

@@ -106,7 +106,7 @@ def _from_databases(
         txid=max((row.txid for row in rows), default=Txid(0)),
         leader=None,
         tables=(),
-        databases=tuple(sorted({one.url_for_people for one, _ in here} | {one.database for one in missing})),
+        databases=tuple(sorted({one.display_url for one, _ in here} | {one.database for one in missing})),
         note="not in this ZooKeeper",
         missing=missing,
     )

@@ -102,7 +102,7 @@ def why(
             row, as_of = reading.find(table, values), reading.as_of
         answer = Why(
             topology=topology.id,
-            database=database.url_for_people,
+            database=database.display_url,
             table=table,
             key=dict(zip(stored.key.names, values, strict=True)),
             value=None if row is None else row.value,

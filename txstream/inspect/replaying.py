@@ -171,7 +171,7 @@ def _compared(
     if written is None or table.database is None:
         note = "the ledger has no digest of it: it was committed by an older txstream, or without this table"
         return TableReplay(txid, table.name, None, deltas.num_rows, note=note)
-    place = table.database.url_for_people
+    place = table.database.display_url
     digest = digest_of(deltas, table.bolt.state.key_names)
     differs = tuple(written.differences(digest))
     if not differs:

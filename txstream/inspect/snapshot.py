@@ -76,7 +76,7 @@ class DatabasePart:
 
     @property
     def url(self) -> str:
-        return self.database.url_for_people
+        return self.database.display_url
 
     @property
     def last(self) -> BatchRecord | None:

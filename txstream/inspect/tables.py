@@ -108,7 +108,7 @@ def diff(
             overwritten = max(0, record.keys - still)
         changes = [RowChange(row.key, row.prev, row.value) for row in rows] if stored.has_prev else []
         return TableDiff(
-            database=place.url_for_people,
+            database=place.display_url,
             table=table,
             semantics=stored.semantics,
             txid=Txid(txid),
@@ -141,15 +141,15 @@ def place_of_table(topology_id: str, table: str, databases: Databases, wanted: s
     for place in databases.opened:
         with place.read_state(topology_id) as reading:
             names = [found.name for found in reading.tables()]
-        known += [f"{name} in {place.url_for_people}" for name in names]
-        if table in names and (wanted is None or wanted in place.url_for_people):
+        known += [f"{name} in {place.display_url}" for name in names]
+        if table in names and (wanted is None or wanted in place.display_url):
             places.append(place)
     if len(places) == 1:
         return places[0]
     if places:
         raise StateTableError(
             f"topology {topology_id!r} has a state table {table!r} in "
-            f"{' and in '.join(place.url_for_people for place in places)}; say which with --in"
+            f"{' and in '.join(place.display_url for place in places)}; say which with --in"
         )
     left_out = "".join(f"; {missing}" for missing in databases.missing)
     where = "" if wanted is None else f" in a database like {wanted!r}"
@@ -167,7 +167,7 @@ def _described(database: StateBackend, reading: StateReading, table: StoredTable
     elif differences:
         notes = [f"table {table.name} is not as declared: {'; '.join(differences)}"]
     return StateTable(
-        database.url_for_people,
+        database.display_url,
         table.name,
         format_schema(table.key),
         format_schema(table.value),
@@ -182,7 +182,7 @@ def _answer(
     database: StateBackend, reading: StateReading, table: StoredTable, rows: Sequence[StoredRow]
 ) -> StateRows:
     return StateRows(
-        database.url_for_people,
+        database.display_url,
         table.name,
         table.semantics,
         tuple(_row(row) for row in rows),

@@ -33,7 +33,7 @@ class StateBackend(ABC):
     backoff, and calls it again.
     """
 
-    url_for_people: str
+    display_url: str
     """The store's URL without its password."""
 
     on_executors: ClassVar[bool] = True
@@ -85,7 +85,7 @@ class StateBackend(ABC):
         StateTableError.
         """
         raise StateTableError(
-            f"{self.url_for_people} cannot join topology {life.topology!r}, which has committed batches: "
+            f"{self.display_url} cannot join topology {life.topology!r}, which has committed batches: "
             f"{type(self).__name__} does not implement begin_ledger; run it under another id (--id)"
         )
 
@@ -195,7 +195,7 @@ class StateBackend(ABC):
         Optional: the default raises UsageError, and everything but those two works without it.
         """
         raise UsageError(
-            f"the state in {self.url_for_people} cannot be shown: {type(self).__name__} does not implement "
+            f"the state in {self.display_url} cannot be shown: {type(self).__name__} does not implement "
             f"read_state; look at it with its own tools"
         )
 

@@ -212,9 +212,9 @@ class TopologyStates:
     # --- reading ------------------------------------------------------------------------------------
 
     @property
-    def url_for_people(self) -> str:
+    def display_url(self) -> str:
         """The store's URL without its password."""
-        return self.store.url_for_people
+        return self.store.display_url
 
     def read_fence(self) -> FenceRow | None:
         """Return the topology's fence, whichever life it belongs to; None when it has not been run here."""
@@ -268,7 +268,7 @@ class TopologyStates:
         if txid > FIRST_TXID and status != COMMITTED:
             raise ProgressMismatchError(
                 f"topology {topology!r}: ZooKeeper says that txid {before} was committed last, the ledger of "
-                f"{self.url_for_people} says that it is {status}; the database was restored from an older "
+                f"{self.display_url} says that it is {status}; the database was restored from an older "
                 f"copy while this driver ran, and nothing was written on top of it. To go on from the copy, "
                 f"end every driver and type `txstream recover {topology} --from-ledger`; `txstream fsck "
                 f"{topology}` says what is wrong"

@@ -89,7 +89,7 @@ def open_sql_database(url: str, **options: Any) -> StateDatabase:
     database = open_database(url, **options)
     if not isinstance(database, StateDatabase):
         raise UsageError(
-            f"{database.url_for_people} is no SQL database; it is a {type(database).__name__}, which has its "
+            f"{database.display_url} is no SQL database; it is a {type(database).__name__}, which has its "
             f"own tools for this"
         )
     return database

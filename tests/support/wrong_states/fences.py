@@ -204,7 +204,7 @@ class OneAtATime(TopologyStates):
     """A commit fails while another topology's commit is open."""
 
     def commit(self, *arguments: Any, **options: Any) -> None:
-        turn = _turns.setdefault(self.url_for_people, threading.Semaphore(1))
+        turn = _turns.setdefault(self.display_url, threading.Semaphore(1))
         if not turn.acquire(timeout=0.001):
             raise TimeoutError("two at once")
         try:

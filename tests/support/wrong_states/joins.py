@@ -56,7 +56,7 @@ class ClosedForEver(MemoryBackend):
 class Nameless(MemoryBackend):
     def __init__(self, url: str, **options: Any) -> None:
         super().__init__(url, **options)
-        self.url_for_people = ""
+        self.display_url = ""
 
 
 @breaks("join-creates")

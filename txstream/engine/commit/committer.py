@@ -321,7 +321,7 @@ class Committer:
             states.store.check()
             committed = lost and states.outcome(attempt)
 
-        self._wait_for(f"database {states.url_for_people}", ask)
+        self._wait_for(f"database {states.display_url}", ask)
         return committed
 
 

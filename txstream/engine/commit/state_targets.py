@@ -125,7 +125,7 @@ def state_targets(
 
 def _refuse_executors(topology: Topology, database: StateBackend, written_by_bolts: Collection[str]) -> None:
     """Raise TopologyError when executors are to write into a database that they cannot open."""
-    where = f"{database.url_for_people} cannot be opened by another process"
+    where = f"{database.display_url} cannot be opened by another process"
     if written_by_bolts:
         raise TopologyError(
             f"topology {topology.id!r}: bolts write table {min(written_by_bolts)!r} from executors, but "

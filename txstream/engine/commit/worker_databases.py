@@ -58,7 +58,7 @@ class OpenStores:
             try:
                 store.close()
             except Exception:
-                log.warning("store %s failed to close", store.url_for_people, exc_info=True)
+                log.warning("store %s failed to close", store.display_url, exc_info=True)
 
 
 def _open(place: StorePlace, topology: str) -> StateBackend:
@@ -86,7 +86,7 @@ def _open(place: StorePlace, topology: str) -> StateBackend:
         if store.read_fence(topology) is None:
             raise TopologyError(
                 f"host {socket.gethostname()} finds nothing of topology {topology!r} in database "
-                f"{store.url_for_people}, where the driver has it; a file or a loopback address means "
+                f"{store.display_url}, where the driver has it; a file or a loopback address means "
                 f"another place there: use a database that all hosts reach under one URL, or build with "
                 f"{_WITHOUT_EXECUTORS}"
             )

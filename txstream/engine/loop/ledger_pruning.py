@@ -76,9 +76,9 @@ class LedgerPruner:
         except TxstreamError as error:
             log.warning("old rows of the ledger stay for now: %s", error)
         except Exception:
-            log.exception("old rows of the ledger in %s stay for now", database.url_for_people)
+            log.exception("old rows of the ledger in %s stay for now", database.display_url)
         if gone:
-            log.info("%d old rows of the ledger in %s are gone", gone, database.url_for_people)
+            log.info("%d old rows of the ledger in %s are gone", gone, database.display_url)
         return gone
 
     def _main(self) -> None:

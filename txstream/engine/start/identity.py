@@ -124,7 +124,7 @@ def kept_of(identity: Identity, databases: Iterable[StateBackend | TopologyState
     """Return what is kept beside each fence. It names all databases, so that one of them leads to all."""
     return {
         "identity": identity.to_document(),
-        "databases": sorted(database.url_for_people for database in databases),
+        "databases": sorted(database.display_url for database in databases),
     }
 
 
@@ -174,7 +174,7 @@ def _refuse_orphan(topology_id: str, store: ProgressStore, database: StateBacken
     if fence is not None:
         last = database.last_batch(topology_id)
         raise ProgressMismatchError(
-            f"topology {topology_id!r} is not in ZooKeeper, but {database.url_for_people} holds its state up "
+            f"topology {topology_id!r} is not in ZooKeeper, but {database.display_url} holds its state up "
             f"to txid {0 if last is None else last.txid} (uuid {fence.uuid}). If this is another ZooKeeper, "
             f"point at the right one; if it was lost, `txstream recover {topology_id} --from-ledger` makes "
             f"it again; `txstream delete {topology_id} --uuid {fence.uuid} --drop-state` starts afresh"

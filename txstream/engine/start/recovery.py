@@ -26,7 +26,7 @@ class FencedStates(Protocol):
     """What recovery needs from a topology's part of a database; `TopologyStates` provides it."""
 
     @property
-    def url_for_people(self) -> str: ...
+    def display_url(self) -> str: ...
 
     def read_fence(self) -> FenceRow | None: ...
 
@@ -118,7 +118,7 @@ def recover(
         progress = store.load()
         if semantics is Semantics.NON_TRANSACTIONAL:
             return Resume(progress)
-        ledgers = {database.url_for_people: database.last_batch() for database in databases}
+        ledgers = {database.display_url: database.last_batch() for database in databases}
         try:
             decision = decide(topology, semantics, progress, ledgers, codec)
         except ProgressMismatchError:

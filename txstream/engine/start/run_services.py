@@ -94,7 +94,7 @@ class RunServices:
             connect_timeout_seconds=settings.connect_timeout_seconds,
         )
         for target in self._targets:
-            self._connecting_to(f"database {target.database.url_for_people}")
+            self._connecting_to(f"database {target.database.display_url}")
             target.database.check()
         return self._targets
 
@@ -132,7 +132,7 @@ class RunServices:
         if self._engine is not None:
             steps["Spark"] = partial(self._on_engine, partial(self._engine.keep_warm, plan))
         for target in self._targets:
-            steps[f"database {target.database.url_for_people}"] = target.database.check
+            steps[f"database {target.database.display_url}"] = target.database.check
         return steps
 
     def _tell_ready(self) -> None:
@@ -228,7 +228,7 @@ class RunServices:
         self._stack.callback(database.close)
         if not database.outlives_process:
             raise UsageError(
-                f"database {database.url_for_people} forgets everything when the driver ends, while the "
+                f"database {database.display_url} forgets everything when the driver ends, while the "
                 f"topology's progress stays in ZooKeeper; it is for tests (txstream.testing): give the "
                 f"run another one, for example sqlite:///state.db"
             )

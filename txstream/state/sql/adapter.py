@@ -59,7 +59,7 @@ class SqlTransaction(StateTransaction):
         self._written: list[tuple[TransactionAttempt, TableWriter, pa.Table]] = []
 
     def raise_fence(self, attempt: AttemptId, *, may_be_equal: bool) -> None:
-        url = self._sessions.url_for_people
+        url = self._sessions.display_url
         fence.raise_to(self._connection, url, self._life, attempt, may_be_equal=may_be_equal)
 
     def hold_fence(self, attempt: AttemptId) -> None:
@@ -99,7 +99,7 @@ class SqlTransaction(StateTransaction):
             if failure.kind is not Kind.UNREACHABLE or seconds < dialect.message_timeout_seconds:
                 raise
             raise ServiceUnavailableError(
-                f"database {self._sessions.url_for_people}: undoing an earlier attempt of {attempt} in table "
+                f"database {self._sessions.display_url}: undoing an earlier attempt of {attempt} in table "
                 f"{spec.state.table!r} was broken off after {seconds:.0f} s: {failure.message}; if the table "
                 f"is that large, declare it with index_txid=True (the next start says how to make the "
                 f"index), or raise message_timeout_seconds (now {dialect.message_timeout_seconds:g}), and "

@@ -41,7 +41,7 @@ class StateDatabase(StateBackend):
     ) -> None:
         self._dialect = dialect_of(url, connect_timeout_seconds, message_timeout_seconds)
         self.sessions = Sessions(self._dialect)
-        self.url_for_people = self.sessions.url_for_people
+        self.display_url = self.sessions.display_url
         self._statements = PreparedStatements(self.sessions)
 
     # --- at start -----------------------------------------------------------------------------------
@@ -57,31 +57,31 @@ class StateDatabase(StateBackend):
         """Create the framework's tables where there are none. Raises SchemaRevisionError for a revision that
         is not this txstream's; it names the command or the txstream version that would help."""
         with self.sessions.reading("its revision") as connection:
-            revision = revisions.read_revision(connection, self.url_for_people)
+            revision = revisions.read_revision(connection, self.display_url)
         if revision is not None:
-            revisions.refuse_other_revision(revision, self.url_for_people)
+            revisions.refuse_other_revision(revision, self.display_url)
             return
         with self.sessions.writing("creating txstream's tables") as (connection, _):
             self._dialect.lock_definitions(connection)
-            revisions.create_or_check(connection, self.url_for_people)
+            revisions.create_or_check(connection, self.display_url)
 
     def upgrade(self) -> tuple[str | None, str]:
         """Upgrade the framework's tables to this txstream's revision. Returns (from, to); `from` is None when
         there were no tables."""
         with self.sessions.writing("upgrading txstream's tables") as (connection, _):
             self._dialect.lock_definitions(connection)
-            return revisions.upgrade(connection, self.url_for_people)
+            return revisions.upgrade(connection, self.display_url)
 
     def upgrade_sql(self) -> tuple[str | None, str, str]:
         """Return (from, to, SQL): what `upgrade` would return and the statements it would run. Changes
         nothing."""
         with self.sessions.reading("its revision") as connection:
-            return revisions.upgrade_sql(connection, self.url_for_people)
+            return revisions.upgrade_sql(connection, self.display_url)
 
     def join(self, life: TopologyLife, *, first_run: bool, identity: Mapping[str, Any] | None = None) -> None:
         with self.sessions.writing(f"topology {life.topology!r} joining") as (connection, _):
             self._dialect.lock_definitions(connection)
-            fence.join(connection, self.url_for_people, life, first_run=first_run, identity=identity)
+            fence.join(connection, self.display_url, life, first_run=first_run, identity=identity)
             # A database that commits each CREATE by itself cannot undo the first tables when a later one is
             # refused, so there all tables are checked before the first is created.
             for check_only in (True, False) if revisions.commits_each_step(connection) else (False,):
@@ -112,7 +112,7 @@ class StateDatabase(StateBackend):
 
     def keep_identity(self, life: TopologyLife, attempt: AttemptId, identity: Mapping[str, Any]) -> None:
         with self.sessions.writing(f"keeping the identity of topology {life.topology!r}") as (connection, _):
-            fence.keep(connection, self.url_for_people, life, attempt, identity)
+            fence.keep(connection, self.display_url, life, attempt, identity)
 
     # --- the commit ---------------------------------------------------------------------------------
 
@@ -182,17 +182,15 @@ class StateDatabase(StateBackend):
     @contextlib.contextmanager
     def read_state(self, topology: str) -> Iterator[SqlStateReading]:
         """Raises StateTableError when nothing of txstream is in this database."""
-        nothing = StateTableError(
-            f"{self.url_for_people} has no state tables; no topology has been run on it"
-        )
+        nothing = StateTableError(f"{self.display_url} has no state tables; no topology has been run on it")
         if not self._dialect.is_there():
             raise nothing
         with self.sessions.reading(f"the state of topology {topology!r}", snapshot=True) as connection:
-            revision = revisions.read_revision(connection, self.url_for_people)
+            revision = revisions.read_revision(connection, self.display_url)
             if revision is None:
                 raise nothing
-            revisions.refuse_other_revision(revision, self.url_for_people)
-            yield SqlStateReading(connection, self._dialect, self.url_for_people, topology)
+            revisions.refuse_other_revision(revision, self.display_url)
+            yield SqlStateReading(connection, self._dialect, self.display_url, topology)
 
     # --- for commands -------------------------------------------------------------------------------
 
@@ -211,10 +209,10 @@ class StateDatabase(StateBackend):
             return []
         with self.sessions.writing(f"deleting topology {topology!r}") as (connection, _):
             self._dialect.lock_definitions(connection)
-            revision = revisions.read_revision(connection, self.url_for_people)
+            revision = revisions.read_revision(connection, self.display_url)
             if revision is None:
                 return []
-            revisions.refuse_other_revision(revision, self.url_for_people)
+            revisions.refuse_other_revision(revision, self.display_url)
             if attempt is not None:
                 fence.keep_below(connection, topology, attempt)
             for table in (fence_table, batch_table):
@@ -243,11 +241,11 @@ class StateDatabase(StateBackend):
             if not isinstance(error.__cause__, DBAPIError):
                 raise
             with self.sessions.reading(doing) as connection:
-                revision = revisions.read_revision(connection, self.url_for_people)
+                revision = revisions.read_revision(connection, self.display_url)
             if revision is None:
                 return without_tables
             # Reading an older revision is allowed, as long as it has what is read. This one lacks it.
-            revisions.refuse_other_revision(revision, self.url_for_people)
+            revisions.refuse_other_revision(revision, self.display_url)
         # A first run may have created the tables in between. If not, this fails for the same reason again.
         with self.sessions.reading(doing) as connection:
             return read(connection)

@@ -62,8 +62,8 @@ def require(connection: Connection, sessions: Sessions, life: TopologyLife, atte
     """
     if sessions.dialect.hold_fence(connection, life.topology, life.uuid, attempt):
         return
-    found = rules.own_fence(read(connection, life.topology), sessions.url_for_people, life)
-    rules.must_be_equal(found, sessions.url_for_people, life.topology, attempt)
+    found = rules.own_fence(read(connection, life.topology), sessions.display_url, life)
+    rules.must_be_equal(found, sessions.display_url, life.topology, attempt)
     # It is equal now, but it was not when this transaction tried to hold it.
     raise rules.superseded(life.topology, attempt, found)
 

@@ -56,7 +56,7 @@ class FirstRows:
         expected = [*state.key_names, *state.value_names]
         if found != expected:
             raise StateTableError(
-                f"table {state.table!r} at {self._sessions.url_for_people} has the columns "
+                f"table {state.table!r} at {self._sessions.display_url} has the columns "
                 f"{', '.join(found)}, not {', '.join(expected)}; choose another table"
             )
 

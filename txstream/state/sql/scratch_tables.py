@@ -25,9 +25,7 @@ def refuse_scratch(database: StateDatabase, name: str, state: SqlState) -> None:
                 f"table {name!r} is a state table of topology {owner.topology!r}; name a new one"
             )
         if inspect(connection).has_table(name):
-            raise UsageError(
-                f"table {name!r} exists in {database.url_for_people}; name a new one, or drop it"
-            )
+            raise UsageError(f"table {name!r} exists in {database.display_url}; name a new one, or drop it")
 
 
 def write_scratch(

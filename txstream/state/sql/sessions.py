@@ -34,12 +34,12 @@ class Sessions:
 
     def __init__(self, dialect: StateDialect) -> None:
         self.dialect = dialect
-        self.url_for_people = without_password(dialect.url)
+        self.display_url = without_password(dialect.url)
         try:
             self.engine = dialect.create_engine()
         except ImportError as error:
             raise ServiceUnavailableError(
-                f"database {self.url_for_people} needs a driver that is not installed ({one_line(error)}); "
+                f"database {self.display_url} needs a driver that is not installed ({one_line(error)}); "
                 f"type pip install 'txstream[{dialect.name}]'"
             ) from error
         self._process = os.getpid()
@@ -117,7 +117,7 @@ class Sessions:
             raise self._understood(error, doing) from error
         except PoolTimeoutError as error:
             raise ServiceUnavailableError(
-                f"database {self.url_for_people}: all connections are in use for {doing}; try again"
+                f"database {self.display_url}: all connections are in use for {doing}; try again"
             ) from error
 
     def _answers(self, connection: Connection) -> bool:
@@ -159,4 +159,4 @@ class Sessions:
 
     def _understood(self, error: DBAPIError, doing: str, *, at_commit: bool = False) -> TxstreamError:
         failure = self.dialect.classify(error)
-        return to_error(failure, self.url_for_people, doing, at_commit=at_commit)
+        return to_error(failure, self.display_url, doing, at_commit=at_commit)

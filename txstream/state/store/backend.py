@@ -54,8 +54,8 @@ class StoreBackend(StateBackend):
 
     label: ClassVar[str]
 
-    def __init__(self, url_for_people: str) -> None:
-        self.url_for_people = url_for_people
+    def __init__(self, display_url: str) -> None:
+        self.display_url = display_url
 
     def check_values(self, table: str, name: str, column: pa.ChunkedArray, reducer: Reducer | None) -> None:
         """Raise StateValueError for a value that its type allows but this store cannot keep, for example a
@@ -99,7 +99,7 @@ class StoreBackend(StateBackend):
                     return
         if found != FORMAT:
             raise SchemaRevisionError(
-                f"{self.url_for_people} was written by another txstream: its format is {found!r}, this one "
+                f"{self.display_url} was written by another txstream: its format is {found!r}, this one "
                 f"writes {FORMAT}; run the txstream that wrote it, or use another store"
             )
 
@@ -111,9 +111,9 @@ class StoreBackend(StateBackend):
         with self.transaction(exclusive=[_DEFINITIONS, layout.lock_of(topology)]) as here:
             fence = here.get("fence", (topology,))
             if fence is None and not first_run:
-                raise fence_rules.unknown_here(life, self.url_for_people)
+                raise fence_rules.unknown_here(life, self.display_url)
             row = FenceRow(topology, uuid, AttemptId(0)) if fence is None else layout.read_fence(fence)
-            fence_rules.own_fence(row, self.url_for_people, life)
+            fence_rules.own_fence(row, self.display_url, life)
             if fence is None or (kept is not None and fence_rules.joining_keeps(row)):
                 kept = row.identity if kept is None else kept
                 layout.put_fence(here, FenceRow(topology, uuid, row.attempt, kept))
@@ -168,12 +168,12 @@ class StoreBackend(StateBackend):
 
     def _hold(self, here: Transaction, life: TopologyLife, attempt: AttemptId) -> None:
         row = self._own_fence(here, life)
-        fence_rules.must_be_equal(row, self.url_for_people, life.topology, attempt)
+        fence_rules.must_be_equal(row, self.display_url, life.topology, attempt)
 
     def _own_fence(self, here: Transaction, life: TopologyLife) -> FenceRow:
         found = here.get("fence", (life.topology,))
         row = None if found is None else layout.read_fence(found)
-        return fence_rules.own_fence(row, self.url_for_people, life)
+        return fence_rules.own_fence(row, self.display_url, life)
 
     # --- the ledger ---------------------------------------------------------------------------------
 
@@ -237,7 +237,7 @@ class StoreBackend(StateBackend):
         name = spec.state.table
         if layout.read_owner(here, name) is None:
             raise CorruptStateError(
-                f"{self.url_for_people}: state table {name!r} is no longer there; somebody dropped it while "
+                f"{self.display_url}: state table {name!r} is no longer there; somebody dropped it while "
                 f"it was in use: restore it, or start afresh with `txstream delete ID --drop-state`"
             )
         return layout.rows_space(name)
@@ -272,9 +272,9 @@ class StoreBackend(StateBackend):
         with self.transaction() as here:
             if here.get("format", ()) is None:
                 raise StateTableError(
-                    f"{self.url_for_people} has no state tables; no topology has been run on it"
+                    f"{self.display_url} has no state tables; no topology has been run on it"
                 )
-            yield StoreReading(here, self.url_for_people, topology)
+            yield StoreReading(here, self.display_url, topology)
 
     def top(self, table: str, *, topology: str, n: int = 10) -> list[dict[str, Any]]:
         """Return the `n` rows of a state table with the greatest first value, as they are stored now.

@@ -60,7 +60,7 @@ class MemoryBackend(StoreBackend):
             for name, alone in sorted([*((n, True) for n in exclusive), *((n, False) for n in shared)]):
                 if not store.lock(name).acquire(alone=alone, deadline=deadline):
                     raise FenceLockedError(
-                        f"{self.url_for_people}: another transaction has held the lock {name!r} for "
+                        f"{self.display_url}: another transaction has held the lock {name!r} for "
                         f"{bound:g} s; wait until it ends"
                     )
                 locks.callback(store.lock(name).release, alone=alone)

@@ -108,7 +108,7 @@ class Driver(Actor, Watcher):
         code = program.code(world.commit, world.pending)
         self.topology, self._plan = code.topology, code.plan
         self.targets = [
-            replace(target, database=world.store_at(target.database.url_for_people, self))
+            replace(target, database=world.store_at(target.database.display_url, self))
             for target in code.targets
         ]
         self.pieces = SeededWorkers(self)

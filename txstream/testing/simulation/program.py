@@ -46,7 +46,7 @@ class Begun(NamedTuple):
 
 @dataclass
 class _Unopened:
-    url_for_people: str
+    display_url: str
     on_executors: bool = True
 
 

@@ -133,7 +133,7 @@ class _Late:
         return partial(self._call, name, found) if name in _LATE else found
 
     def _call(self, name: str, call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        world, where = self._world, self._states.url_for_people
+        world, where = self._world, self._states.display_url
         if not world.happens("call late"):
             return call(*arguments, **options)
         world.note(f"a {name} to {where} is late")

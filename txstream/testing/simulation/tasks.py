@@ -235,7 +235,7 @@ class Runner(InProcessRunner):
                 store = self._stores.get(share.place, share.life.topology)
                 states = store.of(share.life.topology, share.life.uuid, share.life.semantics)
                 tables = [(table.spec, table.deltas) for table in share.tables]
-                what = f"share of {share.rows} of {attempt} for {store.url_for_people}"
+                what = f"share of {share.rows} of {attempt} for {store.display_url}"
                 tasks.append(self._world.tasks.add(what, partial(states.write, attempt, tables)))
         self._wait_for(attempt, tasks)
         return [write.rows for write in writes]

@@ -397,7 +397,7 @@ class World:
         assert [row.txid for row in ledger] == list(range(1, len(ledger) + 1)), "a txid is missing"
         assert {row.status for row in ledger} <= {COMMITTED}, "a txid is not committed"
         batches = [self.codec.decode(row.metas, f"txid {row.txid}") for row in ledger]
-        self.check_chain(batches, f"the ledger of {database.url_for_people}")
+        self.check_chain(batches, f"the ledger of {database.display_url}")
 
     def check_chain(self, batches: Iterable[BatchMetas[Any]], whose: str) -> None:
         """Check that every row of the log is in exactly one of these batches, in order."""

@@ -64,11 +64,11 @@ def openings_are_one_store(trial: StateTrial) -> None:
 
 @CHECKS.promise(
     "url-is-shown-without-password",
-    "`url_for_people` is a non-empty string without the URL's password.",
+    "`display_url` is a non-empty string without the URL's password.",
     "it is printed and logged",
 )
 def url_is_shown_without_password(trial: StateTrial) -> None:
-    shown = getattr(trial.store, "url_for_people", None)
+    shown = getattr(trial.store, "display_url", None)
     if not isinstance(shown, str) or not shown:
         trial.fail("a non-empty string", f"{shown!r}")
     address = (trial.terms.url or "").partition("://")[2].partition("/")[0]
