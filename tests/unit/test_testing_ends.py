@@ -357,7 +357,7 @@ def test_the_tests_own_database_goes_and_another_stays(source: MemorySpout, tmp_
 
 
 def test_an_error_of_the_test_ends_the_topology_as_well(source: MemorySpout) -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     test = TopologyTest(word_topology(source))
 
     def use() -> None:
@@ -369,7 +369,9 @@ def test_an_error_of_the_test_ends_the_topology_as_well(source: MemorySpout) -> 
         use()
     with pytest.raises(UsageError, match="it was killed"):
         test.commit(1)
-    assert threading.active_count() <= before
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+        assert not thread.is_alive(), thread
 
 
 # --- what cannot be meant ----------------------------------------------------------------------------------
