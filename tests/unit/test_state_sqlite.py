@@ -24,7 +24,7 @@ from txstream.api.errors import (
 )
 from txstream.semantics import Semantics
 from txstream.state import AnswerLostError, BatchRecord, FenceLockedError, StateDatabase, open_database
-from txstream.state.sql import sqlite_statements
+from txstream.state.sql import sqlite, sqlite_statements
 from txstream.transaction import attempt_id
 
 
@@ -114,6 +114,23 @@ class TestFile:
         database.check()
         assert database.topologies() == []
         assert not Path(url.removeprefix("sqlite:///")).exists()
+
+    def test_a_new_file_that_another_session_writes_is_waited_for(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """SQLite itself does not wait to turn on its log, as it does for other locks."""
+        other = sqlite3.connect(str(sa.make_url(url).database), isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        monkeypatch.setattr(sqlite, "_pause", lambda: other.execute("ROLLBACK"))
+        with contextlib.closing(open_database(url)) as database:
+            assert database.topologies() == []
+        other.execute("PRAGMA journal_mode = DELETE")
+        other.execute("BEGIN IMMEDIATE")
+        monkeypatch.setattr(sqlite, "_pause", lambda: None)
+        with contextlib.closing(open_database(url, connect_timeout_seconds=0.01)) as database:
+            with pytest.raises(FenceLockedError, match="database is locked"):
+                database.topologies()
+        other.close()
 
     def test_tables_that_a_first_run_makes_while_somebody_looks(
         self, database: StateDatabase, url: str

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -81,9 +82,15 @@ class SQLiteDialect(StateDialect):
             pool_timeout=self.connect_timeout_seconds,
             connect_args={"timeout": self.connect_timeout_seconds},
         )
-        event.listen(engine, "connect", _configure)
+        event.listen(engine, "connect", self._configure)
         event.listen(engine, "begin", _begin)
         return engine
+
+    def _configure(self, connection: Any, _record: object) -> None:
+        connection.isolation_level = None
+        sqlite_values.add_functions(connection)
+        _turn_on_log(connection, self.connect_timeout_seconds)
+        connection.execute("PRAGMA synchronous = FULL").close()
 
     def check(self) -> None:
         path = self.path
@@ -163,11 +170,23 @@ class SQLiteDialect(StateDialect):
         return RowsLookup(table, columns)
 
 
-def _configure(connection: Any, _record: object) -> None:
-    connection.isolation_level = None
-    sqlite_values.add_functions(connection)
-    for pragma in ("journal_mode = WAL", "synchronous = FULL"):
-        connection.execute(f"PRAGMA {pragma}").close()
+def _turn_on_log(connection: Any, timeout_seconds: float) -> None:
+    """Turn on WAL, which the file keeps from then on. While another session writes to a new file, as when
+    several drivers start at once, SQLite refuses this at once instead of waiting as for other locks."""
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL").close()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            _pause()
+        else:
+            return
+
+
+def _pause() -> None:
+    time.sleep(0.005)
 
 
 def _begin(connection: Connection) -> None:
