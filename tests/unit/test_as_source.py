@@ -87,7 +87,10 @@ def test_messages_are_acked_when_their_batch_is_committed(
     store.table.before = lambda attempt: acked.append(list(queue.acked))
     SourceRun(counting(source, max_spout_pending=1), store, until=4).complete()
     assert store.totals("value", "times") == {"a": 3, "b": 2, "c": 2}
-    assert [len(before) for before in acked] == [0, 2, 4, 6]
+    assert len(acked) == 4
+    for number, before in enumerate(acked):
+        # Beside the next batch: a batch is acked by the time when the one after the next commits.
+        assert 2 * (number - 1) <= len(before) <= 2 * number
     assert queue.calls == ["open", "deactivate", "close"]
 
 
