@@ -58,7 +58,7 @@ LOCKS = (
         "5.4",
         "SQLite: the Python driver is in autocommit mode",
         sources.SQLITE,
-        "    connection.isolation_level = None\n",
+        "        connection.isolation_level = None\n",
         "",
         "tests/unit/test_state_sqlite.py::TestFile::test_every_commit_is_on_disk_before_it_is_acked",
     ),
