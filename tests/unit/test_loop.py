@@ -380,6 +380,7 @@ def test_a_runs_first_attempts_and_those_after_a_timeout_have_the_warm_up_on_top
     for txid, seconds, is_last in ((1, 50.0, False), (1, 50.0, True), (2, 30.0, True)):
         attempt = emitted.get(timeout=DEADLINE_SECONDS)
         assert attempt.txid == txid
+        look()  # its deadline is set by the event that began it
         clock.advance(seconds - 0.5)
         look()
         assert attempt not in run.runner.cancelled
@@ -388,6 +389,9 @@ def test_a_runs_first_attempts_and_those_after_a_timeout_have_the_warm_up_on_top
         look()
         if is_last:
             let_go[txid].set()
+        assert wait_until(
+            lambda: any(not timer.is_deadline for timer in run.workers.timers), DEADLINE_SECONDS
+        )
         clock.advance(1)  # the pause before the next attempt
     run.finish()
     assert run.world.table.totals() == words(log)
