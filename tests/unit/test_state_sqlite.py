@@ -127,9 +127,11 @@ class TestFile:
         other.execute("PRAGMA journal_mode = DELETE")
         other.execute("BEGIN IMMEDIATE")
         monkeypatch.setattr(sqlite, "_pause", lambda: None)
-        with contextlib.closing(open_database(url, connect_timeout_seconds=0.01)) as database:
-            with pytest.raises(FenceLockedError, match="database is locked"):
-                database.topologies()
+        with (
+            contextlib.closing(open_database(url, connect_timeout_seconds=0.01)) as database,
+            pytest.raises(FenceLockedError, match="database is locked"),
+        ):
+            database.topologies()
         other.close()
 
     def test_tables_that_a_first_run_makes_while_somebody_looks(
