@@ -125,7 +125,7 @@ def test_what_is_kept_for_the_commit_is_released_once(
     with TopologyTest(committing(source, spout)) as test:
         path(test, custody)
         check_tables(test, BATCHES)
-        assert custody.unreleased() == []
+        custody.wait_until(lambda: custody.unreleased() == [], "everything to be released")
         assert len(custody.given) >= 3
 
 
