@@ -21,6 +21,10 @@ from mysql_servers import MariaDBServer, MissingServerError, MySQLFamilyServer, 
 from postgres import PostgresServer
 from redis_server import RedisServer
 from support.bare_python import make_bare_python
+from support.failures import (
+    pytest_addoption as pytest_addoption,
+    pytest_configure as pytest_configure,
+)
 from support.processes import process_of, turn_of
 from support.runs import SPARK_STARTS_SOONER, Launcher, keep_sparks_classes
 from support.skips import pytest_terminal_summary as pytest_terminal_summary

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -13,6 +14,7 @@ import pytest
 
 import check_no_skips
 import check_types
+import rerun_failed
 from tracked_wheel import ROOT, CheckError, tracked_files
 
 PYPROJECT_TIME = (ROOT / "pyproject.toml").stat().st_mtime
@@ -216,6 +218,68 @@ def test_skips_end_with_status_1(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert "skipped: " in capsys.readouterr().err
     assert check_no_skips.main(["--without-mysql"]) == 2
     assert check_no_skips.main([str(tmp_path / "absent.xml")]) == 1
+
+
+# --- flaky tests -------------------------------------------------------------------------------------------
+
+SLOW, UNIT = "tests/integration/test_a.py::test_x[1]", "tests/unit/test_b.py::test_y"
+
+
+def test_what_failed_is_written_with_its_first_failure(tmp_path: Path) -> None:
+    tests = (
+        "import pytest\n\n"
+        "@pytest.fixture\ndef late():\n    yield\n    raise ValueError('taken down')\n\n"
+        "@pytest.mark.parametrize('n', [1, 2])\n"
+        "def test_a(n, late):\n    assert n == 1, 'not one'\n\n"
+        "def test_b():\n    pass\n"
+    )
+    for processes in ([], ["-p", "xdist", "-n", "1"]):
+        report = tmp_path / f"failures-{len(processes)}.json"
+        pytest_of(tmp_path, tests, "-p", "support.failures", f"--failures-to={report}", *processes)
+        written = json.loads(report.read_text(encoding="utf-8"))
+        assert written["status"] == 1
+        one, two = written["failed"].items()
+        assert one[0].endswith("test_it.py::test_a[1]")
+        assert "taken down" in one[1]
+        assert two[0].endswith("test_it.py::test_a[2]")
+        assert "not one" in two[1]
+
+
+def test_a_failed_test_of_services_that_passes_by_itself_is_flaky() -> None:
+    assert rerun_failed.judge(1, {SLOW: "was slow"}, lambda test: test == SLOW) == (
+        True,
+        [f"FLAKY {SLOW}", "was slow"],
+    )
+    other = SLOW.replace("x", "z")
+    assert rerun_failed.judge(1, {SLOW: "was slow", other: "wrong"}, lambda test: test == SLOW) == (
+        False,
+        [f"FLAKY {SLOW}", "was slow", f"failed twice: {other}"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "failed", "why"),
+    [
+        (1, {UNIT: "wrong", SLOW: "slow"}, f"needs no service: {UNIT}"),
+        (1, {"tests/simulation/test_c.py::test_z": "wrong"}, "needs no service"),
+        (1, {f"{SLOW}-{n}": "slow" for n in range(3)}, "3 tests failed, more than 2"),
+        (1, {}, "no failed test"),
+        (2, {SLOW: "slow"}, "ended with status 2"),
+        (3, {SLOW: "slow"}, "ended with status 3"),
+    ],
+)
+def test_other_failures_are_not_run_again(status: int, failed: dict[str, str], why: str) -> None:
+    def passes(test: str) -> bool:
+        raise AssertionError(f"{test} was run again")
+
+    is_flaky, (line, *_) = rerun_failed.judge(status, failed, passes)
+    assert not is_flaky
+    assert why in line
+
+
+def test_a_run_that_wrote_no_failures_has_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert rerun_failed.main([str(tmp_path / "absent.json")]) == 1
+    assert "not run" in capsys.readouterr().err
 
 
 # --- the files ---------------------------------------------------------------------------------------------
