@@ -13,22 +13,28 @@ Invariants.
   where the replay ends.
 - While it is paused no txid is opened. What is open, or was and must be replayed, still finishes.
 - Answers to superseded plans and attempts change nothing.
+
+`check` states what of this can be seen at one moment. `story` keeps the last events and commands; an error of
+the state machine shows it.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from txstream.api.errors import CoordinatorError
 from txstream.batch_metas import BatchMetas
 from txstream.semantics import Semantics
+from txstream.story import Story
 from txstream.transaction import FIRST_TXID, AttemptId, TransactionAttempt, Txid
 
 Meta = TypeVar("Meta")
 T = TypeVar("T")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class Phase(StrEnum):
@@ -162,6 +168,43 @@ class ActiveBatch:
     phase: Phase
 
 
+def _event(method: Method) -> Method:
+    """Keep what an event is answered with in the story, and show the story with a refusal."""
+
+    @functools.wraps(method)
+    def answered(self: Coordinator[Any], *args: Any, **options: Any) -> Any:
+        try:
+            answer = method(self, *args, **options)
+        except CoordinatorError as error:
+            error.story = self.story.lines()
+            error.add_note("\n".join(["the coordinator's last events and commands:", *error.story]))
+            raise
+        if isinstance(answer, list):
+            for command in answer:
+                self.story.add(type(command).__name__, *_subject(command), is_command=True)
+        return answer
+
+    return cast("Method", answered)
+
+
+def shown(command: Command[Any]) -> str:
+    """Return the command's kind, txid and attempt, for people."""
+    txid, attempt = _subject(command)
+    whose = f"txid {txid}" if attempt is None else str(TransactionAttempt(txid, attempt))
+    return f"{type(command).__name__} {whose}"
+
+
+def _subject(command: Command[Any]) -> tuple[Txid, AttemptId | None]:
+    """Return the txid of a command, and the attempt if it is about one."""
+    match command:
+        case EmitBatch(attempt) | EmitCommit(attempt) | Cancel(attempt):
+            return attempt.txid, attempt.attempt
+        case Advance(txid, attempt_id):
+            return txid, attempt_id
+        case Plan() | Persist():
+            return command.txid, None
+
+
 class Coordinator(Generic[Meta]):
     """The state machine; the module gives its invariants. `current` and `stored` come from the progress
     store. `next_attempt` hands out attempt ids that only grow. `replays` are txids that an earlier leader may
@@ -180,6 +223,7 @@ class Coordinator(Generic[Meta]):
     ) -> None:
         if max_spout_pending < 1:
             raise CoordinatorError(f"max_spout_pending is {max_spout_pending}, it must be at least 1")
+        self.story = Story()
         self.semantics = semantics
         self.current = current
         self.max_spout_pending = max_spout_pending
@@ -243,14 +287,53 @@ class Coordinator(Generic[Meta]):
         """Return the txids whose metas are held, both committed ones and plans."""
         return self._metas.list()
 
+    @_event
+    def check(self) -> None:
+        """Raise CoordinatorError if an invariant of the module does not hold. For tests and simulations."""
+        active, planning = sorted(self.active), self._planning
+        wrong = [
+            (active != list(range(self.current, self.current + len(active))), "active txids have a gap"),
+            (len(active) > self.max_spout_pending, "more txids are active than may be"),
+            (self._committing_txids not in ([], [self.current]), "another txid than the current one commits"),
+            (
+                len({one.attempt for one in self.active.values()}) < len(active)
+                or any(one.attempt.txid != txid for txid, one in self.active.items()),
+                "an attempt stands for two txids",
+            ),
+            (any(not self._metas.has(txid) for txid in active), "an active txid has no metas"),
+            (self._persisting in self.active, "a plan was emitted before it was stored"),
+            (planning is not None and self._persisting is not None, "two plans are made at once"),
+            (
+                planning is not None and planning.last != self._before(planning.txid).positions(),
+                "a plan does not start where the txid before it ends",
+            ),
+            (any(txid < self.current for txid in self._replays), "a committed txid is to be replayed"),
+            (
+                any(txid < self.current - 1 for txid in self._metas),
+                "metas before those of the last committed txid are kept",
+            ),
+        ]
+        found = [sentence for is_wrong, sentence in wrong if is_wrong]
+        if found:
+            raise CoordinatorError(f"txid {self.current} is current, and {'; '.join(found)}")
+
+    @property
+    def _committing_txids(self) -> list[Txid]:
+        ending = (Phase.COMMITTING, Phase.ADVANCING)
+        return [txid for txid, batch in self.active.items() if batch.phase in ending]
+
     def _before(self, txid: Txid) -> BatchMetas[Meta]:
         previous = Txid(txid - 1)
         return self._metas[previous] if self._metas.has(previous) else BatchMetas()
 
     # --- events -------------------------------------------------------------------------------------
 
+    @_event
     def sync(self) -> list[Command[Meta]]:
         """Return commands for all that can start now. Call it at the start; every event ends in it."""
+        return self._sync()
+
+    def _sync(self) -> list[Command[Meta]]:
         commands: list[Command[Meta]] = []
         for offset in range(self.max_spout_pending):
             txid = Txid(self.current + offset)
@@ -271,36 +354,45 @@ class Coordinator(Generic[Meta]):
             commands.append(EmitCommit(head.attempt, self._metas[self.current]))
         return commands
 
+    @_event
     def wake(self) -> list[Command[Meta]]:
         """Take a timer's event after `nothing_to_plan`: it may be worth asking the spout again."""
+        self.story.add("wake")
         self._idle = False
-        return self.sync()
+        return self._sync()
 
+    @_event
     def drain(self, end: Txid | None = None) -> None:
         """Open no further txid, or none after `end`. What is active, or was and must be replayed, still
         finishes. The answer to a plan of a new txid is not waited for, because it may take long.
 
         Raises CoordinatorError if something after `end` is open or committed."""
         end = self.last_open if end is None else end
+        self.story.add("drain", end)
         if end < self.last_open:
             raise CoordinatorError(f"txid {self.last_open} is open or committed, so {end} cannot be the last")
         self._end = end if self._end is None else min(end, self._end)
         if self._planning is not None and self._planning.txid > self._end:
             self._planning = None
 
+    @_event
     def pause(self) -> None:
         """Open no further txid until `resume`. What is open finishes, as in `drain`."""
+        self.story.add("pause")
         self._paused = True
         if self._planning is not None and not self._planning.replay:
             self._planning = None
 
+    @_event
     def resume(self) -> None:
         """Open txids again, from the next `sync` on."""
+        self.story.add("resume")
         self._paused = False
 
+    @_event
     def planned(self, ticket: int, metas: BatchMetas[Meta]) -> list[Command[Meta]]:
         """Take the answer to `Plan`."""
-        plan = self._take_plan(ticket)
+        plan = self._take_plan(ticket, "planned")
         if plan is None:
             return []
         if not metas.has_work and not plan.replay:
@@ -314,11 +406,12 @@ class Coordinator(Generic[Meta]):
         if self._plans_are_fixed:
             self._persisting = plan.txid
             return [Persist(plan.txid, metas)]
-        return self.sync()
+        return self._sync()
 
+    @_event
     def nothing_to_plan(self, ticket: int) -> list[Command[Meta]]:
         """Take the answer to `Plan` that no partition has anything: the transaction is not opened."""
-        plan = self._take_plan(ticket)
+        plan = self._take_plan(ticket, "nothing to plan")
         if plan is None:
             return []
         if plan.replay:
@@ -326,32 +419,38 @@ class Coordinator(Generic[Meta]):
                 f"the replay of txid {plan.txid} must be planned, if need be with nothing in it"
             )
         self._idle = True
-        return self.sync()
+        return self._sync()
 
+    @_event
     def persisted(self, txid: Txid, metas: BatchMetas[Meta]) -> list[Command[Meta]]:
         """The plan is stored. `metas` are the stored ones: another leader's, if those were there first."""
+        self.story.add("persisted", txid)
         if txid != self._persisting:
             raise CoordinatorError(f"txid {txid} was persisted, but {self._persisting} was asked for")
         self._persisting = None
         self._metas.replace(txid, metas)
-        return self.sync()
+        return self._sync()
 
+    @_event
     def ack(self, attempt: TransactionAttempt) -> list[Command[Meta]]:
         """The attempt was processed or committed, whichever it was doing."""
+        self.story.add("ack", attempt.txid, attempt.attempt)
         batch = self._find(attempt)
         if batch is None:
             return []
         if batch.phase is Phase.PROCESSING:
             batch.phase = Phase.PROCESSED
-            return self.sync()
+            return self._sync()
         if batch.phase is Phase.COMMITTING:
             batch.phase = Phase.ADVANCING
             metas = self._metas[attempt.txid]
             return [Advance(attempt.txid, attempt.attempt, metas, store=not self._plans_are_fixed)]
         raise CoordinatorError(f"{attempt} was acked while {batch.phase}")
 
-    def fail(self, attempt: TransactionAttempt) -> list[Command[Meta]]:
-        """The attempt failed: it and all later active ones are replayed."""
+    @_event
+    def fail(self, attempt: TransactionAttempt, why: str = "") -> list[Command[Meta]]:
+        """The attempt failed: it and all later active ones are replayed. `why` is for the story."""
+        self.story.add("fail", attempt.txid, attempt.attempt, why=why)
         batch = self._find(attempt)
         if batch is None or batch.phase is Phase.ADVANCING:
             return []
@@ -363,10 +462,12 @@ class Coordinator(Generic[Meta]):
                 if txid >= attempt.txid:
                     self._metas.remove(txid)
         self._replays.update(dropped)
-        return commands + self.sync()
+        return commands + self._sync()
 
+    @_event
     def advanced(self, txid: Txid) -> list[Command[Meta]]:
         """The commit of `txid` is stored: the next commit may begin."""
+        self.story.add("advanced", txid)
         batch = self.active.get(txid)
         if txid != self.current or batch is None or batch.phase is not Phase.ADVANCING:
             raise CoordinatorError(f"txid {txid} was advanced, but txid {self.current} is current")
@@ -374,7 +475,7 @@ class Coordinator(Generic[Meta]):
         self._replays.discard(txid)
         self.current = Txid(txid + 1)
         self._metas.cleanup_before(txid)
-        return self.sync()
+        return self._sync()
 
     # --- inside -------------------------------------------------------------------------------------
 
@@ -397,8 +498,10 @@ class Coordinator(Generic[Meta]):
         self._planning = Plan(self._tickets, txid, self._before(txid).positions(), replay)
         return [self._planning]
 
-    def _take_plan(self, ticket: int) -> Plan[Meta] | None:
+    def _take_plan(self, ticket: int, answer: str) -> Plan[Meta] | None:
         if self._planning is None or self._planning.ticket != ticket:
+            self.story.add(answer, why=f"ticket {ticket} is not waited for")
             return None
         plan, self._planning = self._planning, None
+        self.story.add(answer, plan.txid)
         return plan

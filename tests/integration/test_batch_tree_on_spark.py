@@ -1,4 +1,4 @@
-"""`txstream show ID TXID --tree`: the tasks of an open batch, finished and missing."""
+"""`txstream show ID TXID --tree`: the tasks of an open batch, finished and missing. And its story."""
 
 from __future__ import annotations
 
@@ -76,6 +76,9 @@ def test_an_open_batch_tells_which_task_is_missing(
         missing = launcher.run("show", unique, "7", "--tree")
         assert missing.status == 2
         assert "txid 7 is not open" in missing.stderr
+        story = launcher.run("show", unique, "1", "--story").stdout
+        assert "EmitBatch txid 1 attempt 1.1" in story
+        assert "EmitCommit" not in story
         (tmp_path / "hold").unlink()
         wait_until(lambda: "committed" in launcher.run("show", unique, "1").stdout, "the commit", 60)
         after = launcher.run("show", unique, "1", "--tree")

@@ -137,7 +137,7 @@ class LedgersReadBeforeFencesAreRaised(Mutations):
 
 
 class _DropsOnlyTheFailed(Coordinator[MemoryRange]):
-    def fail(self, attempt: TransactionAttempt) -> list[Command[MemoryRange]]:
+    def fail(self, attempt: TransactionAttempt, why: str = "") -> list[Command[MemoryRange]]:
         batch = self.active.get(attempt.txid)
         if batch is None or batch.attempt != attempt or batch.phase is Phase.ADVANCING:
             return []
@@ -162,7 +162,7 @@ class FailDropsOnlyTheFailedAttempt(Mutations, replaces={_COORDINATOR: _DropsOnl
 
 
 class _FailsWhileAdvancing(Coordinator[MemoryRange]):
-    def fail(self, attempt: TransactionAttempt) -> list[Command[MemoryRange]]:
+    def fail(self, attempt: TransactionAttempt, why: str = "") -> list[Command[MemoryRange]]:
         batch = self.active.get(attempt.txid)
         if batch is not None and batch.phase is Phase.ADVANCING:
             batch.phase = Phase.COMMITTING
@@ -174,8 +174,8 @@ class CommittedAttemptsMayFail(Mutations, replaces={_COORDINATOR: _FailsWhileAdv
 
 
 class _CommitsOutOfOrder(Coordinator[MemoryRange]):
-    def sync(self) -> list[Command[MemoryRange]]:
-        commands = super().sync()
+    def _sync(self) -> list[Command[MemoryRange]]:
+        commands = super()._sync()
         following = self.active.get(Txid(self.current + 1))
         head = self.active.get(self.current)
         if following is None or head is None or following.phase is not Phase.PROCESSED:
@@ -555,7 +555,7 @@ HUNTS = [
     Hunt(LedgersReadBeforeFencesAreRaised, ProgressMismatchError, OPAQUE, 2, ZOMBIES),
     Hunt(FailDropsOnlyTheFailedAttempt, WrongResultError, OPAQUE),
     Hunt(CommittedAttemptsMayFail, CoordinatorError, OPAQUE, 1, STALE),
-    Hunt(TheNextCommitDoesNotWaitForAdvance, ProgressMismatchError, OPAQUE),
+    Hunt(TheNextCommitDoesNotWaitForAdvance, CoordinatorError, OPAQUE),
     Hunt(AttemptNumbersStartAgain, WrongResultError, OPAQUE, 1, ZOMBIES),
     Hunt(LostAnswersAreTakenForCommits, ProgressMismatchError, OPAQUE),
     Hunt(LostAnswersAreTakenForCommits, ProgressMismatchError, TRANSACTIONAL),

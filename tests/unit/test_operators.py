@@ -203,6 +203,21 @@ def test_what_cannot_be_had_is_refused_and_changes_nothing(
     stop(run)
 
 
+def test_the_leader_tells_what_it_saw_of_a_txid() -> None:
+    world = empty_world()
+    run = driver(world).start()
+    feed(run, LINES[:2])
+    lines = order(world, Kind.STORY, txid=1).told["story"]
+    assert [line.split("  ")[-1].strip() for line in lines][-2:] == [
+        "Advance txid 1 attempt 1.1",
+        "advanced txid 1",
+    ]
+    assert all(" s ago" in line for line in lines[1:])
+    refused = order(world, Kind.STORY, txid=99).refused
+    assert refused == "this run's last 200 events have nothing of txid 99"
+    stop(run)
+
+
 # --- over restarts ---------------------------------------------------------------------------------------
 
 

@@ -6,14 +6,19 @@ found and what to do next; the cause is chained. `exit_status` is the exit statu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
 class TxstreamError(Exception):
-    """Root of all txstream errors. `without_data`, where known, is the message without user code's words."""
+    """Root of all txstream errors. `without_data`, where known, is the message without user code's words.
+    `story`: if it ended a run, the coordinator's last events and commands, the oldest first, a line each.
+    `shows_story`: whether the command line shows the end of it without being asked to."""
 
     exit_status: ClassVar[int] = 1
+    shows_story: ClassVar[bool] = False
     without_data: str | None = None
+    story: Sequence[str] = ()
 
 
 class UsageError(TxstreamError):
@@ -135,3 +140,5 @@ class MetaTooLargeError(TxstreamError):
 
 class CoordinatorError(TxstreamError):
     """An event reached the coordinator in an order that its rules do not allow."""
+
+    shows_story: ClassVar[bool] = True

@@ -1,4 +1,5 @@
-"""`txstream show ID TXID --tree`: which components and tasks of a batch have finished, which are missing."""
+"""`txstream show ID TXID --tree`: which components and tasks of a batch have finished, which are missing.
+`--story`: what its coordinator got and answered. The driver that runs the topology is asked for both."""
 
 from __future__ import annotations
 
@@ -58,3 +59,16 @@ def show_tree(cli: Cli, topology_id: str, txid: int, timeout_seconds: float = 30
         for name, row in components.items()
     ]
     cli.print_table(["component", "phase", "finished", "missing tasks"], rows)
+
+
+def show_story(cli: Cli, topology_id: str, txid: int, timeout_seconds: float = 30.0) -> None:
+    """Ask the leader for the events and commands of a txid, and print them, the oldest first. Raises
+    NotRunningError, and UsageError if its story does not reach back so far."""
+    with opened(cli, topology_id) as zookeeper:
+        _, told = ask(zookeeper, topology_id, "story", {"txid": txid}, timeout_seconds)
+    assert told is not None  # None is only for requests with `later`
+    if cli.as_json:
+        cli.print_json({"topology": topology_id, "txid": txid, **told})
+        return
+    for line in told["story"]:
+        cli.print(line)

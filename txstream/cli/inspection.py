@@ -218,8 +218,17 @@ def show(
     tree: Annotated[
         bool, typer.Option("--tree", help="Of an open txid: which tasks have finished, which are missing.")
     ] = False,
+    story: Annotated[
+        bool,
+        typer.Option("--story", help="Of a running topology: the events and commands of this txid."),
+    ] = False,
 ) -> None:
     """Show one batch in full. That is its ranges, counts and timings, and the attempts that failed."""
+    if story:
+        from txstream.cli.batch_tree import show_story
+
+        show_story(cli, topology_id, txid)
+        return
     if tree:
         from txstream.cli.batch_tree import show_tree
 

@@ -34,6 +34,7 @@ from txstream.cli.context import print_error
 
 _USAGE_STATUS = 2
 _INTERRUPTED_STATUS = 130
+_LONGEST_END = 20
 
 app = typer.Typer(
     name="txstream",
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A character that the terminal's encoding lacks must not end a command.
         with contextlib.suppress(AttributeError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    debug = "--debug" in given
+    debug, verbose = "--debug" in given, not {"--verbose", "-v"}.isdisjoint(given)
     for argument in given:
         if not _is_unicode(argument):
             print_error(f"txstream: the argument {argument!a} is not valid {sys.getfilesystemencoding()}")
@@ -101,6 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print_error("txstream: interrupted")
         return status if isinstance(status, int) else 0
     except TxstreamError as error:
+        _show_story(error, verbose=verbose)
         _tell(error, str(error), debug=debug)
         return error.exit_status
     except (KeyboardInterrupt, typer.Abort):
@@ -150,6 +152,16 @@ def _takes_values(context: Any) -> bool:
     """Does the typed command take any number of values, as `state get` does?"""
     parameters = getattr(getattr(context, "command", None), "params", ())
     return any(one.nargs == -1 and one.param_type_name == "argument" for one in parameters)
+
+
+def _show_story(error: TxstreamError, *, verbose: bool) -> None:
+    """Print the coordinator's last events and commands, if the error has them and they are wanted."""
+    lines = error.story if verbose else error.story[-_LONGEST_END:] if error.shows_story else ()
+    if lines:
+        more = "" if len(lines) == len(error.story) else " (--verbose shows more)"
+        print_error(f"the run's last events and commands{more}:")
+        for line in lines:
+            print_error(line)
 
 
 def _tell(error: BaseException, sentence: str, *, debug: bool) -> None:

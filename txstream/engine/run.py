@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from txstream.api.errors import BoltError, CorruptStateError, UsageError
+from txstream.api.errors import BoltError, CorruptStateError, TxstreamError, UsageError
 from txstream.api.topology import Topology
 from txstream.api.tracked_builder import TrackedTopology
 from txstream.engine.batch.executor_failures import CrashError
@@ -120,7 +120,8 @@ class RunningTopology:
         if self._error is not None:
             raise self._error
         if self._report is None:
-            raise RunAbortedError(f"topology {self.topology.id!r} was stopped {self._how_far()}")
+            aborted = RunAbortedError(f"topology {self.topology.id!r} was stopped {self._how_far()}")
+            raise self._with_story(aborted)
         return self._report
 
     def _how_far(self) -> str:
@@ -223,9 +224,15 @@ class RunningTopology:
             self._report = self._driver.run()
         except BaseException as error:  # noqa: BLE001 - kept for wait(), which raises it in the caller
             if not (isinstance(error, (RunAbortedError, WaitStoppedError)) and self._driver.is_told_to_stop):
-                self._error = self._told(error)
+                self._error = self._with_story(self._told(error))
         finally:
             self._has_ended = True
+
+    def _with_story(self, error: BaseException) -> BaseException:
+        loop = self._driver.loop
+        if isinstance(error, TxstreamError) and isinstance(loop, EventLoop):
+            error.story = error.story or loop.coordinator.story.lines()
+        return error
 
     def _told(self, error: BaseException) -> BaseException:
         """The error that `wait` raises. Signals never reach this thread, so a SystemExit comes from the

@@ -35,6 +35,7 @@ class Kind(StrEnum):
     RESUME = "resume"  # {}
     STOP = "stop"  # {} or {"at": txid}
     TREE = "tree"  # {"txid": txid}: nothing is changed, the answer tells
+    STORY = "story"  # {"txid": txid}: as well
 
 
 @dataclass(frozen=True, slots=True)

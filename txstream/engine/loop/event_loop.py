@@ -25,6 +25,7 @@ from txstream.coordinator import (
     EmitCommit,
     Persist,
     Plan,
+    shown,
 )
 from txstream.engine.batch.runner_contract import BatchRunner
 from txstream.engine.commit.commit_phase import CommitPhase
@@ -76,6 +77,7 @@ class EventLoop:
     ) -> None:
         self.workers = workers
         self.coordinator = coordinator
+        coordinator.story.clock = workers.now
         self.spout = spout
         self.statistics = Statistics()
         self.caught_up = False
@@ -206,6 +208,8 @@ class EventLoop:
 
     def carry_out(self, commands: list[Command[Any]]) -> None:
         for command in commands:
+            if log.isEnabledFor(logging.DEBUG):
+                log.debug("%s", shown(command))
             match command:
                 case Plan():
                     self._planning.plan(command)

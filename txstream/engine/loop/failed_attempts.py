@@ -108,7 +108,7 @@ class FailedAttempts:
         transactional = coordinator.semantics is Semantics.TRANSACTIONAL
         if isinstance(error, PartitionUnavailableError) or transactional:
             self._unreadable.recheck.update(txid for txid in coordinator.active if txid >= attempt.txid)
-        self._batches.carry_out(coordinator.fail(attempt))
+        self._batches.carry_out(coordinator.fail(attempt, type(error).__name__))
 
     def drop(self, attempt: TransactionAttempt) -> None:
         """Forget a fatal error of the attempt: its batch is replayed."""

@@ -21,6 +21,7 @@ from txstream.engine.loop.outages import Waiting
 from txstream.engine.loop.workers import Lane
 from txstream.failing_batch import FailingBatch, Wait
 from txstream.placement import Assignment
+from txstream.story import LONGEST_STORY
 from txstream.transaction import Txid
 from txstream.zookeeper import Kind, ProgressStore, Request, Requests
 
@@ -31,6 +32,8 @@ _RETRY_SECONDS = 1.0
 # Everything is committed by then; an outage of ZooKeeper must not keep a run from ending.
 _END_SECONDS = 5.0
 _PAUSE = "pause"
+# Forty answers share a znode; so many lines of a story take 4 kB.
+_LONGEST_ANSWER = 50
 
 
 class Operators:
@@ -135,6 +138,9 @@ class Operators:
         if request.kind == Kind.TREE:
             self._tell_tree(request)
             return
+        if request.kind == Kind.STORY:
+            self._tell_story(request)
+            return
         judgement = self._steering.judge(request)
         self._batches.workers.submit(
             Lane.WRITE,
@@ -159,6 +165,18 @@ class Operators:
             self._store.answer_request(request, None, told)
 
         self._batches.workers.submit(Lane.WRITE, work, None, self._not_carried_out)
+
+    def _tell_story(self, request: Request) -> None:
+        """Answer what the coordinator saw of a txid."""
+        txid = request.body.get("txid")
+        lines = self._batches.coordinator.story.lines(txid)
+        refused = None if lines else f"this run's last {LONGEST_STORY} events have nothing of txid {txid}"
+        told = {"story": lines[-_LONGEST_ANSWER:]}
+        self._batches.workers.submit(
+            Lane.WRITE,
+            lambda: self._store.answer_request(request, refused, told),
+            failed=self._not_carried_out,
+        )
 
     def _follow(self) -> None:
         """Tell the runner, and whoever watches the run, what is in force."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 from txstream.api.errors import ServiceUnavailableError, TxstreamError
 from txstream.engine.loop.retry_policy import BACKOFF_FIRST_SECONDS, BACKOFF_LONGEST_SECONDS, shortened
@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 class RunAbortedError(TxstreamError):
     """The run was told to end now, so every wait gives up. The next run recovers."""
+
+    shows_story: ClassVar[bool] = True
 
 
 class Waiting:

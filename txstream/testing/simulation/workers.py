@@ -62,6 +62,7 @@ class SeededWorkers:
         self._is_handling = True
         try:
             loop.handle(event)
+            loop.coordinator.check()
         finally:
             self._is_handling = False
 
