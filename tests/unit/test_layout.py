@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -114,6 +115,14 @@ def test_slots_that_were_changed_change_where_tasks_live_and_nothing_else() -> N
     assert rows(before)[:3] == rows(after)[:3]
     assert list(after.home("c").hosted(plan.bolt("c"), 0)) == [0, 1, 2, 3]
     assert max_width(plan, {"c": 7}) == 7
+
+
+def test_a_plan_is_laid_out_once_and_a_changed_plan_by_itself() -> None:
+    plan = storms_example()
+    assert lay_out(plan, 2, {}) is lay_out(plan, 2)
+    assert lay_out(plan, 2) is not lay_out(plan, 3)
+    changed = replace(plan, bolts=plan.bolts[:1])
+    assert len(lay_out(changed, 2).stages) < len(lay_out(plan, 2).stages)
 
 
 def test_what_spark_computes_has_a_stage_of_its_own_even_in_a_small_batch() -> None:

@@ -113,6 +113,8 @@ class ExecutionPlan:
     bindings: Bindings = field(default_factory=dict)
     fed: tuple[BoltSpec, ...] = ()
     tracks: bool = False
+    # Those of `lay_out`, by what they depend on besides the plan.
+    layouts: dict[Any, Any] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     def create_source(self) -> PartitionedSpout[Any]:
         source = pickle.loads(self.source)  # noqa: S301 - pickled by the driver of this very run

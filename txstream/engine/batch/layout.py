@@ -92,8 +92,17 @@ def max_width(plan: ExecutionPlan, slots: Mapping[str, int]) -> int:
 
 
 def lay_out(plan: ExecutionPlan, width: int, changed_slots: Mapping[str, int] | None = None) -> Layout:
-    """The layout of a batch that gets `width` Spark tasks. `changed_slots` replace declared ones."""
-    slots = plan.slots(changed_slots or {})
+    """The layout of a batch that gets `width` Spark tasks. `changed_slots` replace declared ones. The plan
+    keeps it, since nearly all batches are laid out alike."""
+    changed = changed_slots or {}
+    key = (width, *sorted(changed.items()))
+    layout = plan.layouts.get(key)
+    if layout is None:
+        layout = plan.layouts[key] = _lay_out(plan, width, plan.slots(changed))
+    return layout
+
+
+def _lay_out(plan: ExecutionPlan, width: int, slots: Mapping[str, int]) -> Layout:
     levels = _levels(plan, width)
     process = [plan.spout_id, *(bolt.id for bolt in plan.bolts if not bolt.in_commit)]
     process_count = 1 + max(levels[component] for component in process)
