@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from support.bolts import word_count
 from support.inmemory import MemoryLog
 
