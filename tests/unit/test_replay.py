@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from txstream.api.topology import Topology
 from txstream.bolts.aggregate import CountBolt
 from txstream.bolts.sql import SqlStateBolt
 from txstream.examples.accounts import graph
+from txstream.inspect.dry_runs import DryRuns, dry_runs
 from txstream.settings import Settings
-from txstream.spouts.memory import MemorySpout
+from txstream.spouts.memory import MemoryCoordinator, MemorySpout
 from txstream.testing import TopologyTest
 
 LINES = {"p0": ["the cat", "the dog"], "p1": ["a cat", "the end"]}
@@ -194,6 +196,36 @@ def test_what_cannot_be_replayed(source: MemorySpout, database: str) -> None:
     shorter = MemorySpout("line string", {"p0": ["the cat"], "p1": []})
     with shorter, pytest.raises(DataLostError):
         inspect.replay(topology(shorter), 2, settings)
+
+
+@pytest.mark.parametrize("jobs_at_once", [1, 3])
+def test_a_batch_whose_range_is_gone_is_not_run(
+    source: MemorySpout, database: str, jobs_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A source that goes on behind lost data would read less, and tell nobody."""
+    made = topology(source)
+    settings = run(made, database)
+    ran: list[int] = []
+
+    def unreadable(self: Any, metas: Any) -> Any:
+        if any(meta.start for meta in metas.values()):
+            raise DataLostError("the log begins elsewhere")
+        return {}
+
+    monkeypatch.setattr(MemoryCoordinator, "unreadable", unreadable)
+    usual = DryRuns.run
+
+    def run_one(self: DryRuns, batch: Any) -> Any:
+        ran.append(batch.attempt.txid)
+        return usual(self, batch)
+
+    monkeypatch.setattr(DryRuns, "run", run_one)
+    with dry_runs(made, settings) as opened:
+        replayed = replace(opened, jobs_at_once=jobs_at_once).replayed([1, 2])
+        assert next(replayed)[0].attempt.txid == 1
+        with pytest.raises(DataLostError, match="txid 2 cannot be replayed: the log begins elsewhere"):
+            next(replayed)
+    assert ran == [1]
 
 
 def test_a_batch_of_an_older_txstream_has_no_digest(source: MemorySpout, database: str) -> None:
