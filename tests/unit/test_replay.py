@@ -15,7 +15,7 @@ from support.replays import Changed, Summary, Words, run, topology
 from txstream import inspect
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.errors import DataLostError, UsageError
-from txstream.api.reducers import Count, Sum
+from txstream.api.reducers import Count, Max, Sum
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
@@ -23,6 +23,7 @@ from txstream.bolts.aggregate import CountBolt
 from txstream.bolts.sql import SqlStateBolt
 from txstream.examples.accounts import graph
 from txstream.inspect.dry_runs import DryRuns, dry_runs
+from txstream.inspect.replaying import combined
 from txstream.settings import Settings
 from txstream.spouts.memory import MemoryCoordinator, MemorySpout
 from txstream.testing import TopologyTest
@@ -285,3 +286,10 @@ def test_counting_before_the_state_is_the_same(source: MemorySpout, database: st
     found = inspect.replay(made, 1, Settings(database=database), last=2, component="count")
     assert found.same
     assert isinstance(found.tuples, pa.Table)
+
+
+def test_a_null_delta_changes_nothing_and_a_first_one_is_the_value() -> None:
+    reducers = {"n": Sum("n"), "most": Max("most")}
+    assert combined(reducers, {"n": 1, "most": 7}, {"n": 2, "most": None}) == {"n": 3, "most": 7}
+    assert combined(reducers, {"n": 1, "most": None}, {"n": None, "most": 5}) == {"n": 1, "most": 5}
+    assert combined(reducers, None, {"n": 2, "most": 5}) == {"n": 2, "most": 5}
