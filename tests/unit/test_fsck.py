@@ -321,6 +321,19 @@ def test_batches_that_do_not_follow_each_other(make_site: Any) -> None:
     assert "txid 1 ends p at 2, txid 2 begins it at 1" in finding.what
 
 
+@pytest.mark.parametrize("skipped_from", [2, 1])
+def test_a_recorded_gap_is_no_break(make_site: Any, skipped_from: int) -> None:
+    site = make_site(databases=1)
+    gap = f'"skipped_from":{skipped_from},"start":3'
+    site.execute(
+        0, f"""UPDATE txstream_batch SET metas = replace(metas, '"start":2', '{gap}') WHERE txid = 2"""
+    )
+    if skipped_from == 2:  # where txid 1 ends
+        assert site.fsck().findings == ()
+    else:
+        assert "txid 1 ends p at 2, txid 2 begins it at 1" in only(site.fsck(), "ledger-ranges", ERROR).what
+
+
 # --- tables ----------------------------------------------------------------------------------------
 
 
