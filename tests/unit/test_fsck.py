@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar
@@ -321,6 +321,19 @@ def test_batches_that_do_not_follow_each_other(make_site: Any) -> None:
     assert "txid 1 ends p at 2, txid 2 begins it at 1" in finding.what
 
 
+@pytest.mark.parametrize("skipped_from", [2, 1])
+def test_a_recorded_gap_is_no_break(make_site: Any, skipped_from: int) -> None:
+    site = make_site(databases=1)
+    gap = f'"skipped_from":{skipped_from},"start":3'
+    site.execute(
+        0, f"""UPDATE txstream_batch SET metas = replace(metas, '"start":2', '{gap}') WHERE txid = 2"""
+    )
+    if skipped_from == 2:  # where txid 1 ends
+        assert site.fsck().findings == ()
+    else:
+        assert "txid 1 ends p at 2, txid 2 begins it at 1" in only(site.fsck(), "ledger-ranges", ERROR).what
+
+
 # --- tables ----------------------------------------------------------------------------------------
 
 
@@ -334,6 +347,7 @@ def test_batches_that_do_not_follow_each_other(make_site: Any) -> None:
         ("UPDATE words_1 SET txid = 9 WHERE word = 'b'", "row-too-new", "(word='b') carries txid 9"),
         ("UPDATE words_1 SET txid = 0 WHERE txid = 1", "row-txid", "1 rows carry a txid below 1"),
         ("DELETE FROM words_1 WHERE txid = 3", "rows-missing", "txid 3 wrote 2 rows, and 0 rows carry it"),
+        ("DELETE FROM words_1 WHERE word = 'd'", "rows-missing", "txid 3 wrote 2 rows, and 1 rows carry it"),
     ],
 )
 def test_a_damaged_table(make_site: Any, statement: str, code: str, words: str) -> None:
@@ -390,14 +404,16 @@ def test_no_database_at_all(make_site: Any) -> None:
 
 @dataclass
 class Asked:
-    """A coordinator that answers as the test says."""
+    """A coordinator that answers as the test says. `places` are those from which it was asked to plan."""
 
     plans: dict[str, Any]
     unreadables: dict[str, Any]
     closed: bool = False
     asked: ClassVar[int] = 0
+    places: list[Any] = field(default_factory=list)
 
     def plan(self, last: Any, limit: int) -> dict[str, Any]:
+        self.places.append(dict(last))
         return self._answer(self.plans, last)
 
     def unreadable(self, metas: Any) -> dict[str, Any]:
@@ -436,6 +452,20 @@ def test_a_stored_plan_that_is_lost(make_site: Any, monkeypatch: pytest.MonkeyPa
     with_coordinator(site, monkeypatch, unreadable={"p": DataLostError("the log begins at 77")})
     finding = only(site.fsck(), "plan-lost", ERROR)
     assert finding.what == "stored plan of txid 3: the log begins at 77"
+
+
+@pytest.mark.parametrize(("spout", "planned"), [(OpaqueSpout, 2), (TransactionalSpout, 4)])
+def test_places_are_checked_where_the_last_planned_batch_ends(
+    make_site: Any, monkeypatch: pytest.MonkeyPatch, spout: Any, planned: int
+) -> None:
+    """Of an opaque topology this is the last committed one, because its plans are not stored."""
+    site = make_site(spout, txid=2)
+    site.test.restart()
+    site.test.open(4)
+    site.test.crash()
+    asked = with_coordinator(site, monkeypatch)
+    site.fsck()
+    assert [place["p"].end for place in asked.places] == [2 * planned]
 
 
 def test_a_partition_that_cannot_be_read_now(make_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:

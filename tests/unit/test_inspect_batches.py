@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from support.memory_zookeeper import MemoryZooKeeper
 from support.recovering import empty_database
 from support.states import Rig, word_table
+from support.zookeeper_backends import metas
 
 from txstream import inspect
 from txstream.api.errors import UsageError
@@ -252,6 +253,28 @@ def test_a_batch_that_fails_is_shown_before_any_ledger_has_it(
         store.advance(Txid(txid), attempt_id(1, txid), metas)
     store.write_failing(FailingBatch(Txid(2), attempt_id(2, 9), NOON, reasons))
     assert "failing" not in told("status", "words"), "it is committed"
+
+
+def test_status_shows_the_places_of_what_is_committed_not_of_what_is_planned(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    zookeeper = MemoryZooKeeper()
+    monkeypatch.setattr(status, "open_zookeeper", zookeeper.opened)
+    store = zookeeper.run_topology("words")
+
+    def told() -> Any:
+        command = ["status", "words", "--database", rig.url, "--zookeeper", "127.0.0.1:1", "--json"]
+        assert main(command) == 0
+        return json.loads(capsys.readouterr().out)
+
+    for txid in (1, 2, 3):
+        store.persist(Txid(txid), metas(10 * txid, partitions=1))
+    found = told()
+    assert (found["current_txid"], found["positions"], found["stored_plans"]) == (1, {}, [1, 2, 3])
+    store.advance(Txid(1), attempt_id(1, 1), None)
+    found = told()
+    assert (found["current_txid"], found["stored_plans"]) == (2, [2, 3])
+    assert found["positions"] == {"lines/0": 20}
 
 
 def test_status_lists_who_stands_by(

@@ -70,6 +70,23 @@ def test_every_type() -> None:
     ]
 
 
+def test_the_first_and_the_last_day_are_dates() -> None:
+    texts = [b"0001-01-01", b"9999-12-31"]
+    assert read("day date", *(b'{"day": "%s"}' % text for text in texts)) == [
+        {"day": date(1, 1, 1)},
+        {"day": date(9999, 12, 31)},
+    ]
+    times = [b"0001-01-01T00:00:00", b"9999-12-31T23:59:59.999999"]
+    declared = "at timestamp, local timestamp_ntz"
+    assert read(declared, *(b'{"at": "%sZ", "local": "%s"}' % (text, text) for text in times)) == [
+        {"at": datetime(1, 1, 1, tzinfo=UTC), "local": datetime(1, 1, 1)},
+        {
+            "at": datetime(9999, 12, 31, 23, 59, 59, 999999, UTC),
+            "local": datetime(9999, 12, 31, 23, 59, 59, 999999),
+        },
+    ]
+
+
 def test_missing_null_and_tombstones_are_nulls() -> None:
     values = (b"{}", b'{"a": null, "o": null, "l": null, "m": null}', None, b'{"o": {}, "l": [], "m": {}}')
     nothing = {"a": None, "o": None, "l": None, "m": None}

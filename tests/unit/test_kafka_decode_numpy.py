@@ -33,7 +33,7 @@ from txstream.spouts.kafka_columns import joined_batch, json_reader, record_batc
 from txstream.spouts.kafka_decode_numpy import decode
 from txstream.spouts.kafka_protocol import Partition
 from txstream.spouts.kafka_record_batches import CorruptBatchError, Fetched, decode_records
-from txstream.spouts.kafka_record_blocks import RecordColumns
+from txstream.spouts.kafka_record_blocks import Block, RecordColumns
 
 
 def read(data: bytes, start: int, end: int, **options: Any) -> object:
@@ -245,6 +245,24 @@ def test_the_columns_of_several_partitions_are_what_each_has_alone(
     assert together == made(
         lambda: pa.concat_batches([record_batch(source, reader, *part) for part in parts])
     )
+
+
+def test_only_neighbours_in_the_same_records_become_one_block() -> None:
+    """Between two others may lie the rows of another partition, which the answer to it holds."""
+    columns = RecordColumns()
+    decode_one(batch(0, [(n, n, None, b"v%d" % n, []) for n in range(9)]), 0, 9, columns)
+    ((records, _, _),) = columns.blocks
+    other = RecordColumns()
+    decode_one(batch(0, [(0, 0, None, b"w", [])]), 0, 1, other)
+
+    def part(*rows: tuple[int, int]) -> RecordColumns:
+        return RecordColumns([Block(records, first, stop) for first, stop in rows])
+
+    joined = RecordColumns.joined([part((0, 2), (2, 4)), part((4, 5)), part((7, 9)), other, part((1, 3))])
+    assert [(block.first, block.stop) for block in joined.blocks] == [(0, 5), (7, 9), (0, 1), (1, 3)]
+    expected = [*(b"v%d" % n for n in (0, 1, 2, 3, 4, 7, 8)), b"w", b"v1", b"v2"]
+    assert joined.values.to_pylist() == expected
+    assert len(joined) == len(expected)
 
 
 @pytest.mark.parametrize(

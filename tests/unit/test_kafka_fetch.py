@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from support.kafka_batches import plain
 
-from txstream.api.errors import PartitionUnavailableError
+from txstream.api.errors import DataLostError, PartitionUnavailableError, ShortReadError, TxstreamError
 from txstream.spouts.kafka import KafkaRange
 from txstream.spouts.kafka_fetch import RangeFetcher
 from txstream.spouts.kafka_protocol import Leader, TopicInfo
@@ -89,12 +89,12 @@ class Broker:
         return self.spoil(name, offset, plain(base, b"%d" % base, b"%d" % (base + 1)))
 
 
-def fetcher(broker: Broker) -> RangeFetcher:
+def fetcher(broker: Broker, *, skip_lost: bool = False) -> RangeFetcher:
     return RangeFetcher(
         cast(Any, broker),
         read_committed=True,
         fetch_timeout_seconds=TIMEOUT_SECONDS,
-        skip_lost=False,
+        skip_lost=skip_lost,
         max_partition_bytes=1 << 20,
         max_bytes=1 << 20,
     )
@@ -175,3 +175,14 @@ def test_a_broker_that_falls_silent_ends_the_batch_in_time_and_loses_its_connect
     with pytest.raises(PartitionUnavailableError, match="gave nothing for 5 s at offset 2"):
         next(run)
     assert broker.hung_up == [1]
+
+
+@pytest.mark.parametrize(("skip_lost", "error"), [(False, DataLostError), (True, ShortReadError)])
+def test_a_range_that_is_gone_ends_the_run_unless_the_next_plan_may_go_on_behind_it(
+    skip_lost: bool, error: type[TxstreamError]
+) -> None:
+    broker = Broker({"words/0": 4})
+    run = fetcher(broker, skip_lost=skip_lost).run([RangeRead("words/0", KafkaRange(0, 8))])
+    with pytest.raises(error, match="position 4: the log ends at offset 4") as raised:
+        offsets(run)
+    assert type(raised.value) is error

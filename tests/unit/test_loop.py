@@ -168,6 +168,22 @@ def test_until_a_txid(log: MemoryLog, spout: Any) -> None:
     assert rest.world.table.totals() == words(log)
 
 
+def test_a_source_that_pauses_does_not_end_a_run_before_its_txid() -> None:
+    log = MemoryLog({"a": ["x"]})
+    run = Run(World(log), until=2)
+    asked_in_vain: list[None] = []
+
+    def on_plan(last: Mapping[str, Range]) -> None:
+        if run.coordinator.current == 2:
+            if asked_in_vain:
+                log.partitions["a"] = ["x", "y"]
+            asked_in_vain.append(None)
+
+    log.on_plan = on_plan
+    run.complete()
+    assert sorted(run.world.table.batches) == [1, 2]
+
+
 @BOTH
 def test_a_second_run_goes_on_where_the_first_ended(log: MemoryLog, spout: Any) -> None:
     world = World(log, spout)

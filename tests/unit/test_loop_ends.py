@@ -280,6 +280,24 @@ def test_a_newer_fence_under_my_own_epoch_ends_the_run_too(log: MemoryLog) -> No
         run.complete()
 
 
+def test_what_a_superseded_attempt_meets_at_the_fence_does_not_end_the_run(log: MemoryLog) -> None:
+    """It is the fence of its own successor, which goes on."""
+    log.on_emit = failing_once(BatchFailedError("once"), 1)
+    run = Run(World(log))
+    late: list[TransactionAttempt] = []
+
+    def before(attempt: TransactionAttempt) -> None:
+        if not late:
+            late.append(run.runner.attempts[0])
+            stale = StaleAttemptError("the fence is at a newer attempt")
+            run.loop.workers.post(lambda: run.loop.failures.failed(late[0], stale))
+
+    run.world.table.before = before
+    run.complete()
+    assert late[0] not in run.world.table.attempts
+    assert run.world.table.totals() == words(log)
+
+
 def test_a_newer_leader_is_noticed_by_the_progress_store(log: MemoryLog) -> None:
     world = World(log)
     run = Run(world)

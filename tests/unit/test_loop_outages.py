@@ -121,6 +121,32 @@ def test_a_transactional_replay_waits_for_a_partition_that_was_lost_meanwhile(lo
     assert sorted(run.world.table.batches) == [1], "the replay held all that the first plan did"
 
 
+def test_the_stored_plans_behind_a_failed_one_wait_for_their_partitions_too() -> None:
+    log = MemoryLog({"a": ["the cat", "the dog"], "b": ["the end"]})
+    run = Run(World(log, TransactionalSpout), options={"max_spout_pending": 2})
+
+    def on_emit(attempt: TransactionAttempt, partition: str) -> None:
+        if attempt.txid == 1 and len([one for one in run.runner.attempts if one.txid == 1]) == 1:
+            both = wait_until(lambda: any(one.txid == 2 for one in run.runner.results), DEADLINE_SECONDS)
+            assert both, "the batch behind it was not processed"
+            log.hidden.add("b")
+            raise BatchFailedError("of itself, and b is lost meanwhile")
+
+    log.on_emit = on_emit
+    unreadable = run.spout.unreadable
+
+    def watched(metas: Mapping[str, Any]) -> Any:
+        answer = unreadable(metas)
+        if answer:
+            log.hidden.clear()
+        return answer
+
+    run.spout.unreadable = watched  # type: ignore[method-assign]
+    run.complete()
+    assert run.world.table.totals() == words(log)
+    assert run.loop.statistics.failed_attempts == 1, "a batch was tried without its partition"
+
+
 def test_several_partitions_are_waited_for_in_one_line_and_since_the_first_of_them(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -401,6 +401,20 @@ def test_what_was_paused_while_nothing_ran_begins_paused() -> None:
     stop(run)
 
 
+# --- how far a batch is ----------------------------------------------------------------------------------
+
+
+def test_a_txid_that_is_not_open_yet_is_not_told_as_committed() -> None:
+    world = empty_world()
+    run = driver(world).start()
+    assert order(world, Kind.TREE, txid=1).refused == "txid 1 is not open"
+    feed(run)
+    current = run.coordinator.current
+    assert order(world, Kind.TREE, txid=current).refused == f"txid {current} is not open"
+    assert "is committed" in (order(world, Kind.TREE, txid=current - 1).refused or "")
+    stop(run)
+
+
 # --- stop ------------------------------------------------------------------------------------------------
 
 
@@ -446,16 +460,17 @@ def test_a_stop_where_it_cannot_end_is_refused(at: Any, words_of_refusal: str) -
     stop(run)
 
 
-def test_a_stop_at_a_txid_holds_for_the_next_leader_until_that_is_committed() -> None:
+@pytest.mark.parametrize("at", [1, 2], ids=["current", "later"])
+def test_a_stop_at_a_txid_holds_for_the_next_leader_until_that_is_committed(at: int) -> None:
     world = empty_world()
     first = driver(world).start()
-    order(world, Kind.STOP, at=2)
+    order(world, Kind.STOP, at=at)
     first.loop.abort()
     with pytest.raises(RunAbortedError):
         first.finish()
     world.log.partitions["a"] += LINES
-    driver(world).complete()
-    assert sorted(world.table.batches) == [1, 2]
+    driver(world, "caught-up").complete()
+    assert sorted(world.table.batches) == list(range(1, at + 1))
     driver(world, "caught-up").complete()
     assert world.table.totals() == words(world.log), "carried out, it concerns nobody any more"
 

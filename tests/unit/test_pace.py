@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from support.inmemory import MemoryLog
-from support.loops import Run, World
+from support.loops import Run, World, failing_once
 
 from txstream.api.builder import TransactionalTopologyBuilder
-from txstream.api.errors import TopologyError
+from txstream.api.errors import BatchFailedError, TopologyError
 from txstream.api.spouts import OpaqueSpout
 from txstream.engine.loop.pace import FLOOR_RECORDS, Pace
 from txstream.engine.loop.workers import MonotonicClock
@@ -146,6 +146,15 @@ class Ticks(MonotonicClock):
 
     def seconds_until(self, due: float) -> float:
         return 0.0
+
+
+def test_a_replay_does_not_wait_for_the_rate() -> None:
+    """Its records were counted when they were first planned."""
+    log = MemoryLog({"a": ["x"]})
+    log.on_emit = failing_once(BatchFailedError("once"), 1)
+    run = Run(World(log), options={"max_records_per_second": 1e-9}).complete()
+    assert run.world.table.totals() == {"x": 1}
+    assert run.loop.statistics.failed_attempts == 1
 
 
 def test_a_run_waits_until_the_rate_allows_more() -> None:

@@ -163,6 +163,21 @@ def test_a_copy_of_another_attempt_is_not_built_upon(make_site: Any, commit: str
         site.test.commit(3)
 
 
+def test_a_txid_committed_in_part_runs_again_though_there_is_nothing_to_read(make_site: Any) -> None:
+    """Otherwise one database would hold the batch, and the other one would not, for as long as that lasts."""
+    site = make_site()
+    site.test.commit(2)
+    before = read_counts(site.urls[1], "words_1")
+    site.crash_between_databases(3)
+    assert read_counts(site.urls[0], "words_0") != before
+    site.source.hide("p")
+    site.test.restart()
+    site.test.commit(3)
+    assert read_counts(site.urls[0], "words_0") == read_counts(site.urls[1], "words_1") == before
+    site.source.show("p")
+    site.finish()
+
+
 @SEMANTICS
 def test_zookeeper_wiped_while_a_txid_is_committed_in_part(make_site: Any, spout: Any) -> None:
     site = make_site(spout)

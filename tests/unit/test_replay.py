@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,17 @@ from support.replays import Changed, Summary, Words, run, topology
 from txstream import inspect
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.errors import DataLostError, UsageError
-from txstream.api.reducers import Count, Sum
+from txstream.api.reducers import Count, Max, Sum
 from txstream.api.spouts import OpaqueSpout, TransactionalSpout
 from txstream.api.state import SqlState
 from txstream.api.topology import Topology
 from txstream.bolts.aggregate import CountBolt
 from txstream.bolts.sql import SqlStateBolt
 from txstream.examples.accounts import graph
+from txstream.inspect.dry_runs import DryRuns, dry_runs
+from txstream.inspect.replaying import combined
 from txstream.settings import Settings
-from txstream.spouts.memory import MemorySpout
+from txstream.spouts.memory import MemoryCoordinator, MemorySpout
 from txstream.testing import TopologyTest
 
 LINES = {"p0": ["the cat", "the dog"], "p1": ["a cat", "the end"]}
@@ -196,6 +199,36 @@ def test_what_cannot_be_replayed(source: MemorySpout, database: str) -> None:
         inspect.replay(topology(shorter), 2, settings)
 
 
+@pytest.mark.parametrize("jobs_at_once", [1, 3])
+def test_a_batch_whose_range_is_gone_is_not_run(
+    source: MemorySpout, database: str, jobs_at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A source that goes on behind lost data would read less, and tell nobody."""
+    made = topology(source)
+    settings = run(made, database)
+    ran: list[int] = []
+
+    def unreadable(self: Any, metas: Any) -> Any:
+        if any(meta.start for meta in metas.values()):
+            raise DataLostError("the log begins elsewhere")
+        return {}
+
+    monkeypatch.setattr(MemoryCoordinator, "unreadable", unreadable)
+    usual = DryRuns.run
+
+    def run_one(self: DryRuns, batch: Any) -> Any:
+        ran.append(batch.attempt.txid)
+        return usual(self, batch)
+
+    monkeypatch.setattr(DryRuns, "run", run_one)
+    with dry_runs(made, settings) as opened:
+        replayed = replace(opened, jobs_at_once=jobs_at_once).replayed([1, 2])
+        assert next(replayed)[0].attempt.txid == 1
+        with pytest.raises(DataLostError, match="txid 2 cannot be replayed: the log begins elsewhere"):
+            next(replayed)
+    assert ran == [1]
+
+
 def test_a_batch_of_an_older_txstream_has_no_digest(source: MemorySpout, database: str) -> None:
     made = topology(source)
     settings = run(made, database)
@@ -253,3 +286,10 @@ def test_counting_before_the_state_is_the_same(source: MemorySpout, database: st
     found = inspect.replay(made, 1, Settings(database=database), last=2, component="count")
     assert found.same
     assert isinstance(found.tuples, pa.Table)
+
+
+def test_a_null_delta_changes_nothing_and_a_first_one_is_the_value() -> None:
+    reducers = {"n": Sum("n"), "most": Max("most")}
+    assert combined(reducers, {"n": 1, "most": 7}, {"n": 2, "most": None}) == {"n": 3, "most": 7}
+    assert combined(reducers, {"n": 1, "most": None}, {"n": None, "most": 5}) == {"n": 1, "most": 5}
+    assert combined(reducers, None, {"n": 2, "most": 5}) == {"n": 2, "most": 5}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from support.bolts import word_count
+from support.inmemory import MemoryLog
 
 from txstream.api.errors import UsageError
-from txstream.engine.loop.slots import check_scale, fitting_scale
+from txstream.engine.loop.slots import Slots, check_scale, fitting_scale
 
 COMPONENTS = {"lines": (2, 2), "split": (1, 4), "count": (2, 3)}
 
@@ -64,3 +66,11 @@ def test_stored_slots_that_the_code_no_longer_fits_are_left_out_and_told() -> No
 
 def test_no_stored_slots_are_fine() -> None:
     assert fitting_scale({}, COMPONENTS) == ({}, [])
+
+
+def test_what_is_changed_later_keeps_what_was_changed_before() -> None:
+    slots = Slots(word_count(MemoryLog({"a": []}), parallelism=3))
+    assert slots.change({"count": 1}) == {"count": 3}
+    assert slots.change({"split": 2}) == {"split": 3}
+    assert slots.change({"count": 2}) == {"count": 1}
+    assert slots.changed == {"count": 2, "split": 2}

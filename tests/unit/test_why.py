@@ -93,6 +93,19 @@ def test_a_limit_ends_it_and_is_told(source: MemorySpout, database: str) -> None
     assert inspect.why(made, "words", ["the"], settings, limit=len(truth("the"))).is_complete
 
 
+def test_a_value_whose_last_batch_was_cut_off_by_the_limit_is_not_complete(
+    source: MemorySpout, database: str
+) -> None:
+    """Both cats are in txid 1: the batch makes the whole value, and the one part that is shown does not."""
+    made = topology(source)
+    settings = run(made, database)
+    assert [part.txid for part in inspect.why(made, "words", ["cat"], settings).parts] == [1, 1]
+    found = inspect.why(made, "words", ["cat"], settings, limit=1)
+    assert len(found.parts) == 1
+    assert not found.is_complete
+    assert found.notes == ("there are more parts; a greater limit finds them",)
+
+
 def test_ranges_alone(source: MemorySpout, database: str) -> None:
     made = topology(source)
     settings = run(made, database)

@@ -12,6 +12,7 @@ from txstream.api.errors import CorruptStateError, FencedError
 from txstream.transaction import Epoch, Txid, attempt_id
 from txstream.zookeeper import MemoryProgress, MemoryTree
 from txstream.zookeeper.tree import Operation
+from txstream.zookeeper.znode_values import StoredBatch
 
 
 @pytest.fixture
@@ -91,3 +92,11 @@ def test_a_leader_is_known_by_its_owner_id_not_by_its_number(backend: InMemory) 
     assert backend.store().claim_epoch(Epoch(0)) == 1
     with pytest.raises(FencedError, match="has a newer leader"):
         leader.verify()
+
+
+def test_a_plan_that_carries_an_attempt_is_not_emitted(backend: InMemory) -> None:
+    """Its batch is committed, or somebody writes there: either way it must not run as a plan."""
+    leader = leader_of(backend)
+    backend.put("coordinator/meta/1", StoredBatch(metas(10), attempt_id(1, 1)).encode(CODEC))
+    with pytest.raises(CorruptStateError, match="meta/1: a plan that is yet to be emitted carries attempt"):
+        leader.persist(Txid(1), metas(10))

@@ -6,6 +6,7 @@ The tests of a real ZooKeeper run the same class.
 from __future__ import annotations
 
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,7 +15,8 @@ from support.requests import LOST_BEFORE_OR_AFTER, Told, answer_all, assignment,
 from support.zookeeper_backends import Backend, Fault, InMemory, leader_of
 
 from txstream.api.errors import CorruptStateError, FencedError, ServiceUnavailableError, UsageError
-from txstream.zookeeper import InForce, Kind, LostAnswerError, Requests
+from txstream.zookeeper import InForce, Kind, LostAnswerError, ProgressStore, Requests, request_queue
+from txstream.zookeeper.tree import Node
 
 REQUEST = {
     "request": "1",
@@ -352,3 +354,46 @@ def test_only_the_newest_answers_are_kept(backend: InMemory) -> None:
     stored = json.loads(backend.get("requests/answered") or b"")
     assert [answer["request"] for answer in stored["answers"]] == asked[-40:]
     assert stored["in_force"]["slots"] == {"count": 49}
+
+
+def answered_during_the_next_read(backend: InMemory, store: ProgressStore, path: str) -> None:
+    """Have the leader answer right after the next time that somebody has read this znode."""
+    read, wanted = backend.tree.get, f"{backend.base}/{path}"
+
+    def get(path: str) -> Node | None:
+        node = read(path)
+        if path == wanted:
+            del backend.tree.get  # type: ignore[method-assign]
+            answer_all(store)
+        return node
+
+    backend.tree.get = get  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("path", ["requests/asked", "requests/answered"])
+def test_a_request_that_is_answered_during_a_read_waits_or_is_in_force(backend: InMemory, path: str) -> None:
+    """What was asked is read first. The other way round, a driver would start without what was granted."""
+    store = leader_of(backend)
+    backend.operator().ask(Kind.SCALE, {"count": 3})
+    answered_during_the_next_read(backend, store, path)
+    found = backend.operator().read()
+    assert store.read_requests() == slots(count=3)
+    if path == "requests/asked":
+        assert found == slots(count=3)
+    else:
+        assert (found.in_force.slots, waiting(found)) == ({}, [{"count": 3}])
+
+
+def test_an_answer_that_comes_while_it_is_looked_for_is_seen_at_once(
+    backend: InMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Told(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            assert self.is_set(), "it waits though the answer is there"
+            return True
+
+    monkeypatch.setattr(request_queue.threading, "Event", Told)
+    store, operator = leader_of(backend), backend.operator()
+    request_id = operator.ask(Kind.SCALE, {"count": 3})
+    answered_during_the_next_read(backend, store, "requests/answered")
+    assert operator.wait_answer(request_id, 60) is not None
