@@ -138,7 +138,7 @@ class Fenced:
 @pytest.mark.parametrize(
     ("rows", "names"),
     [((0, 0), "db0 and db1"), ((0, 1, 0), "db0 and db2"), ((0, 1, 1), "db1 and db2")],
-    ids=str,
+    ids=["both", "first-and-last", "last-two"],
 )
 def test_no_row_is_taken_for_two(rows: Sequence[int], names: str) -> None:
     shared = [[0] for _ in rows]

@@ -46,7 +46,7 @@ START = (
         sources.RECOVERY,
         "            raise one_database(topology, database.display_url, other.display_url)\n",
         "            del other\n",
-        f"{proofs.ONE_DATABASE}::test_no_row_is_taken_for_two[(0, 1, 0)]",
+        f"{proofs.ONE_DATABASE}::test_no_row_is_taken_for_two[first-and-last]",
     ),
     Guard(
         "5.2.2",
