@@ -6,6 +6,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -96,8 +97,8 @@ def test_an_account_that_may_not_ask_the_server_is_found_out_by_the_fence(
     server: PostgresServer, url: str, spelled: dict[str, str]
 ) -> None:
     name = sa.make_url(url).database
-    where = {"host": str(server.data), "port": server.port, "user": "postgres", "autocommit": True}
-    with psycopg.connect(dbname=name, **where) as connection:
+    where: dict[str, Any] = {"host": str(server.data), "port": server.port, "dbname": name}
+    with psycopg.connect(user="postgres", autocommit=True, **where) as connection:
         connection.execute("CREATE ROLE guest LOGIN")
         connection.execute(f"ALTER DATABASE {name} OWNER TO guest")
         connection.execute("REVOKE EXECUTE ON FUNCTION pg_control_system FROM PUBLIC")

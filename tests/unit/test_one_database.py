@@ -91,10 +91,13 @@ def test_a_store_under_two_urls_is_found_out_by_its_fence(source: MemorySpout, a
 def test_the_corrected_run_takes_up_what_the_refused_one_made(source: MemorySpout, alias: str) -> None:
     tree, codec = MemoryTree(), MetaCodec(MemoryRange)
 
+    def give_up(error: Exception) -> None:
+        raise error
+
     def start(first: str, second: str) -> None:
         topology = two_tables(source, alias % first, alias % second)
         targets = state_targets(topology, "", open_database, in_this_process=True)
-        take_up(topology, MemoryProgress(tree, "two", codec), targets, codec, locked=pytest.fail)
+        take_up(topology, MemoryProgress(tree, "two", codec), targets, codec, locked=give_up)
 
     with pytest.raises(TopologyError, match="one database under two URLs"):
         start("localhost", "127.0.0.1")
@@ -285,6 +288,24 @@ def test_a_file_with_two_names_is_read_once(tmp_path: Path) -> None:
             assert databases.listed_twice() == []
     finally:
         site.close()
+
+
+def test_a_url_of_the_code_without_its_password_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opening(url: str, **_: Any) -> StateBackend:
+        if "secret" not in url:
+            raise ServiceUnavailableError("no password supplied")
+        return open_database(f"sqlite:///{tmp_path}/a.db")
+
+    monkeypatch.setattr("txstream.state.open_database", opening)
+    settings = Settings(database="postgresql://me:secret@db/x", state_databases=("postgresql://app@db/x",))
+    with open_databases(settings, all_given=True) as databases:
+        assert len(databases.opened) == 1
+        assert databases.missing == []
+    settings = Settings(database="postgresql://me:secret@db/x", state_databases=("postgresql://app@db/y",))
+    with pytest.raises(ServiceUnavailableError, match="no password"), open_databases(settings):
+        pass
 
 
 def test_fsck_tells_that_a_run_took_one_database_for_two(tmp_path: Path) -> None:

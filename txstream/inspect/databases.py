@@ -141,6 +141,8 @@ def open_databases(
                     continue
                 listed, belongs = _look(database, topology_id, found)
             except TxstreamError as error:
+                if found.known[place_of(url)] is not None:
+                    continue  # it is open already, by a URL that has the password
                 if is_given and (strict or isinstance(error, UsageError)):
                     raise
                 if is_given and isinstance(error, _NoFileError) and url == settings.database_url():
