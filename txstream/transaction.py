@@ -55,11 +55,12 @@ class TransactionAttempt:
 
 
 class AttemptSequence:
-    """Hands out growing attempt ids under one epoch. A new leader raises the fences to (epoch, 0)."""
+    """Hands out growing attempt ids under one epoch: those after `after`, at which a new leader's fences are;
+    by default they are at (epoch, 0)."""
 
-    def __init__(self, epoch: Epoch) -> None:
+    def __init__(self, epoch: Epoch, after: AttemptId | None = None) -> None:
         self.epoch = epoch
-        self._sequence = 0
+        self._sequence = 0 if after is None else sequence_of(after)
 
     def next(self) -> AttemptId:
         self._sequence += 1

@@ -25,7 +25,7 @@ def url(sqlite_url: str) -> str:
 WITH_QUOTES = [
     ("select", "`order` string, `group` string", "`from` bigint, `table` bigint"),
     ("say \"x\" 'y' %s :z", "`a%(b)s` string", "`:c \"'` bigint"),
-    ("a.b", "`a.b` string", "`c.d` bigint"),
+    ("a-b", "`a.b` string", "`c.d` bigint"),
     ("größe 日本", "`ö` string", "`日` bigint"),
     ("a\\b(c)", "`[d]` string", "`e\\f` bigint"),
     ("deltas", "rowid string, excluded string", "`values` bigint, new bigint, old bigint"),

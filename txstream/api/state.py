@@ -28,6 +28,7 @@ PREV_PREFIX = "prev_"
 class SqlState:
     """One table: key columns, value columns, and, depending on the semantics, `txid` and `prev_<value>`.
 
+    `table` is a plain name without a schema: the table is in the schema that its database's URL leads to.
     `key` and `value` are DDL ("word string", "n bigint") or Arrow schemas. `url` is a SQLAlchemy URL; without
     one the run's database is used. `semantics` is the spout's unless given: a transactional spout may also
     fill an opaque table. `index_txid` adds an index that makes undoing a batch cheap and every update dearer.
@@ -58,6 +59,13 @@ class SqlState:
         if self.table.startswith("txstream_"):
             raise TopologyError(
                 f"state table {self.table!r}: names that begin with txstream_ are the framework's own"
+            )
+        if "." in self.table:
+            schema, _, name = self.table.rpartition(".")
+            raise TopologyError(
+                f"state table {self.table!r} has a dot in its name, which would not choose a schema. Name it "
+                f"{name!r}; to keep it in schema {schema!r}, say so in its url: "
+                f"postgresql://host/database?options=-csearch_path%3D{schema}, or mysql://host/{schema}"
             )
         if self.semantics is not None:
             object.__setattr__(self, "semantics", Semantics(self.semantics))

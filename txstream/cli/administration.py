@@ -17,7 +17,13 @@ from txstream.api.errors import (
 from txstream.cli.context import Cli, ask
 from txstream.cli.databases import UnknownTopologyError, open_zookeeper, warn_of_missing
 from txstream.cli.options import Id, command
-from txstream.inspect.databases import databases_of, display_place, is_missing_file, open_databases
+from txstream.inspect.databases import (
+    databases_of,
+    display_place,
+    is_missing_file,
+    open_databases,
+    without_password,
+)
 from txstream.wording import counted
 
 if TYPE_CHECKING:
@@ -207,7 +213,9 @@ def upgrade(
     done = []
     for url in (settings.database_url(), *settings.state_databases):
         if dry_run and is_missing_file(url):
-            raise ServiceUnavailableError(f"{url}: there is no such file; `txstream run` makes it")
+            raise ServiceUnavailableError(
+                f"{without_password(url)}: there is no such file; `txstream run` makes it"
+            )
         database = open_sql_database(url, connect_timeout_seconds=settings.connect_timeout_seconds)
         try:
             database.check()

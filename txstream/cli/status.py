@@ -125,9 +125,13 @@ def _check_kafka(settings: Settings) -> tuple[str, str | None]:
 
 
 def _check_database(settings: Settings) -> tuple[str, str | None]:
+    from txstream.inspect.databases import without_password
+
     with existing_database(settings) as database:
         if database is None:
-            return str(settings.database_url().partition(":///")[2]), "no file yet; a run makes it"
+            return without_password(settings.database_url()).partition(":///")[
+                2
+            ], "no file yet; a run makes it"
         return database.display_url, None
 
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from txstream.state import FenceRow, StateBackend
     from txstream.zookeeper import ZooKeeper
 
-_HIDDEN = "***"  # what `without_password` puts in place of a password
 _OPTION = "give its URL with --state-database (or state_databases in txstream.toml)"
 GRANT_REMEDY = "grant its account the right to read txstream's tables and the state tables"
 # Reading a large table may take longer than a commit.
@@ -76,6 +75,28 @@ class Databases:
     missing: list[MissingDatabase] = field(default_factory=list)
     fences: dict[str, FenceRow | None] = field(default_factory=dict)
     """Fences by URL without password; filled only if one topology was asked for."""
+    known: dict[str, StateBackend | None] = field(default_factory=dict)
+    """What each URL and each place (`place_of`) led to; None if it could not be opened."""
+
+    def at(self, url: str) -> StateBackend | None:
+        """Return the open database that a URL leads to, perhaps opened by another of its URLs."""
+        from txstream.state import place_of
+
+        return self.known.get(url) or self.known.get(place_of(url))
+
+    def listed_twice(self) -> list[tuple[str, str]]:
+        """Return pairs of URLs that one fence lists as two databases and that are one."""
+        from txstream.state import place_of
+
+        pairs = []
+        for fence in self.fences.values():
+            first: dict[int, str] = {}
+            for url in [] if fence is None else databases_of(fence):
+                one = self.at(url)
+                # A URL of a place that was open already was not opened itself, so nothing was asked about it.
+                if one is not None and place_of(other := first.setdefault(id(one), url)) != place_of(url):
+                    pairs.append((other, url))
+        return pairs
 
 
 @contextlib.contextmanager
@@ -93,31 +114,40 @@ def open_databases(
     With `strict`, ServiceUnavailableError is raised if a database of the settings does not answer; otherwise
     it is one more missing database. With `all_given`, the databases of the settings are included whether they
     know the topology or not: a deleted topology may have left tables. `for_writing` keeps the timeouts of a
-    run, since others wait for what it locks.
+    run, since others wait for what it locks. A database that several URLs lead to is opened once.
     """
     with contextlib.ExitStack() as stack:
         found = Databases()
         given = [settings.database_url(), *settings.state_databases]
         pending = deque((url, True) for url in given)
-        seen: set[str] = set()
+        places: dict[str, StateBackend] = {}
         from txstream.state import place_of
 
         while pending:
             url, is_given = pending.popleft()
-            if (place := place_of(url)) in seen:
+            # A URL that was given may have what one that a fence lists lacks: a password, another schema.
+            if url in found.known or (not is_given and place_of(url) in found.known):
                 continue
-            seen.add(place)
+            found.known[url] = None
+            found.known.setdefault(place_of(url), None)
             try:
                 database = _opened(settings, url, stack, for_writing=for_writing, is_given=is_given)
+                if database is None:
+                    continue
+                first = places.setdefault(database.place() or place_of(url), database)
+                shown = database.display_url
+                found.known |= dict.fromkeys((url, shown, place_of(url), place_of(shown)), first)
+                if first is not database:
+                    continue
                 listed, belongs = _look(database, topology_id, found)
             except TxstreamError as error:
+                if found.known[place_of(url)] is not None:
+                    continue  # it is open already, by a URL that has the password
                 if is_given and (strict or isinstance(error, UsageError)):
                     raise
                 if is_given and isinstance(error, _NoFileError) and url == settings.database_url():
                     continue  # no run has made it yet; if one has, another database names it
                 found.missing.append(_missing(url, error))
-                continue
-            if database is None:
                 continue
             if belongs or all_given or not is_given:
                 found.opened.append(database)
@@ -133,8 +163,9 @@ def _opened(
     settings: Settings, url: str, stack: contextlib.ExitStack, *, for_writing: bool, is_given: bool
 ) -> StateBackend | None:
     from txstream.state import open_database
+    from txstream.state.sql.urls import is_hidden
 
-    if _HIDDEN in url:
+    if is_hidden(url):
         raise ServiceUnavailableError("only its URL without the password is known")
     if is_missing_file(url):
         if is_given and url == settings.database_url():
@@ -147,10 +178,8 @@ def _opened(
     return database
 
 
-def _look(database: StateBackend | None, topology_id: str | None, found: Databases) -> tuple[list[str], bool]:
+def _look(database: StateBackend, topology_id: str | None, found: Databases) -> tuple[list[str], bool]:
     """Return the databases that this one names, and whether it has anything of the topology."""
-    if database is None:
-        return [], False
     if topology_id is None:
         rows = database.topologies()
         return [url for row in rows for url in databases_of(row)], True
@@ -169,12 +198,13 @@ def databases_of(fence: FenceRow) -> list[str]:
 
 def _missing(url: str, error: TxstreamError) -> MissingDatabase:
     from txstream.state.sql.errors import REMEDY
+    from txstream.state.sql.urls import is_hidden
 
     shown = without_password(url)
     remedy = "start or repair it"
     if isinstance(error, _NoFileError):
         remedy = f"restore it, or {_OPTION} if it is elsewhere"
-    elif _HIDDEN in url:
+    elif is_hidden(url):
         remedy = _OPTION
     elif isinstance(error, SchemaRevisionError):
         remedy = upgrade_remedy(shown)
@@ -195,16 +225,10 @@ def upgrade_remedy(url: str) -> str:
 
 
 def without_password(url: str) -> str:
-    """Return a URL without its password; if it cannot be parsed, only the part before the first colon."""
-    from sqlalchemy import make_url
-    from sqlalchemy.exc import ArgumentError
+    """Return a URL without its secrets; if it cannot be parsed, only the part before the first colon."""
+    from txstream.state.sql.urls import shown
 
-    from txstream.state.sql.urls import without_password
-
-    try:
-        return url if _HIDDEN in url else without_password(make_url(url))
-    except (ArgumentError, ValueError):
-        return f"{url.partition(':')[0]}:..."
+    return shown(url)
 
 
 @contextlib.contextmanager
@@ -262,7 +286,7 @@ def display_place(settings: Settings) -> str:
     """Return the settings' database for a message, which says so if a SQLite file does not exist."""
     url = settings.database_url()
     if is_missing_file(url):
-        return f"{url.partition(':///')[2]} (no such file)"
+        return f"{without_password(url).partition(':///')[2]} (no such file)"
     return without_password(url)
 
 

@@ -33,7 +33,7 @@ from txstream.digests import TableDigest
 from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
 from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
 from txstream.engine.commit.committer import merged_deltas
-from txstream.inspect.databases import Databases, topology_databases, with_states_of, without_password
+from txstream.inspect.databases import Databases, topology_databases, with_states_of
 from txstream.inspect.fsck_source import asked
 from txstream.inspect.ledgers import COMMITTED, no_such_txid
 from txstream.inspect.tables import place_of_table
@@ -96,11 +96,13 @@ class DryRuns:
         several = len(self.databases.opened) > 1
         found = []
         for component, bolt in self._committers(below_committer=False):
-            url = (bolt.state.url or self.settings.database_url()) if several else None
-            wanted = None if url is None else without_password(url)
+            place = self.databases.at(bolt.state.url or self.settings.database_url())
+            wanted = place.display_url if several and place is not None else None
             database = None
-            with contextlib.suppress(StateTableError):  # a state of this code that no run has let join yet
-                database = place_of_table(self.topology.id, bolt.state.table, self.databases, wanted)
+            # A state of this code may be in a database or table that no run has let join yet.
+            with contextlib.suppress(StateTableError):
+                if wanted is not None or not several:
+                    database = place_of_table(self.topology.id, bolt.state.table, self.databases, wanted)
             found.append(ReplayedTable(bolt.state.table, component, bolt, database))
         return found
 

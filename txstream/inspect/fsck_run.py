@@ -56,6 +56,7 @@ def fsck(
             settings,
             topology=topology,
             missing=databases.missing,
+            listed_twice=databases.listed_twice(),
             leader=lambda: zookeeper.leader(topology_id),
         )
 
@@ -68,6 +69,7 @@ def fsck_in(
     *,
     topology: Topology | None = None,
     missing: Sequence[MissingDatabase] = (),
+    listed_twice: Sequence[tuple[str, str]] = (),
     leader: Callable[[], str | None] = lambda: None,
 ) -> FsckReport:
     """Do what `fsck` does, over services that are open already."""
@@ -86,6 +88,7 @@ def fsck_in(
         return FsckReport(topology_id, (checked,), tuple(check_all(snapshot, codec, is_whole=False)))
     source = source_of(known, topology, settings)
     found = [_not_opened(one) for one in missing]
+    found += [_one_database(*urls) for urls in listed_twice]
     if not databases and not missing and snapshot.identity is not None:
         found.append(_no_database())
     found += check_all(snapshot, codec, is_whole=bool(databases) and not missing)
@@ -105,6 +108,15 @@ def _kept(snapshot: Snapshot) -> Identity | None:
 
 def _not_opened(one: MissingDatabase) -> Finding:
     return Finding("database-missing", Severity.ERROR, one.database, one.reason, one.remedy)
+
+
+def _one_database(one: str, other: str) -> Finding:
+    return Finding(
+        "database-twice", Severity.ERROR, other,
+        f"it is the same database as {one}, and the last run took it for another one: a batch that was "
+        f"committed in one table only may have been taken for whole",
+        "give all states in it the same URL, and count again under another id",
+    )  # fmt: skip
 
 
 def _no_database() -> Finding:

@@ -22,9 +22,8 @@ from txstream.api.errors import (
 )
 from txstream.batch_metas import MetaCodec
 from txstream.engine.start.identity import identity_of
-from txstream.engine.start.recovery import decide, take_over
+from txstream.engine.start.recovery import decide, prove_distinct, take_over
 from txstream.inspect.databases import (
-    databases_of,
     is_dead,
     nowhere,
     open_databases,
@@ -38,7 +37,7 @@ from txstream.inspect.records import Recovery
 from txstream.inspect.snapshot import DatabasePart, Depth, OpenStore, Snapshot, take
 from txstream.semantics import Semantics
 from txstream.settings import Settings
-from txstream.state import StateBackend, place_of
+from txstream.state import StateBackend
 from txstream.zookeeper import Identity, Leadership
 
 if TYPE_CHECKING:
@@ -117,7 +116,9 @@ def recover_in(
             changes.append(f"made the fence of {one.url} again")
     store = open_store(codec)
     store.mend_epoch()
-    epoch = take_over(store, [one.of(topology_id, identity.uuid, identity.semantics) for one in databases])
+    states = [one.of(topology_id, identity.uuid, identity.semantics) for one in databases]
+    epoch = take_over(store, states)
+    prove_distinct(topology_id, states, epoch)
     # From here on no older driver can change what is read. Until here one may have let a state join.
     snapshot, identity = look()
     rebuilt = rebuilt_from(snapshot, identity.semantics, codec)
@@ -214,10 +215,7 @@ def problem_of(snapshot: Snapshot, identity: Identity, codec: MetaCodec[Any]) ->
 
 def _join_again(identity: Identity, lost: DatabasePart, snapshot: Snapshot) -> None:
     """Make a deleted fence again, at attempt 0. It is raised above all others next."""
-    parts = snapshot.databases
-    listed = next((databases_of(one.fence) for one in parts if one.fence and databases_of(one.fence)), [])
-    urls = {place_of(url): url for url in [*listed, *(one.url for one in parts)]}
-    kept = {"identity": identity.to_document(), "databases": sorted(urls.values())}
+    kept = {"identity": identity.to_document(), "databases": sorted(one.url for one in snapshot.databases)}
     life = lost.database.of(snapshot.topology, identity.uuid, identity.semantics)
     life.join(first_run=True, identity=kept)
 

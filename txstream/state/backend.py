@@ -49,6 +49,16 @@ class StateBackend(ABC):
     def check(self) -> None:
         """Raise ServiceUnavailableError, with the remedy, unless the store answers in time."""
 
+    def place(self) -> str | None:
+        """Return which place this is, as the store itself knows it: the same text through every URL of one
+        store, another text for any other store. None if the store cannot tell, or nothing is there yet.
+
+        Whoever only reads, such as `txstream fsck`, counts one store under two URLs once by this. A leader
+        needs it only to refuse them before it makes anything: it proves by the fences that its stores are
+        different ones. Optional: the default returns None.
+        """
+        return None
+
     @abstractmethod
     def ensure_framework_tables(self) -> None:
         """Create what fence and ledger are kept in, where it is missing. Raises SchemaRevisionError where

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import pyarrow as pa
 from sqlalchemy import make_url
@@ -74,17 +75,19 @@ def state_targets(
 ) -> list[StateTarget]:
     """Return the topology's states by database. A state without a URL is in `default_url`.
 
-    A topology without any state has its fence and ledger in `default_url`. With `in_this_process`, bolts run
-    in this process and can open every database. Raises TopologyError when two states fill one table (`build`
-    cannot see it if one has no URL), and when executors would write into a database that they cannot open.
+    A topology without any state has its fence and ledger in `default_url`. Each state is written through its
+    own URL; whether two URLs are one database shows when they are asked (`take_up`). With `in_this_process`,
+    bolts run in this process and can open every database. Raises TopologyError when two states fill one table
+    (`build` cannot see it if one has no URL), and when executors would write into a database that they cannot
+    open.
     """
     found: dict[str, _Found] = {}
-    spelled: dict[str, str] = {}  # the first URL found for each place
+    spelled: dict[object, str] = {}  # the first spelling of each URL
     owners: dict[tuple[str, str], str] = {}
 
     def add(spec: TableSpec, component: str, owner: str, *, by_bolts: bool) -> None:
         url = spec.state.url or default_url
-        url = spelled.setdefault(place_of(url), url)
+        url = spelled.setdefault(_meaning(url), url)
         other = owners.setdefault((url, spec.state.table.lower()), owner)
         if other != owner:
             raise TopologyError(
@@ -120,7 +123,24 @@ def state_targets(
             one_writer=_is_sqlite(url),
         )
 
-    return [target(url, here) for url, here in found.items()]
+    targets = [target(url, here) for url, here in found.items()]
+    shown: set[str] = set()
+    for one in targets:
+        if (url := one.database.display_url) in shown:
+            raise TopologyError(
+                f"topology {topology.id!r}: two URLs of its states differ only in what is hidden of {url}, "
+                f"so nobody could tell one from the other; give these states the same URL"
+            )
+        shown.add(url)
+    return targets
+
+
+def _meaning(url: str) -> object:
+    """Return a value that is equal for two spellings of one URL: the same place, and the same of all else. A
+    URL that differs in its user or in an option is another one and never stands in for the first."""
+    rest = url.partition("://")[2]
+    options = parse_qsl(rest.partition("?")[2], keep_blank_values=True)
+    return place_of(url), rest.rpartition("@")[0], tuple(sorted(options))
 
 
 def _refuse_executors(topology: Topology, database: StateBackend, written_by_bolts: Collection[str]) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ from txstream.api.errors import CorruptStateError, IdentityMismatchError, Progre
 from txstream.api.topology import Topology
 from txstream.batch_metas import to_json
 from txstream.engine.commit.committer import StateTarget
-from txstream.engine.start.recovery import patiently
+from txstream.engine.start.recovery import one_database, patiently
 from txstream.state import FenceLockedError, StateBackend, TopologyStates
 from txstream.transaction import FIRST_TXID, AttemptId
 from txstream.zookeeper import Identity, ProgressStore
@@ -80,15 +80,19 @@ def claim_identity(
 
     It is the stored identity if that is the same topology (states may have been added since), or a new one if
     there was none. While a frozen writer holds a database's lock, `locked` is called before each further try;
-    it raises to give up. Raises IdentityMismatchError, ProgressMismatchError, StateTableError or
-    SchemaRevisionError.
+    it raises to give up. Raises IdentityMismatchError, ProgressMismatchError, StateTableError,
+    SchemaRevisionError, or TopologyError where two targets say that they are one place.
     """
     mine = identity_of(topology)
     stored = compared = store.read_identity()
     if compared is not None:
         _refuse_other(topology.id, compared, mine)
+    places: dict[str | None, str] = {}
     for target in targets:
+        _refuse_known_place(topology.id, target.database, places)
         target.database.ensure_framework_tables()
+        if len(targets) > 1:  # by now there is something that can be asked which place it is
+            places[target.database.place()] = target.database.display_url
         if stored is None:
             stored = _refuse_orphan(topology.id, store, target.database)
     identity = store.create_identity(mine) if stored is None else stored
@@ -118,6 +122,14 @@ def claim_identity(
             _undo(topology.id, store, identity, [*joined, target.database])
         raise
     return claim
+
+
+def _refuse_known_place(topology_id: str, database: StateBackend, places: Mapping[str | None, str]) -> None:
+    """Raise TopologyError if a database says that it is one of those before it, so that nothing is made twice
+    in it. A store that cannot tell is found out by its fence, once it has one (`prove_distinct`)."""
+    place = database.place() if places else None
+    if place is not None and place in places:
+        raise one_database(topology_id, places[place], database.display_url)
 
 
 def kept_of(identity: Identity, databases: Iterable[StateBackend | TopologyStates]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from txstream.engine.start.recovery import Resume, patiently
 from txstream.semantics import Semantics
 from txstream.state import BatchRecord, FenceLockedError, TopologyStates
 from txstream.state.records import COMMITTED
-from txstream.transaction import FIRST_TXID, Epoch, Txid, attempt_id
+from txstream.transaction import FIRST_TXID, AttemptId, Txid
 from txstream.zookeeper import Identity, ProgressStore
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ def settle_changes(
     store: ProgressStore,
     states: Sequence[TopologyStates],
     newcomers: Sequence[TopologyStates],
-    epoch: Epoch,
+    fence: AttemptId,
     resume: Resume,
     codec: MetaCodec[Any],
     *,
@@ -71,9 +71,9 @@ def settle_changes(
 ) -> Identity:
     """Migrate tables that grew, let added states join, and return the identity from now on.
 
-    Raises StateTableError for a change that must wait until a partly committed txid is done.
+    Every fence is at `fence`. Raises StateTableError for a change that must wait until a partly committed
+    txid is done.
     """
-    fence = attempt_id(epoch, 0)
     unfinished = min(resume.replays, default=None)
     for one in states:
         for sentence in patiently(partial(one.migrate, fence, unfinished=unfinished), locked):

@@ -2,7 +2,8 @@
 
 Invariants. Nothing that the decision depends on is read before every fence of every database is raised, so
 that no older leader can change it afterwards. A disagreement that the rules do not explain is an error that
-names both figures; nothing is guessed.
+names both figures; nothing is guessed. The ledgers that a decision compares are of different databases: one
+row is never taken for two witnesses.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from txstream.api.errors import ProgressMismatchError
+from txstream.api.errors import ProgressMismatchError, TopologyError
 from txstream.batch_metas import BatchMetas, MetaCodec
 from txstream.semantics import Semantics
 from txstream.state import BatchRecord, FenceLockedError, FenceRow
@@ -92,6 +93,42 @@ def take_over(
     for database in databases:
         patiently(partial(database.raise_fence, attempt_id(epoch, 0)), still_mine)
     return epoch
+
+
+def prove_distinct(
+    topology: str,
+    databases: Sequence[FencedStates],
+    epoch: Epoch,
+    *,
+    locked: Callable[[FenceLockedError], None] = _give_up,
+) -> AttemptId:
+    """Prove that no two of these are one database, and return the attempt at which every fence is afterwards.
+
+    Each fence gets a value of its own, and all are read again: one database under two URLs has one fence.
+    Call it after `take_over`. Raises TopologyError that names both, and StaleAttemptError if another leader
+    has raised a fence meanwhile.
+    """
+    own = [attempt_id(epoch, number) for number in range(len(databases))]
+    if len(own) == 1:
+        return own[0]
+    for number, database in enumerate(databases[1:], 1):  # the first one's fence has its value already
+        patiently(partial(database.raise_fence, own[number]), locked)
+    for number, database in enumerate(databases):
+        fence = database.read_fence()
+        if fence is not None and fence.attempt in own[number + 1 :]:
+            other = databases[own.index(fence.attempt)]
+            raise one_database(topology, database.display_url, other.display_url)
+    for database in databases:
+        patiently(partial(database.raise_fence, own[-1]), locked)
+    return own[-1]
+
+
+def one_database(topology: str, one: str, other: str) -> TopologyError:
+    """Return the error for two URLs of one database, which has one fence and one ledger."""
+    return TopologyError(
+        f"topology {topology!r}: {one} and {other} are one database under two URLs; give all states in it "
+        f"the same URL, or no URL if it is the run's own database"
+    )
 
 
 def patiently(step: Callable[[], T], locked: Callable[[FenceLockedError], None]) -> T:

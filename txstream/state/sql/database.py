@@ -14,7 +14,13 @@ import pyarrow as pa
 from sqlalchemy import Connection, delete, select
 from sqlalchemy.exc import DBAPIError
 
-from txstream.api.errors import CorruptStateError, StateTableError, StateValueError
+from txstream.api.errors import (
+    CorruptStateError,
+    ServiceUnavailableError,
+    StateTableError,
+    StateValueError,
+    TxstreamError,
+)
 from txstream.state.backend import StateBackend
 from txstream.state.records import BatchRecord, FenceRow, TableSpec, TopologyLife
 from txstream.state.sql import fence, framework_revisions as revisions, ledger, tables as state_tables
@@ -52,6 +58,17 @@ class StateDatabase(StateBackend):
             seconds = self._dialect.connect_timeout_seconds
             with self.sessions.reading("a first question", seconds) as connection:
                 connection.execute(select(1))
+
+    def place(self) -> str | None:
+        if not self._dialect.is_there():
+            return None
+        try:
+            with self.sessions.reading("which place it is") as connection:
+                return self._dialect.place(connection)
+        except (ServiceUnavailableError, CorruptStateError):
+            raise
+        except TxstreamError:
+            return None  # a server without these functions, or an account that may not call them
 
     def ensure_framework_tables(self) -> None:
         """Create the framework's tables where there are none. Raises SchemaRevisionError for a revision that

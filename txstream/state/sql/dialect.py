@@ -130,6 +130,10 @@ class StateDialect(ABC):
         """Does the database exist, so that connecting would not create it?"""
         return True
 
+    @abstractmethod
+    def place(self, connection: Connection) -> str | None:
+        """Return which place the framework's tables are in, or would be made in; see `StateBackend.place`."""
+
     @contextlib.contextmanager
     def deadline(self, connection: Connection, seconds: float | None = None) -> Iterator[Touch]:
         """Break `connection` off when the server is silent for `seconds` while the block runs; by default

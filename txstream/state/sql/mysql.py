@@ -35,6 +35,7 @@ from sqlalchemy import (
     event,
     func,
     literal_column,
+    text,
     types,
 )
 from sqlalchemy.dialects import mysql
@@ -61,6 +62,12 @@ _PATIENT = "txstream_patient"
 _ALL_ROWS = 2**64 - 1
 # A lock's name is shared by the whole server and has at most 64 characters. MySQL 9.6 removed SHA1.
 _LOCK = "CONCAT('txstream ', LEFT(SHA2(DATABASE(), 256), 40))"
+# Each server has some of these; which, depends on its kind and version.
+_SERVER = (
+    "SHOW GLOBAL VARIABLES WHERE variable_name IN "
+    "('server_uuid', 'server_uid', 'hostname', 'port', 'socket', 'datadir')"
+)
+_DATABASE = "SELECT IF(@@lower_case_table_names, LOWER(DATABASE()), DATABASE())"
 _LONGEST_IDENTIFIER = 64
 _LONGEST_FILE_NAME = 251  # 255 with its extension
 _LARGEST_FLOAT = 3.4028234663852886e38
@@ -173,6 +180,10 @@ class MySQLDialect(ServerDialect):
     def descriptor(self, connection: Connection) -> int | None:
         line = driver_of(connection)._sock
         return None if line is None else int(line.fileno())
+
+    def place(self, connection: Connection) -> str | None:
+        server = sorted(f"{name}={value}" for name, value in connection.execute(text(_SERVER)))
+        return "/".join(["mysql", *server, str(connection.execute(text(_DATABASE)).scalar_one())])
 
     def lock_definitions(self, connection: Connection) -> None:
         # A session's lock, because each CREATE ends the transaction. It is released when the connection goes

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pyarrow as pa
 from sqlalchemy import (
@@ -29,6 +29,7 @@ from sqlalchemy import (
     func,
     literal_column,
     select,
+    text,
     types,
 )
 from sqlalchemy.dialects import postgresql
@@ -40,6 +41,13 @@ from txstream.state.sql.errors import Failure, Kind, driver_error, one_line
 from txstream.state.sql.postgresql_statements import BYTE_ORDER, UnnestLookup, UnnestUpsert, plain_type
 from txstream.state.sql.server_timeouts import ServerDialect, driver_of
 
+# A copy of a server's files has its system identifier, and a timeline of its own once it is promoted. The
+# schema is the one that the search path leads to, whatever set it.
+_PLACE = text(
+    "SELECT concat_ws('/', 'postgresql', (SELECT system_identifier FROM pg_control_system()), "
+    "(SELECT timeline_id FROM pg_control_checkpoint()), (SELECT oid FROM pg_database WHERE datname = "
+    "current_database()), coalesce(to_regclass('txstream_fence')::oid::text, current_schema()))"
+)
 _DEFINITIONS_LOCK = 0x74787374  # "txst": all users of the database share the numbers of advisory locks
 
 # https://www.postgresql.org/docs/current/errcodes-appendix.html: codes first, then whole classes.
@@ -115,6 +123,9 @@ class PostgreSQLDialect(ServerDialect):
 
     def descriptor(self, connection: Connection) -> int:
         return int(driver_of(connection).fileno())
+
+    def place(self, connection: Connection) -> str | None:
+        return cast("str | None", connection.execute(_PLACE).scalar())
 
     def lock_definitions(self, connection: Connection) -> None:
         connection.execute(select(func.pg_advisory_xact_lock(_DEFINITIONS_LOCK)))

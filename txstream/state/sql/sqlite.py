@@ -110,6 +110,10 @@ class SQLiteDialect(StateDialect):
     def is_there(self) -> bool:
         return self.path.exists()
 
+    def place(self, connection: Connection) -> str | None:
+        found = self.path.stat()  # a second path to a file, by a link or a mount, is the same file
+        return f"sqlite:{found.st_dev}:{found.st_ino}"
+
     def hold_fence(self, connection: Connection, topology: str, uuid: str, attempt: int) -> bool:
         # SQLite has no FOR SHARE, and SQLAlchemy drops it silently. This update changes nothing, but takes
         # the database's only write lock.

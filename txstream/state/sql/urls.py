@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from urllib.parse import quote_plus, unquote_plus
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -28,8 +30,16 @@ SQL_SCHEMES = frozenset(name.partition("+")[0] for name in _DIALECTS)
 """The schemes of SQL databases' URLs, without `+driver`."""
 
 EXAMPLES = "sqlite:///state.db, postgresql://user@host/name or mysql://user@host/name"
-_SECRETS = ("password", "sslpassword", "ssl_key_password")
+_SECRET = re.compile("pass|pwd|secret|token|key", re.IGNORECASE)  # in the name of an option
+_HIDDEN = "***"
 _PORTS: dict[type[StateDialect], int] = {PostgreSQLDialect: 5432, MySQLDialect: 3306}
+# What names the server, the database or the schema beside host, port and database of the URL.
+_PLACES: dict[type[StateDialect], tuple[str, ...]] = {
+    PostgreSQLDialect: (
+        "dbname", "hostaddr", "options", "passfile", "service", "servicefile", "target_session_attrs",
+    ),
+    MySQLDialect: ("database", "db", "init_command", "read_default_file", "read_default_group"),
+}  # fmt: skip
 
 
 def dialect_of(url: str, connect_timeout_seconds: float, message_timeout_seconds: float) -> StateDialect:
@@ -59,9 +69,11 @@ def dialect_of(url: str, connect_timeout_seconds: float, message_timeout_seconds
 
 
 def place_of(url: str) -> str:
-    """Return the same text for every spelling of one database's URL, which has one fence and one ledger. The
-    user and the options are ignored, except options that name the server. A URL that is not understood is its
-    own place."""
+    """Return the same text for every spelling of one database's URL. The user is ignored, and all options but
+    those that name a place. A URL that is not understood is its own place.
+
+    Different texts may still mean one database: only the database itself can tell (`StateBackend.place`).
+    """
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
@@ -71,15 +83,23 @@ def place_of(url: str) -> str:
         return f"sqlite:{Path(parsed.database or '').resolve()}"
     name = parsed.drivername if kind is None else kind.__name__
     # A socket's path is an option, and its case matters.
-    host = (parsed.host or "").lower() or parsed.query.get("unix_socket") or parsed.query.get("host") or ""
-    port = parsed.port or parsed.query.get("port") or (None if kind is None else _PORTS.get(kind))
-    return f"{name}:{host}:{port}/{parsed.database}"
+    host = parsed.query.get("unix_socket") or parsed.query.get("host") or (parsed.host or "").lower()
+    port = parsed.query.get("port") or parsed.port or (None if kind is None else _PORTS.get(kind))
+    options = () if kind is None else _PLACES.get(kind, ())
+    named = "".join(f"&{one}={parsed.query[one]}" for one in options if one in parsed.query)
+    return f"{name}:{host}:{port}/{parsed.database}{named}"
 
 
 def without_password(url: URL) -> str:
     """Return a URL that may be printed and logged: its secrets are replaced with ***."""
-    hidden = {name: "***" for name in _SECRETS if name in url.query}
-    return url.update_query_dict(hidden).render_as_string(hide_password=True)
+    hidden = {name: _HIDDEN for name in url.query if _SECRET.search(name)}
+    rendered = url.update_query_dict(hidden).render_as_string(hide_password=True)
+    return rendered.replace(quote_plus(_HIDDEN), _HIDDEN)
+
+
+def is_hidden(url: str) -> bool:
+    """Tell whether a URL was made by `without_password` and lacks a secret."""
+    return _HIDDEN in unquote_plus(url)
 
 
 def _refuse_no_file(url: URL) -> None:

@@ -45,7 +45,8 @@ def nothing_known_is_no_error(trial: StateTrial) -> None:
 
 @CHECKS.promise(
     "openings-are-one-store",
-    "Every opening sees what another has committed, even after `close`; a closed backend can be used again.",
+    "Every opening sees what another has committed, even after `close`, and says the same `place`, if any; a "
+    "closed backend can be used again.",
     "keep only connections, and what can be read again, in the object",
 )
 def openings_are_one_store(trial: StateTrial) -> None:
@@ -53,6 +54,8 @@ def openings_are_one_store(trial: StateTrial) -> None:
     other = life.at(trial.open())
     life.commit(1, {"a": 1})
     other.holds({"a": 1}, "through another opening")
+    places = [trial.ask("the store is asked which place it is", one.store.place) for one in (life, other)]
+    trial.require("the place, through another opening", *places)
     other.commit(2, {"a": 1, "b": 1})
     life.holds({"a": 2, "b": 1}, "through the first one")
     trial.ask("the store is closed", life.store.close)
