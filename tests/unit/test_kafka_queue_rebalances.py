@@ -118,13 +118,17 @@ class Consumer:
         pass
 
 
-def gained(answer: dict[TopicPartition, list[Any]]) -> Poll:
+def answer(*offsets: int) -> Poll:
+    return lambda consumer: records(*offsets)
+
+
+def gained(found: dict[TopicPartition, list[Any]]) -> Poll:
     """A poll in which the spout loses the partition and gains it again."""
 
     def poll(consumer: Consumer) -> dict[TopicPartition, list[Any]]:
         consumer.spout.lost([PLACE])
         consumer.spout.gained([PLACE])
-        return answer
+        return found
 
     return poll
 
@@ -241,7 +245,7 @@ def test_only_the_task_with_the_first_partition_says_where_a_group_begins(
 def test_it_is_polled_while_its_buffer_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the group takes the task for dead, and what it has is processed by another one, too."""
     polls: list[Poll] = [gained({})]
-    polls += [lambda consumer, at=at: records(*range(at, at + 500)) for at in range(0, 2500, 500)]
+    polls += [answer(*range(at, at + 500)) for at in range(0, 2500, 500)]
     spout, consumer = opened(monkeypatch, polls)
     wait_until(lambda: consumer.paused_polls > 3, "polls of paused partitions", 10)
     assert len(consumer.polls) == 3
