@@ -350,7 +350,9 @@ class TrackedDriver:
             self._stopped_by = request.asked_by
             self._stopped.set()
         elif request.kind == Kind.STOP:
-            return "tracked tuples have no txids; leave --at out"
+            return "it tracks tuples, which have no txids; leave --at out"
+        elif request.kind == Kind.TREE:
+            return "it tracks tuples: it has no batches"
         else:
             return f"tracked tuples know no {request.kind}; stop the topology and run it with other slots"
         return None
