@@ -7,9 +7,16 @@ Invariants:
 - A partition that the group takes away is forgotten, with everything pending of it: its next owner continues
   from the committed offset. A later ack changes nothing, even if the partition has come back: message ids
   carry the number of the assignment.
+- The group has an offset for every partition before a record of it is read. The first ones are committed for
+  all partitions of a topic at once, by the task that has its first partition. So where a topic has some, a
+  partition without one is new, and begins at its beginning.
 - Only the reader's thread, `_read`, polls Kafka's consumer: joining a group takes polls that wait, and the
-  spout's own thread must not wait. Pending rows are shared with it, and with the group's callbacks on a
-  thread of the client, under `_lock`. Nobody holds the lock while waiting for Kafka.
+  spout's own thread must not wait. It polls as long as the task lives, with its partitions paused while
+  nothing more is wanted; otherwise the group would take it for dead. Pending rows are shared with it, and
+  with the group's callbacks on a thread of the client, under `_lock`. Nobody holds the lock while waiting
+  for Kafka.
+- The task waits for something unless Kafka said lately, after the last record was read, that the whole group
+  is at the end of every partition, whoever has it.
 """
 
 from __future__ import annotations
@@ -39,12 +46,18 @@ from txstream.spouts.kafka_arguments import ALL_OTHERS
 from txstream.spouts.kafka_columns import json_reader, record_batch
 from txstream.spouts.kafka_protocol import Partition, reason_of
 from txstream.spouts.kafka_record_blocks import RecordColumns, Records
+from txstream.wording import counted
 
 log = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 5.0
 _POLL_MILLISECONDS = 500
-_PAUSE_SECONDS = 0.02
+_FULL_MILLISECONDS = 20
+_ANSWER_MILLISECONDS = 2000
+# What Kafka said of the ends holds for so long: a poll and the question may take a second or two.
+_FRESH_SECONDS = 5.0
+_LOOK_SECONDS = 0.5
+_LOOK_AGAIN_SECONDS = 5.0
 _POLL_RECORDS = 500
 _MOST_READY = 2 * _POLL_RECORDS
 _STARTS = ("earliest", "latest")
@@ -84,9 +97,10 @@ class KafkaQueueSpout(Spout):
     dies, its open records come again, to whoever gets its partitions, and so do completed records after the
     oldest open one: offsets are committed only up to that one. The same holds for a partition that moves.
 
-    source: topics, formats and connection. `starting_offsets` may only be "earliest" or "latest", for
-        partitions of which the group has no offset; `on_data_loss` says what happens when the group's offset
-        is no longer there; `max_records_per_partition` does not apply.
+    source: topics, formats and connection. `starting_offsets` may only be "earliest" or "latest", for topics
+        of which the group has no offset. What it comes to is committed before the first record is read.
+        Partitions that a topic gets later begin at their beginning. `on_data_loss` says what happens when the
+        group's offset is no longer there; `max_records_per_partition` does not apply.
     group: the consumer group, by default the topology's id. Other members must use cooperative-sticky
         assignment too.
     commit_seconds: how often offsets are committed.
@@ -111,7 +125,7 @@ class KafkaQueueSpout(Spout):
         if len(source.starting_offsets) > 1 or start not in _STARTS:
             raise TopologyError(
                 "KafkaQueueSpout takes its offsets from the group; starting_offsets must be 'earliest' or "
-                "'latest', for partitions of which the group has none"
+                "'latest', for topics of which the group has none"
             )
         if source.max_records_per_partition is not None:
             raise TopologyError(
@@ -141,8 +155,12 @@ class KafkaQueueSpout(Spout):
         self._ready: deque[KafkaMessage] = deque()
         self._active = True
         self._stopping = threading.Event()
-        self._joined = threading.Event()
         self._error: Exception | None = None
+        self._group = self.group or context.topology_id
+        # When Kafka was last asked for the ends, and what was missing then; None once a record came after it.
+        self._looked: tuple[float, str | None] | None = None
+        self._look_at = 0.0
+        self._others: dict[TopicPartition, int] = {}
         with self._kafka():
             self._consumer = KafkaConsumer(
                 **{
@@ -150,7 +168,7 @@ class KafkaQueueSpout(Spout):
                     **source.client_options,
                 },
                 bootstrap_servers=source.address(context).split(","),
-                group_id=self.group or context.topology_id,
+                group_id=self._group,
                 isolation_level=source.isolation_level,
                 enable_auto_commit=False,
                 auto_offset_reset="none",
@@ -164,8 +182,6 @@ class KafkaQueueSpout(Spout):
             self._consumer.subscribe(topics=source.selection.names, listener=_Listener(self))
         self._reader = threading.Thread(target=self._read, name=f"{context.component} reader", daemon=True)
         self._reader.start()
-        # Wait for partitions: `--until caught-up` takes a spout that emits nothing for one that has nothing.
-        self._joined.wait(context.connect_timeout_seconds)
 
     def next_tuple(self) -> None:
         """Raises the reader's error: DecodeError, DataLostError, ServiceUnavailableError."""
@@ -177,6 +193,12 @@ class KafkaQueueSpout(Spout):
                 return
         if self._error is not None:
             raise self._error
+
+    def waiting_for(self) -> str | None:
+        looked = self._looked
+        if looked is None or time.monotonic() - looked[0] > _FRESH_SECONDS:
+            return f"an answer of Kafka about the ends of {', '.join(map(repr, self.source.selection.names))}"
+        return looked[1]
 
     def ack(self, message_id: MessageId) -> None:
         assert isinstance(message_id, KafkaMessage)
@@ -236,10 +258,7 @@ class KafkaQueueSpout(Spout):
         commit_at = time.monotonic()
         try:
             while not self._stopping.is_set():
-                if len(self._ready) < _MOST_READY:
-                    self._poll()
-                else:
-                    self._stopping.wait(_PAUSE_SECONDS)
+                self._poll()
                 if time.monotonic() >= commit_at:
                     offsets = self._due(list(self._assigned))
                     if offsets:
@@ -260,7 +279,8 @@ class KafkaQueueSpout(Spout):
             self._consumer.close(autocommit=False, timeout_ms=int(_CLOSE_SECONDS * 1000))
 
     def _poll(self) -> None:
-        if self._active:
+        is_full = len(self._ready) >= _MOST_READY
+        if self._active and not is_full:
             self._consumer.resume(*self._consumer.paused())
         else:  # polling paused partitions keeps the task in the group
             self._consumer.pause(*self._consumer.assignment())
@@ -268,11 +288,16 @@ class KafkaQueueSpout(Spout):
         found: dict[TopicPartition, list[Any]] = {}
         with self._kafka():
             try:
-                found = self._consumer.poll(_POLL_MILLISECONDS, max_records=_POLL_RECORDS)
+                milliseconds = _FULL_MILLISECONDS if is_full else _POLL_MILLISECONDS
+                found = self._consumer.poll(milliseconds, max_records=_POLL_RECORDS)
+                if not found and not is_full and time.monotonic() >= self._look_at:
+                    self._look()
             except NoOffsetForPartitionError as error:
                 self._begin(error.args[0])
             except OffsetOutOfRangeError as error:
                 self._passed_over(error.args[0])
+        if found:
+            self._looked, self._look_at = None, 0.0
         for place, records in found.items():
             with self._lock:
                 state = self._assigned.get(place)
@@ -296,11 +321,71 @@ class KafkaQueueSpout(Spout):
             state.end = records[-1].offset + 1
 
     def _begin(self, partitions: Iterable[TopicPartition]) -> None:
-        places = [place for place in partitions if place in self._consumer.assignment()]
-        if places and self.source.starting_offsets[ALL_OTHERS] == "earliest":
-            self._consumer.seek_to_beginning(*places)
-        elif places:
-            self._consumer.seek_to_end(*places)
+        """Commit where the group begins in partitions for which it has no offset; the next poll goes on."""
+        consumer, assignment = self._consumer, self._consumer.assignment()
+        for topic in {place.topic for place in partitions if place in assignment}:
+            everywhere = self._partitions(topic)
+            missing = [place for place in everywhere if self._offset_of_group(place) is None]
+            if len(missing) < len(everywhere):
+                begin = consumer.beginning_offsets(
+                    [place for place in missing if place in assignment], _ANSWER_MILLISECONDS
+                )
+            elif everywhere and everywhere[0] in assignment:
+                is_earliest = self.source.starting_offsets[ALL_OTHERS] == "earliest"
+                ask = consumer.beginning_offsets if is_earliest else consumer.end_offsets
+                begin = ask(everywhere, _ANSWER_MILLISECONDS)
+            else:  # the task that has the first partition says where
+                self._stopping.wait(_FULL_MILLISECONDS / 1000)
+                continue
+            log.info("%r: the group %r begins at %s", self, self._group, begin)
+            try:
+                consumer.commit(
+                    {place: OffsetAndMetadata(offset, "", -1) for place, offset in begin.items()},
+                    timeout_ms=_ANSWER_MILLISECONDS,
+                )
+            except KafkaError as error:  # the group has changed, perhaps; the next poll asks again
+                log.info("%r: offsets were not committed (%s)", self, reason_of(error))
+
+    def _partitions(self, topic: str) -> list[TopicPartition]:
+        numbers = self._consumer.partitions_for_topic(topic)
+        return [TopicPartition(topic, number) for number in sorted(numbers or ())]
+
+    def _offset_of_group(self, place: TopicPartition) -> int | None:
+        found: int | None = self._consumer.committed(place, timeout_ms=_ANSWER_MILLISECONDS)
+        return found
+
+    def _look(self) -> None:
+        """Ask whether the group is at the end of every partition. Our own places move past what is no record,
+        such as the markers of transactions."""
+        began = time.monotonic()
+        self._look_at = began + _LOOK_AGAIN_SECONDS  # unless it answers: what is there is read meanwhile
+        topics = {topic: self._partitions(topic) for topic in self.source.selection.names}
+        missing = [f"topic {topic!r}, which Kafka does not show" for topic in topics if not topics[topic]]
+        everywhere = [place for places in topics.values() for place in places]
+        ends = self._consumer.end_offsets(everywhere, _ANSWER_MILLISECONDS) if everywhere else {}
+        own = self._consumer.assignment()
+        for place in everywhere:
+            name = f"{place.topic}/{place.partition}"
+            if place in own:
+                at = self._consumer.position(place, _ANSWER_MILLISECONDS)
+                with self._lock:
+                    if place in self._assigned:
+                        self._assigned[place].end = at
+                whose = ""
+            else:
+                at = self._others.get(place)
+                if at is None or at < ends[place]:
+                    at = self._offset_of_group(place)
+                    if at is not None:
+                        self._others[place] = at
+                whose = f", which another member of the group {self._group!r} has or had"
+            if at is None:
+                missing.append(f"{name}, where the group {self._group!r} has no offset yet")
+            elif at < ends[place]:
+                missing.append(f"{name}, {counted(ends[place] - at, 'record')} before its end{whose}")
+        more = f"; and {len(missing) - 1:,} more" if len(missing) > 1 else ""
+        self._looked = (began, f"{missing[0]}{more}" if missing else None)
+        self._look_at = began + _LOOK_SECONDS
 
     def _passed_over(self, offsets: Mapping[TopicPartition, int]) -> None:
         lost = ", ".join(f"{place.topic}/{place.partition} at {offset}" for place, offset in offsets.items())
@@ -329,7 +414,6 @@ class KafkaQueueSpout(Spout):
             self._assignments += 1
             for place in partitions:
                 self._assigned[place] = _Assigned(self._assignments)
-        self._joined.set()
 
     def lost(self, partitions: Iterable[TopicPartition]) -> None:
         with self._lock:

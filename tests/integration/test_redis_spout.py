@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import time
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
@@ -171,6 +172,134 @@ def test_what_another_consumer_left_is_claimed_after_a_while(
     assert alive.take() == []  # it does not claim its own entries from itself
 
 
+def test_what_waits_in_a_live_task_is_touched_so_that_nobody_claims_it(
+    redis_server: RedisServer, client: redis.Redis, unique: str
+) -> None:
+    add(client, unique, *range(5))
+    slow = OpenSpout(make(redis_server, unique, claim_idle_seconds=0.4))
+    ((first, _),) = slow.take(1)
+    began = time.monotonic()
+
+    def is_touched() -> bool:
+        entries = client.xpending_range(unique, "topology", "-", "+", 9, consumername="source-0")
+        assert len(entries) == 5
+        age_ms = 1000 * (time.monotonic() - began)
+        return all(entry["time_since_delivered"] + 50 < age_ms for entry in entries)
+
+    wait_until(is_touched, "all entries are touched", 10)
+    slow.spout.ack(first)
+    slow.close()
+
+
+def test_what_others_have_claimed_during_a_silence_is_not_processed_here(
+    redis_server: RedisServer, client: redis.Redis, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    ids = add(client, unique, *range(5))
+    clock = ManualClock()
+    frozen = OpenSpout(make(redis_server, unique, clock=clock))
+    assert [entry for entry, _ in frozen.take(1)] == ids[:1]
+    client.xclaim(unique, "topology", "other", 0, ids[:3])
+    clock.advance(31)
+    assert [entry for entry, _ in frozen.take()] == ids[3:]
+    assert frozen.spout._doubtful == {ids[0]}  # type: ignore[attr-defined]
+    assert "others may have claimed what waits here" in caplog.text
+
+
+def test_entries_that_were_trimmed_unread_are_lost_data(
+    redis_server: RedisServer, client: redis.Redis, unique: str
+) -> None:
+    add(client, unique, 1, 2)
+    client.xtrim(unique, maxlen=1, approximate=False)
+    spout = OpenSpout(make(redis_server, unique, read_count=2))  # a new group begins at what is there
+    (last, _), *_ = spout.take()
+    add(client, unique, *range(9))
+    client.xtrim(unique, maxlen=4, approximate=False)
+    told = f"5 entries of the stream '{unique}' at .* behind {last} were trimmed before"
+    with pytest.raises(DataLostError, match=told):
+        spout.take()
+    with pytest.raises(DataLostError, match=told):  # until somebody says that it may go on
+        OpenSpout(make(redis_server, unique), task=1).take()
+
+
+def test_entries_that_were_trimmed_unread_may_be_passed_over_and_are_counted_once(
+    redis_server: RedisServer, client: redis.Redis, unique: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    add(client, unique, 1)
+    first = OpenSpout(make(redis_server, unique, on_data_loss="skip"))
+    first.take()
+    add(client, unique, *range(9))
+    client.xtrim(unique, maxlen=4, approximate=False)
+    found = [entry for entry, _ in first.take()]
+    assert len(found) == 4
+    assert caplog.text.count("5 entries of") == 1
+    for entry in found:
+        first.spout.ack(entry)
+    first.close()
+    ids = add(client, unique, 1, 2)
+    client.xtrim(unique, maxlen=2, approximate=False)  # nothing that is new
+    second = OpenSpout(make(redis_server, unique))
+    assert [entry for entry, _ in second.take()][-2:] == ids
+    client.xtrim(unique, maxlen=0)
+    assert second.take() == []
+    add(client, unique, 1)
+    client.xtrim(unique, maxlen=0)
+    with pytest.raises(DataLostError, match="1 entry of"):
+        second.take()
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_what_was_trimmed_before_there_was_a_group_is_not_lost(
+    redis_server: RedisServer, client: redis.Redis, unique: str, start: str
+) -> None:
+    add(client, unique, *range(5))
+    client.xtrim(unique, maxlen=2, approximate=False)
+    spout = OpenSpout(make(redis_server, unique, start=start))
+    add(client, unique, 7)
+    assert [values for _, values in spout.take()][-1:] == [(7,)]
+    add(client, unique, 8, 9)
+    client.xtrim(unique, maxlen=1, approximate=False)
+    with pytest.raises(DataLostError, match="1 entry of"):
+        spout.take()
+
+
+def test_it_waits_while_entries_are_pending_that_it_does_not_have(
+    redis_server: RedisServer, client: redis.Redis, unique: str
+) -> None:
+    ids = add(client, unique, *range(3))
+    gone = OpenSpout(make(redis_server, unique), task=1)
+    gone.take(2)
+    gone.spout.ack(ids[0])
+    clock = ManualClock()
+    spout = OpenSpout(make(redis_server, unique, clock=clock))
+    assert spout.take() == []
+    told = (
+        f"3 entries of the stream '{unique}' at redis://127.0.0.1:{redis_server.port}/0 pending with source-1"
+    )
+    assert spout.spout.waiting_for() == f"{told}; what is idle for 60 s is claimed"
+    gone.spout.close()
+    client.xclaim(unique, "topology", "source-1", 0, ids[1:], idle=60_000)  # they have been there for long
+    clock.advance(61)
+    assert [entry for entry, _ in spout.take()] == ids[1:]
+    assert spout.spout.waiting_for() is None
+    for entry in ids[1:]:
+        spout.spout.ack(entry)
+    assert spout.take() == []
+    assert spout.spout.waiting_for() is None
+
+
+def test_what_ended_after_the_spout_was_deactivated_is_acknowledged_at_close(
+    redis_server: RedisServer, client: redis.Redis, unique: str
+) -> None:
+    (entry,) = add(client, unique, 1)
+    spout = OpenSpout(make(redis_server, unique))
+    spout.take()
+    spout.spout.deactivate()
+    spout.spout.ack(entry)
+    assert pending(client, unique) == 1
+    spout.spout.close()
+    assert pending(client, unique) == 0
+
+
 def test_a_deleted_entry_is_let_go(
     redis_server: RedisServer, client: redis.Redis, unique: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -208,6 +337,7 @@ def test_redis_may_be_away_for_a_while(
     spout.spout.fail(second)
     assert spout.take() == [(second, (2,))]
     assert spout.take() == []
+    assert str(spout.spout.waiting_for()).endswith("/0, which does not answer")
     clock.advance(60)
     assert spout.take() == []
     assert caplog.text.count("does not answer") == 1

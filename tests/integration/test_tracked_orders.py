@@ -148,6 +148,32 @@ def test_a_driver_that_is_killed_between_the_commit_and_the_acknowledgement(
     orders.check()
 
 
+def test_a_redis_that_is_frozen_is_waited_for_and_has_no_end_meanwhile(
+    orders: Orders, own_redis: RedisServer
+) -> None:
+    for first in range(0, 2000, 500):
+        orders.add(first, 500)
+    running = orders.launcher.start(*orders.arguments, "--until", "caught-up")
+    wait_until(lambda: 0 < orders.stored() < 2000, "some orders are stored")
+    assert own_redis._process is not None
+    own_redis._process.send_signal(signal.SIGSTOP)
+    try:
+        shown = running.wait_for_line("which does not answer (")
+        assert "trees open" in shown
+        waits = f"waiting for the stream '{orders.name}' at redis://127.0.0.1:{own_redis.port}/0, which does"
+
+        def status_shows() -> bool:
+            return waits in " ".join(orders.launcher.run("status", orders.name).stdout.split())
+
+        wait_until(status_shows, "status says so")
+        assert running.process.poll() is None
+    finally:
+        own_redis._process.send_signal(signal.SIGCONT)
+    ended = running.wait()
+    assert ended.status == 0, ended.stderr
+    orders.check()
+
+
 @pytest.mark.ci
 def test_on_spark(launcher: Launcher, orders: Orders) -> None:
     orders.launcher = replace(orders.launcher, on_spark=True)

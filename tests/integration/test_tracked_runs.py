@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,50 @@ def test_operators_pause_resume_and_stop_it(files: Files) -> None:
     ended = running.wait()
     assert ended.status == 0, ended.stderr
     assert files.lines("closed") == ["0"]
+
+
+def test_a_pause_that_is_asked_for_between_two_runs_is_shown_and_obeyed(files: Files) -> None:
+    assert files.launcher.run(*files.arguments("--until", "caught-up")).status == 0
+    files.add("a")
+    assert files.launcher.run("pause", files.id, "--later").status == 0
+    shown, document = files.launcher.run_together([["status", files.id], ["status", files.id, "--json"]])
+    assert "paused not yet, asked for since 20" in " ".join(shown.stdout.split())
+    assert document.json()["paused"] is None
+    assert "@" in document.json()["paused_next"]["by"]
+    running = files.start("--until", "caught-up")
+    nothing = "0 tuples, 0 trees open, 0 acked, 0 failed or timed out"
+    running.wait_for_line(f"{nothing}, waiting for `txstream resume {files.id}`")
+    shown = files.launcher.run("status", files.id)
+    assert f"now waiting for `txstream resume {files.id}`, paused since" in " ".join(shown.stdout.split())
+    assert not files.is_empty
+    assert files.launcher.run("resume", files.id).status == 0
+    ended = running.wait()
+    assert ended.status == 0, ended.stderr
+    assert files.is_empty
+
+
+def test_without_a_state_there_is_no_database_and_what_is_about_batches_says_so(files: Files) -> None:
+    file = files.folder / "state.db"
+    files.launcher = replace(files.launcher, database=f"sqlite:///{file}")
+    files.add("a")
+    ended = files.launcher.run(*files.arguments("--until", "caught-up"))
+    assert ended.status == 0, ended.stderr
+    away = {"TXSTREAM_DATABASE": "postgresql://nobody@127.0.0.1:1/nothing"}
+    for command in (
+        *(("batches",), ("show", "1"), ("show", "1", "--tree"), ("state", "list"), ("status", "--tasks")),
+        *(("replay", "1"), ("recover", "--from-ledger", "--yes"), ("batches", away)),
+    ):
+        words = [one for one in command if isinstance(one, str)]
+        first = 2 if words[0] == "state" else 1
+        variables = command[-1] if isinstance(command[-1], dict) else {}
+        refused = files.launcher.run(*words[:first], files.id, *words[first:], **variables)
+        told = f"topology '{files.id}' tracks tuples: it has no batches; `txstream status {files.id}` shows"
+        assert (refused.status, told in refused.stderr) == (2, True), (command, refused.stderr)
+    for command in (("status",), ("fsck",), ("run",)):
+        arguments = files.arguments("--until", "caught-up") if command == ("run",) else [*command, files.id]
+        ended = files.launcher.run(*arguments, **away)
+        assert ended.status == 0, ended.stderr
+    assert not file.exists()
 
 
 def test_another_topology_may_not_take_its_id(files: Files) -> None:

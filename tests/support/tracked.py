@@ -104,10 +104,12 @@ class Dies(Upper):
         super().execute(tup, collector)
 
 
-def words(lines: Sequence[str], split: Any = None, last: Any = None, **options: Any) -> TopologyBuilder:
+def words(
+    lines: Sequence[str] | Lines, split: Any = None, last: Any = None, **options: Any
+) -> TopologyBuilder:
     """Split lines into words in two tasks, and send the words by fields to two tasks of another bolt."""
     builder = TopologyBuilder("words", **options)
-    builder.set_spout("lines", Lines(lines))
+    builder.set_spout("lines", lines if isinstance(lines, Lines) else Lines(lines))
     builder.set_bolt("split", split or Split(), 2).shuffle_grouping("lines")
     builder.set_bolt("upper", last or Upper(), 2).fields_grouping("split", "word")
     return builder

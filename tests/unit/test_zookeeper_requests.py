@@ -70,6 +70,20 @@ class TestRequests:
         answer_all(store)
         assert store.read_requests() == slots(count=1, split=2, lines=4)
 
+    def test_the_next_leader_begins_with_the_pauses_that_wait(self, backend: Backend) -> None:
+        store, operator = leader_of(backend), backend.operator()
+        operator.ask(Kind.SCALE, {"count": 3})
+        first = operator.ask(Kind.PAUSE, {})
+        operator.ask(Kind.PAUSE, {})
+        paused = store.read_requests().paused_next
+        assert paused is not None
+        assert paused.request_id == first
+        answer_all(store)
+        assert store.read_requests().paused_next == paused
+        operator.ask(Kind.RESUME, {})
+        requests = store.read_requests()
+        assert (requests.in_force.paused, requests.paused_next) == (paused, None)
+
     def test_a_pause_is_in_force_until_it_is_resumed_and_the_first_one_counts(self, backend: Backend) -> None:
         store, operator = leader_of(backend), backend.operator()
         first, _ = (operator.ask(Kind.PAUSE, {}) for _ in range(2))

@@ -88,8 +88,20 @@ class Spout(ABC):
         """Called when the tree of this message failed, or took longer than the message timeout. Emit it again
         now or from `next_tuple`. Bolts may have seen part of the tree."""
 
+    def waiting_for(self) -> str | None:
+        """Return what this task waits for before it can say that its source has nothing more, in a few words
+        that follow "waiting for": "Redis at ..., which does not answer". None if its source has nothing.
+
+        Called over and over while `next_tuple` emits nothing; answer at once, from what is known. While a
+        task waits, `--until caught-up` does not end the run, and `txstream status` and the run show the
+        words. A spout that emits nothing because it cannot look at its source must say so here: otherwise
+        silence is taken for the end. The default never waits.
+        """
+        return None
+
     def activate(self) -> None:  # noqa: B027
-        """Called after `open` and after a pause, before `next_tuple`."""
+        """Called after `open` and after a pause, before `next_tuple`; not at all while the topology is
+        paused."""
 
     def deactivate(self) -> None:  # noqa: B027
         """Called before a pause and before `close`. Until `activate`, `next_tuple` is not called, but `ack`

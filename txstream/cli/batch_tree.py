@@ -10,6 +10,7 @@ from txstream.api.errors import TxstreamError, UsageError
 from txstream.cli.context import Cli
 from txstream.cli.inspection import shown_attempt
 from txstream.cli.operate import NotRunningError, ask, opened
+from txstream.inspect.databases import is_tracked, tracks_tuples
 from txstream.state.records import COMMITTED
 from txstream.wording import counted
 
@@ -40,6 +41,8 @@ def show_tree(cli: Cli, topology_id: str, txid: int, timeout_seconds: float = 30
     NotRunningError or UsageError for a txid that is neither open nor committed."""
     try:
         with opened(cli, topology_id) as zookeeper:
+            if is_tracked(zookeeper, topology_id):
+                raise tracks_tuples(topology_id)
             _, told = ask(zookeeper, topology_id, "tree", {"txid": txid}, timeout_seconds)
     except (NotRunningError, UsageError):
         if not _show_committed(cli, topology_id, txid):

@@ -13,6 +13,7 @@ import typer
 from txstream.api.errors import UsageError
 from txstream.cli.context import Cli
 from txstream.cli.factory import load_topology
+from txstream.inspect.databases import refuse_tracked
 from txstream.settings import Settings
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def find_code(
             noted = json.loads(_file(cli.settings, topology_id).read_text(encoding="utf-8"))
             target, parameters = str(noted["target"]), [str(one) for one in noted["parameters"]]
         except (OSError, ValueError, KeyError, TypeError):
+            refuse_tracked(cli.resolve(), topology_id)
             raise UsageError(
                 f"with which code? topology {topology_id!r} was not run from this folder; give its code by "
                 f"--topology MODULE:FACTORY, with -p as for `txstream run`"

@@ -53,13 +53,13 @@ class _Lines:
 
 def describe(progress: RunProgress) -> str:
     """Describe a snapshot in a few words."""
-    if progress.waiting_for and not progress.active:
-        return progress.waiting_for
-    if progress.trees is not None:
-        trees = progress.trees
+    trees = progress.trees
+    if trees is not None:
         words = [counted(progress.records, "tuple"), f"{counted(trees.open, 'tree')} open"]
         words += [f"{trees.acked:,} acked", f"{trees.failed:,} failed or timed out"]
         return ", ".join(words if progress.waiting_for is None else [*words, progress.waiting_for])
+    if progress.waiting_for and not progress.active:
+        return progress.waiting_for
     words = [f"txid {progress.committed_txid:,} committed"]
     if progress.active:
         words.append(f"{len(progress.active)} open")

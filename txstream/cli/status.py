@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from txstream.inspect.records import TopologyStatus, TopologySummary
     from txstream.inspect.snapshot import Snapshot
     from txstream.settings import Settings
+    from txstream.zookeeper import Request
 
 # Returns a service's address and a remark. Raises when the service cannot be reached.
 Check = Callable[["Settings"], tuple[str, str | None]]
@@ -139,20 +141,21 @@ def _check_database(settings: Settings) -> tuple[str, str | None]:
 
 
 def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
-    from txstream.inspect.databases import open_databases
+    from txstream.inspect.databases import Databases, is_tracked, open_databases
     from txstream.inspect.json_documents import document as document_of
     from txstream.inspect.overview import look, status_of
 
-    with (
-        open_zookeeper(settings) as zookeeper,
-        open_databases(settings, topology_id) as databases,
-    ):
+    with contextlib.ExitStack() as stack:
+        zookeeper = stack.enter_context(open_zookeeper(settings))
+        databases = Databases()
+        if not is_tracked(zookeeper, topology_id):
+            databases = stack.enter_context(open_databases(settings, topology_id))
         snapshot = look(zookeeper, topology_id, databases.opened)
         found = status_of(settings, snapshot, zookeeper.standbys(topology_id))
     warn_of_missing(databases.missing)
     last = max((one.last for one in snapshot.databases if one.last), key=lambda row: row.txid, default=None)
     places = [one.url for one in snapshot.databases]
-    paused = snapshot.in_force.paused
+    paused = _paused_line(snapshot)
     lag_records = _lag(settings, snapshot)
     if cli.as_json:
         document: dict[str, Any] = {
@@ -166,7 +169,8 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
             "databases": places,
             "leader": found.leader,
             "standbys": document_of(found.standbys),
-            "paused": paused and {"since": paused.asked_at.isoformat(), "by": paused.asked_by},
+            "paused": _paused_document(snapshot.in_force.paused),
+            "paused_next": _paused_document(snapshot.paused_next),
             "current_txid": found.current_txid,
             "stored_plans": list(found.stored_plans),
             "last_batch": None if last is None else batch_document(last),
@@ -180,12 +184,13 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
         return 0
     plans = f", plans stored for {list(found.stored_plans)}" if found.stored_plans else ""
     if "tracked" in found.source:
-        return _tracked(cli, found, None if paused is None else escaped(paused.shown))
+        return _tracked(cli, found, paused)
     lines = {
         "topology": f"{topology_id} ({found.semantics})",
         "source": f"{found.spout} {found.source}",
         "tables": f"{', '.join(found.tables)} in {', '.join(places) or 'no database yet'}",
         **_drivers(found),
+        **paused,
         "next txid": f"{found.current_txid}{plans}",
         "lag": "not known" if lag_records is None else counted(lag_records, "record"),
     }
@@ -197,8 +202,6 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
         )
         if last.error:
             lines["last error"] = escaped(last.error)
-    if paused is not None:
-        lines["paused"] = f"{escaped(paused.shown)}; `txstream resume {topology_id}` goes on"
     if found.failing is not None:
         lines["failing"] = failing_text(found.failing)
     if found.waiting:
@@ -207,14 +210,13 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
     return 0
 
 
-def _tracked(cli: Cli, found: TopologyStatus, paused: str | None) -> int:
+def _tracked(cli: Cli, found: TopologyStatus, paused: dict[str, str]) -> int:
     lines = {
         "topology": f"{found.id} (tracked)",
         "spouts": ", ".join(f"{name} ({spout})" for name, spout in found.source["tracked"].items()),
         **_drivers(found),
+        **paused,
     }
-    if paused is not None:
-        lines["paused"] = f"{paused}; `txstream resume {found.id}` goes on"
     if found.trees is not None:
         lines |= {
             "as of": shown_time(datetime.fromisoformat(found.trees["at"])) or "",
@@ -224,6 +226,25 @@ def _tracked(cli: Cli, found: TopologyStatus, paused: str | None) -> int:
     if found.trees is not None:
         print_tree_counts(cli, found.trees)
     return 0
+
+
+def _paused_document(pause: Request | None) -> dict[str, str] | None:
+    return None if pause is None else {"since": pause.asked_at.isoformat(), "by": pause.asked_by}
+
+
+def _paused_line(snapshot: Snapshot) -> dict[str, str]:
+    """Return a line that says whether the topology is paused, or is to be."""
+    now, following = snapshot.in_force.paused, snapshot.paused_next
+    if now is None and following is None:
+        return {}
+    driver = "the driver that runs it, now or next, carries it out"
+    if now is None:
+        told = f"not yet, asked for {escaped(following.shown if following else '')}; {driver}"
+    elif following is None:
+        told = f"{escaped(now.shown)}; it is to go on, and {driver}"
+    else:
+        told = f"{escaped(now.shown)}; `txstream resume {snapshot.topology}` goes on"
+    return {"paused": told}
 
 
 def _drivers(found: TopologyStatus) -> dict[str, str]:

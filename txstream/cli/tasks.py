@@ -8,6 +8,7 @@ from txstream.api.errors import CorruptStateError
 from txstream.cli.context import Cli
 from txstream.cli.databases import UnknownTopologyError, open_zookeeper
 from txstream.cli.inspection import shown_attempt, shown_time
+from txstream.inspect.databases import is_tracked, tracks_tuples
 from txstream.transaction import epoch_of
 from txstream.wording import counted
 
@@ -24,6 +25,8 @@ def show_tasks(cli: Cli, settings: Settings, topology_id: str) -> int:
 
         if topology_id not in zookeeper.topologies():
             raise UnknownTopologyError(topology_id)
+        if is_tracked(zookeeper, topology_id):
+            raise tracks_tuples(topology_id)
         try:
             assignment = read_assignment(zookeeper.tree(), Paths(zookeeper.root, topology_id))
         except CorruptStateError as error:

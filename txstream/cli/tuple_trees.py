@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from txstream.cli.context import Cli
+from txstream.cli.tables import escaped
 from txstream.wording import counted
 
 
@@ -22,6 +23,8 @@ def tree_lines(trees: Mapping[str, Any]) -> dict[str, str]:
         lines[f"pending {spout}"] = counted(open_trees, "tree") + (f": {', '.join(shown)}" if shown else "")
     if trees["stuck"]:
         lines["stuck"] = trees["stuck"]
+    if waits := trees.get("waits"):
+        lines["now"] = escaped(waits)
     return lines
 
 

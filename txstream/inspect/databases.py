@@ -236,10 +236,16 @@ def topology_databases(
     settings: Settings | None, topology_id: str, missing: list[MissingDatabase] | None = None
 ) -> Iterator[Databases]:
     """Open the databases that know a topology. Those that cannot be opened are added to `missing`; if that is
-    None, ServiceUnavailableError is raised. Raises UnknownTopologyError; if ZooKeeper has the topology, it
+    None, ServiceUnavailableError is raised. Raises UsageError for tracked tuples, which have no batches, and
+    UnknownTopologyError; if ZooKeeper has the topology, it
     was run with another database, and the message says so."""
     settings = (settings or Settings()).resolve()
-    with open_databases(settings, topology_id) as databases:
+    with contextlib.ExitStack() as stack:
+        try:
+            databases = stack.enter_context(open_databases(settings, topology_id))
+        except ServiceUnavailableError:
+            refuse_tracked(settings, topology_id)  # it needs no database
+            raise
         if not databases.opened:
             raise nowhere(settings, topology_id)
         if missing is None:
@@ -255,10 +261,13 @@ def refuse_missing(missing: Sequence[MissingDatabase]) -> None:
         raise ServiceUnavailableError("; ".join(map(str, missing)))
 
 
-def nowhere(settings: Settings, topology_id: str) -> UnknownTopologyError:
+def nowhere(settings: Settings, topology_id: str) -> TxstreamError:
+    """Return the error for a topology that no database knows."""
     if settings.zookeeper:
         with open_zookeeper(settings) as zookeeper:
             known = topology_id in zookeeper.topologies()
+            if known and is_tracked(zookeeper, topology_id):
+                return tracks_tuples(topology_id)
         if known:
             return UnknownTopologyError(
                 topology_id,
@@ -267,6 +276,31 @@ def nowhere(settings: Settings, topology_id: str) -> UnknownTopologyError:
                 f"lost for good, `txstream delete {topology_id}` says how to forget the rest",
             )
     return UnknownTopologyError(topology_id)
+
+
+def is_tracked(zookeeper: ZooKeeper, topology_id: str) -> bool:
+    """Return whether ZooKeeper knows this as a topology of tracked tuples."""
+    try:
+        identity = zookeeper.identity(topology_id)
+    except CorruptStateError:
+        return False
+    return identity is not None and identity.is_tracked
+
+
+def tracks_tuples(topology_id: str) -> UsageError:
+    """Return the error of what is about batches, for a topology of tracked tuples."""
+    return UsageError(
+        f"topology {topology_id!r} tracks tuples: it has no batches; `txstream status {topology_id}` shows "
+        f"its trees"
+    )
+
+
+def refuse_tracked(settings: Settings, topology_id: str) -> None:
+    """Raise UsageError for a topology of tracked tuples. Do nothing if ZooKeeper cannot be asked."""
+    if settings.zookeeper:
+        with contextlib.suppress(ServiceUnavailableError), open_zookeeper(settings) as zookeeper:
+            if is_tracked(zookeeper, topology_id):
+                raise tracks_tuples(topology_id)
 
 
 def not_in_zookeeper(settings: Settings, topology_id: str) -> UnknownTopologyError:

@@ -28,12 +28,13 @@ from txstream.api.errors import (
     UsageError,
 )
 from txstream.api.spouts import PartitionCoordinator, SpoutContext
+from txstream.api.tracked_builder import TrackedTopology
 from txstream.batch_metas import BatchMetas
 from txstream.digests import TableDigest
 from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
 from txstream.engine.batch.runner_contract import BatchResult, BatchRunner
 from txstream.engine.commit.committer import merged_deltas
-from txstream.inspect.databases import Databases, topology_databases, with_states_of
+from txstream.inspect.databases import Databases, topology_databases, tracks_tuples, with_states_of
 from txstream.inspect.fsck_source import asked
 from txstream.inspect.ledgers import COMMITTED, no_such_txid
 from txstream.inspect.tables import place_of_table
@@ -197,6 +198,8 @@ def dry_runs(
 
     Raises UnknownTopologyError, ServiceUnavailableError.
     """
+    if isinstance(topology, TrackedTopology):
+        raise tracks_tuples(topology.id)
     settings = with_states_of((settings or Settings()).resolve(), topology)
     context = SpoutContext(
         topology_id=topology.id,

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 from txstream.api.errors import CorruptStateError
 from txstream.inspect.databases import (
+    Databases,
     UnknownTopologyError,
+    is_tracked,
     open_databases,
     open_zookeeper,
     with_states_of,
@@ -43,10 +45,11 @@ def fsck(
     UnknownTopologyError. A database that cannot be opened is a finding.
     """
     settings = with_states_of((settings or Settings()).resolve(), topology)
-    with (
-        open_zookeeper(settings) as zookeeper,
-        open_databases(settings, topology_id, strict=False) as databases,
-    ):
+    with contextlib.ExitStack() as stack:
+        zookeeper = stack.enter_context(open_zookeeper(settings))
+        databases = Databases()
+        if not is_tracked(zookeeper, topology_id):
+            databases = stack.enter_context(open_databases(settings, topology_id, strict=False))
         if not databases.opened and topology_id not in zookeeper.topologies():
             raise UnknownTopologyError(topology_id)
         return fsck_in(

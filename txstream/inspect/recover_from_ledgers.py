@@ -25,10 +25,12 @@ from txstream.engine.start.identity import identity_of
 from txstream.engine.start.recovery import decide, prove_distinct, take_over
 from txstream.inspect.databases import (
     is_dead,
+    is_tracked,
     nowhere,
     open_databases,
     open_zookeeper,
     refuse_missing,
+    tracks_tuples,
     with_states_of,
 )
 from txstream.inspect.plain_metas import codec_of
@@ -63,10 +65,11 @@ def recover(
     than a crash explains, and FencedError.
     """
     settings = with_states_of((settings or Settings()).resolve(), topology)
-    with (
-        open_zookeeper(settings) as zookeeper,
-        open_databases(settings, topology_id, for_writing=True) as databases,
-    ):
+    with contextlib.ExitStack() as stack:
+        zookeeper = stack.enter_context(open_zookeeper(settings))
+        if is_tracked(zookeeper, topology_id):
+            raise tracks_tuples(topology_id)
+        databases = stack.enter_context(open_databases(settings, topology_id, for_writing=True))
         if not databases.opened:
             raise nowhere(settings, topology_id)
         refuse_missing(databases.missing)

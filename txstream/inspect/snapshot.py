@@ -27,7 +27,7 @@ from txstream.state import BatchRecord, FenceRow, StateBackend
 from txstream.state.reading import StateReading, StoredTable
 from txstream.state.records import AccessDeniedError
 from txstream.transaction import Epoch
-from txstream.zookeeper import Identity, InForce, Requests
+from txstream.zookeeper import Identity, InForce, Request, Requests
 
 if TYPE_CHECKING:
     from txstream.failing_batch import FailingBatch, Wait
@@ -126,10 +126,10 @@ class DatabasePart:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that was read. `failing` is the batch that failed last, unless it was committed since.
-    `waiting` is what the leader waits for, `trees` the state of tracked tuples. `errors` tell what could not
-    be read of the progress, `other_errors` what could not be read of operators' requests and of the notes
-    shown to them."""
+    """Everything that was read. `paused_next` is the pause that the next leader begins with. `failing` is the
+    batch that failed last, unless it was committed since. `waiting` is what the leader waits for, `trees` the
+    state of tracked tuples. `errors` tell what could not be read of the progress, `other_errors` what could
+    not be read of operators' requests and of the notes shown to them."""
 
     topology: str
     identity: Identity | None
@@ -137,6 +137,7 @@ class Snapshot:
     epoch: Epoch | None = None
     leader: str | None = None
     in_force: InForce = field(default_factory=InForce)
+    paused_next: Request | None = None
     failing: FailingBatch | None = None
     waiting: tuple[Wait, ...] = ()
     databases: tuple[DatabasePart, ...] = ()
@@ -180,8 +181,9 @@ def take(
         _tried(store.read_assignment, others)
     led_by = leader()
     return Snapshot(
-        topology_id, identity, progress, epoch, led_by, requests.in_force, failing,
-        waiting if led_by else (), parts, moved, (*errors, *here), tuple(others), trees,
+        topology_id, identity, progress, epoch, led_by, requests.in_force,
+        requests.paused_next, failing, waiting if led_by else (), parts, moved, (*errors, *here),
+        tuple(others), trees,
     )  # fmt: skip
 
 

@@ -80,6 +80,7 @@ class TrackedTest(TopologyTest):
 
     def __enter__(self) -> Self:
         self.loop.open()
+        self.loop.activate()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -160,6 +160,15 @@ class Requests:
     in_force: InForce = field(default_factory=InForce)
     waiting: tuple[Request, ...] = ()
 
+    @property
+    def paused_next(self) -> Request | None:
+        """The pause with which the next leader begins: it grants the pauses and resumes that wait."""
+        next_in_force = self.in_force
+        for request in self.waiting:
+            if request.kind in (Kind.PAUSE, Kind.RESUME):
+                next_in_force = next_in_force.after(request)
+        return next_in_force.paused
+
 
 @dataclass(frozen=True, slots=True)
 class Asked:

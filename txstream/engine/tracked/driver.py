@@ -4,8 +4,10 @@ It stores no progress: what was open when a driver dies comes again from its sou
 election, so that one driver at a time runs a topology; the topology's identity; what operators ask; and a
 note of how the run goes.
 
-Invariant: only the thread that calls `run` calls the spouts and changes the ledger. Micro-batches run in
-another thread, and come back as events.
+Invariants. Only the thread that calls `run` calls the spouts and changes the ledger. Micro-batches run in
+another thread, and come back as events. What operators have asked is obeyed before the first tuple is asked
+for. A run has caught up only if nothing is under way, no spout task waits for anything, the topology is not
+paused, and all that has been so for a while.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import threading
 import time
 import uuid
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -69,7 +72,9 @@ class TrackedDriver:
         self._fatal: BaseException | None = None
         self._paused: Request | None = None
         self._too_old: set[str] = set()
-        self._deactivated = False
+        self._active = False
+        self._waits: str | None = None
+        self._waits_since: datetime | None = None
         self._stopped_by: str | None = None
         self._drained_by: float | None = None
         self._done = False
@@ -115,7 +120,7 @@ class TrackedDriver:
             records=sum(spout.emitted for spout in loop.spouts),
             failed_attempts=loop.counts.failed_micro_batches,
             seconds=seconds,
-            waiting_for=loop.stuck,
+            waiting_for=loop.stuck or self._waits,
             lag_records=None,
             trees=TreeCounts(loop.open_trees, sum(spout.acked for spout in loop.spouts), ended),
         )
@@ -186,10 +191,10 @@ class TrackedDriver:
         stop_watch = store.watch_requests(lambda: workers.post(self._look))
         opened = False
         try:
+            self._judge(store.read_requests())
             loop.open()
             opened = True
             self._services.state = "running"
-            workers.post(self._look)
             self._turn()
             while not self._done:
                 workers.next()()
@@ -227,14 +232,15 @@ class TrackedDriver:
             raise self._fatal
         now = time.monotonic()
         self._follow(loop)
-        emitted = not self._deactivated and loop.ask()
+        emitted = self._active and loop.ask()
         self._start(loop)
         loop.expire()
+        self._look_for_waits(loop, emitted)
         if now >= self._note_at:
             self._note_at = now + _NOTE_SECONDS
             self._write_note()
         rests = loop.is_at_rest
-        if emitted or not rests:
+        if emitted or not rests or self._waits is not None:
             self._quiet_since = None
         elif self._quiet_since is None:
             self._quiet_since = now
@@ -250,13 +256,29 @@ class TrackedDriver:
         if self._stopped.is_set() and self._drained_by is None:
             self._services.state = "stopping"
             self._drained_by = time.monotonic() + self.topology.message_timeout_seconds
-        wanted = self._paused is not None or self._stopped.is_set()
-        if wanted != self._deactivated:
-            self._deactivated = wanted
+        wanted = self._paused is None and not self._stopped.is_set()
+        if wanted != self._active:
+            self._active = wanted
             if wanted:
-                loop.deactivate()
-            else:
                 loop.activate()
+            else:
+                loop.deactivate()
+
+    def _look_for_waits(self, loop: TrackedLoop, emitted: bool) -> None:
+        """Set what the run waits for, with the time since when it has waited for something."""
+        if self._stopped.is_set() or emitted:
+            found = None
+        elif self._paused is not None:
+            found = f"waiting for `txstream resume {self.topology.id}`, paused {self._paused.shown}"
+        else:
+            found = loop.waiting_for()
+        if found is None:
+            self._waits = self._waits_since = None
+        elif self._paused is not None:
+            self._waits = found
+        else:
+            self._waits_since = self._waits_since or datetime.now()
+            self._waits = f"{found} since {self._waits_since:%H:%M:%S}"
 
     def _start(self, loop: TrackedLoop) -> None:
         """Run the next micro-batch, if there is one."""
@@ -286,7 +308,7 @@ class TrackedDriver:
 
     def _close(self, loop: TrackedLoop) -> None:
         """Close the spouts. What they emit meanwhile is processed, but they hear nothing about it."""
-        if not self._deactivated:
+        if self._active:
             loop.deactivate()
         loop.close()
         cut = loop.cut()
@@ -328,7 +350,9 @@ class TrackedDriver:
             self._stopped_by = request.asked_by
             self._stopped.set()
         elif request.kind == Kind.STOP:
-            return "tracked tuples have no txids; leave --at out"
+            return "it tracks tuples, which have no txids; leave --at out"
+        elif request.kind == Kind.TREE:
+            return "it tracks tuples: it has no batches"
         else:
             return f"tracked tuples know no {request.kind}; stop the topology and run it with other slots"
         return None
@@ -338,7 +362,7 @@ class TrackedDriver:
         if self._note_is_under_way:
             return
         self._note_is_under_way = True
-        document = self._meter.document(time.monotonic())
+        document = self._meter.document(time.monotonic(), self._waits)
 
         def written(_: Any) -> None:
             self._note_is_under_way = False
@@ -351,7 +375,7 @@ class TrackedDriver:
 
     def _write_last_note(self) -> None:
         """As `_write_note`, but wait for the write: at the end, queued work is dropped."""
-        document = self._meter.document(time.monotonic())
+        document = self._meter.document(time.monotonic(), self._waits)
         written = threading.Event()
 
         def work() -> None:

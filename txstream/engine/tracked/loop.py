@@ -122,7 +122,7 @@ class TrackedLoop:
     # --- spouts -------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Open every spout task."""
+        """Open every spout task. Nothing is asked of them before `activate`."""
         for spout in self.spouts:
             context = replace(
                 self._context,
@@ -152,6 +152,16 @@ class TrackedLoop:
     def has_room(self, spout: SpoutTask) -> bool:
         """Return whether this task may open another tree."""
         return spout.open < self.topology.max_spout_pending
+
+    def waiting_for(self) -> str | None:
+        """Return what spout tasks wait for before they can say that their sources have nothing; None if none
+        of them waits."""
+        told = [(spout.spec.id, text) for spout in self.spouts if (text := spout.waiting_for()) is not None]
+        if not told:
+            return None
+        named = {f"{text} ({component})": None for component, text in told}
+        first, *more = named
+        return f"waiting for {first}{f'; and for {len(more)} more' if more else ''}"
 
     @property
     def _waiting_tuples(self) -> int:

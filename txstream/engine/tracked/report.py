@@ -68,8 +68,9 @@ class Meter:
         self._at = now
         self._before: Mapping[str, int] = {}
 
-    def document(self, now: float) -> dict[str, Any]:
-        """Return a snapshot as JSON values. It has no words of the user's code, which may be data."""
+    def document(self, now: float, waits: str | None = None) -> dict[str, Any]:
+        """Return a snapshot as JSON values; `waits` says what the run waits for. It has no other words of the
+        user's code, which may be data."""
         loop, counts = self._loop, self._loop.counts
         emitted: dict[str, int] = {}
         components: dict[str, dict[str, Any]] = {}
@@ -106,6 +107,7 @@ class Meter:
             "pending": pending,
             "components": components,
             "stuck": loop.stuck,
+            "waits": waits,
         }
 
 

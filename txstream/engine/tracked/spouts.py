@@ -193,9 +193,8 @@ class SpoutTask:
     # --- calls of the spout -------------------------------------------------------------------------
 
     def start(self, context: SpoutContext) -> None:
-        """Open and activate the spout."""
+        """Open the spout."""
         self._call("open", context, self)
-        self.activate()
 
     def next_tuple(self) -> bool:
         """Ask for tuples. Return whether there was one."""
@@ -231,6 +230,16 @@ class SpoutTask:
             self._call("fail", message_id)
         return len(ended)
 
+    def waiting_for(self) -> str | None:
+        """Return what the spout waits for, in words; None if it waits for nothing."""
+        told = self._ask("waiting_for")
+        if told is None or isinstance(told, str):
+            return told
+        raise BoltError(
+            f"component {self.spec.id!r}, task {self.task}: waiting_for returned {told!r:.100}; it returns "
+            f"text, or None"
+        )
+
     def activate(self) -> None:
         self._call("activate")
 
@@ -244,11 +253,15 @@ class SpoutTask:
         self._out.close()
 
     def _call(self, method: str, *given: object) -> None:
+        """Call a method that returns nothing; see `_ask`."""
+        result = self._ask(method, *given)
+        if result is not None:
+            refuse_result(self.spout, method, result)
+
+    def _ask(self, method: str, *given: object) -> Any:
         """Call the user's spout. Its errors become a BoltError that names component, task and method."""
         try:
-            result = getattr(self.spout, method)(*given)
-            if result is not None:
-                refuse_result(self.spout, method, result)
+            return getattr(self.spout, method)(*given)
         except TxstreamError:
             raise
         except Exception as error:
