@@ -112,15 +112,14 @@ def test_all_runs_have_one_time_axis() -> None:
     for one in drawn:
         places = [column.x for column in one.columns]
         assert all(later - earlier >= one.cell for earlier, later in pairwise(places))
-    places = [
-        {round(made.began - outcome.timeline.made[0].began, 9): column.x}
+    columns = [
+        (round(made.began - outcome.timeline.made[0].began, 9), column.x)
         for outcome, chart in zip((busy, waits, short), drawn, strict=True)
         for made, column in zip(outcome.timeline.made, chart.columns, strict=True)
     ]
     together: dict[float, float] = {}
-    for place in places:
-        for moment, x in place.items():
-            assert together.setdefault(moment, x) == pytest.approx(x)
+    for moment, x in columns:
+        assert together.setdefault(moment, x) == pytest.approx(x)
     assert [x for _, x in sorted(together.items())] == sorted(together.values())
 
 
