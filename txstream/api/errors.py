@@ -10,10 +10,12 @@ from typing import ClassVar
 
 
 class TxstreamError(Exception):
-    """Root of all txstream errors. `without_data`, where known, is the message without user code's words."""
+    """Root of all txstream errors. `without_data`, where known, is the message without user code's words, and
+    `record` says where in the source the record is that it is about."""
 
     exit_status: ClassVar[int] = 1
     without_data: str | None = None
+    record: str | None = None
 
 
 class UsageError(TxstreamError):
@@ -75,7 +77,8 @@ class TupleError(TxstreamError):
 
 
 class BoltError(TxstreamError):
-    """User code raised. The message names txid, attempt, component, task and tuple, and has the traceback."""
+    """User code raised. The message names txid, attempt, component, task and tuple, and has the traceback. Of
+    the error that ends a run it also names partition and offset of the record."""
 
 
 class BatchTimeoutError(BatchFailedError):
@@ -118,7 +121,8 @@ class StateTableError(TxstreamError):
 
 
 class StateValueError(TxstreamError):
-    """A value cannot be stored: a null in a key, a number out of range."""
+    """A value cannot be stored: a null in a key, a number out of range. As in `BoltError`, the message names
+    partition and offset of the record."""
 
 
 class SchemaRevisionError(TxstreamError):
