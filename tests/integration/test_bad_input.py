@@ -224,7 +224,8 @@ class Second(Words):
     def execute(self, tup, collector):
         if tup["word"] == "bad" and self.wrong == "raise":
             raise ValueError("cannot count it")
-        collector.emit([None if tup["word"] == "bad" else tup["word"], tup["n"]])
+        word = {"null": None, "nul": "b\\0d"}.get(self.wrong) if tup["word"] == "bad" else tup["word"]
+        collector.emit([word, tup["n"]])
 
 
 def topology(topic: str, wrong: str):
@@ -238,7 +239,8 @@ def topology(topic: str, wrong: str):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "kind"), [("raise", txstream.BoltError), ("null", txstream.StateValueError)]
+    ("wrong", "kind"),
+    [("raise", txstream.BoltError), ("null", txstream.StateValueError), ("nul", txstream.StateValueError)],
 )
 def test_an_error_far_from_the_source_names_the_record(
     services: Services, sqlite_url: str, tmp_path: Path, unique: str, wrong: str, kind: type[Exception]

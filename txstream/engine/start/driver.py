@@ -262,9 +262,9 @@ class Driver:
 def _processed(
     runner: BatchRunner, committer: Committer, attempt: TransactionAttempt, metas: BatchMetas[Any]
 ) -> None:
-    """Process a batch up to its commit, and drop what came of it."""
+    """Process a batch up to what its commit would write, and drop what came of it."""
     result = runner.run(attempt, metas)
     try:
-        committer.prepare(result)
+        committer.check(committer.prepare(result))
     finally:
         runner.release(result)
