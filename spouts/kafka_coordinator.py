@@ -72,6 +72,7 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
     def __init__(self, source: KafkaSource, context: SpoutContext) -> None:
         self._source = source
         self._context = context
+        self._planning_seconds = min(PLANNING_SECONDS, context.connect_timeout_seconds)
         self._address = source.address(context)
         self._selection = source.selection
         read_committed = source.isolation_level == "read_committed"
@@ -110,7 +111,7 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         )
 
     def plan(self, last: Mapping[str, KafkaRange], limit: int) -> Mapping[str, KafkaRange | Unavailable]:
-        deadline = time.monotonic() + PLANNING_SECONDS
+        deadline = time.monotonic() + self._planning_seconds
         topics = self._expect(last)
         view = self._watch.view()
         if self._source.on_data_loss == "fail":
@@ -155,7 +156,7 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         view = self._watch.view()
         self._refuse_vanished(topics.intersection(self._vanished(view)))
         logs, unavailable = self._logs.look(
-            planned, view, LATEST_WRITTEN, time.monotonic() + PLANNING_SECONDS
+            planned, view, LATEST_WRITTEN, time.monotonic() + self._planning_seconds
         )
         for name, log in logs.items():
             meta = planned[name]
@@ -172,7 +173,7 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
 
     def targets(self) -> Mapping[str, Target]:
         """The ends of all partitions, read once. Raises PartitionUnavailableError."""
-        deadline = time.monotonic() + PLANNING_SECONDS
+        deadline = time.monotonic() + self._planning_seconds
         while True:
             view = self._watch.view()
             logs, unavailable = self._logs.look(self._logs.names(view), view, self._latest, deadline)

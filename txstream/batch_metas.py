@@ -13,12 +13,13 @@ import functools
 import json
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from txstream.api.errors import CorruptStateError, TopologyError
+from txstream.wording import in_order
 
 if TYPE_CHECKING:
     from txstream.api.spouts import Unavailable
@@ -191,3 +192,26 @@ def to_json(document: Any) -> str:
 
 # Kept, because `json.dumps` makes an encoder for each call.
 _JSON = json.JSONEncoder(separators=(",", ":"), sort_keys=True, ensure_ascii=False)
+
+
+def halves(partitions: Mapping[str, Any], *, exact: bool) -> Iterator[dict[str, Any]]:
+    """Yield two parts of ranges, the newer records first, or nothing if they cannot be divided. Without
+    `exact`, a partition is not divided. Only positions that are records can be: a file's are bytes."""
+    if len(partitions) > 1:
+        names = sorted(partitions, key=in_order)
+        for part in (names[: len(names) // 2], names[len(names) // 2 :]):
+            yield {name: partitions[name] for name in part}
+        return
+    ((partition, meta),) = partitions.items()
+    if exact and _is_numbered(meta) and meta.records > 1:
+        middle = (meta.start + meta.end) // 2
+        yield {partition: dataclasses.replace(meta, start=middle)}
+        yield {partition: dataclasses.replace(meta, end=middle)}
+
+
+def _is_numbered(meta: Any) -> bool:
+    """Are the meta's positions records, as those of a `RecordSpan` are?"""
+    names = {field.name for field in dataclasses.fields(meta)} if dataclasses.is_dataclass(meta) else set()
+    if not {"start", "end"} <= names or "records" in names:
+        return False
+    return getattr(meta, "records", None) == getattr(meta, "end", 0) - getattr(meta, "start", 0)

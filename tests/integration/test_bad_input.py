@@ -177,7 +177,7 @@ def test_a_bolt_that_raises_on_spark_is_told_with_its_tuple(
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ("raise", ["length", "ValueError", "cannot count", "txid 1", "value="]),
+        ("raise", ["length", "ValueError", "cannot count", "txid 1", "value=", "at offset 0 of partition"]),
         ("key", ["word", "null"]),
         ("type", ["length", "'n'", "bigint"]),
         ("arity", ["length", "2 field"]),
@@ -203,4 +203,62 @@ def test_what_a_bolt_does_wrong_is_told(
         running.wait(60)
     for word in words:
         assert word in str(raised.value)
+    assert read_rows(sqlite_url, unique) == []
+
+
+FAR_FROM_THE_SOURCE = """
+from txstream import *
+
+
+class Words(BasicBolt):
+    output = "word string, n bigint"
+
+    def execute(self, tup, collector):
+        collector.emit([tup["value"], 1])
+
+
+class Second(Words):
+    def __init__(self, wrong):
+        self.wrong = wrong
+
+    def execute(self, tup, collector):
+        if tup["word"] == "bad" and self.wrong == "raise":
+            raise ValueError("cannot count it")
+        word = {"null": None, "nul": "b\\0d"}.get(self.wrong) if tup["word"] == "bad" else tup["word"]
+        collector.emit([word, tup["n"]])
+
+
+def topology(topic: str, wrong: str):
+    builder = TransactionalTopologyBuilder("far", "lines", OpaqueSpout(KafkaSource(topic)), max_attempts=2)
+    builder.set_bolt("words", Words()).shuffle_grouping("lines")
+    builder.set_bolt("second", Second(wrong), 2).fields_grouping("words", "word")
+    state = SqlState(topic, key="word string", value="n bigint")
+    builder.set_committer_bolt("store", SqlStateBolt(state)).fields_grouping("second", "word")
+    return builder.build()
+"""
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind"),
+    [("raise", txstream.BoltError), ("null", txstream.StateValueError), ("nul", txstream.StateValueError)],
+)
+def test_an_error_far_from_the_source_names_the_record(
+    services: Services, sqlite_url: str, tmp_path: Path, unique: str, wrong: str, kind: type[Exception]
+) -> None:
+    create_topic(services.kafka, unique)
+    produce(services.kafka, unique, [*(f"w{number}" for number in range(62)), "bad", "after", "after"])
+    module = types.ModuleType("far")
+    exec(FAR_FROM_THE_SOURCE, module.__dict__)
+    settings = txstream.Settings(
+        zookeeper=services.zookeeper, kafka=services.kafka, database=sqlite_url, data_dir=tmp_path
+    )
+    running = txstream.start(
+        module.topology(unique, wrong).with_id(unique),
+        settings=settings,
+        until="caught-up",
+        runner_factory=InProcessRunner,
+    )
+    with pytest.raises(kind) as raised:
+        running.wait(60)
+    assert str(raised.value).endswith(f"; the record is at offset 15 of partition {unique}/2")
     assert read_rows(sqlite_url, unique) == []

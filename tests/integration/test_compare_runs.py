@@ -12,7 +12,8 @@ from support.runs import Launcher
 from txstream.embedded import Services
 from txstream.zookeeper import ZooKeeper
 
-EXACT = {"exact": True, "lost": 0, "doubled": 0, "wrong_rows": 0}
+EXACT = {"exact": True, "wrong_rows": 0}
+COUNT = "word_count.n"
 
 
 def compare(launcher: Launcher, *arguments: str) -> dict[str, Any]:
@@ -37,12 +38,13 @@ def test_each_semantics_shows_what_it_does(launcher: Launcher, kind: str) -> Non
     assert {one["records"] for one in every} == {2_000}
     assert is_exact(opaque)
     assert is_exact(transactional)
-    assert opaque["total"] == found["true_total"]
+    assert opaque["columns"][COUNT]["total"] == found["true_totals"][COUNT]
 
     dies = kind == "crash"
     assert [one["drivers"] for one in every] == [1 + dies] * 3
     assert is_exact(neither) is not dies
-    assert (neither["doubled"] > 0, neither["lost"]) == (dies, 0)
+    count = neither["columns"][COUNT]
+    assert (count["doubled"] > 0, count["lost"]) == (dies, 0)
 
     assert [one["failed_attempts"] for one in every] == [0 if dies else 1] * 3
 
@@ -51,6 +53,10 @@ def test_each_semantics_shows_what_it_does(launcher: Launcher, kind: str) -> Non
     assert [one["moved_tuples"] for one in every] == [share, 0, share]
     assert opaque["batches"] == neither["batches"]
     assert (transactional["stalled_seconds"] >= 3.0) is is_away
+    waited = transactional["outage_seconds"]
+    assert (waited >= 2.9) is is_away
+    worked = transactional["seconds"] - waited
+    assert transactional["records_per_second"] == pytest.approx(2_000 / worked, rel=0.05)
 
 
 def test_nothing_is_left_unless_it_is_kept(launcher: Launcher, services: Services) -> None:
@@ -68,5 +74,7 @@ def test_nothing_is_left_unless_it_is_kept(launcher: Launcher, services: Service
     assert all(map(is_exact, compare(launcher, "--faults", "none")["semantics"].values()))
     assert left() == before
     compare(launcher, "--faults", "none", "--keep", "--html", "page.html")
-    assert "opaque: " in (launcher.directory / "page.html").read_text(encoding="utf-8")
+    page = (launcher.directory / "page.html").read_text(encoding="utf-8")
+    assert "opaque: " in page
+    assert "txstream compare --records 2000 --faults none --html page.html<" in page
     assert [len(now - then) for now, then in zip(left(), before, strict=True)] == [3, 1, 3]

@@ -7,6 +7,8 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from support.kafka_topics import Topics, attempt, ranges, wait_until
@@ -15,6 +17,10 @@ from txstream.api.errors import PartitionUnavailableError
 from txstream.api.spouts import SpoutContext, Unavailable
 from txstream.batch_metas import BatchMetas
 from txstream.embedded import EmbeddedKafka
+from txstream.inspect.fsck_source import KAFKA_SOURCE
+from txstream.inspect.snapshot import Snapshot
+from txstream.inspect.source_now import SourceNow, source_now
+from txstream.settings import Settings
 from txstream.spouts.kafka import KafkaRange, KafkaSource
 
 ATTEMPT = attempt()
@@ -171,6 +177,27 @@ def test_a_broker_that_is_gone_and_comes_back(kafka: EmbeddedKafka, topics: Topi
     assert rows == {f"{topic}/0": 5, f"{topic}/1": 5, f"{moving}/0": 1}
     emitter.close()
     coordinator.close()
+
+
+def test_status_says_at_once_which_partitions_of_an_idle_topology_are_away(
+    kafka: EmbeddedKafka, topic: str, freeze: Callable[..., None]
+) -> None:
+    identity: Any = SimpleNamespace(spout=KAFKA_SOURCE, source={"topics": [topic]})
+    committed = BatchMetas({f"{topic}/{number}": {"start": 0, "end": 4} for number in (0, 1)})
+    progress: Any = SimpleNamespace(current=2, batches={1: SimpleNamespace(metas=committed)})
+    snapshot = Snapshot("idle", identity, progress)
+    settings = Settings(kafka=kafka.address)
+    assert source_now(settings, snapshot) == SourceNow(lag_records=12)
+    freeze(True)
+    began = time.monotonic()
+    found = source_now(settings, snapshot)
+    assert time.monotonic() - began < DEADLINE_SECONDS  # what a run waits for such a broker
+    assert found.lag_records is None
+    assert {name: "broker 2 does not answer" in why for name, why in found.unavailable.items()} == {
+        f"{topic}/1": True
+    }
+    freeze(False)
+    wait_until(lambda: source_now(settings, snapshot).lag_records == 12, "the lag is known again")
 
 
 def test_without_any_broker_nothing_is_ready(kafka: EmbeddedKafka, topic: str) -> None:

@@ -7,11 +7,34 @@ from pathlib import Path
 
 import pytest
 
-from txstream import SpoutContext, UsageError
+from txstream import (
+    Count,
+    Max,
+    OpaqueSpout,
+    SpoutContext,
+    SqlState,
+    SqlStateBolt,
+    Sum,
+    TransactionalTopologyBuilder,
+    UsageError,
+)
 from txstream.api.errors import BatchFailedError, PartitionUnavailableError
 from txstream.api.spouts import Unavailable
 from txstream.batch_metas import BatchMetas
-from txstream.compare.report import Tables, difference, figures, in_a_sentence, moved_records, stalls
+from txstream.compare.report import (
+    Column,
+    Tables,
+    columns_of,
+    difference,
+    figures,
+    in_a_sentence,
+    moved_records,
+    side_by_side,
+    stalls,
+    total,
+    true_totals,
+    wrong_rows,
+)
 from txstream.compare.run import Outcome, Rows
 from txstream.compare.schedule import SCHEDULES, Fault, Injector, load_schedule
 from txstream.compare.timeline import Fate, Made, Timeline
@@ -156,12 +179,55 @@ def test_all_runs_end_at_the_same_place_however_the_log_grows() -> None:
 # --- what is found ----------------------------------------------------------------------------------------
 
 
-def test_a_difference_is_by_how_much_numbers_are_too_small_and_too_great() -> None:
+def test_a_difference_is_by_how_much_numbers_of_one_column_are_too_small_and_too_great() -> None:
     truth: Tables = {"t": {("a",): (5, "x"), ("b",): (2, "y"), ("c",): (1, "z")}, "u": {(1,): (0.1 + 0.2,)}}
-    assert difference(truth, truth) == difference({}, {})
     table: Rows = {("a",): (9, "x"), ("b",): (1, "y"), ("d",): (7, "w")}
-    found = difference(truth, {"t": table, "u": {(1,): (0.3,)}})
+    tables = {"t": table, "u": {(1,): (0.3,)}}
+    number, text = Column("t", "number", 0, added_up=True), Column("t", "text", 1, added_up=False)
+    fraction = Column("u", "fraction", 0, added_up=True)
+    found = difference(truth, tables, number)
     assert (found.lost, found.doubled, found.wrong_rows) == (2, 11, 4)
+    assert difference(truth, tables, text).wrong_rows == 2
+    assert wrong_rows(truth, tables, [number, text, fraction]) == 4
+    assert wrong_rows(truth, truth, [number, text, fraction]) == 0
+    zeros: Tables = {"t": {("a",): (0, "x")}}
+    assert difference(zeros, {}, number).wrong_rows == 1  # a row that is missing is no row of zeros
+
+
+def test_sums_are_added_up_by_column_and_a_maximum_is_not_added_to_anything() -> None:
+    state = SqlState("t", key="k string", value="count bigint, sum double, max double")
+    bolt = SqlStateBolt(state, count=Count(), sum=Sum("x"), max=Max("x"))
+    builder = TransactionalTopologyBuilder(
+        "columns", "numbers", OpaqueSpout(MemorySpout("k string, x double"))
+    )
+    builder.set_committer_bolt("store", bolt).global_grouping("numbers")
+    topology = builder.build()
+    columns = columns_of(topology)
+    assert [(str(one), one.added_up) for one in columns] == [
+        ("t.count", True),
+        ("t.sum", True),
+        ("t.max", False),
+    ]
+    truth: Tables = {"t": {("a",): (2, 0.1, 7.0), ("b",): (1, 0.2, 9.0)}}
+    assert [total(truth, one) for one in columns[:2]] == [3, 0.3]
+    assert true_totals(truth, columns) == {"t.count": 3, "t.sum": 0.3}
+    outcome = Outcome(Timeline(), Injector(()), {"t": {("a",): (3, 0.1, 8.0), ("b",): (1, 0.2, 9.0)}})
+    outcome.timeline.made.append(made(1, Fate.COMMITTED, a=(0, 3)))
+    found = figures(outcome, truth, columns)
+    assert found["columns"]["t.count"] == {"total": 4, "lost": 0, "doubled": 1, "wrong_rows": 1}
+    assert found["columns"]["t.max"] == {"wrong_rows": 1}
+    shown = dict(side_by_side({"opaque": found}))
+    assert list(shown)[:9] == [
+        "exact",
+        *("t.count", "t.count, lost", "t.count, doubled"),
+        *("t.sum", "t.sum, lost", "t.sum, doubled"),
+        "t.max, rows that differ",
+        "rows that differ",
+    ]
+    assert "total" not in found
+    assert in_a_sentence(found) == "1 doubled in t.count"
+    outcome.tables["t"] = {("a",): (2, 0.1, 8.0), ("b",): (1, 0.2, 9.0)}
+    assert in_a_sentence(figures(outcome, truth, columns)) == "1 row differs"
 
 
 def made(txid: int, fate: Fate, began: float = 0.0, **ranges: tuple[int, int]) -> Made:
@@ -210,7 +276,27 @@ def test_the_figures_of_a_run() -> None:
         made(4, Fate.COMMITTED, 12.0, a=(5, 9)),
     ]
     assert stalls(outcome) == [(10.0, 12.5)]
-    found = figures(outcome, {"t": {("a",): (2,)}})
-    assert (found["exact"], found["lost"], found["doubled"], found["stalled_seconds"]) == (False, 0, 1, 2.5)
+    column = Column("t", "n", 0, added_up=True)
+    found = figures(outcome, {"t": {("a",): (2,)}}, [column])
+    assert (found["exact"], found["columns"]["t.n"]["doubled"], found["stalled_seconds"]) == (False, 1, 2.5)
     assert (found["batches"], found["attempts"], found["records"], found["seconds"]) == (2, 3, 9, 4.0)
-    assert in_a_sentence(found) == "1 doubled; 2.5 s without a commit after faults"
+    assert in_a_sentence(found) == "1 doubled in t.n; 2.5 s without a commit after faults"
+    assert found["records_per_second"] == round(9 / 4.0, 1)
+
+
+def test_the_rate_leaves_out_how_long_the_schedule_held_a_partition_back() -> None:
+    now = [10.0]
+    injector = Injector(SCHEDULES["partition"], clock=lambda: now[0])
+    outcome = Outcome(Timeline(), injector, {"t": {}})
+    with pytest.raises(PartitionUnavailableError):
+        injector.emitting(attempt(5), {"a": MemoryRange(0, 90)})
+    now[0] = 13.0
+    assert injector.unreadable() == {}
+    outcome.timeline.commits += [(4, 10.5), (5, 13.5)]
+    outcome.timeline.made += [
+        made(5, Fate.FAILED, 9.0, a=(0, 90)),
+        made(5, Fate.COMMITTED, 13.0, a=(0, 90)),
+    ]
+    found = figures(outcome, {}, [])
+    assert (found["seconds"], found["stalled_seconds"], found["outage_seconds"]) == (5.0, 3.5, 3.0)
+    assert found["records_per_second"] == 45.0

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import base64
 import html as entities
 import json
 import re
 import shutil
 import subprocess
+import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from txstream.api.errors import PartitionUnavailableError
-from txstream.compare.page import Chart, chart, html
-from txstream.compare.report import figures
+from txstream.compare.page import Chart, charts, html
+from txstream.compare.report import columns_of, figures, true_totals
 from txstream.compare.run import Outcome
 from txstream.compare.schedule import SCHEDULES, Fault, Injector
 from txstream.compare.timeline import Fate, Made, Timeline
 from txstream.engine.batch.executor_failures import CrashError
 from txstream.engine.fault_points import Point
+from txstream.examples import word_count
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 FAULTS = (*SCHEDULES["partition"], Fault("crash", 8))
 PRIME = chr(8242)
-TABLES: dict[str, Any] = {"words": {("<b>&",): (7,)}}
+TABLES: dict[str, Any] = {"word_count": {("<b>&",): (14_174_342,)}}
 
 
 def played(partitions: int = 4, *, stall: float = 0.0, twice: bool = False) -> Outcome:
@@ -61,6 +65,11 @@ def played(partitions: int = 4, *, stall: float = 0.0, twice: bool = False) -> O
     return outcome
 
 
+def chart(outcome: Outcome) -> Chart:
+    (drawn,) = charts([outcome])
+    return drawn
+
+
 def cells(drawn: Chart, txid: str) -> list[tuple[int | None, str]]:
     (column,) = (column for column in drawn.columns if column.text == txid)
     return [(cell.home, str(cell.fate)) for cell in drawn.cells if cell.x == column.x]
@@ -94,29 +103,80 @@ def test_many_partitions_are_lower_and_have_no_numbers() -> None:
     assert drawn.height < 64 * 12
 
 
+def test_all_runs_have_one_time_axis() -> None:
+    busy, waits, short = played(), played(stall=3.0), played(partitions=1)
+    drawn = charts([busy, waits, short])
+    assert len({chart.width for chart in drawn}) == 1
+    assert [mark.text for mark in drawn[0].ticks][:2] == ["0.0 s", "0.5 s"]
+    assert len({tuple((tick.x, tick.text) for tick in one.ticks) for one in drawn}) == 1
+    for one in drawn:
+        places = [column.x for column in one.columns]
+        assert all(later - earlier >= one.cell for earlier, later in pairwise(places))
+    columns = [
+        (round(made.began - outcome.timeline.made[0].began, 9), column.x)
+        for outcome, chart in zip((busy, waits, short), drawn, strict=True)
+        for made, column in zip(outcome.timeline.made, chart.columns, strict=True)
+    ]
+    together: dict[float, float] = {}
+    for moment, x in columns:
+        assert together.setdefault(moment, x) == pytest.approx(x)
+    assert [x for _, x in sorted(together.items())] == sorted(together.values())
+
+
 def page(topology: str = "mine:<script>") -> str:
     outcomes = {
         "opaque": played(),
         "transactional": played(stall=3.0),
         "non-transactional": played(partitions=20, twice=True),
     }
+    graph = word_count.topology("lines")
+    columns = columns_of(graph)
+    truth = {"word_count": {("<b>&",): (14_174_000,)}}
     document: dict[str, Any] = {
         "topology": topology,
+        "command": "txstream compare 'mine:<script>' --records 2000 --html some/folder/with/a/name.html",
+        "version": "1.2.3",
+        "date": "2026-01-02 03:04:05+00:00",
         "engine": "this process, without Spark",
         "truth": "the text itself",
-        "true_total": 7,
-        "semantics": {name: figures(outcome, TABLES) for name, outcome in outcomes.items()},
+        "true_totals": true_totals(truth, columns),
+        "semantics": {
+            name: figures(outcome, TABLES if "non" not in name else truth, columns)
+            for name, outcome in outcomes.items()
+        },
     }
-    document["semantics"]["non-transactional"]["exact"] = False
-    return html(document, FAULTS, outcomes)
+    return html(document, FAULTS, outcomes, graph)
 
 
 def test_the_page_loads_nothing_and_says_what_happened() -> None:
     text = page()
-    assert not re.search(r"https?:|\bsrc=|\bhref=|@import|<script", text)
-    assert "mine:&lt;script&gt;" in text
-    for told in ("opaque: ", "not exact", "driver dies", "txid 6 committed these tuples", "counted twice"):
-        assert told in text
+    assert not re.search(r"https?:|\bsrc=(?!.data:)|\bhref=|@import|<script", text)
+    for told in (
+        "mine:&lt;script&gt;",
+        *("opaque: ", "not exact", "driver dies", "txid 6 committed these tuples", "counted twice"),
+        *("txstream 1.2.3, 2026-01-02 03:04:05+00:00", "txstream compare &#39;mine:&lt;script&gt;&#39;"),
+        "14,174,000 in word_count.n",
+        "342 doubled in word_count.n; ",  # as the command's last lines say it
+        *("Which to choose", "if batches are to go on", "if a replay must hold the very same records"),
+        "scroll each one sideways",
+    ):
+        assert told in text, told
+    assert text.count("<table>") == 1
+    assert [*re.findall(r"<th>word_count.\u200bn, (\w+)</th>", text)] == ["lost", "doubled"]
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_the_page_has_the_graph_of_the_topology(
+    monkeypatch: pytest.MonkeyPatch, *, is_installed: bool
+) -> None:
+    if not is_installed:
+        monkeypatch.setitem(sys.modules, "txstream.drawing.topology", None)
+    text = entities.unescape(page())
+    drawn = re.search(r'src="data:image/svg\+xml;base64,(.*?)"', text)
+    assert (drawn is not None) is is_installed
+    if drawn is not None:
+        assert ">split<" in base64.b64decode(drawn[1]).decode()
+    assert "reads   split" in text  # what `describe` prints, for those who cannot see the image
 
 
 # Finds what a person would notice: something wider than the window, or texts of one chart that overlap.
@@ -132,11 +192,14 @@ for (const frame of document.querySelectorAll('iframe')) {
       if (!beside(a, b) && !beside(b, a)) over.push([text, other]);
     }));
   }
-  const wide = [...page.querySelectorAll('section, h1, h2, p, dl, li, .legend span')]
+  const wide = [...page.querySelectorAll('section, h1, h2, p, table, td, img, li, .legend span')]
     .filter(one => one.getBoundingClientRect().right > root.clientWidth).map(one => one.textContent.trim());
+  const figures = page.querySelector('.figures');
+  if (figures.scrollWidth > figures.clientWidth) wide.push('the table of the runs');
   seen[frame.width] = {colour: getComputedStyle(page.body).backgroundColor,
     wide: root.scrollWidth - root.clientWidth, over, cut: wide,
-    charts: page.querySelectorAll('.chart svg').length, text: page.body.innerText.slice(0, 4000)};
+    charts: page.querySelectorAll('.chart svg').length, text: page.body.innerText.slice(0, 9000),
+    hint: getComputedStyle(page.querySelector('.hint')).display};
 }
 document.body.textContent = JSON.stringify(seen);
 """
@@ -149,7 +212,7 @@ def test_it_fits_a_narrow_and_a_wide_window_in_a_browser(tmp_path: Path, scheme:
         pytest.skip("there is no Chromium; type `apt-get install chromium`")
     frames = "".join(
         f'<iframe width="{width}" height="2000" srcdoc="{entities.escape(page(), quote=True)}"></iframe>'
-        for width in (400, 1240)
+        for width in (390, 1240)
     )
     path = tmp_path / "frames.html"
     path.write_text(
@@ -173,3 +236,4 @@ def test_it_fits_a_narrow_and_a_wide_window_in_a_browser(tmp_path: Path, scheme:
         assert found["colour"] == {"light": "rgb(251, 251, 250)", "dark": "rgb(22, 24, 27)"}[scheme]
         assert found["charts"] == 3
         assert "non-transactional: not exact" in found["text"]
+        assert found["hint"] == {"390": "block", "1240": "none"}[width]

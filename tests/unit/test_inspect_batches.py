@@ -22,7 +22,8 @@ from txstream.batch_metas import BatchMetas
 from txstream.cli import failures_shown as failing, status
 from txstream.cli.main import main
 from txstream.failing_batch import FailingBatch, Wait
-from txstream.inspect import ledgers
+from txstream.inspect import ledgers, source_now
+from txstream.inspect.source_now import SourceNow
 from txstream.settings import Settings
 from txstream.state import StateDatabase
 from txstream.transaction import Txid, attempt_id
@@ -176,8 +177,11 @@ def test_a_batch_says_what_it_left_out(rig: Rig, capsys: pytest.CaptureFixture[s
         return [line[begin:].partition("  ")[0].strip() for line in lines]
 
     assert told("--before", "4") == ["", "2 of 3", ""]
-    assert told("--before", "4", "--left-out") == ["", "t/9, t/10", ""]
-    assert told("-n", "1", "--left-out") == [""]
+    assert told("--before", "4", "--left-out") == ["t/9, t/10"]
+    assert told("-n", "1", "--left-out") == ["t/9, t/10"]
+    assert main(["batches", "words", "--database", rig.url, "--before", "2", "--left-out"]) == 0
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("", "words has no such batch\n")
 
 
 def test_the_command(rig: Rig, capsys: pytest.CaptureFixture[str]) -> None:
@@ -312,6 +316,31 @@ def test_status_lists_who_stands_by(
     (line,) = (line for line in told().splitlines() if line.startswith("standbys"))
     shown = f"{NOON.astimezone():%Y-%m-%d %H:%M:%S}"
     assert f"4: warm, one:7 since {shown}; standing by, two:8 since {shown}; cold, three:9" in line
+
+
+def test_status_says_what_the_source_answers_now(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    zookeeper = MemoryZooKeeper()
+    monkeypatch.setattr(status, "open_zookeeper", zookeeper.opened)
+    zookeeper.run_topology("words")
+    answers: list[SourceNow] = []
+    monkeypatch.setattr(source_now, "source_now", lambda settings, snapshot: answers[-1])
+
+    def told(answer: SourceNow, *more: str) -> str:
+        answers.append(answer)
+        assert main(["status", "words", "--database", rig.url, "--zookeeper", "127.0.0.1:1", *more]) == 0
+        return capsys.readouterr().out
+
+    assert "lag        1 record\n" in told(SourceNow(1))
+    assert "lag        not known: nobody answered\n" in told(SourceNow(unknown="nobody answered"))
+    away = SourceNow(unavailable={"t/10": "it has no leader", "t/9": "broker 2 does not answer"})
+    assert (
+        "lag        not known: 2 partitions cannot be read\n"
+        "away       t/9 cannot be read: broker 2 does not answer; t/10 cannot be read: it has no leader\n"
+    ) in told(away)
+    document = json.loads(told(away, "--json"))
+    assert (document["lag_records"], document["unavailable"]) == (None, dict(away.unavailable))
 
 
 def test_status_says_what_the_leader_waits_for(

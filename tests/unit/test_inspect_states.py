@@ -530,6 +530,42 @@ def test_a_batch_in_full(make_rig: Any, capsys: pytest.CaptureFixture[str]) -> N
     assert document["failed_attempts"][1]["left_out"] == ["lines/4", "lines/10"]
 
 
+def test_a_batch_says_which_later_ones_took_up_what_it_left_out(
+    make_rig: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Partition 1 comes in two parts, as much as the failed attempt held; 2 comes next; 3 is still away."""
+    rig = make_rig()
+    held = {"lines/1": {"start": 5, "end": 9}, "lines/0": {"start": 0, "end": 4}}
+    failed = {"attempt": (1 << 32) + 1, "error": "no broker", "failed_at": "", "ranges": held}
+    away = dict.fromkeys(("lines/1", "lines/2", "lines/3"), "no broker")
+    read = [
+        {"lines/0": {"start": 0, "end": 4}},
+        {"lines/0": {"start": 4, "end": 8}, "lines/1": {"start": 5, "end": 8}},
+        {"lines/0": {"start": 8, "end": 9}},
+        {"lines/1": {"start": 8, "end": 12}, "lines/2": {"start": 1, "end": 2}},
+        {"lines/1": {"start": 12, "end": 14}, "lines/2": {"start": 2, "end": 4}},
+    ]
+    for txid, partitions in enumerate(read, 1):
+        first = txid == 1
+        metas = {"partitions": partitions, **({"unavailable": away} if first else {})}
+        details = {"attempts": [failed]} if first else {}
+        deltas = {"word_count": rig.table_of({"a": 1})}
+        rig.states.commit(Commit(rig.next(txid), metas, deltas, 1, PLANNED, PROCESSED, details=details))
+    found = inspect.batch("words", 1, settings_of(rig))
+    assert found.taken_up == {"lines/1": (2, 4), "lines/2": (4,), "lines/3": ()}
+    assert inspect.batch("words", 2, settings_of(rig)).taken_up == {}
+    assert main(["show", "words", "1", "--database", rig.url]) == 0
+    assert (
+        "lines/1, lines/2, lines/3 were unavailable: no broker\n"
+        "  lines/3: no later batch has taken it up yet\n"
+        "  lines/1: taken up by txid 2, 4\n"
+        "  lines/2: taken up by txid 4\n"
+    ) in capsys.readouterr().out
+    assert main(["show", "words", "1", "--json", "--database", rig.url]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["taken_up"] == {"lines/1": [2, 4], "lines/2": [4], "lines/3": []}
+
+
 def test_a_batch_of_an_older_txstream_knows_its_last_error_alone(make_rig: Any) -> None:
     rig = make_rig()
     rig.commit(1, {"a": 1}, error="a bolt failed")

@@ -11,14 +11,16 @@ from typing import ClassVar
 
 
 class TxstreamError(Exception):
-    """Root of all txstream errors. `without_data`, where known, is the message without user code's words.
-    `story`: if it ended a run, the coordinator's last events and commands, the oldest first, a line each.
-    `shows_story`: whether the command line shows the end of it without being asked to."""
+    """Root of all txstream errors. `without_data`, where known, is the message without user code's words, and
+    `record` says where in the source the record is that it is about. `story`: if it ended a run, the
+    coordinator's last events and commands, the oldest first, a line each. `shows_story`: whether the command
+    line shows the end of it without being asked to."""
 
     exit_status: ClassVar[int] = 1
     shows_story: ClassVar[bool] = False
     without_data: str | None = None
     story: Sequence[str] = ()
+    record: str | None = None
 
 
 class UsageError(TxstreamError):
@@ -80,7 +82,8 @@ class TupleError(TxstreamError):
 
 
 class BoltError(TxstreamError):
-    """User code raised. The message names txid, attempt, component, task and tuple, and has the traceback."""
+    """User code raised. The message names txid, attempt, component, task and tuple, and has the traceback. Of
+    the error that ends a run it also names partition and offset of the record."""
 
 
 class BatchTimeoutError(BatchFailedError):
@@ -123,7 +126,8 @@ class StateTableError(TxstreamError):
 
 
 class StateValueError(TxstreamError):
-    """A value cannot be stored: a null in a key, a number out of range."""
+    """A value cannot be stored: a null in a key, a number out of range. As in `BoltError`, the message names
+    partition and offset of the record."""
 
 
 class SchemaRevisionError(TxstreamError):

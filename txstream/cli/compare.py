@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import shlex
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +24,7 @@ from txstream.cli.demo_services import ended_by_signals, services_for
 from txstream.cli.demo_text import WORDS_PER_LINE, count_words, make_text
 from txstream.cli.factory import load_topology, shipped_module, user_code_prints_to_stderr
 from txstream.cli.options import FactoryArguments, command
-from txstream.wording import counted
+from txstream.wording import counted, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -133,8 +135,27 @@ def compare(
             if topic is None:
                 here = stack.enter_context(_made_lines(here))
         with user_code_prints_to_stderr():
-            truth, outcomes = _play_all(here)
-    return _tell(here, truth, outcomes, html)
+            topology, truth, outcomes = _play_all(here)
+    typed = _command(target, given_parameters, records, faults, html, spark=spark)
+    return _tell(here, typed, topology, truth, outcomes, html)
+
+
+def _command(
+    target: str | None,
+    parameters: tuple[str, ...],
+    records: int,
+    faults: str,
+    html: Path | None,
+    *,
+    spark: bool,
+) -> str:
+    """Return the command that makes the same comparison. The services' addresses, which may hold passwords,
+    are not part of it."""
+    words = ["txstream", "compare", *([target] if target else [])]
+    for parameter in parameters:
+        words += ["-p", parameter]
+    words += ["--records", str(records), "--faults", faults, *(["--spark"] if spark else [])]
+    return shlex.join([*words, *(["--html", str(html)] if html else [])])
 
 
 @contextlib.contextmanager
@@ -174,7 +195,7 @@ def _made_lines(here: Comparison) -> Iterator[Comparison]:
 # --- the runs ----------------------------------------------------------------------------------------------
 
 
-def _play_all(here: Comparison) -> tuple[Tables, Mapping[str, Outcome]]:
+def _play_all(here: Comparison) -> tuple[Topology, Tables, Mapping[str, Outcome]]:
     from txstream.compare.run import end_of_log
 
     topologies = {
@@ -189,10 +210,14 @@ def _play_all(here: Comparison) -> tuple[Tables, Mapping[str, Outcome]]:
     truth = here.truth
     if truth is None:
         truth = _play(here, topologies["opaque"], f"{run}-truth", end, ()).tables
-    return truth, {
-        semantics: _play(here, topology, f"{run}-{semantics}", end, here.faults)
-        for semantics, topology in topologies.items()
-    }
+    return (
+        topologies["opaque"],
+        truth,
+        {
+            semantics: _play(here, topology, f"{run}-{semantics}", end, here.faults)
+            for semantics, topology in topologies.items()
+        },
+    )
 
 
 def _play(
@@ -214,26 +239,39 @@ def _play(
 # --- what came of it ---------------------------------------------------------------------------------------
 
 
-def _tell(here: Comparison, truth: Tables, outcomes: Mapping[str, Outcome], page: Path | None) -> int:
-    from txstream.compare.report import figures, in_a_sentence, total
+def _tell(
+    here: Comparison,
+    typed: str,
+    topology: Topology,
+    truth: Tables,
+    outcomes: Mapping[str, Outcome],
+    page: Path | None,
+) -> int:
+    from txstream import __version__
+    from txstream.compare.report import columns_of, figures, in_a_sentence, true_totals
+    from txstream.inspect.json_documents import document as document_of
 
-    found = {semantics: figures(outcome, truth) for semantics, outcome in outcomes.items()}
+    columns = columns_of(topology)
+    found = {semantics: figures(outcome, truth, columns) for semantics, outcome in outcomes.items()}
     document: dict[str, Any] = {
         "topology": here.target,
         "parameters": list(here.parameters),
+        "command": typed,
+        "version": __version__,
+        "date": datetime.now(UTC).isoformat(" ", "seconds"),
         "engine": here.engine,
         "faults": [fault.to_document() for fault in here.faults],
         "truth": "the text itself" if here.truth is not None else "a run without faults",
-        "true_total": total(truth),
+        "true_totals": true_totals(truth, columns),
         "semantics": found,
     }
     if page is not None:
         from txstream.compare.page import html
 
-        page.write_text(html(document, here.faults, outcomes), encoding="utf-8")
+        page.write_text(html(document, here.faults, outcomes, topology), encoding="utf-8")
         here.cli.say(f"wrote {page}")
     if here.cli.as_json:
-        here.cli.print_json(document)
+        here.cli.print_json(document_of(document))
     else:
         _print(here, document)
         for semantics, one in found.items():
@@ -250,10 +288,12 @@ def _print(here: Comparison, document: Mapping[str, Any]) -> None:
             here.cli.say(
                 f"txstream: {semantics} had no txid {fault['txid']}: its fault {fault['fault']} never came"
             )
-    from txstream.compare.report import ROWS
+    from txstream.compare.report import side_by_side
 
     here.cli.print_table(
         ["", *(f">{semantics}" for semantics in found)],
-        [[words, *(one[name] for one in found.values())] for name, words in ROWS],
+        [[words, *values] for words, values in side_by_side(found)],
     )
-    here.cli.print(f"truth: {document['true_total']:,} in all, by {document['truth']}")
+    totals = document["true_totals"].items()
+    told = "".join(f"{shown(total)} in {column}, " for column, total in totals)
+    here.cli.print(f"truth: {told}by {document['truth']}")

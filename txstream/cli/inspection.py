@@ -101,7 +101,8 @@ def batches(
         typer.Option("--failed", help="Only those with an attempt that failed, or not committed everywhere."),
     ] = False,
     left_out: Annotated[
-        bool, typer.Option("--left-out", help="Name the partitions that batches went without.")
+        bool,
+        typer.Option("--left-out", help="Only those that went without a partition, with the partitions."),
     ] = False,
 ) -> None:
     """List a topology's batches, oldest first. `show ID TXID` has all of one."""
@@ -112,14 +113,21 @@ def batches(
     moment = None if since is None else moment_of(since)
     missing: list[MissingDatabase] = []
     found = inspect.batches(
-        topology_id, cli.resolve(), last=last, before=before, since=moment, failed=failed, missing=missing
+        topology_id,
+        cli.resolve(),
+        last=last,
+        before=before,
+        since=moment,
+        failed=failed,
+        left_out=left_out,
+        missing=missing,
     )
     warn_of_missing(missing)
     if cli.as_json:
         cli.print_json([batch_document(one) for one in found])
         return
     if not found:
-        is_part = before is not None or since is not None or failed
+        is_part = before is not None or since is not None or failed or left_out
         cli.say(f"{topology_id} has {'no such batch' if is_part else 'committed no batch yet'}")
         if failed:
             say_reasons(cli, topology_id, found)
@@ -288,6 +296,14 @@ def _print_batch(cli: Cli, topology_id: str, found: BatchDetails) -> None:
     for reason in sorted(set(found.unavailable.values())):
         away = sorted((name for name, why in found.unavailable.items() if why == reason), key=in_order)
         cli.print(f"{', '.join(away)} {'were' if len(away) > 1 else 'was'} unavailable: {escaped(reason)}")
+    for txids in sorted(set(found.taken_up.values())):
+        names = sorted((name for name, taken in found.taken_up.items() if taken == txids), key=in_order)
+        by = (
+            f"taken up by txid {', '.join(map(str, txids))}"
+            if txids
+            else "no later batch has taken it up yet"
+        )
+        cli.print(f"  {', '.join(names)}: {by}")
     for failed in found.failed_attempts:
         attempt = "an attempt" if failed.attempt is None else f"attempt {shown_attempt(failed.attempt)}"
         when = "" if failed.failed_at is None else f" at {shown_time(failed.failed_at)}"

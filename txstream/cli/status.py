@@ -30,19 +30,17 @@ from txstream.cli.options import check_id
 from txstream.cli.tables import escaped
 from txstream.cli.tasks import show_tasks
 from txstream.cli.tuple_trees import print_tree_counts, tree_lines
-from txstream.transaction import Txid
-from txstream.wording import counted
+from txstream.wording import counted, in_order
 
 if TYPE_CHECKING:
     from txstream.inspect.records import TopologyStatus, TopologySummary
     from txstream.inspect.snapshot import Snapshot
+    from txstream.inspect.source_now import SourceNow
     from txstream.settings import Settings
     from txstream.zookeeper import Request
 
 # Returns a service's address and a remark. Raises when the service cannot be reached.
 Check = Callable[["Settings"], tuple[str, str | None]]
-
-_LAG_SECONDS = 3.0
 
 
 def status(
@@ -144,6 +142,7 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
     from txstream.inspect.databases import Databases, is_tracked, open_databases
     from txstream.inspect.json_documents import document as document_of
     from txstream.inspect.overview import look, status_of
+    from txstream.inspect.source_now import source_now
 
     with contextlib.ExitStack() as stack:
         zookeeper = stack.enter_context(open_zookeeper(settings))
@@ -156,7 +155,7 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
     last = max((one.last for one in snapshot.databases if one.last), key=lambda row: row.txid, default=None)
     places = [one.url for one in snapshot.databases]
     paused = _paused_line(snapshot)
-    lag_records = _lag(settings, snapshot)
+    source = source_now(settings, snapshot)
     if cli.as_json:
         document: dict[str, Any] = {
             "topology": topology_id,
@@ -175,7 +174,8 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
             "stored_plans": list(found.stored_plans),
             "last_batch": None if last is None else batch_document(last),
             "positions": found.positions,
-            "lag_records": lag_records,
+            "lag_records": source.lag_records,
+            "unavailable": dict(source.unavailable),
             "failing": None if found.failing is None else failing_document(found.failing),
             "waiting": document_of(found.waiting),
             "trees": found.trees,
@@ -192,8 +192,13 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
         **_drivers(found),
         **paused,
         "next txid": f"{found.current_txid}{plans}",
-        "lag": "not known" if lag_records is None else counted(lag_records, "record"),
+        "lag": _lag(source),
     }
+    if source.unavailable:
+        lines["away"] = "; ".join(
+            f"{escaped(name)} cannot be read: {escaped(source.unavailable[name])}"
+            for name in sorted(source.unavailable, key=in_order)
+        )
     if last is not None:
         lines["last batch"] = (
             f"txid {last.txid} attempt {shown_attempt(last.attempt)}, {last.status} "
@@ -247,6 +252,13 @@ def _paused_line(snapshot: Snapshot) -> dict[str, str]:
     return {"paused": told}
 
 
+def _lag(source: SourceNow) -> str:
+    if source.lag_records is not None:
+        return counted(source.lag_records, "record")
+    away = counted(len(source.unavailable), "partition")
+    return f"not known: {escaped(source.unknown) if source.unknown else f'{away} cannot be read'}"
+
+
 def _drivers(found: TopologyStatus) -> dict[str, str]:
     """Return lines about the leader and, if there are any, the standbys."""
     lines = {"leader": found.leader or "none, it is not running"}
@@ -255,29 +267,3 @@ def _drivers(found: TopologyStatus) -> dict[str, str]:
         for one in found.standbys
     ]
     return lines | {"standbys": f"{len(shown)}: {'; '.join(map(escaped, shown))}"} if shown else lines
-
-
-def _lag(settings: Settings, snapshot: Snapshot) -> int | None:
-    """Return the records between the last committed batch and Kafka's end. None if that cannot be told
-    quickly (no Kafka, another source, a cluster whose credentials only the topology's code has)."""
-    from txstream.api.spouts import SpoutContext
-    from txstream.batch_metas import MetaCodec
-    from txstream.inspect.fsck_source import source_of
-
-    source, progress = source_of(snapshot.identity, None, settings), snapshot.progress
-    if source is None or progress is None:
-        return None
-    codec = MetaCodec(source.meta_type)
-    committed = progress.batches.get(Txid(progress.current - 1))
-    seconds = min(_LAG_SECONDS, settings.connect_timeout_seconds)
-    context = SpoutContext("status", "status", settings.addresses(), seconds, seconds)
-    try:
-        metas = {} if committed is None else committed.metas.positions()
-        places = {name: codec.decode_meta(meta, name) for name, meta in metas.items()}
-        coordinator = source.coordinator(context)
-        try:
-            return coordinator.lag_records(places, coordinator.targets())
-        finally:
-            coordinator.close()
-    except TxstreamError:
-        return None

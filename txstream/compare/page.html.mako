@@ -23,12 +23,17 @@ ul { margin: .2rem 0; padding-left: 1.2rem; }
 .legend { display: flex; flex-wrap: wrap; gap: .3rem 1.2rem; margin: 1rem 0; font-size: .87rem; color: var(--soft); }
 .legend svg { width: 1.5em; height: 1.1em; margin-right: .4em; vertical-align: -.2em; }
 section { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 1rem; margin: 1rem 0; }
-.run { display: grid; grid-template-columns: 16.5rem minmax(0, 1fr); gap: 1rem; align-items: start; }
-.chart { overflow-x: auto; }
+.chart, .figures, pre { overflow-x: auto; }
 .chart svg { display: block; }
 .good { color: var(--good); } .bad { color: var(--bad); }
-dl { display: grid; grid-template-columns: 1fr auto; gap: 0 .8rem; margin: .5rem 0 0; font-size: .9rem; }
-dt { color: var(--soft); } dd { margin: 0; text-align: right; font-variant-numeric: tabular-nums; }
+table { border-collapse: collapse; font-size: .9rem; }
+th, td { padding: .1rem .9rem; text-align: right; vertical-align: bottom; font-variant-numeric: tabular-nums; }
+th:first-child { padding-left: 0; text-align: left; font-weight: 400; color: var(--soft); }
+thead th { border-bottom: 1px solid var(--line); }
+code, pre { font: .85rem/1.45 ui-monospace, "DejaVu Sans Mono", monospace; overflow-wrap: anywhere; }
+pre { margin: 0; }
+.graph { display: block; max-width: 100%; background: #fff; border-radius: 6px; }
+.hint { display: none; }
 svg text { font: 11px system-ui, "DejaVu Sans", sans-serif; fill: var(--soft); }
 svg .home { fill: var(--ink); text-anchor: middle; }
 svg .middle { text-anchor: middle; } svg .end { text-anchor: end; }
@@ -40,8 +45,8 @@ svg .twice { fill: none; stroke: var(--bad); stroke-width: 2.5; }
 % for number in range(7):
 .c${number} { fill: var(--c${number}); }
 % endfor
-@media (max-width: 52rem) { .run { grid-template-columns: minmax(0, 1fr); } body { padding: 1rem .6rem 2rem; }
-  section { padding: .7rem; } }
+@media (max-width: 52rem) { body { padding: 1rem .6rem 2rem; } section { padding: .7rem; } .hint { display: block; }
+  table { font-size: .7rem; } th, td { padding: .1rem 0 .1rem .4rem; } }
 </style>
 </head>
 <body>
@@ -49,9 +54,16 @@ svg .twice { fill: none; stroke: var(--bad); stroke-width: 2.5; }
 <pattern id="failed" width="6" height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">
 <line class="hatch" x1="0" y1="0" x2="0" y2="6"/></pattern></defs></svg>
 <h1>Three semantics, the same faults</h1>
-<p>${document["topology"]}: ${shown(runs[0][1]["records"])} records, read by each run anew. Truth:
-${shown(document["true_total"])} in all, by ${document["truth"]}.</p>
+<p>${document["topology"]}: ${shown(next(iter(runs.values()))["records"])} records, read by each run anew. Truth, by
+${document["truth"]}:
+% if document["true_totals"]:
+${", ".join(f"{shown(total)} in {column}" for column, total in document["true_totals"].items())}, summed over all rows.
+% else:
+no column is a sum; rows are compared.
+% endif
+</p>
 <p class="soft">Batches ran in ${document["engine"]}; ZooKeeper, source and database are real.</p>
+<p class="soft">txstream ${document["version"]}, ${document["date"]}: <code>${document["command"]}</code></p>
 % if faults:
 <ul>
 % for fault in faults:
@@ -61,23 +73,52 @@ ${shown(document["true_total"])} in all, by ${document["truth"]}.</p>
 % else:
 <p>No faults.</p>
 % endif
+<section>
+<h2>Side by side</h2>
+<div class="figures">
+<table>
+<thead><tr><th></th>
+% for name in runs:
+<th>${name}</th>
+% endfor
+</tr></thead>
+% for words, values in rows:
+<tr><th>${words.replace('.', '.' + chr(8203))}</th>
+% for value in values:
+<td class="${'' if not isinstance(value, bool) else 'good' if value else 'bad'}">${shown(value)}</td>
+% endfor
+</tr>
+% endfor
+</table>
+</div>
+<ul>
+% for name, sentence in told.items():
+<li>${name}: <span class="${'good' if runs[name]['exact'] else 'bad'}">${sentence}</span></li>
+% endfor
+</ul>
+</section>
+<section>
+<h2>Which to choose</h2>
+<ul>
+<li><b>opaque</b> if batches are to go on while a partition cannot be read: a replay leaves it out, and its records
+come in a later txid. It fits most topologies.</li>
+<li><b>transactional</b> if a replay must hold the very same records, for example because somebody else has seen the
+batch: it waits until every partition can be read again. Its rows of state are smaller.</li>
+<li><b>non-transactional</b> only if totals may be wrong after a failure.</li>
+</ul>
+</section>
 <div class="legend">
 <span><svg viewBox="0 0 24 18"><rect class="c1" width="12" height="18"/><rect class="c2" x="12" width="12" height="18"/></svg>a column is an attempt of a txid, a row a partition; colour and number: the txid that committed the tuples</span>
 <span><svg viewBox="0 0 24 18"><rect class="c0" width="24" height="18"/><rect fill="url(#failed)" width="24" height="18"/></svg>the attempt failed, or was dropped</span>
 <span><svg viewBox="0 0 24 18"><rect class="c4" x="2" y="2" width="20" height="14"/><rect class="twice" x="2" y="2" width="20" height="14"/></svg>counted twice</span>
 <span><svg viewBox="0 0 24 18"><rect class="away" opacity=".35" width="24" height="18"/></svg>a partition is away</span>
 <span><svg viewBox="0 0 24 18"><line class="death" x1="12" y1="0" x2="12" y2="18"/></svg>the driver dies, the next takes over</span>
+<span>all charts have one time axis, which is wider where more attempts began</span>
 </div>
-% for name, found, chart in runs:
-<section class="run">
-<div>
-<h2>${name}: <span class="${'good' if found['exact'] else 'bad'}">${"exact" if found["exact"] else "not exact"}</span></h2>
-<dl>
-% for row, words in rows[1:]:
-<dt>${words}</dt><dd class="${'bad' if row in ('lost', 'doubled') and found[row] else ''}">${shown(found[row])}</dd>
-% endfor
-</dl>
-</div>
+<p class="hint soft">The charts are wider than this window: scroll each one sideways.</p>
+% for name, chart in charts.items():
+<section>
+<h2>${name}: <span class="${'good' if runs[name]['exact'] else 'bad'}">${"exact" if runs[name]["exact"] else "not exact"}</span></h2>
 <div class="chart">
 <svg width="${chart.width}" height="${chart.height}" viewBox="0 0 ${chart.width} ${chart.height}" role="img"
  aria-label="${name}: ${len(chart.columns)} attempts, by time, over ${len(chart.rows)} partitions">
@@ -121,5 +162,13 @@ ${shown(document["true_total"])} in all, by ${document["truth"]}.</p>
 </div>
 </section>
 % endfor
+<section>
+<h2>The topology</h2>
+% if graph:
+<img class="graph" src="${graph}" alt="${description}">
+% else:
+<pre>${description}</pre>
+% endif
+</section>
 </body>
 </html>

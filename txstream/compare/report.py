@@ -3,52 +3,109 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from txstream.compare.run import Outcome, Rows
 from txstream.compare.timeline import Fate, Made, Range
+from txstream.wording import counted, shown
+
+if TYPE_CHECKING:
+    from txstream.api.topology import Topology
 
 _LEAST_STALL_SECONDS = 0.05  # a shorter stall is not worth mentioning
+_FLOAT_DIGITS = 12
+_MISSING = object()
 
 Tables = Mapping[str, Rows]
 """Rows by the name that the topology gives the table."""
 
 
 @dataclass(frozen=True)
+class Column:
+    """A value column. Only what is `added_up` over tuples has a total, and is lost or doubled by so much; a
+    maximum or a text is right or wrong. `place` is where it is in a row's values."""
+
+    table: str
+    name: str
+    place: int
+    added_up: bool
+
+    def __str__(self) -> str:
+        return f"{self.table}.{self.name}"
+
+
+def columns_of(topology: Topology) -> list[Column]:
+    """Return the value columns of a topology's tables. What a `MapState` holds is the bolt's own affair, so
+    nothing in it is added up."""
+    found = [
+        Column(bolt.state.table, name, place, bolt.reducers[name].merge == "sum")
+        for bolt, _ in topology.states
+        for place, name in enumerate(bolt.state.value_names)
+    ]
+    return found + [
+        Column(use.state.table, name, place, added_up=False)
+        for use in topology.map_states
+        for place, name in enumerate(use.state.value_names)
+    ]
+
+
+@dataclass(frozen=True)
 class Difference:
-    """How far tables are from the truth: by how much their numbers are too small in total (`lost`) and too
-    great (`doubled`), and how many rows differ."""
+    """How far a column is from the truth: by how much its numbers are too small in total (`lost`) and too
+    great (`doubled`), and how many rows differ in it."""
 
     lost: float
     doubled: float
     wrong_rows: int
 
 
-def difference(truth: Tables, tables: Tables) -> Difference:
-    """Compare tables with the truth. A missing row counts as zeros. Values that are not numbers only make a
+def difference(truth: Tables, tables: Tables, column: Column) -> Difference:
+    """Compare a column with the truth. A missing row counts as zeros. Values that are not numbers only make a
     row wrong."""
-    lost: float = 0
-    doubled: float = 0
-    wrong = 0
-    for name in truth.keys() | tables.keys():
-        there, here = truth.get(name, {}), tables.get(name, {})
-        for key in there.keys() | here.keys():
-            pairs = list(_paired(there.get(key), here.get(key)))
-            wrong += any(not _equal(one, other) for one, other in pairs)
-            for one, other in pairs:
-                if _is_number(one) and _is_number(other) and not _equal(one, other):
-                    lost += max(0, one - other)
-                    doubled += max(0, other - one)
-    return Difference(lost, doubled, wrong)
+    lost: list[Any] = []
+    doubled: list[Any] = []
+    wrong: set[Any] = set()
+    for key, one, other in _differing(truth, tables, column):
+        wrong.add(key)
+        one, other = (0 if value is _MISSING else value for value in (one, other))
+        if column.added_up and _is_number(one) and _is_number(other):
+            (lost if one > other else doubled).append(abs(one - other))
+    return Difference(_sum(lost), _sum(doubled), len(wrong))
 
 
-def _paired(there: tuple[Any, ...] | None, here: tuple[Any, ...] | None) -> Iterable[tuple[Any, Any]]:
-    there = there if there is not None else tuple(0 if _is_number(value) else None for value in here or ())
-    here = here if here is not None else tuple(0 if _is_number(value) else None for value in there)
-    return zip(there, here, strict=True)
+def wrong_rows(truth: Tables, tables: Tables, columns: Iterable[Column]) -> int:
+    """Return how many rows differ from the truth in any column."""
+    return len({(one.table, key) for one in columns for key, *_ in _differing(truth, tables, one)})
+
+
+def _differing(truth: Tables, tables: Tables, column: Column) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield the keys of rows that differ in a column, with its true value and what is there."""
+    there, here = truth.get(column.table, {}), tables.get(column.table, {})
+    for key in there.keys() | here.keys():
+        one = there[key][column.place] if key in there else _MISSING
+        other = here[key][column.place] if key in here else _MISSING
+        if not _equal(one, other):
+            yield key, one, other
+
+
+def total(tables: Tables, column: Column) -> Any:
+    """Return the sum of a column over all rows."""
+    return _sum(
+        values[column.place]
+        for values in tables.get(column.table, {}).values()
+        if _is_number(values[column.place])
+    )
+
+
+def _sum(numbers: Iterable[Any]) -> Any:
+    """Return the sum; that of floats is rounded, since it depends on the order in which its numbers came."""
+    found = list(numbers)
+    if any(isinstance(number, float) for number in found):
+        return float(f"{math.fsum(found):.{_FLOAT_DIGITS}g}")
+    return sum(found)
 
 
 def _is_number(value: object) -> bool:
@@ -104,19 +161,28 @@ def _is_committed(made: Made) -> bool:
     return made.fate is Fate.COMMITTED
 
 
-def figures(outcome: Outcome, truth: Tables) -> dict[str, Any]:
-    """Return the figures of a run as one JSON object."""
+def _waited_for_outages(outcome: Outcome) -> float:
+    """Return the seconds without a commit while a partition was away: the schedule chose their length."""
+    return sum(
+        max(0.0, min(end, outage.ended if outage.ended is not None else end) - max(start, outage.began))
+        for start, end in stalls(outcome)
+        for outage in outcome.injector.outages
+    )
+
+
+def figures(outcome: Outcome, truth: Tables, columns: Sequence[Column]) -> dict[str, Any]:
+    """Return the figures of a run by name; those of each value column under `columns`."""
     made = outcome.timeline.settled()
     committed = [one for one in made if _is_committed(one)]
-    apart = difference(truth, outcome.tables)
+    wrong = wrong_rows(truth, outcome.tables, columns)
     began, ended = made[0].began, max(one.ended or one.began for one in made)
     records = sum(one.records for one in committed)
+    outages = _waited_for_outages(outcome)
+    working = ended - began - outages
     return {
-        "exact": not apart.wrong_rows,
-        "lost": apart.lost,
-        "doubled": apart.doubled,
-        "wrong_rows": apart.wrong_rows,
-        "total": total(outcome.tables),
+        "exact": not wrong,
+        "wrong_rows": wrong,
+        "columns": {str(column): _column_figures(column, truth, outcome.tables) for column in columns},
         "rows": sum(len(rows) for rows in outcome.tables.values()),
         "state_bytes": outcome.size,
         "batches": len(committed),
@@ -124,29 +190,29 @@ def figures(outcome: Outcome, truth: Tables) -> dict[str, Any]:
         "failed_attempts": sum(one.fate is Fate.FAILED for one in made),
         "drivers": outcome.drivers,
         "stalled_seconds": round(sum(end - start for start, end in stalls(outcome)), 3),
+        "outage_seconds": round(outages, 3),
         "moved_tuples": moved_records(made),
         "seconds": round(ended - began, 3),
         "records": records,
-        "records_per_second": round(records / (ended - began), 1) if ended > began else 0.0,
+        "records_per_second": round(records / working, 1) if working > 0 else 0.0,
         "round_trips": outcome.round_trips,
         "faults_that_never_came": [fault.to_document() for fault in outcome.injector.never],
     }
 
 
-def total(tables: Tables) -> float:
-    """Return the sum of all numbers in all tables."""
-    found: float = 0
-    for rows in tables.values():
-        found += sum(value for values in rows.values() for value in values if _is_number(value))
-    return found
+def _column_figures(column: Column, truth: Tables, tables: Tables) -> dict[str, Any]:
+    apart = difference(truth, tables, column)
+    if not column.added_up:
+        return {"wrong_rows": apart.wrong_rows}
+    return {
+        "total": total(tables, column),
+        "lost": apart.lost,
+        "doubled": apart.doubled,
+        "wrong_rows": apart.wrong_rows,
+    }
 
 
-ROWS = (
-    ("exact", "exact"),
-    ("total", "total"),
-    ("lost", "lost"),
-    ("doubled", "doubled"),
-    ("wrong_rows", "rows that differ"),
+_ROWS = (
     ("batches", "batches"),
     ("attempts", "attempts"),
     ("stalled_seconds", "seconds stalled"),
@@ -156,7 +222,25 @@ ROWS = (
     ("state_bytes", "bytes of state"),
     ("round_trips", "requests to ZooKeeper"),
 )
-"""The figures that people compare, with their labels."""
+_SUMS = (("total", "{}"), ("lost", "{}, lost"), ("doubled", "{}, doubled"))
+
+
+def side_by_side(runs: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[Any]]]:
+    """Return the figures that people compare: a label, and a value for each run."""
+    every = list(runs.values())
+    found = [("exact", [one["exact"] for one in every])]
+    for name, figures_of in every[0]["columns"].items():
+        labels = _SUMS if "total" in figures_of else (("wrong_rows", "{}, rows that differ"),)
+        found += [
+            (words.format(name), [one["columns"][name][figure] for one in every]) for figure, words in labels
+        ]
+    found.append(("rows that differ", [one["wrong_rows"] for one in every]))
+    return found + [(words, [one[figure] for one in every]) for figure, words in _ROWS]
+
+
+def true_totals(truth: Tables, columns: Iterable[Column]) -> dict[str, Any]:
+    """Return the true total of each column that is added up."""
+    return {str(column): total(truth, column) for column in columns if column.added_up}
 
 
 def in_a_sentence(found: Mapping[str, Any]) -> str:
@@ -164,10 +248,16 @@ def in_a_sentence(found: Mapping[str, Any]) -> str:
     if found["exact"]:
         told = ["exact"]
     else:
-        told = [f"{found[name]:,} {name}" for name in ("lost", "doubled") if found[name]]
-        told = told or [f"{found['wrong_rows']:,} rows differ"]
+        told = [
+            f"{shown(one[figure])} {figure} in {name}"
+            for name, one in found["columns"].items()
+            for figure in ("lost", "doubled")
+            if one.get(figure)
+        ]
+        told = told or [f"{counted(found['wrong_rows'], 'row differs', 'rows differ')}"]
     if found["stalled_seconds"] >= _LEAST_STALL_SECONDS:
         told.append(f"{found['stalled_seconds']:.1f} s without a commit after faults")
     if found["moved_tuples"]:
-        told.append(f"{found['moved_tuples']:,} tuples came in another txid than was first planned")
+        moved = counted(found["moved_tuples"], "tuple")
+        told.append(f"{moved} came in another txid than was first planned")
     return "; ".join(told)

@@ -92,7 +92,7 @@ def batch_document(batch: Batch) -> dict[str, Any]:
 
 def details_document(details: BatchDetails) -> dict[str, Any]:
     """Return what `batch_document` does, and `ranges` (a list, with records and the stored meta), `path`,
-    `timings` and `failed_attempts`."""
+    `timings`, `failed_attempts` and `taken_up` (by partition, txids)."""
     return {
         **batch_document(details.batch),
         "ranges": [
@@ -121,6 +121,7 @@ def details_document(details: BatchDetails) -> dict[str, Any]:
             }
             for one in details.failed_attempts
         ],
+        "taken_up": {name: list(txids) for name, txids in details.taken_up.items()},
     }
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -41,11 +42,13 @@ def batches(
     before: int | None = None,
     since: datetime | None = None,
     failed: bool = False,
+    left_out: bool = False,
     missing: list[MissingDatabase] | None = None,
 ) -> list[Batch]:
     """Return a topology's batches, oldest first. `before` takes those before a txid, `since` those committed
     at a time (with a time zone) or later, `failed` those that had trouble (a failed attempt, or not committed
-    everywhere). `last` takes only the newest of these. Batches older than those asked for are not read.
+    everywhere), `left_out` those that went without a partition. `last` takes only the newest of these.
+    Batches older than those asked for are not read.
 
     Raises UnknownTopologyError, and UsageError for arguments that make no sense. Databases that cannot be
     opened are added to the list `missing`; without the list ServiceUnavailableError is raised.
@@ -63,9 +66,10 @@ def batches(
             (before is None or one.txid < before)
             and (since is None or _moment(one) >= since)
             and (not failed or _had_trouble(one))
+            and (not left_out or bool(part_of(one.first.metas, "unavailable")))
         )
 
-    is_part = before is not None or since is not None or failed
+    is_part = before is not None or since is not None or failed or left_out
     limit: int | None = _CHUNK if is_part and (last is not None or since is not None) else last
     with topology_databases(settings, topology_id, missing) as databases:
         while True:
@@ -102,7 +106,35 @@ def batch(
         rows = {url: [] if record is None else [record] for url, record in records.items()}
         if not any(rows.values()):
             raise no_such_txid(topology_id, txid, databases.opened)
-    return details(merge(rows)[0])
+        found = details(merge(rows)[0])
+        return replace(found, taken_up=_taken_up(found, _after(topology_id, txid, databases.opened)))
+
+
+def _after(topology_id: str, txid: int, databases: Sequence[StateBackend]) -> Iterator[BatchRecord]:
+    """Yield the batches after a txid, one by one: what was left out mostly comes soon."""
+    for later in range(txid + 1, txid + 1 + _CHUNK):
+        rows = [row for database in databases if (row := database.batch(topology_id, later)) is not None]
+        if not rows:
+            return
+        yield rows[0]
+
+
+def _taken_up(found: BatchDetails, later: Iterator[BatchRecord]) -> dict[str, tuple[Txid, ...]]:
+    """Return, for each partition that a batch left out, the later batches that hold what it would have held:
+    what its failed attempts held, or else what came next of the partition."""
+    until: dict[str, int] = {}
+    for one in (one for failed in found.failed_attempts for one in failed.ranges or ()):
+        until[one.partition] = max(one.end or 0, until.get(one.partition, 0))
+    taken: dict[str, tuple[Txid, ...]] = dict.fromkeys(found.unavailable, ())
+    missing = set(taken)
+    while missing and (row := next(later, None)) is not None:
+        held = part_of(row.metas, "partitions")
+        for name in missing & held.keys():
+            taken[name] += (row.txid,)
+            end = range_of(name, held[name]).end
+            if end is None or end >= until.get(name, 0):
+                missing.discard(name)
+    return taken
 
 
 def no_such_txid(topology_id: str, txid: int, databases: Sequence[StateBackend]) -> UnknownTxidError:

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from txstream.api.errors import DataLostError, UsageError
 from txstream.api.reducers import Reducer
+from txstream.batch_metas import halves
 from txstream.digests import digest_of
 from txstream.engine.batch.runner_contract import BatchResult
 from txstream.engine.commit.committer import merged_deltas
@@ -27,7 +28,6 @@ from txstream.inspect.tables import place_of_table
 from txstream.settings import Settings
 from txstream.spouts.ranges import RecordSpan
 from txstream.transaction import Txid
-from txstream.wording import in_order
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology
@@ -224,29 +224,15 @@ class _Search:
         delta = self._delta_in(self.table.deltas(result))
         if delta is None:
             return
-        halves = list(_halves(metas, exact=self.exact))
-        if halves:
-            for half in halves:
+        parts = list(halves(metas, exact=self.exact))
+        if parts:
+            for half in parts:
                 yield from self._split(batch, half, None)
             return
         ((partition, meta),) = metas.items()
         start, end = (_whole(getattr(meta, name, None)) for name in ("start", "end"))
         offset = start if isinstance(meta, RecordSpan) and meta.end == meta.start + 1 else None
         yield WhyPart(batch.attempt.txid, partition, offset, start, end, delta, {}), result
-
-
-def _halves(metas: dict[str, Any], *, exact: bool) -> Iterator[dict[str, Any]]:
-    """Yield two parts of these ranges, or nothing if they cannot be divided."""
-    if len(metas) > 1:
-        names = sorted(metas, key=in_order)
-        for part in (names[: len(names) // 2], names[len(names) // 2 :]):
-            yield {name: metas[name] for name in part}
-        return
-    ((partition, meta),) = metas.items()
-    if exact and isinstance(meta, RecordSpan) and meta.end - meta.start > 1:  # a file's positions are bytes
-        middle = (meta.start + meta.end) // 2
-        yield {partition: replace(meta, start=middle)}
-        yield {partition: replace(meta, end=middle)}
 
 
 def _whole(value: Any) -> int | None:

@@ -232,7 +232,8 @@ class FailedAttempt:
 class BatchDetails:
     """One txid in full. `path` is "driver" or "executors"; `timings` are seconds by step. Both are missing
     for batches of an older txstream. `skipped` are partitions of which nothing was read, but whose place
-    moved past a gap."""
+    moved past a gap. `taken_up` says which later txids hold what the batch would have held of a partition in
+    `unavailable`: none yet if that is empty."""
 
     batch: Batch
     ranges: tuple[PartitionRange, ...]
@@ -241,6 +242,7 @@ class BatchDetails:
     path: str | None
     timings: Mapping[str, float]
     failed_attempts: tuple[FailedAttempt, ...]
+    taken_up: Mapping[str, tuple[Txid, ...]] = field(default_factory=dict)
 
 
 # --- fsck and recover ------------------------------------------------------------------------------

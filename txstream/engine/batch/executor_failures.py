@@ -28,7 +28,8 @@ class CrashError(BaseException):
 @dataclass(frozen=True, slots=True)
 class Failure:
     """What went wrong on an executor. `error` is the name of a txstream error, BoltError for anything else;
-    `kind` is the exception's own name and the place where it was raised."""
+    `kind` is the exception's own name and the place where it was raised, `record` the record's place in the
+    source, if its tuple says that."""
 
     error: str
     message: str
@@ -36,6 +37,7 @@ class Failure:
     task: int | None
     details: str
     kind: str = ""
+    record: str | None = None
 
     def to_document(self) -> dict[str, Any]:
         return asdict(self)
@@ -53,6 +55,7 @@ class Failure:
             raised.without_data = (
                 f"component {self.component!r}: {self.kind}; the run's output has the message"
             )
+        raised.record = self.record
         if self.details:
             raised.add_note(self.details)
         return raised
@@ -80,7 +83,17 @@ def describe(error: BaseException, component: str, task: int | None, tup: object
         if len(shown) > _MAX_TUPLE_CHARACTERS:
             shown = shown[:_MAX_TUPLE_CHARACTERS] + "..."
         message += f", while processing {shown}"
-    return Failure(name, message, component, task, _user_traceback(error), f"{type(error).__name__}{place}")
+    kind, record = f"{type(error).__name__}{place}", _record_of(tup)
+    if record is not None:
+        message += f"; {record}"
+    return Failure(name, message, component, task, _user_traceback(error), kind, record)
+
+
+def _record_of(tup: Any) -> str | None:
+    """Return where a tuple's record is, if the tuple has kept Kafka's columns."""
+    if not {"topic", "partition", "offset"} <= {*getattr(tup, "fields", ())}:
+        return None
+    return f"the record is at offset {tup['offset']} of partition {tup['topic']}/{tup['partition']}"
 
 
 def _known_name(error: errors.TxstreamError) -> str:

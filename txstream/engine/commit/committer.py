@@ -117,6 +117,13 @@ class Committer:
                 found[component] = StateDeltas(table, digest_of(table, bolt.state.key_names))
         return found
 
+    def check(self, deltas: Prepared) -> None:
+        """Raise StateValueError or StateTableError for what a database refuses before it begins to write."""
+        for target in self._targets:
+            for spec, component in zip(target.tables, target.components, strict=True):
+                if component in deltas:
+                    target.database.prepare(spec, deltas[component].table)
+
     @property
     def begins_before_bolts(self) -> bool:
         """Do bolts of the commit phase write states, so that `begin` must come before they run?"""

@@ -58,6 +58,8 @@ class FailedAttempts:
         self._statistics = statistics
         self._of_txid: dict[Txid, TxidFailures] = {}
         self._doomed: dict[TransactionAttempt, BaseException] = {}
+        self.ended_by: TransactionAttempt | None = None
+        """The attempt whose failure has ended the run."""
 
     def of(self, txid: Txid) -> TxidFailures | None:
         """Return a txid's failures in this run, or None if there are none. They are kept until it commits."""
@@ -127,13 +129,17 @@ class FailedAttempts:
         """End the run if it only waited for the txids before the current one to be committed."""
         error = self.doomed(self._batches.coordinator.current)
         if error is not None:
-            self._batches.fail_run(error)
+            self._fail_run(self._batches.coordinator.active[self._batches.coordinator.current].attempt, error)
 
     def _end_with(self, attempt: TransactionAttempt, error: BaseException) -> None:
         if attempt.txid == self._batches.coordinator.current:
-            self._batches.fail_run(error)
+            self._fail_run(attempt, error)
         else:
             self._doomed[attempt] = error  # it is never acked, which limits what is opened after it
+
+    def _fail_run(self, attempt: TransactionAttempt, error: BaseException) -> None:
+        self.ended_by = attempt
+        self._batches.fail_run(error)
 
     def _verify_leader(self, attempt: TransactionAttempt, error: StaleAttemptError) -> None:
         """A fence was newer. If the epoch is still ours, our own newer attempt raised it, and goes on."""

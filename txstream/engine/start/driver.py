@@ -6,24 +6,27 @@ others in tests and in the simulation. `Driver.start` fixes the order of a start
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
-from txstream.api.errors import PartitionUnavailableError
+from txstream.api.errors import PartitionUnavailableError, TxstreamError
 from txstream.api.spouts import PartitionCoordinator, SpoutContext
 from txstream.api.topology import Topology
-from txstream.batch_metas import MetaCodec
+from txstream.batch_metas import BatchMetas, MetaCodec
 from txstream.engine.batch.execution_plan import ExecutionPlan, compile_topology
 from txstream.engine.batch.runner_contract import BatchRunner
 from txstream.engine.commit.bindings import map_bindings
 from txstream.engine.commit.committer import Committer, StateTarget
 from txstream.engine.fault_points import PointListener, nobody_listens
 from txstream.engine.loop.event_loop import EventLoop
+from txstream.engine.loop.failing_record import name_record
 from txstream.engine.loop.open_batches import Watcher
 from txstream.engine.loop.outages import Waiting
 from txstream.engine.loop.workers import Workers
@@ -31,7 +34,7 @@ from txstream.engine.report import RunReport
 from txstream.engine.start.identity import check_identity
 from txstream.engine.start.takeover import Takeover, take_up
 from txstream.state import FenceLockedError
-from txstream.transaction import Txid
+from txstream.transaction import AttemptId, TransactionAttempt, Txid
 from txstream.zookeeper import ProgressStore, Requests
 
 RunnerFactory = Callable[[ExecutionPlan], BatchRunner]
@@ -112,6 +115,7 @@ class Driver:
         self._plan = plan
         self._committer = committer
         self._stopped = threading.Event()
+        self._process: Callable[[TransactionAttempt, BatchMetas[Any]], None] | None = None
 
     @property
     def state(self) -> str:
@@ -146,7 +150,11 @@ class Driver:
             started = time.monotonic()
             services.state = "running"
             with services.beside(loop):
-                loop.run()
+                try:
+                    loop.run()
+                except TxstreamError as error:
+                    self._name_record(loop, error)
+                    raise
             return self._report(loop, time.monotonic() - started)
 
     def start(self) -> EventLoop | None:
@@ -196,6 +204,7 @@ class Driver:
             wait_for=self.waiting.until,
             committed_by={Txid(progress.current - 1): progress.committed_by},
         )
+        self._process = partial(_processed, runner, committer)
         self.loop = EventLoop(
             topology,
             taken.coordinator,
@@ -214,6 +223,19 @@ class Driver:
             watcher=self._watcher,
         )
         return self.loop
+
+    def _name_record(self, loop: EventLoop, error: TxstreamError) -> None:
+        """Add to an error of a batch where its record is. Nothing that this processes can be committed."""
+        attempt, numbers = loop.failures.ended_by, itertools.count(1)
+        if attempt is None or self._process is None or error is not loop.failure:
+            return
+        process = self._process
+
+        def part(metas: BatchMetas[Any]) -> None:
+            # A number of its own each time: the run's own attempts were cancelled when it ended.
+            process(replace(attempt, attempt=AttemptId(attempt.attempt + next(numbers))), metas)
+
+        name_record(error, loop.coordinator.metas(attempt.txid), part)
 
     def _report(self, loop: EventLoop, seconds: float) -> RunReport:
         topology, taken, statistics = self.topology, self.taken, loop.statistics
@@ -235,3 +257,14 @@ class Driver:
             failure_reasons=dict(statistics.failure_reasons),
             stopped_by=taken.steering.stopped_by,
         )
+
+
+def _processed(
+    runner: BatchRunner, committer: Committer, attempt: TransactionAttempt, metas: BatchMetas[Any]
+) -> None:
+    """Process a batch up to what its commit would write, and drop what came of it."""
+    result = runner.run(attempt, metas)
+    try:
+        committer.check(committer.prepare(result))
+    finally:
+        runner.release(result)

@@ -1,0 +1,75 @@
+"""Names the record at which a batch fails, once the batch's error has ended the run.
+
+Its ranges are processed again in halves, as long as one half fails in the same way, down to a single record.
+Nothing of this is committed, and a batch that does not end the run costs nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from itertools import islice
+from typing import Any
+
+from txstream.api.errors import BoltError, StateValueError, TupleError, TxstreamError
+from txstream.batch_metas import BatchMetas, halves
+from txstream.wording import in_order
+
+log = logging.getLogger(__name__)
+
+SECONDS = 20.0
+"""No further part is processed after this time: the run is over, and somebody waits for its end."""
+
+_MOST_RANGES = 4
+
+
+def name_record(
+    error: BaseException,
+    metas: BatchMetas[Any],
+    process: Callable[[BatchMetas[Any]], object],
+    now: Callable[[], float] = time.monotonic,
+) -> None:
+    """Add to the error where its record is, or, if that cannot be found, what its batch held. `process` does
+    to a part of the batch what was done to all of it, up to the commit, and raises how it fails."""
+    if not isinstance(error, (BoltError, StateValueError, TupleError)) or error.record is not None:
+        return
+    found = dict(metas.partitions)
+    if not found:
+        return
+    deadline = now() + SECONDS
+    log.info("looking for the record at which the batch fails")
+    while now() < deadline:
+        parts = reversed([*halves(found, exact=True)])
+        smaller = next((part for part in parts if _fails_alike(error, part, process)), None)
+        if smaller is None:
+            break
+        found = smaller
+    error.record = _told(found)
+    error.args = (f"{error}; {error.record}", *error.args[1:])
+
+
+def _fails_alike(
+    error: TxstreamError, part: Mapping[str, Any], process: Callable[[BatchMetas[Any]], object]
+) -> bool:
+    try:
+        process(BatchMetas(part))
+    except Exception as other:  # noqa: BLE001 - the run ends with its own error, whatever happens here
+        return type(other) is type(error) and getattr(other, "without_data", None) == error.without_data
+    return False
+
+
+def _told(found: Mapping[str, Any]) -> str:
+    names = sorted(found, key=in_order)
+    ranges = [_range(name, found[name]) for name in islice(names, _MOST_RANGES)]
+    if len(names) > _MOST_RANGES:
+        ranges.append(f"{len(names) - _MOST_RANGES:,} more partitions")
+    is_one = len(names) == 1 and getattr(found[names[0]], "records", None) == 1
+    return f"the record is {ranges[0]}" if is_one else f"the records were {', '.join(ranges)}"
+
+
+def _range(name: str, meta: Any) -> str:
+    start, end = getattr(meta, "start", None), getattr(meta, "end", None)
+    if start is None or end is None:
+        return f"in partition {name}"
+    return f"at offset {start}{f' to {end - 1}' if end > start + 1 else ''} of partition {name}"
