@@ -161,7 +161,10 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
             "database": places[0] if places else None,
             "databases": places,
             "leader": found.leader,
-            "standbys": document_of(found.standbys),
+            "standbys": [
+                {"driver": one.driver, "since": document_of(one.since), "standby": one.standby}
+                for one in found.standbys
+            ],
             "paused": paused and {"since": paused.asked_at.isoformat(), "by": paused.asked_by},
             "current_txid": found.current_txid,
             "stored_plans": list(found.stored_plans),
