@@ -60,7 +60,7 @@ def test_a_process_that_has_the_pid_of_another_is_not_taken_for_it() -> None:
 @pytest.mark.parametrize(
     "other", [{"host": "elsewhere"}, {"boot": "another"}, {"pid_namespace": "pid:[1]"}, {"pid": 1 << 80}]
 )
-@pytest.mark.parametrize("pid", [os.getpid(), 4_194_305])
+@pytest.mark.parametrize("pid", [os.getpid(), 4_194_305], ids=["ours", "missing"])
 def test_of_a_process_elsewhere_it_cannot_be_told(pid: int, other: dict[str, Any]) -> None:
     assert replace(this(), **{"pid": pid, **other}).runs() is None
 

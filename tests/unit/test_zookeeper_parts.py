@@ -197,7 +197,7 @@ def test_a_standby_says_that_the_leader_has_ended_and_when_its_turn_comes(behind
     Leadership(zk, "t").acquire(waiting=told.append, should_stop=lambda: bool(told))
     leader = f"topology 't' was run by {ended['driver']}, which has ended; its session ends within 4 s"
     assert told == [leader + ("; standing by to take over" if behind else ", then this run takes over")]
-    with pytest.raises(LeaderExistsError, match="has ended; .* run this again then"):
+    with pytest.raises(LeaderExistsError, match=r"has ended; .* run this again then"):
         Leadership(zk, "t").acquire(wait=False)
 
 

@@ -8,12 +8,23 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from txstream.wording import storable
+
 
 class TxstreamError(Exception):
-    """Root of all txstream errors. `without_data`, where known, is the message without user code's words."""
+    """Root of all txstream errors. `without_data`, where known, is the message without user code's words.
+
+    Message and notes can be stored and shown anywhere (`storable`), whatever user code or a service said.
+    """
 
     exit_status: ClassVar[int] = 1
     without_data: str | None = None
+
+    def __init__(self, *parts: object) -> None:
+        super().__init__(*(storable(part) if isinstance(part, str) else part for part in parts))
+
+    def add_note(self, note: str) -> None:
+        super().add_note(storable(note))
 
 
 class UsageError(TxstreamError):
