@@ -186,8 +186,12 @@ class Encoded(dict[str, Any]):
 
 
 def to_json(document: Any) -> str:
-    """Return a document as JSON, in one spelling for all that is stored: equal documents, equal strings."""
-    return document.json if isinstance(document, Encoded) else _JSON.encode(document)
+    """Return a document as JSON, in one spelling for all that is stored: equal documents, equal strings.
+
+    A lone surrogate, which UTF-8 does not have, is escaped: JSON's own spelling, read back as it was.
+    """
+    text = document.json if isinstance(document, Encoded) else _JSON.encode(document)
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 # Kept, because `json.dumps` makes an encoder for each call.

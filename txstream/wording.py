@@ -2,6 +2,8 @@
 
 from decimal import Decimal
 
+_LONGEST_STORED = 10_000  # MySQL's TEXT takes 65,535 bytes
+
 
 def shown(value: object) -> str:
     """Return a value as people read it."""
@@ -23,3 +25,12 @@ def in_order(partition: str) -> tuple[str, int]:
 def counted(number: int, one: str, many: str = "") -> str:
     """Return `1 record`, `2,000 records`. Give `many` where the plural is not `one` with an s."""
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+
+
+def storable(text: str, most: int = _LONGEST_STORED) -> str:
+    """Return text that JSON, every database and every log take: with lone surrogates and NUL escaped, and
+    beyond `most` characters cut in the middle, because an error's place and its cause are at its ends."""
+    if len(text) > most:
+        half = most // 2
+        text = f"{text[:half]} [{len(text) - 2 * half:,} characters left out] {text[-half:]}"
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\x00")

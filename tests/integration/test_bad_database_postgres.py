@@ -1,6 +1,6 @@
 """A PostgreSQL that becomes read-only or cuts connections in mid-commit while a topology runs on it.
 
-Nothing is lost, and the run goes on once the server is mended. Also: names in this PostgreSQL.
+Nothing is lost, and the run goes on once the server is mended. Also: names and errors' texts here.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from psycopg import sql
 from support.mending import Mending
 from support.tables import read_counts
 from support.upgrading import COUNTS, ROWS, SPOUTS, counts, storing
+from unit.test_error_texts import TestErrorTexts as TestErrorTexts
 from unit.test_sql_names import TestNames as TestNames
 
 from txstream.api.errors import ServiceUnavailableError

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import signal
+import socket
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from support.pid_namespaces import in_another_pid_namespace
 from support.runs import WORD_COUNT, Launcher, RunningCommand
 from support.tables import read_counts
 from support.texts import count_words, fill_topic, make_lines, produce
@@ -82,6 +85,38 @@ def test_a_pause_survives_the_driver_and_a_stop_ends_it_between_two_batches(
     nobody = launcher.run("stop", unique)
     assert nobody.status == 1
     assert f"nothing runs topology '{unique}' now" in nobody.stderr
+
+
+def test_a_driver_in_another_pid_namespace_is_not_taken_for_dead(
+    launcher: Launcher, services: Services, unique: str
+) -> None:
+    """Its pid is missing there. `delete` waits for the end of its session before it takes anything away."""
+    outside = in_another_pid_namespace()
+    truth = fill_topic(services.kafka, unique, make_lines(LINES), partitions=2)
+    delete = [
+        *outside,
+        *launcher.command("delete", unique, "--drop-state", "--yes"),
+    ]
+
+    def start_to_delete() -> RunningCommand:
+        process = subprocess.Popen(
+            delete, cwd=launcher.directory, env=launcher.variables(), text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        return RunningCommand(process)
+
+    with driver(launcher, unique) as leader:
+        leader.wait_for_line("is running")
+        until_counted(launcher, unique, truth)
+        refused = start_to_delete()
+        refused.wait_for_line(f"to see whether {socket.gethostname()}:{leader.process.pid} still runs")
+        ended = refused.wait()
+        assert ended.status == 1, ended.stderr
+        assert f"is run by {socket.gethostname()}:{leader.process.pid}" in ended.stderr
+        assert read_counts(launcher.database, unique) == truth
+    deleted = start_to_delete().wait()  # the driver was killed, and its session may last
+    assert deleted.status == 0, deleted.stderr
+    assert f"dropped {unique}" in deleted.stdout
 
 
 def test_a_stop_at_a_txid_ends_leader_and_standby(

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.bare_python import make_bare_python
 from support.kafka_topics import wait_until
 from support.runs import Launcher, RunningCommand
 from support.spark_standalone import SparkStandalone
@@ -41,11 +42,17 @@ class Words(BasicBolt):
             collector.emit([word])
 
 
-def topology(topic: str, table: str, semantics: str = "opaque", driver_commit_rows: int | None = None):
+def topology(
+    topic: str,
+    table: str,
+    semantics: str = "opaque",
+    driver_commit_rows: int | None = None,
+    commit: str = "auto",
+):
     spout = {"opaque": OpaqueSpout, "transactional": TransactionalSpout}[semantics]
     source = KafkaSource(topic, max_records_per_partition=1000)
     builder = TransactionalTopologyBuilder(
-        "mine", "lines", spout(source), parallelism=2, driver_commit_rows=driver_commit_rows
+        "mine", "lines", spout(source), parallelism=2, driver_commit_rows=driver_commit_rows, commit=commit
     )
     builder.set_bolt("words", Words(), parallelism=2).shuffle_grouping("lines")
     builder.set_bolt("count", CountBolt("word"), parallelism=2).fields_grouping("words", "word")
@@ -94,7 +101,13 @@ def start(
         url = launcher.database
         return read_counts(url, unique) if table_exists(url, unique) else {}
 
-    def start(semantics: str, *more: str, words: str = USER_MODULE, memory: str = "512m") -> Application:
+    def start(
+        semantics: str,
+        *more: str,
+        words: str = USER_MODULE,
+        memory: str = "512m",
+        python: Path = bare_python,
+    ) -> Application:
         if not started:
             create_topic(services.kafka, unique)
         (tmp_path / "mine.py").write_text(words)
@@ -110,7 +123,7 @@ def start(
                 "spark.executor.cores=1",
                 *more,
             ),
-            PYSPARK_PYTHON=str(bare_python),
+            PYSPARK_PYTHON=str(python),
         )
         started.append(command)
         return Application(command, lambda lines: produce(services.kafka, unique, lines), counts)
@@ -144,6 +157,25 @@ def test_a_run_without_executors_says_so_and_one_without_a_module_ends_at_once(
     for word in ("component 'words'", "No module named 'words'", "--py-files"):
         assert word in ended.stderr
     assert "failed and will be replayed" not in ended.stderr
+
+
+def test_two_workers_with_what_the_readme_lists_write_states(
+    cluster: SparkStandalone,
+    start: Callable[..., Application],
+    launcher: Launcher,
+    tmp_path: Path,
+    unique: str,
+) -> None:
+    python = make_bare_python(tmp_path / "python", to_write_states=True)
+    application = start("opaque", "-p", "commit=executors", python=python)
+    application.feed(BEFORE)
+    application.wait_for(BEFORE)
+    assert len(cluster.executor_pids()) == 2
+    assert launcher.run("show", unique, "1", "--json").json()["path"] == "executors"
+    application.command.process.send_signal(signal.SIGINT)
+    ended = application.command.wait(120)
+    assert ended.status == 0, ended.stderr
+    assert "cannot import" not in ended.stderr
 
 
 def test_exact_with_its_only_executor_killed(

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -16,7 +12,7 @@ import pytest
 from txstream.api.errors import UsageError
 from txstream.batch_metas import BatchMetas
 from txstream.cli.context import Cli
-from txstream.cli.databases import existing_database, is_dead, open_zookeeper
+from txstream.cli.databases import existing_database, open_zookeeper
 from txstream.cli.inspection import batch_document, plain_value, shown_attempt, shown_ranges
 from txstream.cli.state import _print_diff, _print_rows
 from txstream.inspect.plain_metas import PlainCodec, positions
@@ -131,18 +127,6 @@ def test_a_table_that_is_piped_is_not_cut(capsys: pytest.CaptureFixture[str]) ->
     assert "x" * 300 in out
     assert "[bold]no markup[/bold]" in out
     assert "1,000" in out
-
-
-def test_only_a_process_of_this_machine_can_be_known_to_be_dead() -> None:
-    host = socket.gethostname()
-    child = subprocess.Popen([sys.executable, "-c", "pass"])
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert is_dead(f"{host}:{child.pid}"), "a process that only waits for its parent is dead, too"
-    child.wait()
-    assert is_dead(f"{host}:{child.pid}")
-    assert not is_dead(f"{host}:{os.getpid()}")
-    assert not is_dead(f"elsewhere:{child.pid}")
-    assert not is_dead("a driver that left no address")
 
 
 def test_looking_does_not_make_a_database(tmp_path: Path) -> None:

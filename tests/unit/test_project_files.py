@@ -189,6 +189,17 @@ def test_only_tests_on_mysql_are_excused_where_there_is_none(tmp_path: Path) -> 
     assert "test_b" in found
 
 
+def test_what_a_container_forbids_is_excused(tmp_path: Path) -> None:
+    report = junit(
+        tmp_path,
+        "import pytest, check_no_skips\n\n"
+        "def test_a():\n    pytest.skip(f'{check_no_skips.NO_PID_NAMESPACES}; be root')\n\n"
+        "def test_b():\n    pytest.skip('something else is not permitted here')\n",
+    )
+    (found,) = check_no_skips.problems(report)
+    assert "test_b" in found
+
+
 def test_expected_failures_are_none_and_an_empty_run_is_one(tmp_path: Path) -> None:
     passing = "import pytest\n\n@pytest.mark.xfail\ndef test_a():\n    assert False\n"
     assert check_no_skips.problems(junit(tmp_path, passing)) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from support.memory_zookeeper import MemoryZooKeeper
 
 from txstream.api.errors import LeaderExistsError, ServiceUnavailableError, UsageError
 from txstream.zookeeper import Leadership, LostAnswerError, MemoryTree, WaitStoppedError, ZooKeeper
-from txstream.zookeeper.candidates import in_order
+from txstream.zookeeper.candidates import candidate_data, in_order
 from txstream.zookeeper.kazoo_tree import raise_refusal
 from txstream.zookeeper.patience import Patience
 from txstream.zookeeper.tree import Check, Create, Delete, Node, Operation, Refusal, RefusedError, SetData
@@ -179,6 +180,25 @@ def test_a_driver_is_no_rival_of_its_own() -> None:
     leadership.acquire(wait=False)
     assert leadership.held
     assert len(zk.candidates()) == 1
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_standby_says_that_the_leader_has_ended_and_when_its_turn_comes(behind: bool) -> None:
+    class Standing(Electing):
+        def read(self, send: Any, patience: Any) -> None:
+            """Set no watch: the test ends the wait."""
+
+    zk = Standing()
+    ended = json.loads(candidate_data("cold", 4.0))
+    ended["process"]["started"] -= 1
+    for number, data in enumerate([json.dumps(ended).encode(), *([candidate_data()] if behind else [])]):
+        zk.memory.write(f"{zk.root}/t/leader/{number:032x}-{number - 9:011d}", data)
+    told: list[str] = []
+    Leadership(zk, "t").acquire(waiting=told.append, should_stop=lambda: bool(told))
+    leader = f"topology 't' was run by {ended['driver']}, which has ended; its session ends within 4 s"
+    assert told == [leader + ("; standing by to take over" if behind else ", then this run takes over")]
+    with pytest.raises(LeaderExistsError, match=r"has ended; .* run this again then"):
+        Leadership(zk, "t").acquire(wait=False)
 
 
 def test_candidates_are_ordered_by_arrival_not_by_name() -> None:

@@ -9,18 +9,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from txstream.wording import storable
+
 
 class TxstreamError(Exception):
     """Root of all txstream errors. `without_data`, where known, is the message without user code's words, and
     `record` says where in the source the record is that it is about. `story`: if it ended a run, the
     coordinator's last events and commands, the oldest first, a line each. `shows_story`: whether the command
-    line shows the end of it without being asked to."""
+    line shows the end of it without being asked to.
+
+    Message and notes can be stored and shown anywhere (`storable`), whatever user code or a service said.
+    """
 
     exit_status: ClassVar[int] = 1
     shows_story: ClassVar[bool] = False
     without_data: str | None = None
     story: Sequence[str] = ()
     record: str | None = None
+
+    def __init__(self, *parts: object) -> None:
+        super().__init__(*(storable(part) if isinstance(part, str) else part for part in parts))
+
+    def add_note(self, note: str) -> None:
+        super().add_note(storable(note))
 
 
 class UsageError(TxstreamError):

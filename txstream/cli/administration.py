@@ -21,6 +21,7 @@ from txstream.inspect.databases import (
     databases_of,
     display_place,
     is_missing_file,
+    living_driver,
     open_databases,
     without_password,
 )
@@ -77,14 +78,14 @@ def delete(
             raise UnknownTopologyError(topology_id)
         _refuse_missing(found.missing, ignored=ignore_missing)
         life = _one_life(topology_id, lives, others, uuid)
-        dead = _refuse_live_leader(zookeeper, topology_id)
+        _refuse_living_driver(cli, zookeeper, topology_id)
         what = "its progress and its state tables" if drop_state else "its progress (its state tables stay)"
         where = " and ".join(place for place, one in lives.items() if one == life)
         ask(f"Delete {topology_id}{where and f' from {where}'}: {what}?", yes=yes)
         # ZooKeeper first: if we crash after this, the next run refuses what is left, and --uuid removes it.
         in_zookeeper = here and lives.get(_place(settings), life) == life and life in (None, *lives.values())
         if in_zookeeper:
-            zookeeper.delete_topology(topology_id, force=dead)
+            zookeeper.delete_topology(topology_id)
         # The main database (--database or the default) comes last: until then its fence names the others.
         dropped = {
             database.display_url: database.delete(topology_id, drop_state=drop_state, uuid=life)
@@ -169,18 +170,12 @@ def _listed(lives: Mapping[str, str], others: Mapping[str, str]) -> str:
     return ", ".join(f"{what} in {place}" for place, what in found.items())
 
 
-def _refuse_live_leader(zookeeper: ZooKeeper, topology_id: str) -> bool:
-    """Is there a leader that is known to be dead? Raises LeaderExistsError for one that may be alive."""
-    from txstream.cli.databases import is_dead
-
-    leader = zookeeper.leader(topology_id)
-    if leader is None:
-        return False
-    if is_dead(leader):
-        return True
-    raise LeaderExistsError(
-        f"topology {topology_id!r} is run by {leader}; stop that driver, then delete it again"
-    )
+def _refuse_living_driver(cli: Cli, zookeeper: ZooKeeper, topology_id: str) -> None:
+    living = living_driver(zookeeper, topology_id, cli.say)
+    if living is not None:
+        raise LeaderExistsError(
+            f"topology {topology_id!r} is run by {living.driver}; stop that driver, then delete it again"
+        )
 
 
 def _refuse_missing(missing: Sequence[MissingDatabase], *, ignored: bool) -> None:

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from txstream.cli.context import print_error
-from txstream.inspect.databases import UnknownTopologyError, is_dead, is_missing_file, open_zookeeper
+from txstream.inspect.databases import UnknownTopologyError, is_missing_file, open_zookeeper
 
 if TYPE_CHECKING:
     from txstream.inspect.records import MissingDatabase
     from txstream.settings import Settings
     from txstream.state import StateBackend
 
-__all__ = ["UnknownTopologyError", "existing_database", "is_dead", "open_zookeeper", "warn_of_missing"]
+__all__ = ["UnknownTopologyError", "existing_database", "open_zookeeper", "warn_of_missing"]
 
 
 @contextlib.contextmanager

@@ -168,17 +168,16 @@ def prepare(
 
 def _remove_older(cli: Cli, settings: Settings, prefix: str) -> None:
     """Remove older demos' topologies, tables and topics, except those of a demo that runs now elsewhere."""
-    from txstream.cli.databases import existing_database, is_dead, open_zookeeper
+    from txstream.cli.databases import existing_database, open_zookeeper
 
     removed: set[str] = set()
     with open_zookeeper(settings) as zookeeper, existing_database(settings) as database:
         known = [] if database is None else [row.topology for row in database.topologies()]
         older = {name for name in (*zookeeper.topologies(), *known) if name.startswith(prefix)}
         for name in sorted(older):
-            leader = zookeeper.leader(name)
-            if leader is not None and not is_dead(leader):
+            if zookeeper.living_driver(name) is not None:
                 continue
-            zookeeper.delete_topology(name, force=leader is not None)
+            zookeeper.delete_topology(name)
             if database is not None:
                 database.delete(name, drop_state=True)
             removed.add(name)

@@ -35,7 +35,7 @@ class LibraryLog(logging.FileHandler):
     """A log file that is made, with its folder, at the first record, if the data directory exists."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, encoding="utf-8", delay=True)
+        super().__init__(path, encoding="utf-8", delay=True, errors="backslashreplace")
         self.path = path
         self._told = False
         self.setFormatter(logging.Formatter(_FILE_FORMAT))

@@ -167,7 +167,10 @@ def _topology(cli: Cli, settings: Settings, topology_id: str) -> int:
             "database": places[0] if places else None,
             "databases": places,
             "leader": found.leader,
-            "standbys": document_of(found.standbys),
+            "standbys": [
+                {"driver": one.driver, "since": document_of(one.since), "standby": one.standby}
+                for one in found.standbys
+            ],
             "paused": _paused_document(snapshot.in_force.paused),
             "paused_next": _paused_document(snapshot.paused_next),
             "current_txid": found.current_txid,

@@ -7,9 +7,8 @@ silently. Each fence lists all databases of its topology, without their password
 from __future__ import annotations
 
 import contextlib
-import socket
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -29,11 +28,14 @@ if TYPE_CHECKING:
     from txstream.api.topology import Topology
     from txstream.state import FenceRow, StateBackend
     from txstream.zookeeper import ZooKeeper
+    from txstream.zookeeper.candidates import Candidate
 
 _OPTION = "give its URL with --state-database (or state_databases in txstream.toml)"
 GRANT_REMEDY = "grant its account the right to read txstream's tables and the state tables"
 # Reading a large table may take longer than a commit.
 _READING_SECONDS = 300.0
+# ZooKeeper ends a session at the next of its ticks, and a leader may have spoken just before we looked.
+_SESSION_SLACK_SECONDS = 4.0
 
 
 class UnknownTopologyError(TxstreamError):
@@ -330,20 +332,32 @@ def is_missing_file(url: str) -> bool:
     return bool(separator) and scheme.split("+")[0] == "sqlite" and not Path(path.partition("?")[0]).exists()
 
 
-def is_dead(driver: str) -> bool:
-    """Return whether this driver (host:pid) is a process of this machine that has ended. Its session may
-    outlive it for some seconds."""
-    import psutil
+def living_driver(
+    zookeeper: ZooKeeper, topology_id: str, waiting: Callable[[str], None] | None = None
+) -> Candidate | None:
+    """Return the driver that leads the topology or will lead it; None if there is none, or all have ended.
 
-    host, _, pid = driver.rpartition(":")
-    if host != socket.gethostname() or not pid.isdecimal():
-        return False
-    try:
-        return psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-    except psutil.AccessDenied:
-        return False
+    Of a driver elsewhere (another machine, another container, one of an older txstream) this cannot be told.
+    It is given the time in which its session would end; `waiting` is then called with a sentence.
+    """
+    from txstream.embedded.process import wait_until
+
+    found = zookeeper.living_driver(topology_id)
+    if found is None or found.runs():
+        return found
+    seconds = (found.session_seconds or zookeeper.session_timeout_seconds) + _SESSION_SLACK_SECONDS
+    if waiting is not None:
+        waiting(
+            f"waiting up to {seconds:g} s to see whether {found.driver} still runs topology {topology_id!r}"
+        )
+
+    def is_known() -> bool:
+        nonlocal found
+        found = zookeeper.living_driver(topology_id)
+        return found is None or bool(found.runs())
+
+    wait_until(is_known, seconds)
+    return found
 
 
 def with_states_of(settings: Settings, topology: Topology | None) -> Settings:

@@ -24,8 +24,8 @@ from txstream.batch_metas import MetaCodec
 from txstream.engine.start.identity import identity_of
 from txstream.engine.start.recovery import decide, prove_distinct, take_over
 from txstream.inspect.databases import (
-    is_dead,
     is_tracked,
+    living_driver,
     nowhere,
     open_databases,
     open_zookeeper,
@@ -234,11 +234,11 @@ def _sentence(expected: Rebuilt) -> str:
 def elected(zookeeper: ZooKeeper, topology_id: str) -> Iterator[None]:
     """Lead the topology for the time of the block, so that no driver takes it over meanwhile. Waits for the
     end of a dead leader's session. Raises LeaderExistsError."""
-    leader = zookeeper.leader(topology_id)
-    if leader is not None and not is_dead(leader):
-        raise LeaderExistsError(f"topology {topology_id!r} is run by {leader}; stop that driver first")
+    living = living_driver(zookeeper, topology_id)
+    if living is not None:
+        raise LeaderExistsError(f"topology {topology_id!r} is run by {living.driver}; stop that driver first")
     leadership = Leadership(zookeeper, topology_id)
-    leadership.acquire(wait=leader is not None)
+    leadership.acquire(wait=zookeeper.leader(topology_id) is not None)
     try:
         yield
     finally:

@@ -28,7 +28,7 @@ from kazoo.protocol.states import KazooState
 
 from txstream.api.errors import LeaderExistsError, ServiceUnavailableError, UsageError
 from txstream.batch_metas import MetaCodec
-from txstream.zookeeper.candidates import Candidate, candidates, present_leader
+from txstream.zookeeper.candidates import Candidate, candidates, first_living, present_leader
 from txstream.zookeeper.fenced_tree import Hook
 from txstream.zookeeper.identity import Identity
 from txstream.zookeeper.kazoo_tree import REFUSALS, KazooTree, Send, back_off
@@ -64,6 +64,7 @@ class ZooKeeper:
         self.hosts, chroot = _split(hosts)
         self.root = f"{chroot}{ROOT}"
         self.connect_timeout_seconds = connect_timeout_seconds
+        self.session_timeout_seconds = session_timeout_seconds
         self.round_trips = 0
         self.sessions_lost = 0
         self._started = False
@@ -128,6 +129,10 @@ class ZooKeeper:
         """Return host:pid of the driver that leads the topology now, or None."""
         return present_leader(self.tree(), Paths(self.root, topology_id).leader)
 
+    def living_driver(self, topology_id: str) -> Candidate | None:
+        """Return the driver that leads or will lead, unless all that stand are known to have ended."""
+        return first_living(self.tree(), Paths(self.root, topology_id).leader)
+
     def standbys(self, topology_id: str) -> tuple[Candidate, ...]:
         """Return the drivers that wait to lead the topology, in the order in which they will lead."""
         return tuple(candidates(self.tree(), Paths(self.root, topology_id).leader))[1:]
@@ -147,14 +152,14 @@ class ZooKeeper:
     def delete_topology(self, topology_id: str, *, force: bool = False) -> bool:
         """Remove what is stored about a topology, readable or not. Return whether there was anything.
 
-        Raises LeaderExistsError while a driver leads it. `force` deletes anyway: only for a driver that is
-        known to be dead, since a live one would find its progress gone, or somebody else's.
+        Raises LeaderExistsError while a driver leads it or stands by, unless it is known to have ended.
+        `force` deletes anyway: a live one would find its progress gone, or somebody else's.
         """
         tree, paths = self.tree(), Paths(self.root, topology_id)
-        leader = present_leader(tree, paths.leader)
-        if leader is not None and not force:
+        living = None if force else first_living(tree, paths.leader)
+        if living is not None:
             raise LeaderExistsError(
-                f"topology {topology_id!r} is run by {leader}; stop that driver before deleting it"
+                f"topology {topology_id!r} is run by {living.driver}; stop that driver before deleting it"
             )
         existed = _exists(tree, paths.base)
         self.progress(topology_id, MetaCodec(Paths)).delete_everything()  # no metas are decoded

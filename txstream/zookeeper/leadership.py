@@ -133,21 +133,29 @@ class Leadership:
             found = candidate_at(tree, f"{self._paths.leader}/{candidates[0]}")
             if found is None:
                 continue
-            leader = found.driver
-            if not wait:
-                raise LeaderExistsError(
-                    f"topology {self._paths.topology_id!r} is run by {leader}; stop that driver first, "
-                    "or leave out --no-wait to stand by and take over when it ends"
+            has_ended, position = found.runs() is False, candidates.index(mine)
+            leader = f"topology {self._paths.topology_id!r} is run by {found.driver}"
+            if has_ended:
+                seconds = found.session_seconds or self._zk.session_timeout_seconds
+                leader = (
+                    f"topology {self._paths.topology_id!r} was run by {found.driver}, which has ended; "
+                    f"its session ends within {seconds:g} s"
                 )
-            if leader != told:
-                told = leader
-                waiting(f"topology {self._paths.topology_id!r} is run by {leader}; standing by to take over")
-            self._watch(patience, candidates[candidates.index(mine) - 1], session, should_stop)
+            if not wait:
+                first = "run this again then" if has_ended else "stop that driver first"
+                raise LeaderExistsError(
+                    f"{leader}; {first}, or leave out --no-wait to stand by and take over when it ends"
+                )
+            if found.driver != told:
+                told = found.driver
+                is_next = has_ended and position == 1
+                waiting(leader + (", then this run takes over" if is_next else "; standing by to take over"))
+            self._watch(patience, candidates[position - 1], session, should_stop)
 
     def _stand(self, tree: KazooTree, patience: Patience, token: str, *, missing: bool) -> None:
         if missing:
             tree.ensure(self._paths.leader)
-        data = candidate_data(self._standby)
+        data = candidate_data(self._standby, self._zk.session_timeout_seconds)
         path = f"{self._paths.leader}/{token}-"
         try:
             self._zk.request(

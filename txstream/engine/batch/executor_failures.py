@@ -13,11 +13,13 @@ from typing import Any
 
 from txstream.api import errors
 from txstream.transaction import TransactionAttempt
+from txstream.wording import storable
 
 # The callers of user code. Bolts, spouts and examples that ship with txstream are shown like a user's own.
 _FRAMEWORK = Path(__file__).resolve().parents[2]
 _CALLERS = (_FRAMEWORK / "engine", _FRAMEWORK / "api")
 _MAX_TUPLE_CHARACTERS = 500
+_MAX_CHARACTERS = 8_000
 
 
 class CrashError(BaseException):
@@ -83,10 +85,12 @@ def describe(error: BaseException, component: str, task: int | None, tup: object
         if len(shown) > _MAX_TUPLE_CHARACTERS:
             shown = shown[:_MAX_TUPLE_CHARACTERS] + "..."
         message += f", while processing {shown}"
-    kind, record = f"{type(error).__name__}{place}", _record_of(tup)
+    kind, record = storable(f"{type(error).__name__}{place}"), _record_of(tup)
     if record is not None:
         message += f"; {record}"
-    return Failure(name, message, component, task, _user_traceback(error), kind, record)
+    # Cut here already: the driver takes in what all tasks say, and puts before it who failed.
+    message, details = (storable(text, _MAX_CHARACTERS) for text in (message, _user_traceback(error)))
+    return Failure(name, message, component, task, details, kind, record)
 
 
 def _record_of(tup: Any) -> str | None:

@@ -105,7 +105,7 @@ class FailedAttempts:
         so_often = f" (for the {times:,}th time)" if times > 1 else ""
         log.log(
             logging.WARNING if is_told else logging.INFO,
-            "%s failed and will be replayed%s: %s", attempt, so_often, error,
+            "%s failed and will be replayed%s: %s", attempt, so_often, failures.last_error,
         )  # fmt: skip
         transactional = coordinator.semantics is Semantics.TRANSACTIONAL
         if isinstance(error, PartitionUnavailableError) or transactional:

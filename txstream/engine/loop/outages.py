@@ -13,6 +13,7 @@ from typing import ClassVar, TypeVar
 from txstream.api.errors import ServiceUnavailableError, TxstreamError
 from txstream.engine.loop.retry_policy import BACKOFF_FIRST_SECONDS, BACKOFF_LONGEST_SECONDS, shortened
 from txstream.failing_batch import Wait
+from txstream.wording import storable
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +79,7 @@ class Waiting:
         since = datetime.now(UTC) if before is None else before.since
         wait = self._waits[key] = Wait(what, since, because, shortened(str(reason)))
         level = logging.WARNING if before is None else logging.INFO
-        log.log(level, "waiting for %s: %s", wait, reason)
+        log.log(level, "waiting for %s: %s", wait, storable(str(reason)))
         self.changed()
 
     def end(self, key: str) -> None:

@@ -21,6 +21,7 @@ from txstream.api.errors import (
 )
 from txstream.batch_metas import BatchMetas
 from txstream.transaction import TransactionAttempt
+from txstream.wording import storable
 
 BACKOFF_FIRST_SECONDS = 0.05
 BACKOFF_LONGEST_SECONDS = 5.0
@@ -88,7 +89,7 @@ class AttemptTime:
 def reason_of(error: BaseException | str) -> str:
     """Return why an attempt failed, in the same words for every attempt: without number, task and tuple."""
     text = _ATTEMPT.sub("the batch", str(error) or type(error).__name__)
-    return _OF_ONE_ATTEMPT.sub("", text)
+    return shortened(_OF_ONE_ATTEMPT.sub("", text))
 
 
 def reason_without_data(error: BaseException) -> str:
@@ -97,7 +98,7 @@ def reason_without_data(error: BaseException) -> str:
     if isinstance(error, TxstreamError) and error.without_data:
         return error.without_data
     if isinstance(error, (BatchFailedError, ServiceUnavailableError)):
-        return shortened(reason_of(error))
+        return reason_of(error)
     return f"{type(error).__name__}; the run's output has the message"
 
 
@@ -111,7 +112,7 @@ def count_reason(reasons: Counter[str], reason: str) -> int:
 
 def shortened(message: str) -> str:
     """Return a message, cut to the length that is kept."""
-    return message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}..."
+    return storable(message, _LONGEST_MESSAGE)
 
 
 @dataclass
@@ -138,7 +139,7 @@ class TxidFailures:
         self.attempts += 1
         self.bugs += judge(error) is Verdict.BUG
         self.timeouts = self.timeouts + 1 if isinstance(error, BatchTimeoutError) else 0
-        self.last_error = str(error)
+        self.last_error = storable(str(error))
         count_reason(self.reasons, reason_without_data(error))
         if attempt is not None:
             failed_at = datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -112,9 +112,9 @@ class RunServices:
         readiness = Readiness(self._steps(plan) if is_warm else {}, self.workers.pause, self._tell_ready)
         self._stack.callback(readiness.end)
         self._leadership = Leadership(zookeeper, topology_id, WARM if is_warm else COLD)
-        self.state = "waiting for the present leader"
+        self.state = "starting"
         self._leadership.acquire(
-            wait=self._wait_for_leadership, should_stop=self._is_interrupted, waiting=self._warn
+            wait=self._wait_for_leadership, should_stop=self._is_interrupted, waiting=self._stands_by
         )
         self._stack.callback(self._leadership.release)
         readiness.end()
@@ -214,6 +214,10 @@ class RunServices:
 
     def _is_interrupted(self) -> bool:
         return self.workers.is_interrupted
+
+    def _stands_by(self, message: str) -> None:
+        self.state = message
+        self._warn(message)
 
     def _warn(self, message: str) -> None:
         log.warning("%s", message)

@@ -28,6 +28,7 @@ from txstream.engine.tracked.anchors import (
     flattened,
     open_chunk,
 )
+from txstream.wording import storable
 
 if TYPE_CHECKING:
     from txstream.acker.ids import Roots
@@ -127,7 +128,7 @@ class TrackedTask:
     def fail(self, tup: Tuple, reason: str | None = None) -> None:
         """See `RichCollector`."""
         self._settle(tup, FAILED)
-        shown = str(reason or "no reason given")[:_LONGEST_REASON]
+        shown = storable(str(reason or "no reason given")[:_LONGEST_REASON])
         if shown in self.reasons or len(self.reasons) < _MOST_REASONS:
             self.reasons[shown] += 1
 

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-import psutil
 import pyarrow as pa
 from sqlalchemy import (
     ColumnElement,
@@ -220,6 +219,10 @@ def _holders(path: Path) -> str:
 
 def _status(pid: int) -> str:
     try:
-        return str(psutil.Process(pid).status())
-    except psutil.Error:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
         return "ended"
+    # "State:	T (stopped)"
+    return next(
+        (line.partition("(")[2].rstrip(")") for line in lines if line.startswith("State:")), "unknown"
+    )
