@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from txstream.spouts.kafka_emitter import KafkaPartitionEmitter
 
 
+KNOWN, UNKNOWN = "known", "unknown"
+
+
 @dataclass(frozen=True, slots=True)
 class KafkaRange(RecordSpan):
     """Offsets `[start, end)` of one partition; not every offset need hold a record.
@@ -47,10 +50,22 @@ class KafkaRange(RecordSpan):
     created again is never mistaken for the old one. `skipped_from` is set when `on_data_loss="skip"` left a
     gap before this range: it is the offset where reading should have continued. If it is below `start`, the
     offsets `[skipped_from, start)` were lost; if above, the log was cut back or the topic created again.
+    `first_place` is set on an empty range where `starting_offsets` decided where a partition begins: KNOWN,
+    or UNKNOWN when the partition was there when the topology began, and could not be asked.
     """
 
     topic_id: str = ""
     skipped_from: int | None = None
+    first_place: str | None = None
+
+    @property
+    def is_first_place(self) -> bool:
+        return self.first_place == KNOWN
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether reading can go on at `end`."""
+        return self.first_place != UNKNOWN
 
 
 class KafkaSource(PartitionedSpout[KafkaRange]):

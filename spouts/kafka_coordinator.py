@@ -8,8 +8,8 @@ Invariants:
   plans do not wait for it again.
 - If a topic has a place and is gone, that is lost data, however the topics were chosen. Only `last` tells
   which topics of a pattern have a place.
-- The only thing remembered between plans is where partitions without a place begin: see
-  `kafka_starting_places`.
+- The only thing remembered between plans is where partitions without a place begin, until that is committed:
+  see `kafka_starting_places`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from txstream.api.errors import (
 )
 from txstream.api.spouts import PartitionCoordinator, SpoutContext, Unavailable
 from txstream.spouts.backlog import share_limit
-from txstream.spouts.kafka import KafkaRange, KafkaSource
+from txstream.spouts.kafka import KNOWN, KafkaRange, KafkaSource
 from txstream.spouts.kafka_client import KafkaClient
 from txstream.spouts.kafka_cluster_watch import ClusterView, ClusterWatch
 from txstream.spouts.kafka_log_ends import LogReader, PartitionLog
@@ -41,7 +41,7 @@ from txstream.spouts.kafka_protocol import (
     TopicInfo,
     reason_of,
 )
-from txstream.spouts.kafka_starting_places import StartingPlaces
+from txstream.spouts.kafka_starting_places import StartingPlaces, has_place
 
 PLANNING_SECONDS = 2.0
 _MISSING_TOPIC_SECONDS = 3.0
@@ -121,20 +121,28 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
             *(name for name in last if _topic_of(name) in topics),
         }
         logs, unavailable = self._logs.look(names, view, self._latest, deadline)
-        first_start = self._starts.begin(last)
-        begun = {name: log for name, log in logs.items() if name not in last}
-        for name, reason in self._starts.look_up(begun, view, deadline, first_start=first_start).items():
+        begun = {name: log for name, log in logs.items() if not has_place(name, last)}
+        for name, reason in self._starts.look_up(begun, view, deadline, last).items():
             unavailable[name] = reason
             del logs[name]
-        if not last and self._starts.must_wait_for(unavailable):
-            return dict(unavailable)
-        answer: dict[str, KafkaRange | Unavailable] = dict(unavailable)
         places: dict[str, _Place] = {}
-        for name, place in self._places(logs, last, view, deadline, first_start=first_start).items():
+        for name, place in self._places(logs, last, view, deadline).items():
             if isinstance(place, Unavailable):
-                answer[name] = place
+                unavailable[name] = place
             else:
                 places[name] = place
+        answer: dict[str, KafkaRange | Unavailable] = {
+            name: self._starts.left_out(name, why, last) for name, why in unavailable.items()
+        }
+        first_places = {
+            name: KafkaRange(
+                place.position, place.position, logs[name].topic_id, place.skipped_from, first_place=KNOWN
+            )
+            for name, place in places.items()
+            if self._starts.decide(name, last)
+        }
+        if first_places:  # they are committed before anything is read
+            return {**answer, **first_places}
         cap = self._source.max_records_per_partition
         backlogs = {
             name: min(logs[name].end - place.position, limit if cap is None else cap)
@@ -177,16 +185,16 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         while True:
             view = self._watch.view()
             logs, unavailable = self._logs.look(self._logs.names(view), view, self._latest, deadline)
-            unavailable |= self._starts.look_up(logs, view, deadline, first_start=True)
+            unavailable |= self._starts.look_up(logs, view, deadline, {})
             for name, topic in view.topics.items():
                 if topic.info is None:
                     unavailable[name] = Unavailable("the topic does not exist")
                 elif topic.info.refused:
                     unavailable[name] = Unavailable(topic.info.refused)
             if not unavailable:
-                starts = {n: self._starts.start_of(n, log, first_start=True) for n, log in logs.items()}
                 return {
-                    name: Target(log.first, starts[name], log.end, log.topic_id) for name, log in logs.items()
+                    name: Target(log.first, self._starts.start_of(name, log, {}), log.end, log.topic_id)
+                    for name, log in logs.items()
                 }
             remaining = deadline - time.monotonic()
             if remaining <= 0:
@@ -197,6 +205,8 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
     def reached(self, last: Mapping[str, KafkaRange], targets: Mapping[str, Any]) -> bool:
         if self.lag_records(last, targets) > 0:
             return False
+        if any(self._starts.decide(name, last) for name in targets):
+            return False  # the next run would begin elsewhere
         if any(name in last and self._is_elsewhere(name, last[name], targets[name]) for name in targets):
             return False  # `plan` must judge it, even if the new topic is empty
         if self._selection.pattern is None or self._source.on_data_loss == "skip":
@@ -208,13 +218,11 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
 
     def lag_records(self, last: Mapping[str, KafkaRange], targets: Mapping[str, Any]) -> int:
         """The lag in offsets, including those that compaction or markers left empty."""
-        first_start = self._starts.is_first_start(last)
         lag = 0
         for name, target in targets.items():
-            meta = last.get(name)
-            start = target.start if first_start else target.first
-            if meta is not None and not self._is_elsewhere(name, meta, target):
-                start = meta.end
+            start = target.start if self._starts.decide(name, last) else target.first
+            if has_place(name, last) and not self._is_elsewhere(name, last[name], target):
+                start = last[name].end
             lag += max(0, target.end - start)
         return lag
 
@@ -281,14 +289,12 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         last: Mapping[str, KafkaRange],
         view: ClusterView,
         deadline: float,
-        *,
-        first_start: bool,
     ) -> dict[str, _Place | Unavailable]:
         places: dict[str, _Place | Unavailable] = {}
         beyond: dict[str, _Place] = {}
         for name, log in logs.items():
-            meta = last.get(name)
-            position = self._starts.start_of(name, log, first_start=first_start) if meta is None else meta.end
+            meta = last[name] if has_place(name, last) else None
+            position = self._starts.start_of(name, log, last) if meta is None else meta.end
             if meta is not None and self._is_another_topic(meta, log):
                 places[name] = self._place_in_another_topic(name, position, log, view)
             elif position < log.first:
@@ -333,7 +339,7 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
                 places[name] = Unavailable("its log ends before its place; being checked")
             elif place.position <= log.end:
                 places[name] = place
-            elif name not in last:
+            elif not has_place(name, last):
                 raise UsageError(
                     f"starting_offsets begins {name} at offset {place.position}, but its log ends at "
                     f"{log.end}; give an offset from {log.first} to {log.end}, or 'latest'"

@@ -2,11 +2,13 @@
 
 Invariants:
 
-- A source's rule for "all others" holds for the partitions that were there when the run opened it, and only
-  if the run began without any place. Every other partition begins at its beginning: nobody could have read it
-  before.
-- "latest" and a timestamp are looked up once for each partition and kept. Otherwise a topology without a
-  first batch would skip whatever arrives between two plans.
+- A source's rule for "all others" holds for the partitions that were there when the topology began. Every
+  other partition begins at its beginning: nobody could have read it before.
+- A place that a rule decides becomes the partition's first place, which the engine commits before any record
+  behind it is read. A partition that cannot be asked when the topology begins is stored without a place, so
+  that it is not taken for a new one later; its rule is applied when it can first be asked.
+- "latest" and a timestamp are looked up once for each partition and kept until they are committed. Otherwise
+  a plan that is made again would skip whatever came in between.
 - A timestamp is looked up after the log's end. So a record that arrives in between is either found or lies
   past the end; it is never skipped.
 """
@@ -17,15 +19,19 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from txstream.api.spouts import Unavailable
+from txstream.spouts.kafka import UNKNOWN, KafkaRange
 from txstream.spouts.kafka_arguments import ALL_OTHERS, StartingOffset, epoch_milliseconds
 from txstream.spouts.kafka_cluster_watch import ClusterView
 from txstream.spouts.kafka_log_ends import LogReader, PartitionLog
 from txstream.spouts.kafka_protocol import OffsetQuery
 
+Places = Mapping[str, KafkaRange]
+
 
 class StartingPlaces:
     """The starting places of one run. `rules` always has an entry for all others; `opening` holds the
-    partitions that were there when the run opened the source."""
+    partitions that were there when the run opened the source. `last` are the places that a plan starts from;
+    they are empty until a topology has begun."""
 
     def __init__(
         self,
@@ -40,29 +46,26 @@ class StartingPlaces:
         self._logs = logs
         self._read_committed = read_committed
         self._pins: dict[str, int] = {}
-        self._began_without_places = False
 
-    def begin(self, last: Mapping[str, object]) -> bool:
-        """Does a plan from these places belong to a run that began without any place?
+    def decide(self, name: str, last: Places) -> bool:
+        """Does a rule decide where this partition begins, rather than a place that it has or its log?"""
+        return not has_place(name, last) and self._rule(name, last) != "earliest"
 
-        Places never go away, so one plan without places shows it.
-        """
-        self._began_without_places = self.is_first_start(last)
-        return self._began_without_places
-
-    def is_first_start(self, last: Mapping[str, object]) -> bool:
-        """As `begin`, for places from which no plan need be made."""
-        return self._began_without_places or not last
+    def left_out(self, name: str, why: Unavailable, last: Places) -> Unavailable:
+        """Return why a plan goes without a partition, with what later plans must know of it."""
+        if name in last or not self.decide(name, last):
+            return why
+        return Unavailable(why.reason, place=KafkaRange(0, 0, first_place=UNKNOWN))
 
     def look_up(
-        self, logs: Mapping[str, PartitionLog], view: ClusterView, deadline: float, *, first_start: bool
+        self, logs: Mapping[str, PartitionLog], view: ClusterView, deadline: float, last: Places
     ) -> dict[str, Unavailable]:
         """Look up what `start_of` needs for these partitions. Return why that failed for some. `deadline` is
         monotonic."""
         unavailable: dict[str, Unavailable] = {}
         by_time: dict[datetime, list[str]] = {}
         for name, log in logs.items():
-            rule = self._rule(name, first_start)
+            rule = self._rule(name, last)
             if name in self._pins:
                 continue
             if rule == "latest":
@@ -77,9 +80,9 @@ class StartingPlaces:
                 self._pins[name] = offset if offset >= 0 else logs[name].end
         return unavailable
 
-    def start_of(self, name: str, log: PartitionLog, *, first_start: bool) -> int:
+    def start_of(self, name: str, log: PartitionLog, last: Places) -> int:
         """Return the offset to begin at."""
-        rule = self._rule(name, first_start)
+        rule = self._rule(name, last)
         if rule == "earliest":
             return log.first
         if rule == "latest":
@@ -88,15 +91,13 @@ class StartingPlaces:
             return max(self._pins[name], log.first)
         return int(rule)
 
-    def must_wait_for(self, unavailable: Iterable[str]) -> bool:
-        """Before the first batch: would one of these begin at the wrong offset if it were found after it?"""
-        return self._rules[ALL_OTHERS] != "earliest" and any(
-            name in self._opening and name not in self._rules and name not in self._pins
-            for name in unavailable
-        )
-
-    def _rule(self, name: str, first_start: bool) -> StartingOffset:
+    def _rule(self, name: str, last: Places) -> StartingOffset:
         rule = self._rules.get(name)
         if rule is not None:
             return rule
-        return self._rules[ALL_OTHERS] if first_start and name in self._opening else "earliest"
+        was_there = name in last or (not last and name in self._opening)
+        return self._rules[ALL_OTHERS] if was_there else "earliest"
+
+
+def has_place(name: str, last: Places) -> bool:
+    return name in last and last[name].is_placed

@@ -1,7 +1,9 @@
 """`BatchMetas`: what one batch holds, partition by partition, and where every other partition stands.
 
-Invariant: `positions()` of a batch has every partition that any earlier batch had. So the next plan can start
-from this batch alone, however many batches are in flight and whatever a batch left out.
+Invariants. `positions()` of a batch has every partition that any earlier batch had. So the next plan can
+start from this batch alone, however many batches are in flight and whatever a batch left out. A batch in
+which a partition gets its first place holds no records: the place is committed before anything behind it is
+read.
 
 Metas are stored as JSON, in ZooKeeper and in the ledger: people can read them, and reading them runs no code.
 """
@@ -13,7 +15,7 @@ import functools
 import json
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -32,11 +34,13 @@ _EMPTY: Mapping[str, Any] = MappingProxyType({})
 @dataclass(frozen=True, slots=True)
 class BatchMetas(Generic[Meta]):
     """The metas of one batch. `partitions` are read in it, `carried` only keep their place, and `unavailable`
-    says why a partition was left out."""
+    says why a partition was left out. `begun` are those of `carried` that get their first place in it; only
+    a plan knows them, they are not stored."""
 
     partitions: Mapping[str, Meta] = field(default_factory=lambda: _EMPTY)
     carried: Mapping[str, Meta] = field(default_factory=lambda: _EMPTY)
     unavailable: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    begun: Collection[str] = field(default=(), compare=False)
     # The result of `MetaCodec.encode`, kept because the plan's check, the ledger and ZooKeeper all need it.
     _encoded: list[Encoded] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -49,15 +53,18 @@ class BatchMetas(Generic[Meta]):
         partitions: dict[str, Meta] = {}
         carried = dict(last)
         unavailable: dict[str, str] = {}
+        begun = [partition for partition, meta in plan.items() if is_first_place(meta)]
         for partition, meta in plan.items():
             if isinstance(meta, Unavailable):
                 unavailable[partition] = meta.reason
+                if meta.place is not None:
+                    carried.setdefault(partition, meta.place)
             elif is_empty(meta):
                 carried[partition] = meta
-            else:
+            elif not begun:
                 partitions[partition] = meta
                 carried.pop(partition, None)
-        return cls(partitions, carried, unavailable)
+        return cls(partitions, carried, unavailable, begun)
 
     def positions(self) -> Mapping[str, Meta]:
         """Return the meta that marks the place of each partition known so far."""
@@ -65,13 +72,18 @@ class BatchMetas(Generic[Meta]):
 
     @property
     def has_work(self) -> bool:
-        """Whether any partition has something in this batch."""
-        return bool(self.partitions)
+        """Whether the batch is worth opening: it has something to read, or first places to store."""
+        return bool(self.partitions or self.begun)
 
 
 def is_empty(meta: Any) -> bool:
     """Return whether a meta takes nothing and only holds a place, which it says by a property `is_empty`."""
     return bool(getattr(meta, "is_empty", False))
+
+
+def is_first_place(meta: Any) -> bool:
+    """Return whether a meta gives a partition its first place, which it says by a property of that name."""
+    return is_empty(meta) and bool(getattr(meta, "is_first_place", False))
 
 
 class MetaCodec(Generic[Meta]):

@@ -6,11 +6,13 @@ commands and reports back with events.
 Invariants.
 - Active txids are `current`, `current` + 1, ... without a gap, at most `max_spout_pending` of them.
 - A plan starts from the metas of the txid before it, committed or not; plans are made one at a time.
+- Behind a batch without records nothing is planned before it is committed, because it may hold first places.
 - Only `current` commits, only when PROCESSED, and the next commit begins after its Advance was answered.
 - An attempt whose commit was acked (ADVANCING) can no longer fail.
-- When an attempt fails, it and all later active ones are dropped and run again under new attempts. Unless the
-  spout is transactional, their plans are dropped too: a replay may shrink, and the next batch must then start
-  where the replay ends.
+- When an attempt fails, it and all later active ones are dropped and run again under new attempts. Unless
+  their plans are fixed, these are dropped too: a replay may shrink, and the next batch must then start where
+  the replay ends. Fixed are the plans of a transactional spout, and first places that are planned as
+  `current`: the batch before them is committed, and they hold nothing that might not be readable.
 - While it is paused no txid is opened. What is open, or was and must be replayed, still finishes.
 - Answers to superseded plans and attempts change nothing.
 
@@ -59,7 +61,7 @@ class Plan(Generic[Meta]):
 
 @dataclass(frozen=True, slots=True)
 class Persist(Generic[Meta]):
-    """Store the plan (transactional only), before anything of it is emitted."""
+    """Store the plan, which is fixed, before anything of it is emitted."""
 
     txid: Txid
     metas: BatchMetas[Meta]
@@ -232,6 +234,7 @@ class Coordinator(Generic[Meta]):
         self._next_attempt = next_attempt
         self._metas: RotatingTransactionalState[BatchMetas[Meta]] = RotatingTransactionalState(stored)
         self._check_stored(stored)
+        self._fixed = {txid for txid in stored if txid >= current}
         self._replays = set(replays)
         self._planning: Plan[Meta] | None = None
         self._persisting: Txid | None = None
@@ -245,14 +248,16 @@ class Coordinator(Generic[Meta]):
             raise CoordinatorError(
                 f"current is {self.current}, but the metas of txid {self.current - 1} are missing"
             )
-        if not self._plans_are_fixed and any(txid >= self.current for txid in stored):
+        if not self._is_transactional and any(
+            txid >= self.current and metas.partitions for txid, metas in stored.items()
+        ):
             raise CoordinatorError(
                 f"plans are stored from txid {self.current} on, but the semantics is {self.semantics}, "
                 f"not transactional"
             )
 
     @property
-    def _plans_are_fixed(self) -> bool:
+    def _is_transactional(self) -> bool:
         return self.semantics is Semantics.TRANSACTIONAL
 
     # --- questions ----------------------------------------------------------------------------------
@@ -337,17 +342,17 @@ class Coordinator(Generic[Meta]):
         commands: list[Command[Meta]] = []
         for offset in range(self.max_spout_pending):
             txid = Txid(self.current + offset)
-            if txid in self.active:
-                continue
-            if any(end is not None and txid > end for end in (self.last_txid, self._end)):
-                break
-            if self._metas.has(txid) and self._persisting != txid:
+            if txid not in self.active:
+                if any(end is not None and txid > end for end in (self.last_txid, self._end)):
+                    break
+                if not self._metas.has(txid) or self._persisting == txid:
+                    commands.extend(self._plan(txid))
+                    break
                 if self._paused and txid not in self._replays:
                     break
                 commands.append(self._emit(txid))
-                continue
-            commands.extend(self._plan(txid))
-            break
+            if not self._metas[txid].partitions:
+                break
         head = self.active.get(self.current)
         if head is not None and head.phase is Phase.PROCESSED:
             head.phase = Phase.COMMITTING
@@ -403,7 +408,7 @@ class Coordinator(Generic[Meta]):
                 f"the plan of txid {plan.txid} lost the place of {', '.join(sorted(missing))}"
             )
         self._metas.get_or_create(plan.txid, lambda _: metas)
-        if self._plans_are_fixed:
+        if self._is_transactional or (metas.begun and plan.txid == self.current):
             self._persisting = plan.txid
             return [Persist(plan.txid, metas)]
         return self._sync()
@@ -428,6 +433,7 @@ class Coordinator(Generic[Meta]):
         if txid != self._persisting:
             raise CoordinatorError(f"txid {txid} was persisted, but {self._persisting} was asked for")
         self._persisting = None
+        self._fixed.add(txid)
         self._metas.replace(txid, metas)
         return self._sync()
 
@@ -444,7 +450,7 @@ class Coordinator(Generic[Meta]):
         if batch.phase is Phase.COMMITTING:
             batch.phase = Phase.ADVANCING
             metas = self._metas[attempt.txid]
-            return [Advance(attempt.txid, attempt.attempt, metas, store=not self._plans_are_fixed)]
+            return [Advance(attempt.txid, attempt.attempt, metas, store=not self._is_transactional)]
         raise CoordinatorError(f"{attempt} was acked while {batch.phase}")
 
     @_event
@@ -456,10 +462,10 @@ class Coordinator(Generic[Meta]):
             return []
         dropped = [txid for txid in self.active if txid >= attempt.txid]
         commands: list[Command[Meta]] = [Cancel(self.active.pop(txid).attempt) for txid in sorted(dropped)]
-        if not self._plans_are_fixed:
+        if not self._is_transactional:
             self._planning = None
             for txid in reversed(self._metas.list()):
-                if txid >= attempt.txid:
+                if txid >= attempt.txid and txid not in self._fixed:
                     self._metas.remove(txid)
         self._replays.update(dropped)
         return commands + self._sync()
@@ -473,6 +479,7 @@ class Coordinator(Generic[Meta]):
             raise CoordinatorError(f"txid {txid} was advanced, but txid {self.current} is current")
         del self.active[txid]
         self._replays.discard(txid)
+        self._fixed.discard(txid)
         self.current = Txid(txid + 1)
         self._metas.cleanup_before(txid)
         return self._sync()
@@ -486,7 +493,7 @@ class Coordinator(Generic[Meta]):
     def _emit(self, txid: Txid) -> Command[Meta]:
         attempt = TransactionAttempt(txid, self._next_attempt())
         self.active[txid] = ActiveBatch(attempt, Phase.PROCESSING)
-        return EmitBatch(attempt, self._metas[txid], stored=self._plans_are_fixed)
+        return EmitBatch(attempt, self._metas[txid], stored=txid in self._fixed)
 
     def _plan(self, txid: Txid) -> list[Command[Meta]]:
         replay = txid in self._replays

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -124,23 +124,37 @@ def test_a_start_goes_on_without_the_frozen_broker(
     coordinator.close()
 
 
-def test_latest_waits_until_every_partition_has_its_place(
+def test_a_partition_that_is_away_when_a_topology_begins_has_its_place_once_it_can_be_asked(
     topics: Topics, topic: str, freeze: Callable[..., None]
 ) -> None:
     source = KafkaSource(topic, topics.address, starting_offsets="latest")
     context = SpoutContext("outage", "lines", {})
     coordinator = source.coordinator(context)
     freeze(True)
-    plan = coordinator.plan({}, MANY)
-    assert set(plan) == {f"{topic}/1"}
-    assert not BatchMetas.from_plan({}, plan).has_work
+    metas = BatchMetas.from_plan({}, coordinator.plan({}, MANY))
+    assert metas.begun == [f"{topic}/0"]
+    assert set(metas.unavailable) == {f"{topic}/1"}
     topics.send(topic, [b"new"], 0)
-    freeze(False)
-    wait_until(lambda: len(coordinator.plan({}, MANY)) == 2, "broker 2 answers again")
-    plan = ranges(coordinator.plan({}, MANY))
-    assert (plan[f"{topic}/0"].start, plan[f"{topic}/0"].end) == (10, 11)
-    assert (plan[f"{topic}/1"].start, plan[f"{topic}/1"].end) == (10, 10)
+    metas = BatchMetas.from_plan(metas.positions(), coordinator.plan(metas.positions(), MANY))
+    assert {name: (meta.start, meta.end) for name, meta in metas.partitions.items()} == {
+        f"{topic}/0": (10, 11)
+    }
+    last = metas.positions()
     coordinator.close()
+    # The next driver knows only what is committed.
+    coordinator = source.coordinator(context)
+    freeze(False)
+    wait_until(lambda: ranges_of(coordinator.plan(last, MANY)), "broker 2 answers again")
+    topics.send(topic, [b"new"], 1)
+    metas = BatchMetas.from_plan(last, coordinator.plan(last, MANY))
+    assert (metas.begun, metas.partitions) == ([f"{topic}/1"], {})
+    plan = ranges(coordinator.plan(metas.positions(), MANY))
+    assert {name: (meta.start, meta.end) for name, meta in plan.items()} == {f"{topic}/1": (10, 11)}
+    coordinator.close()
+
+
+def ranges_of(plan: Mapping[str, KafkaRange | Unavailable]) -> list[KafkaRange]:
+    return [meta for meta in plan.values() if isinstance(meta, KafkaRange)]
 
 
 def test_a_broker_that_is_gone_and_comes_back(kafka: EmbeddedKafka, topics: Topics, topic: str) -> None:

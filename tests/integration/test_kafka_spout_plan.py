@@ -111,10 +111,26 @@ def test_latest_is_what_the_log_ended_with_when_the_run_began(
     coordinator = open_plan(unique, starting_offsets="latest")
     assert spans(coordinator.plan({}, MANY)) == {"0": (10, 10), "1": (0, 0)}
     fill(topics, unique, 3)
-    # No batch has been opened yet, so no place is stored; even so, what came meanwhile is not skipped.
-    assert spans(coordinator.plan({}, MANY)) == {"0": (10, 13), "1": (0, 0)}
+    # They are not committed yet; even so, what came meanwhile is not skipped.
+    metas = BatchMetas.from_plan({}, coordinator.plan({}, MANY))
+    assert (metas.partitions, sorted(metas.begun)) == ({}, [f"{unique}/0", f"{unique}/1"])
     targets = coordinator.targets()
     assert coordinator.lag_records({}, targets) == 3
+    assert coordinator.lag_records(metas.positions(), targets) == 3
+    # The next driver knows only what is committed.
+    after_a_death = open_plan(unique, starting_offsets="latest")
+    assert spans(after_a_death.plan(metas.positions(), MANY)) == {"0": (10, 13)}
+
+
+def test_a_log_whose_end_is_its_beginning_is_caught_up_once_its_first_place_is_committed(
+    topics: Topics, unique: str, open_plan: Any
+) -> None:
+    topics.create(unique)
+    coordinator = open_plan(unique, starting_offsets="latest")
+    targets = coordinator.targets()
+    assert coordinator.lag_records({}, targets) == 0
+    assert not coordinator.reached({}, targets), "the next run would begin elsewhere"
+    assert coordinator.reached(after({}, coordinator.plan({}, MANY)), targets)
 
 
 def test_explicit_starting_offsets(topics: Topics, unique: str, open_plan: Any) -> None:
@@ -123,9 +139,12 @@ def test_explicit_starting_offsets(topics: Topics, unique: str, open_plan: Any) 
         fill(topics, unique, 10, number)
     given = {f"{unique}/0": 4, f"{unique}/1": "earliest", f"{unique}/2": 10, "*": "latest"}
     coordinator = open_plan(unique, starting_offsets=given)
-    expected = {"0": (4, 10), "1": (0, 10), "2": (10, 10), "3": (10, 10)}
-    assert spans(coordinator.plan({}, MANY)) == expected
+    places = coordinator.plan({}, MANY)
+    assert spans(places) == {"0": (4, 4), "2": (10, 10), "3": (10, 10)}
     assert coordinator.lag_records({}, coordinator.targets()) == 16
+    last = after({}, places)
+    assert coordinator.lag_records(last, coordinator.targets()) == 16
+    assert spans(coordinator.plan(last, MANY)) == {"0": (4, 10), "1": (0, 10)}
     with pytest.raises(UsageError, match=f"begins {unique}/0 at offset 11, but its log ends at 10"):
         open_plan(unique, starting_offsets={f"{unique}/0": 11}).plan({}, MANY)
     topics.delete_before(unique, 0, 6)
@@ -133,7 +152,7 @@ def test_explicit_starting_offsets(topics: Topics, unique: str, open_plan: Any) 
         open_plan(unique, starting_offsets=given).plan({}, MANY)
     skipping = open_plan(unique, starting_offsets=given, on_data_loss="skip").plan({}, MANY)
     meta = skipping[f"{unique}/0"]
-    assert (meta.start, meta.end, meta.skipped_from) == (6, 10, 4)
+    assert (meta.start, meta.end, meta.skipped_from) == (6, 6, 4)
 
 
 def test_an_open_transaction_holds_the_end_back(topics: Topics, unique: str, open_plan: Any) -> None:

@@ -105,13 +105,16 @@ def world_of(
     faults: Mapping[str, float] = FAULTS,
     steps: int = 120,
     state: Semantics | None = None,
+    at_end: bool = False,
 ) -> MutableWorld:
-    """Return the world of a history to come; in some, bolts of the commit phase fill the tables."""
+    """Return the world of a history to come; in some, bolts of the commit phase fill the tables. Nobody can
+    foretell where it begins with `at_end`, so its tables are left to the caller to check."""
     chance = random.Random(seed).random
     by_bolt = semantics is not Semantics.NON_TRANSACTIONAL and chance() < 0.67
     bolts = (by_bolt and chance() < 0.25, by_bolt and chance() < 0.25)
     program, expected = _program(semantics, state or semantics, databases, bolts)
-    return MutableWorld(program, Chances(seed), expected, faults, steps, mutations=mutations)
+    known = None if at_end else expected
+    return MutableWorld(program, Chances(seed), known, faults, steps, mutations=mutations, at_end=at_end)
 
 
 def simulate(seed: int, semantics: Semantics, *arguments: Any, **options: Any) -> MutableWorld:

@@ -19,6 +19,7 @@ from txstream.api.errors import (
     ProgressMismatchError,
     TxidRegressionError,
 )
+from txstream.api.spouts import Unavailable
 from txstream.batch_metas import BatchMetas, MetaCodec
 from txstream.coordinator import Command, Coordinator, EmitCommit, Phase
 from txstream.engine.commit.committer import Committer
@@ -32,6 +33,7 @@ from txstream.state.records import COMMITTED, COMMITTING
 from txstream.state.store import layout
 from txstream.state.store.backend import StoreBackend
 from txstream.state.store.merging import RowRules, RowValues, Values
+from txstream.testing.simulation.source import LogCoordinator
 from txstream.testing.simulation.tasks import Task
 from txstream.testing.simulation.world import FAULTS, Tree, WrongResultError
 from txstream.transaction import AttemptId, Epoch, TransactionAttempt, Txid, attempt_id
@@ -488,6 +490,25 @@ class AGapIsBuiltUpon(DatabasesAreRestored, replaces=_GAPS_ARE_BUILT_UPON):
     """A running driver goes on although a database was restored from an older copy."""
 
 
+_plan = LogCoordinator.plan
+
+
+def _plan_from_memory(
+    log: LogCoordinator, last: Mapping[str, MemoryRange], limit: int
+) -> Mapping[str, MemoryRange | Unavailable]:
+    places = vars(log).setdefault("places", {})
+    if not last:
+        for partition, end in log._log.ends.items():
+            places.setdefault(partition, MemoryRange(end, end))
+    return _plan(log, {**places, **last}, limit)
+
+
+class PlacesLiveInTheProcess(
+    Mutations, replaces={"testing.simulation.source.LogCoordinator.plan": _plan_from_memory}
+):
+    """Where the log ended when the first run began is only remembered until a batch of records has it."""
+
+
 ZOMBIES = {"freeze": 0.03, "commit late": 0.1, "call late": 0.1}
 MORE_ZOMBIES = {"freeze": 0.05, "commit late": 0.15, "call late": 0.15}
 CRASHES = {"crash": 0.02, "call late": 0.15}
@@ -525,6 +546,8 @@ class Hunt:
     """The first seed to try: earlier histories are known not to show the hole."""
     gaps_are_built_upon: bool = False
     """Whether the guard behind it is removed as well."""
+    at_end: bool = False
+    """Whether the topology begins at the end of its log."""
 
     def __str__(self) -> str:
         return f"{self.mutant.__name__}-{self.semantics}-{self.databases}-{self.shows.__name__}"
@@ -585,6 +608,9 @@ HUNTS = [
     Hunt(AGapIsBuiltUpon, WrongResultError, OPAQUE),
     Hunt(AGapIsBuiltUpon, WrongResultError, TRANSACTIONAL, 2),
     Hunt(TheOutcomeIsTheRowsAttempt, ProgressMismatchError, OPAQUE, 1, LATE),
+    Hunt(PlacesLiveInTheProcess, WrongResultError, OPAQUE, 1, at_end=True),
+    Hunt(PlacesLiveInTheProcess, WrongResultError, OPAQUE, 2, at_end=True),
+    Hunt(PlacesLiveInTheProcess, WrongResultError, TRANSACTIONAL, 1, at_end=True),
 ]
 
 _REFUSED_BY_THE_NEXT_COMMIT = (

@@ -16,7 +16,7 @@ def hole_of(hunt: Hunt, first: int) -> tuple[int, Exception] | None:
     """Return the first seed, from the given one on, whose history shows the hole, and the error."""
     for seed in range(first, first + MOST_SEEDS):
         try:
-            simulate(seed, hunt.semantics, hunt.databases, hunt.rules(), hunt.faults)
+            simulate(seed, hunt.semantics, hunt.databases, hunt.rules(), hunt.faults, at_end=hunt.at_end)
         except AssertionError as error:
             if isinstance(error.__cause__, hunt.shows):
                 return seed, error.__cause__
@@ -37,9 +37,9 @@ def test_a_missing_guard_is_found_in_other_histories_too(hunt: Hunt, first: int)
 
 
 @pytest.mark.parametrize(
-    "hunt", {(h.semantics, h.databases, *h.faults.items()): h for h in HUNTS}.values(), ids=str
+    "hunt", {(h.semantics, h.databases, h.at_end, *h.faults.items()): h for h in HUNTS}.values(), ids=str
 )
 def test_with_the_guard_the_same_histories_are_exact(hunt: Hunt) -> None:
     """It must not be the faults that a hunt makes more likely that break the results."""
     for seed in range(5):
-        simulate(seed, hunt.semantics, hunt.databases, faults=hunt.faults)
+        simulate(seed, hunt.semantics, hunt.databases, faults=hunt.faults, at_end=hunt.at_end)

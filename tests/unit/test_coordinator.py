@@ -109,6 +109,61 @@ def test_a_plan_that_forgets_a_partition_is_an_error() -> None:
         coordinator.planned(only(commands, Plan).ticket, BatchMetas({"q": Range(0, 1)}))
 
 
+FIRST_PLACES: Metas = BatchMetas(carried={"p": Range(7, 7)}, begun=["p"])
+
+
+@BOTH
+def test_first_places_are_stored_and_committed_before_anything_behind_them_is_planned(
+    semantics: Semantics,
+) -> None:
+    coordinator = make(semantics)
+    commands: Commands = coordinator.planned(only(coordinator.sync(), Plan).ticket, FIRST_PLACES)
+    assert kinds(commands) == ["Persist"], "also of a spout that is not transactional"
+    commands = coordinator.persisted(Txid(1), FIRST_PLACES)
+    assert kinds(commands) == ["EmitBatch"]
+    assert only(commands, EmitBatch).stored
+    commands = coordinator.ack(only(commands, EmitBatch).attempt)
+    assert kinds(commands) == ["EmitCommit"]
+    advance = only(coordinator.ack(only(commands, EmitCommit).attempt), Advance)
+    assert coordinator.sync() == []
+    plan = only(coordinator.advanced(advance.txid), Plan)
+    assert (plan.txid, plan.last) == (2, {"p": Range(7, 7)})
+
+
+@BOTH
+def test_first_places_that_fail_are_not_looked_up_again(semantics: Semantics) -> None:
+    coordinator = make(semantics)
+    coordinator.planned(only(coordinator.sync(), Plan).ticket, FIRST_PLACES)
+    first = only(coordinator.persisted(Txid(1), FIRST_PLACES), EmitBatch)
+    commands = coordinator.fail(first.attempt)
+    assert kinds(commands) == ["Cancel", "EmitBatch"]
+    again = only(commands, EmitBatch)
+    assert again.metas == FIRST_PLACES
+    assert again.attempt > first.attempt
+
+
+@BOTH
+def test_first_places_that_an_earlier_leader_has_stored_are_committed(semantics: Semantics) -> None:
+    stored: Metas = BatchMetas(carried={"p": Range(7, 7)})
+    for replays in (frozenset[Txid](), frozenset([Txid(1)])):
+        coordinator = make(semantics, stored={Txid(1): stored}, replays=replays)
+        assert kinds(commands := coordinator.sync()) == ["EmitBatch"]
+        assert only(commands, EmitBatch).metas == stored
+
+
+def test_first_places_behind_an_open_batch_go_with_it_when_it_fails() -> None:
+    """They hold places that its replay may not reach."""
+    coordinator = make(OPAQUE)
+    attempt, commands = plan_and_emit(coordinator, coordinator.sync(), metas(0, 10))
+    places: Metas = BatchMetas(carried={"p": Range(0, 10), "q": Range(7, 7)}, begun=["q"])
+    commands = coordinator.planned(only(commands, Plan).ticket, places)
+    assert kinds(commands) == ["EmitBatch"], "stored when it commits"
+    commands = coordinator.fail(attempt)
+    assert (only(commands, Plan).txid, coordinator.stored_txids()) == (1, [])
+    attempt, commands = plan_and_emit(coordinator, commands, metas(0, 4))
+    assert only(commands, Plan).last == {"p": Range(0, 4)}
+
+
 def test_a_new_txid_with_nothing_in_it_is_an_error() -> None:
     coordinator = make()
     with pytest.raises(CoordinatorError, match="txid 1 was planned with nothing in it"):

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from txstream.api.spouts import Unavailable
-from txstream.spouts.kafka import KafkaRange
+from txstream.spouts.kafka import UNKNOWN, KafkaRange
 from txstream.spouts.kafka_arguments import StartingOffset
 from txstream.spouts.kafka_cluster_watch import ClusterView
 from txstream.spouts.kafka_log_ends import PartitionLog
@@ -18,6 +18,7 @@ NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 NOON_MS = 1_795_262_400_000
 VIEW = ClusterView()
 PLACES = {"t/0": KafkaRange(0, 5)}
+NO_PLACE_YET = KafkaRange(0, 0, first_place=UNKNOWN)
 
 
 class FakeLogs:
@@ -49,14 +50,13 @@ def places(
 
 
 def starts(
-    begin: StartingPlaces, last: Mapping[str, object], **logs: tuple[int, int]
+    begin: StartingPlaces, last: Mapping[str, KafkaRange], **logs: tuple[int, int]
 ) -> dict[str, int | Unavailable]:
     """The start of each partition of "t", whose logs are given as `p0=(first, end)`."""
     found = {f"t/{name[1:]}": PartitionLog(first, end, "") for name, (first, end) in logs.items()}
-    first_start = begin.begin(last)
-    missing = begin.look_up(found, VIEW, 0.0, first_start=first_start)
+    missing = begin.look_up(found, VIEW, 0.0, last)
     return {
-        name: missing[name] if name in missing else begin.start_of(name, log, first_start=first_start)
+        name: missing[name] if name in missing else begin.start_of(name, log, last)
         for name, log in found.items()
     }
 
@@ -67,7 +67,17 @@ def test_earliest_and_explicit_offsets_ask_nothing() -> None:
     assert starts(begin, {}, p0=(3, 9), p1=(3, 9)) == {"t/0": 3, "t/1": 7}
     assert starts(begin, {}, p0=(4, 9), p1=(3, 9)) == {"t/0": 4, "t/1": 7}
     assert logs.asked == []
-    assert not begin.must_wait_for(["t/0"])
+
+
+def test_a_place_is_decided_unless_it_is_known_or_follows_from_the_log() -> None:
+    begin = places({"*": "latest", "t/1": "earliest"}, opening=["t/0", "t/1"])
+    assert [begin.decide(f"t/{number}", {}) for number in range(3)] == [True, False, False]
+    assert not begin.decide("t/0", PLACES), "it has a place"
+    assert begin.decide("t/0", {"t/0": NO_PLACE_YET})
+    assert not begin.decide("t/2", PLACES), "it is new: it begins at its beginning"
+    named = places({"*": "earliest", "t/1": 7})
+    assert named.decide("t/1", {})
+    assert named.decide("t/1", PLACES), "it was named"
 
 
 def test_latest_stays_what_it_was_when_the_run_began() -> None:
@@ -94,14 +104,27 @@ def test_each_moment_is_one_question() -> None:
     assert sorted(logs.asked) == [("t/0",), ("t/1",)]
 
 
-def test_an_outage_while_asking_is_waited_for_before_the_first_batch() -> None:
+def test_a_partition_that_cannot_be_asked_is_known_to_have_been_there() -> None:
+    """Else the next driver would take it for a new one, and read what was there before."""
+    away = Unavailable("away")
+    for rule in ("latest", NOON):
+        rules: dict[str, StartingOffset] = {"*": rule}
+        begin = places(rules)
+        assert begin.left_out("t/1", away, {}) == Unavailable("away", place=NO_PLACE_YET)
+        assert begin.left_out("t/2", away, {}) is away, "it was not there: it begins at its beginning"
+        last = {**PLACES, "t/1": NO_PLACE_YET}
+        assert begin.left_out("t/1", away, last) is away, "that is known"
+        logs = FakeLogs({("t/1", NOON_MS): 6})
+        after_a_restart = places(rules, logs)
+        assert starts(after_a_restart, last, p1=(2, 6)) == {"t/1": 6}
+        assert starts(after_a_restart, last, p1=(2, 9)) == {"t/1": 6}, "kept until it is committed"
+    assert places({"*": "earliest"}).left_out("t/1", away, {}) is away
+
+
+def test_a_lookup_that_fails_is_made_again() -> None:
     logs = FakeLogs({("t/0", NOON_MS): 4})
     begin = places({"*": NOON}, logs)
-    found = starts(begin, {}, p0=(0, 9), p1=(0, 9))
-    assert found == {"t/0": 4, "t/1": Unavailable("away")}
-    assert begin.must_wait_for(["t/1"])
-    assert not begin.must_wait_for(["t/0"]), "its start is known"
-    assert not begin.must_wait_for(["t/2"]), "it was not there: it begins at its beginning anyway"
+    assert starts(begin, {}, p0=(0, 9), p1=(0, 9)) == {"t/0": 4, "t/1": Unavailable("away")}
     logs.offsets["t/1", NOON_MS] = 5
     assert starts(begin, {}, p0=(0, 9), p1=(0, 9)) == {"t/0": 4, "t/1": 5}
     assert logs.asked == [("t/0", "t/1"), ("t/1",)]
@@ -122,6 +145,5 @@ def test_a_run_that_goes_on_reads_new_partitions_from_their_beginning() -> None:
     """Also those that were there when it opened the source, and whose ends were looked up for its targets."""
     begin = places({"*": "latest"})
     logs = {"t/0": PartitionLog(0, 9, ""), "t/1": PartitionLog(0, 9, "")}
-    assert begin.look_up(logs, VIEW, 0.0, first_start=True) == {}
+    assert begin.look_up(logs, VIEW, 0.0, {}) == {}
     assert starts(begin, PLACES, p1=(0, 9)) == {"t/1": 0}
-    assert not begin.is_first_start(PLACES)

@@ -67,11 +67,62 @@ def test_the_end_of_the_log_is_waited_for_and_that_is_said_once(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MemoryCoordinator, "targets", targets)
         run = Run(World(log))
+        assert run.driver.goal is None
+        run.complete()
     assert run.driver.goal == {"a": 4, "b": 2}
+    assert run.loop.caught_up
     began, ended = caplog.messages
     assert began.startswith("waiting for the end of the log since ")
     assert began.endswith(": lines/2: it has no leader")
     assert ended.startswith("no longer waiting for the end of the log")
+
+
+@BOTH
+def test_what_can_be_read_is_committed_while_the_end_of_the_log_is_not_known(
+    log: MemoryLog, spout: Any
+) -> None:
+    def targets(self: MemoryCoordinator) -> Mapping[str, Any]:
+        if log.hidden:
+            raise PartitionUnavailableError("b: it has no leader")
+        return everything(self)
+
+    committed = threading.Event()
+
+    def before(attempt: TransactionAttempt) -> None:
+        if attempt.txid == 2:
+            committed.set()
+
+    everything = MemoryCoordinator.targets
+    log.hidden.add("b")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MemoryCoordinator, "targets", targets)
+        run = Run(World(log, spout))
+        run.world.table.before = before
+        run.start()
+        wait(committed, "all of a is committed")
+        assert run.loop.waiting_for is not None
+        assert run.loop.waiting_for.startswith("the end of the log since ")
+        assert not run.loop.caught_up
+        log.hidden.clear()
+        run.finish()
+    assert run.loop.caught_up
+    assert run.world.table.totals() == words(log)
+
+
+def test_another_error_than_an_outage_ends_the_run(log: MemoryLog) -> None:
+    log.hidden.add("b")
+
+    def targets(self: MemoryCoordinator) -> Mapping[str, Any]:
+        if log.hidden:
+            log.hidden.clear()
+            raise PartitionUnavailableError("b: it has no leader")
+        raise DataLostError("b is gone")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MemoryCoordinator, "targets", targets)
+        run = Run(World(log))
+        with pytest.raises(DataLostError, match="b is gone"):
+            run.complete()
 
 
 # --- stopping --------------------------------------------------------------------------------------

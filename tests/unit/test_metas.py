@@ -54,6 +54,39 @@ def test_a_plan_keeps_the_place_of_every_partition(
     assert metas.has_work == bool(metas.partitions)
 
 
+@dataclass(frozen=True)
+class Begun(Range):
+    is_first_place: bool = True
+
+
+@given(st.dictionaries(PARTITIONS, RANGES), PLANS)
+def test_a_batch_with_first_places_holds_no_records(
+    last: dict[str, Range], plan: dict[str, Range | Unavailable]
+) -> None:
+    metas = BatchMetas.from_plan(last, {**plan, "new": Begun(7, 7)})
+    assert metas.has_work
+    assert metas.partitions == {}
+    assert metas.begun == ["new"]
+    places = {"new": Begun(7, 7)}
+    for partition, planned in plan.items():
+        if isinstance(planned, Range) and planned.is_empty:
+            places[partition] = planned
+    assert metas.positions() == {**last, **places}
+
+
+def test_a_range_with_records_is_no_first_place() -> None:
+    metas: BatchMetas[Range] = BatchMetas.from_plan({}, {"a": Begun(7, 9)})
+    assert metas.partitions == {"a": Begun(7, 9)}
+    assert not metas.begun
+
+
+def test_what_is_known_of_an_unavailable_partition_is_kept_unless_it_has_a_place() -> None:
+    plan = {name: Unavailable("no leader", place=Range(0, 0)) for name in ("a", "b")}
+    metas: BatchMetas[Range] = BatchMetas.from_plan({"b": Range(3, 5)}, plan)
+    assert metas.positions() == {"a": Range(0, 0), "b": Range(3, 5)}
+    assert not metas.has_work
+
+
 def test_a_partition_that_was_never_planned_and_is_unavailable_has_no_place_yet() -> None:
     metas: BatchMetas[Range] = BatchMetas.from_plan({}, {"a": Unavailable("no leader")})
     assert metas.positions() == {}

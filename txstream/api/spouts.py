@@ -25,9 +25,14 @@ DEFAULT_MAX_BATCH_RECORDS = 500_000
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """A partition that cannot be read at planning time. The batch leaves it out, and its place is kept."""
+    """A partition that cannot be read at planning time. The batch leaves it out, and its place is kept.
+
+    `place` is a meta to keep for a partition that has no place yet, if later plans must know that it was
+    there. It opens no batch.
+    """
 
     reason: str
+    place: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,11 @@ class PartitionCoordinator(ABC, Generic[Meta]):
         whose `is_empty` is true moves the place, but is no reason to open a batch. A number in a meta's
         `records` is the most rows it may have; more rows fail the attempt. The engine derives the number of
         Spark tasks from it. May take up to two seconds: an outage must not delay the other partitions longer.
+
+        Where a partition begins may be something that the log cannot tell again later ("at the end, now").
+        Answer such a place with an empty meta whose `is_first_place` is true, too. The engine then commits it
+        in a batch without records, for which it leaves out all other ranges of the answer, and plans nothing
+        more until that is done. A place that is only remembered here is lost with the process.
         """
 
     def unreadable(self, metas: Mapping[str, Meta]) -> Mapping[str, Unavailable]:

@@ -32,6 +32,7 @@ from txstream.engine.commit.commit_phase import CommitPhase
 from txstream.engine.commit.committer import Committer
 from txstream.engine.fault_points import Point, PointListener, nobody_listens
 from txstream.engine.loop.failed_attempts import FailedAttempts
+from txstream.engine.loop.log_end import LogEnd
 from txstream.engine.loop.open_batches import Watcher
 from txstream.engine.loop.operator_changes import Steering
 from txstream.engine.loop.operator_requests import Operators
@@ -51,9 +52,9 @@ log = logging.getLogger(__name__)
 class EventLoop:
     """See the module. `run` returns when the run has ended well; otherwise it raises the `failure`.
 
-    `steering` is what operators may change. `targets` (the end of the log) and `until_txid` say when to end;
-    without either it never does. A run's first attempts, and those after a timeout, have `warm_up_seconds` on
-    top of the message timeout. While there is little to read, a batch gathers for `gather_seconds` at most.
+    `steering` is what operators may change. `log_end` and `until_txid` say when to end. A run's first
+    attempts, and those after a timeout, have `warm_up_seconds` on top of the message timeout. While there is
+    little to read, a batch gathers for `gather_seconds` at most.
     """
 
     def __init__(
@@ -67,8 +68,8 @@ class EventLoop:
         workers: Workers,
         waiting: Waiting,
         steering: Steering,
+        log_end: LogEnd,
         *,
-        targets: Mapping[str, Any] | None = None,
         until_txid: int | None = None,
         warm_up_seconds: float = 0.0,
         gather_seconds: float = 0.0,
@@ -84,7 +85,7 @@ class EventLoop:
         self.failure: BaseException | None = None
         self._store = store
         self._waiting = waiting
-        self._targets = targets
+        self.log_end = log_end
         self._until_txid = until_txid
         self._listener = listener
         self._watcher = watcher = watcher or Watcher()
@@ -107,7 +108,7 @@ class EventLoop:
             max_records_per_second=topology.max_records_per_second,
         )
         self._planning = Planning(
-            *(self, spout, store, waiting, unreadable, pace, targets),
+            *(self, spout, store, waiting, unreadable, pace, log_end),
             most_of_partition=topology.spout.source.max_records_per_partition,
             gather_seconds=gather_seconds,
         )
@@ -163,6 +164,7 @@ class EventLoop:
     def begin(self) -> None:
         """Carry out the first commands."""
         self._operators.begin()
+        self.log_end.go_on(self)
         self.carry_out(self.coordinator.sync())
         self._look_for_the_end()
 
@@ -188,7 +190,7 @@ class EventLoop:
             return False
         # Judged by what is committed, never by a plan: a plan's replay may hold less.
         last = coordinator.committed_metas().positions()
-        self.caught_up = self._targets is not None and self.spout.reached(last, self._targets)
+        self.caught_up = self.log_end.is_reached(last)
         ended = self._until_txid is not None and coordinator.current > self._until_txid
         return self.caught_up or coordinator.is_draining or ended
 

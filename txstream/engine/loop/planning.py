@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,6 +18,7 @@ from txstream.api.spouts import PartitionCoordinator
 from txstream.batch_metas import BatchMetas
 from txstream.coordinator import Phase, Plan
 from txstream.engine.batch.sizing import ONE_TASK_RECORDS, planned_records
+from txstream.engine.loop.log_end import LogEnd
 from txstream.engine.loop.open_batches import Batches
 from txstream.engine.loop.outages import Waiting
 from txstream.engine.loop.pace import Pace
@@ -38,9 +38,9 @@ _SOURCE = "the source"
 
 
 class Planning:
-    """The source's side of the event loop; its methods are called on the loop's thread. `targets` is the end
-    of the log at which the run ends, or None. A batch takes `most_of_partition` records of a partition at
-    most; a small batch gathers for `gather_seconds` at most."""
+    """The source's side of the event loop; its methods are called on the loop's thread. Nothing is planned
+    beyond `log_end`. A batch takes `most_of_partition` records of a partition at most; a small batch gathers
+    for `gather_seconds` at most."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Planning:
         waiting: Waiting,
         unreadable: UnreadablePartitions,
         pace: Pace,
-        targets: Mapping[str, Any] | None,
+        log_end: LogEnd,
         *,
         most_of_partition: int | None = None,
         gather_seconds: float = 0.0,
@@ -61,7 +61,7 @@ class Planning:
         self._waiting = waiting
         self._unreadable = unreadable
         self._pace = pace
-        self._targets = targets
+        self._log_end = log_end
         self._poll_seconds = _POLL_FIRST_SECONDS
         self._planned_at: dict[Txid, datetime] = {}
         self._most_of_partition = most_of_partition
@@ -103,11 +103,8 @@ class Planning:
         started = time.perf_counter()
 
         def work() -> BatchMetas[Any] | None:
-            if not plan.replay:
-                if self._targets is not None and self._spout.reached(plan.last, self._targets):
-                    return None
-                if not self._spout.is_ready():
-                    return None
+            if not plan.replay and (self._log_end.is_reached(plan.last) or not self._spout.is_ready()):
+                return None
             metas = BatchMetas.from_plan(plan.last, self._spout.plan(plan.last, limit))
             self._unreadable.leave_out(metas.unavailable)
             if not (metas.has_work or plan.replay):

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from txstream.api.errors import PartitionUnavailableError, TxstreamError
+from txstream.api.errors import TxstreamError
 from txstream.api.spouts import PartitionCoordinator, SpoutContext
 from txstream.api.topology import Topology
 from txstream.batch_metas import BatchMetas, MetaCodec
@@ -27,6 +27,7 @@ from txstream.engine.commit.committer import Committer, StateTarget
 from txstream.engine.fault_points import PointListener, nobody_listens
 from txstream.engine.loop.event_loop import EventLoop
 from txstream.engine.loop.failing_record import name_record
+from txstream.engine.loop.log_end import LogEnd
 from txstream.engine.loop.open_batches import Watcher
 from txstream.engine.loop.outages import Waiting
 from txstream.engine.loop.workers import Workers
@@ -80,8 +81,8 @@ class Driver:
     """One driver's turn. `run` is called once; `stop`, `abort` and the rest may be called from any thread.
 
     `until_caught_up` ends the turn once everything up to the log's end, as it is at the start, is committed;
-    `until_txid` ends it after that txid. `loop` and `goal` (that end of the log) are set once batches may
-    run. `plan`, if given, was compiled before; `committer` is the class that commits.
+    `until_txid` ends it after that txid. `loop` is set once batches may run. `plan`, if given, was compiled
+    before; `committer` is the class that commits.
     """
 
     def __init__(
@@ -101,7 +102,6 @@ class Driver:
     ) -> None:
         self.topology = topology
         self.loop: EventLoop | None = None
-        self.goal: Mapping[str, Any] | None = None
         self.taken: Takeover | None = None
         self.waiting = Waiting(services.workers.pause)
         self._services = services
@@ -125,6 +125,11 @@ class Driver:
     @property
     def is_told_to_stop(self) -> bool:
         return self._stopped.is_set()
+
+    @property
+    def goal(self) -> Mapping[str, Any] | None:
+        """The end of the log at which the turn ends, once that is known."""
+        return None if self.loop is None else self.loop.log_end.targets
 
     def stop(self) -> None:
         """End the run between two batches."""
@@ -192,8 +197,9 @@ class Driver:
             last_txid=last_txid,
             asked_before=asked_before,
         )
+        log_end = LogEnd(spout, self.waiting)
         if self._until_caught_up:
-            self.goal = self.waiting.until("the end of the log", spout.targets, PartitionUnavailableError)
+            log_end.ask()
         bindings = map_bindings(topology, taken.identity.uuid, targets)
         runner = services.keep(create_runner(replace(plan, bindings=bindings)))
         progress = taken.resume.progress
@@ -215,7 +221,7 @@ class Driver:
             services.workers,
             self.waiting,
             taken.steering,
-            targets=self.goal,
+            log_end,
             until_txid=self._until_txid,
             warm_up_seconds=self._warm_up_seconds,
             gather_seconds=self._gather_seconds,

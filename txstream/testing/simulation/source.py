@@ -98,13 +98,30 @@ class SimulatedSource(PartitionedSpout[MemoryRange]):
         raise NotImplementedError("each simulated process opens the source of its world")
 
 
-class Log:
-    """One world's view of the rows. `ends` says how many are visible; `lost` partitions cannot be read."""
+class FirstPlace(MemoryRange):
+    """Where a partition begins that was there when the topology began."""
 
-    def __init__(self, rows: Rows) -> None:
+    is_first_place = True
+
+
+class Log:
+    """One world's view of the rows. `ends` says how many are visible; `lost` partitions cannot be read. With
+    `at_end`, a topology begins behind the rows that are visible then. `planned` has the first row of each
+    partition that a batch was ever to read."""
+
+    def __init__(self, rows: Rows, *, at_end: bool = False) -> None:
         self.rows = rows
+        self.at_end = at_end
         self.ends: dict[str, int] = {}
         self.lost: set[str] = set()
+        self.planned: dict[str, int] = {}
+
+    def begins(self, batches: Sequence[BatchMetas[MemoryRange]]) -> dict[str, int]:
+        """Return where each partition begins in these batches."""
+        begins = dict.fromkeys(self.ends, 0)
+        for metas in reversed(batches if self.at_end else ()):
+            begins |= {name: taken.start for name, taken in metas.positions().items()}
+        return begins
 
     def show_all(self) -> None:
         self.ends = {name: batch.num_rows for name, batch in self.rows.items()}
@@ -125,12 +142,17 @@ class LogCoordinator(PartitionCoordinator[MemoryRange]):
         self._reach()
         low, high = world.cut
         ranges: dict[str, MemoryRange | Unavailable] = {}
+        if self._log.at_end and not last:
+            ranges = {partition: FirstPlace(end, end) for partition, end in self._log.ends.items()}
+            world.note(f"{self._driver} begins", BatchMetas.from_plan(last, ranges))
+            return ranges
         for partition, end in self._log.ends.items():
             start = last[partition].end if partition in last else 0
             if partition in self._log.lost:
                 ranges[partition] = Unavailable("lost")
             elif start < end:
                 ranges[partition] = MemoryRange(start, min(end, start + world.chances.between(low, high)))
+                self._log.planned[partition] = min(start, self._log.planned.get(partition, start))
         world.note(f"{self._driver} plans", BatchMetas.from_plan(last, ranges))
         return ranges
 

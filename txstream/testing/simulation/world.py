@@ -92,7 +92,7 @@ class World:
     `cut` is the fewest and the most rows that a batch takes from a partition. `expected` is what the tables
     must hold at the end; None leaves that unchecked. `crashes` are the points at which drivers crashed,
     `points` all points that drivers passed, `happened` how often each fault happened. `say` is called with
-    what happens, as it happens.
+    what happens, as it happens. With `at_end`, a topology begins behind the rows that it then sees.
     """
 
     program: Program
@@ -103,12 +103,13 @@ class World:
     cut: tuple[int, int] = (1, 4)
     on_sqlite: float = ON_SQLITE
     say: Callable[[str], None] | None = None
+    at_end: bool = False
 
     def __post_init__(self) -> None:
         self.topology_id = self.program.topology.id
         self.semantics = self.program.topology.semantics
         self.codec = self.program.codec
-        self.log = Log(self.program.rows)
+        self.log = Log(self.program.rows, at_end=self.at_end)
         self.tree = self.make_tree()
         self.tasks = Tasks(self)
         self.drivers: list[Driver] = []
@@ -400,8 +401,15 @@ class World:
         self.check_chain(batches, f"the ledger of {database.display_url}")
 
     def check_chain(self, batches: Iterable[BatchMetas[Any]], whose: str) -> None:
-        """Check that every row of the log is in exactly one of these batches, in order."""
-        places = dict.fromkeys(self.log.ends, 0)
+        """Check that every row of the log, from its beginning on, is in exactly one of these batches, in
+        order, and that they begin no later than at the first row that was ever planned."""
+        batches = list(batches)
+        places = self.log.begins(batches)
+        for partition, first in self.log.planned.items():
+            if first < places[partition]:
+                raise WrongResultError(
+                    f"{whose} begins {partition} at {places[partition]}, though row {first} was planned"
+                )
         for txid, metas in enumerate(batches, 1):
             for partition, taken in metas.partitions.items():
                 if taken.start != places[partition]:
