@@ -238,12 +238,15 @@ def _lag(settings: Settings, snapshot: Snapshot) -> int | None:
     from txstream.api.spouts import SpoutContext
     from txstream.batch_metas import MetaCodec
     from txstream.inspect.fsck_source import source_of
+    from txstream.inspect.plain_metas import positions
 
     source, progress = source_of(snapshot.identity, None, settings), snapshot.progress
     if source is None or progress is None:
         return None
     codec = MetaCodec(source.meta_type)
     committed = progress.batches.get(Txid(progress.current - 1))
+    if committed is not None and None in positions(committed.metas).values():
+        return None  # it depends on a place that is not known yet
     seconds = min(_LAG_SECONDS, settings.connect_timeout_seconds)
     context = SpoutContext("status", "status", settings.addresses(), seconds, seconds)
     try:
