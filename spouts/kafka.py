@@ -80,10 +80,11 @@ class KafkaSource(PartitionedSpout[KafkaRange]):
         topics that the user may not describe, so these are not read. Topics and pattern are part of the
         topology's identity.
     starting_offsets: where partitions without a place begin: "earliest", "latest" (what exists when the
-        first run opens the source is skipped), a datetime with a time zone (the first record with that
+        first run begins is skipped), a datetime with a time zone (the first record with that
         timestamp or a later one, the end when there is none), or a mapping from "topic/number" to an offset,
-        "earliest", "latest" or a datetime, with "*" for all others (default "earliest"). Partitions that
-        appear after the first run has opened the source begin at their beginning.
+        "earliest", "latest" or a datetime, with "*" for all others (default "earliest"). Any place but
+        "earliest" is committed in a batch without records before anything is read. Partitions that appear
+        after the first run has opened the source begin at their beginning.
     max_records_per_partition: upper bound, per batch, on the offsets taken from one partition.
     isolation_level: "read_committed" (the default: never counts what a producer has aborted) or
         "read_uncommitted".

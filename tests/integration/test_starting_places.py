@@ -155,6 +155,21 @@ def test_a_run_that_had_nothing_to_read_has_begun(launcher: Launcher, topics: To
     begun = begin(launcher, topics, unique, "opaque")
     begun.finish()
     assert begun.committed() == 1
+    program = ["--topology", "begins:topology", *begun.arguments[begun.arguments.index("-p") :]]
+    shown, replayed, checked, status = (
+        begun.launcher.run(*command)
+        for command in (
+            ["show", unique, "1"],
+            ["replay", unique, "1", *program],
+            ["fsck", unique, *program],
+            ["status", unique, "--json"],
+        )
+    )
+    assert f"no records; {unique}/0 begins at 10, {unique}/1 begins at 10" in shown.stdout
+    assert (replayed.status, "same" in replayed.stdout) == (0, True), replayed.stdout
+    assert (checked.status, "all is well" in checked.stdout) == (0, True), checked.stdout
+    assert status.json()["lag_records"] == 0
+    assert status.json()["positions"] == {f"{unique}/0": 10, f"{unique}/1": 10}
     begun.send()
     begun.finish()
     begun.assert_counted()

@@ -67,7 +67,7 @@ def test_a_batch_with_first_places_holds_no_records(
     assert metas.has_work
     assert metas.partitions == {}
     assert metas.begun == ["new"]
-    places = {"new": Begun(7, 7)}
+    places: dict[str, Range] = {"new": Begun(7, 7)}
     for partition, planned in plan.items():
         if isinstance(planned, Range) and planned.is_empty:
             places[partition] = planned

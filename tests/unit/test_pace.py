@@ -96,6 +96,14 @@ def test_one_small_batch_that_was_slow_does_not_make_the_next_ones_tiny() -> Non
     assert live.pace.limit() == 5_000
 
 
+def test_a_batch_without_records_is_not_measured() -> None:
+    """The first one of a run may hold only first places, and wait for Spark's workers to start."""
+    slow = log(each=60.0, max_batch_latency_seconds=2.0)
+    before = slow.pace.limit()
+    slow.batch(there=0)
+    assert slow.pace.limit() == before
+
+
 def test_a_replay_is_not_measured() -> None:
     one = log(max_batch_latency_seconds=1.0)
     one.pace.planned(Txid(1), 10_000)

@@ -212,6 +212,7 @@ class EndlessHarness(RateHarness):
     not_applicable: ClassVar[set[str]] = {
         *RateHarness.not_applicable,
         "a-small-limit-goes-on",
+        "begins-where-it-began",
         "no-busy-batches",
     }
 

@@ -1,9 +1,11 @@
-"""Guards that close the ten holes that Storm leaves (docs/semantics.md)."""
+"""Guards that close the holes of docs/semantics.md."""
 
 from __future__ import annotations
 
 from guards import proofs, sources
 from guards.guard import Guard
+
+_FIRST_PLACES = "test_first_places_are_stored_and_committed_before_anything_behind_them_is_planned"
 
 HOLES = (
     Guard(
@@ -190,5 +192,45 @@ HOLES = (
         "        self._sequence = 1\n",
         "tests/unit/test_transaction.py::"
         "test_a_sequence_only_grows_and_stays_above_what_a_new_leader_raises_fences_to",
+    ),
+    Guard(
+        "hole 11",
+        "a batch with first places holds no records",
+        "txstream/batch_metas.py",
+        "            elif not begun:\n",
+        "            else:\n",
+        "tests/unit/test_metas.py::test_a_batch_with_first_places_holds_no_records",
+    ),
+    Guard(
+        "hole 11",
+        "first places are stored before they are committed, whatever the semantics",
+        sources.COORDINATOR,
+        "if self._is_transactional or (metas.begun and plan.txid == self.current):",
+        "if self._is_transactional:",
+        f"{proofs.COORDINATOR}::{_FIRST_PLACES}",
+    ),
+    Guard(
+        "hole 11",
+        "nothing is planned behind first places before they are committed",
+        sources.COORDINATOR,
+        "            if not self._metas[txid].partitions:\n",
+        "            if False:\n",
+        f"{proofs.COORDINATOR}::{_FIRST_PLACES}",
+    ),
+    Guard(
+        "hole 11",
+        "first places that fail are not looked up again",
+        sources.COORDINATOR,
+        "if txid >= attempt.txid and txid not in self._fixed:",
+        "if txid >= attempt.txid:",
+        f"{proofs.COORDINATOR}::test_first_places_that_fail_are_not_looked_up_again",
+    ),
+    Guard(
+        "hole 11",
+        'KafkaSource: "latest" and its like are first places',
+        "spouts/kafka.py",
+        "return self.first_place == KNOWN",
+        "return False",
+        f"{proofs.KAFKA_PLAN}::test_latest_is_what_the_log_ended_with_when_the_run_began",
     ),
 )

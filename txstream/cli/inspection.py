@@ -13,7 +13,7 @@ from txstream.cli.context import Cli
 from txstream.cli.databases import warn_of_missing
 from txstream.cli.options import Id, command
 from txstream.cli.tables import escaped
-from txstream.inspect.json_documents import plain_partitions, plain_value
+from txstream.inspect.json_documents import places_of, plain_partitions, plain_value
 from txstream.transaction import epoch_of, sequence_of
 from txstream.wording import counted, in_order, shown
 
@@ -203,6 +203,9 @@ def shown_ranges(metas: Mapping[str, Any]) -> str:
         else partition
         for partition, found in sorted(plain_partitions(metas).items(), key=lambda item: in_order(item[0]))
     ]
+    if not parts:
+        places = sorted(places_of(metas).items(), key=lambda item: in_order(item[0]))
+        parts = [f"{partition} begins at {place}" for partition, place in places]
     if len(parts) > _LONGEST_RANGE_LIST:
         parts = [*parts[:_LONGEST_RANGE_LIST], f"and {len(parts) - _LONGEST_RANGE_LIST} more"]
     parts += [f"{partition} unavailable" for partition in sorted(metas.get("unavailable", {}), key=in_order)]
@@ -285,7 +288,9 @@ def _print_batch(cli: Cli, topology_id: str, found: BatchDetails) -> None:
         cli.print_table(
             ["partition", "meta"], [[one.partition, str(one.meta)] for one in found.ranges], whole=True
         )
-    elif found.ranges:
+    elif not found.ranges:
+        cli.print(f"no records; {shown_ranges(first.metas) or 'no partition'}")
+    else:
         cli.print_table(
             ["partition", ">start", ">end", ">records"],
             [[one.partition, one.start, one.end, one.records] for one in found.ranges],

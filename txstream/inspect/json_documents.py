@@ -56,6 +56,15 @@ def plain_range(meta: Any) -> Any:
     return meta
 
 
+def places_of(metas: Mapping[str, Any]) -> dict[str, int]:
+    """Return where partitions begin that have had a first place and nothing since, as a ledger row has it."""
+    return {
+        partition: meta["end"]
+        for partition, meta in metas.get("carried", {}).items()
+        if isinstance(meta, Mapping) and meta.get("first_place") == "known"
+    }
+
+
 def entry_document(txid: int, row: LedgerEntry) -> dict[str, Any]:
     """Return a ledger row. `partitions` is what the batch read, only start and end where a meta has them."""
     found: dict[str, Any] = {

@@ -33,11 +33,15 @@ class PlainCodec(MetaCodec[Mapping[str, Any]]):
 
 
 def positions(batch: BatchMetas[Any]) -> dict[str, Any]:
-    """Return where every partition stands after a batch: the next offset if the meta has one."""
-    return {
-        partition: meta["end"] if isinstance(meta, Mapping) and "end" in meta else meta
-        for partition, meta in sorted(batch.positions().items())
-    }
+    """Return where every partition stands after a batch: the next offset if the meta has one, None if that is
+    not known yet."""
+    return {partition: _position(meta) for partition, meta in sorted(batch.positions().items())}
+
+
+def _position(meta: Any) -> Any:
+    if not isinstance(meta, Mapping) or "end" not in meta:
+        return meta
+    return None if meta.get("first_place") == "unknown" else meta["end"]
 
 
 def codec_of(identity: Identity | None, topology: Topology | None) -> MetaCodec[Any]:

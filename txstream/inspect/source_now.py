@@ -15,6 +15,7 @@ from txstream.api.errors import TxstreamError
 from txstream.api.spouts import PartitionCoordinator, SpoutContext, Unavailable
 from txstream.batch_metas import MetaCodec
 from txstream.inspect.fsck_source import source_of
+from txstream.inspect.plain_metas import positions
 from txstream.settings import Settings
 from txstream.transaction import Txid
 
@@ -52,6 +53,8 @@ def source_now(settings: Settings, snapshot: Snapshot) -> SourceNow:
             away = {name: one.reason for name, one in answers.items() if isinstance(one, Unavailable)}
             if away:
                 return SourceNow(unavailable=away)
+            if committed is not None and None in positions(committed.metas).values():
+                return SourceNow(unknown="it is not decided yet where each partition begins")
             return SourceNow(coordinator.lag_records(places, coordinator.targets()))
     except TxstreamError as error:
         return SourceNow(unknown=str(error))

@@ -185,6 +185,19 @@ class WaitingSource(LineSource):
     emitter_type = NotingEmitter
 
 
+@breaks("begins-where-it-began")
+class Recent(LineCoordinator):
+    """Begins thirty lines before the end that it finds, and remembers where that was."""
+
+    def __init__(self, source: LineSource) -> None:
+        super().__init__(source)
+        self.begins: dict[str, int] = {}
+
+    def start(self, partition: str, last: Mapping[str, LineRange]) -> int:
+        begin = self.begins.setdefault(partition, max(0, len(self.log.lines(partition)) - 30))
+        return super().start(partition, last) if partition in last else begin
+
+
 @breaks("resumes")
 class Forgetting(LineCoordinator):
     """Believes that a partition was begun only if it has planned the partition itself."""

@@ -68,8 +68,9 @@ class Pace:
         return max(0.0, (self._least - self._allowance) / self._rate)
 
     def planned(self, txid: Txid, records: int, *, replay: bool = False) -> None:
-        """Count a planned batch. Its latency begins here. A replay's latency says nothing about its size."""
-        if replay:
+        """Count a planned batch. Its latency begins here. The latency of a replay, or of a batch without
+        records, says nothing about its size."""
+        if replay or not records:
             self._planned.pop(txid, None)
             return
         self._planned[txid] = (self._now(), records, self._size)

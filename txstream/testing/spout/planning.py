@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from txstream.api.spouts import PartitionedSpout
 from txstream.batch_metas import BatchMetas, MetaCodec, to_json
 from txstream.testing.promises import NotApplicableError, Promises
-from txstream.testing.spout.trial import MANY, Batch, Metas, SpoutCheck, SpoutTrial, joined, places_after
+from txstream.testing.spout.trial import (
+    MANY,
+    Batch,
+    Metas,
+    Reading,
+    SpoutCheck,
+    SpoutTrial,
+    joined,
+    places_after,
+)
 from txstream.transaction import Txid
 
 CHECKS = Promises(SpoutCheck)
+
+_MEANWHILE = 40
+"""How many records come between the death of a driver and the next one: more than any other check writes."""
 
 # --- one plan ----------------------------------------------------------------------------------------------
 
@@ -185,6 +198,37 @@ def resumes(trial: SpoutTrial) -> None:
     else:
         trial.require_same(onward, resumed, how)
         trial.require_same(resumed, onward, f"read by the old source, to compare with rows {how}")
+
+
+@CHECKS.promise(
+    "begins-where-it-began",
+    "A new source begins where the old one did, even if that had committed nothing but its first places.",
+    "answer a place that the log cannot tell again, such as its end, with an empty meta whose "
+    "`is_first_place` is true: it is committed before anything is read; a restart loses what is in memory",
+)
+def begins_where_it_began(trial: SpoutTrial) -> None:
+    if trial.harness.endless:
+        raise NotApplicableError("the source is endless")
+    trial.fill()
+    source = trial.source()
+    coordinator = trial.coordinator(source)
+    metas = BatchMetas.from_plan({}, trial.plan(coordinator, {}))
+    # All that is committed if the driver dies before its first records are.
+    stored, places = _stored(trial, source, metas) if metas.begun else ("no places", {})
+    first = Batch(1, {}, metas, trial.read(trial.emitter(), metas.partitions))
+    trial.fill(_MEANWHILE)
+    wanted = _MEANWHILE * len(trial.filled) or 1
+    onward = _sorted([first, *trial.walk(coordinator, metas.positions(), MANY, wanted=wanted, txid=2)])
+    trial.shut(coordinator)
+    again = _sorted(trial.walk(trial.coordinator(), places, MANY, wanted=wanted))
+    how = f"read by a new source from {stored:.300}"
+    trial.require_same(onward, again, how)
+    trial.require_same(again, onward, f"read by the old source, to compare with rows {how}")
+
+
+def _sorted(batches: Sequence[Batch]) -> Reading:
+    """Return the rows by partition, alike however they were cut into batches."""
+    return {partition: sorted(rows, key=repr) for partition, rows in joined(batches).items()}
 
 
 @CHECKS.promise(
