@@ -14,7 +14,7 @@ The driver's side is `kafka_coordinator`, the executors' is `kafka_emitter`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pyarrow as pa
@@ -46,11 +46,17 @@ class KafkaRange(RecordSpan):
     `topic_id` is Kafka's id of the topic (empty with brokers older than 2.8), so that a topic deleted and
     created again is never mistaken for the old one. `skipped_from` is set when `on_data_loss="skip"` left a
     gap before this range: it is the offset where reading should have continued. If it is below `start`, the
-    offsets `[skipped_from, start)` were lost; if above, the log was cut back or the topic created again.
+    offsets `[skipped_from, start)` were lost; otherwise the log was cut back or the topic created again.
+    `leader_epoch` is the leader epoch of the offset before `end`, so that another log that has grown to the
+    same offsets is not mistaken for this one; None if it is not known (`kafka_leader_epochs`).
     """
 
     topic_id: str = ""
     skipped_from: int | None = None
+    leader_epoch: int | None = None
+
+    def until(self, end: int) -> KafkaRange:
+        return replace(self, end=end, leader_epoch=None)
 
 
 class KafkaSource(PartitionedSpout[KafkaRange]):

@@ -246,7 +246,7 @@ def _halves(metas: dict[str, Any], *, exact: bool) -> Iterator[dict[str, Any]]:
     if exact and isinstance(meta, RecordSpan) and meta.end - meta.start > 1:  # a file's positions are bytes
         middle = (meta.start + meta.end) // 2
         yield {partition: replace(meta, start=middle)}
-        yield {partition: replace(meta, end=middle)}
+        yield {partition: meta.until(middle)}
 
 
 def _whole(value: Any) -> int | None:
