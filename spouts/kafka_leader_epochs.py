@@ -30,7 +30,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import kafka.errors as kafka_errors
 
@@ -139,7 +139,7 @@ class LeaderEpochs:
     ) -> tuple[dict[str, KafkaRange], dict[str, Unavailable]]:
         """Return these ranges with the epochs in which they end, and why some cannot be told now. `deadline`
         is monotonic."""
-        ranges = dict(planned)
+        completed = dict(planned)
         unavailable: dict[str, Unavailable] = {}
         left = [name for name, one in planned.items() if one.end > logs[name].first]
         while left:
@@ -148,13 +148,14 @@ class LeaderEpochs:
                 epochs, offset = self._of(name, logs[name]), planned[name].end - 1
                 epoch = epochs.of(offset)
                 if epoch is not None:
-                    ranges[name] = replace(planned[name], leader_epoch=epoch)
+                    one = planned[name]
+                    completed[name] = KafkaRange(one.start, one.end, one.topic_id, one.skipped_from, epoch)
                 elif epochs.can_tell:
                     questions[name] = {epochs.question(offset)}
             missing = self._ask(questions, deadline)
             unavailable |= missing
             left = [name for name in questions if name not in missing]
-        return {name: one for name, one in ranges.items() if name not in unavailable}, unavailable
+        return {name: one for name, one in completed.items() if name not in unavailable}, unavailable
 
     def _of(self, name: str, log: PartitionLog) -> _Epochs:
         known = self._known.get(name)

@@ -72,7 +72,7 @@ class Fetched:
     `position` is where reading continues. `size` is the number of bytes up to there, in batches that cover
     `covered` offsets; `unpacked` is the size of their records. `largest` is the size of the largest batch,
     even if that one was cut off. `last_epoch` is the leader epoch in which the offset before `end` was
-    written, once its batch was read. With an `error` the rest does not count.
+    written, once its batch was read and if that names one. With an `error` the rest does not count.
     """
 
     data: bytes | memoryview
@@ -162,7 +162,7 @@ def _batches(part: Fetched, read_committed: bool) -> Iterator[RecordBatch]:
         if following <= start:
             continue
         part.position = max(part.position, following)
-        if base < end <= following:
+        if base < end <= following and epoch >= 0:
             part.last_epoch = epoch
         if read_committed and producer >= 0:
             while waiting and waiting[-1].first_offset < following:

@@ -184,6 +184,15 @@ def test_a_range_ends_in_the_leader_epoch_that_was_planned(end: int, last: int) 
             read(planned)
 
 
+def test_a_record_batch_without_a_leader_epoch_is_not_compared() -> None:
+    def without(_name: str, _offset: int, records: bytes) -> bytes:
+        return records[:EPOCH_AT] + b"\xff" * 4 + records[EPOCH_AT + 4 :]
+
+    run = fetcher(Broker({"words/0": 4}, spoil=without))
+    found = offsets(run.run([RangeRead("words/0", KafkaRange(0, 4, leader_epoch=2))]))
+    assert found == {"words/0": [0, 1, 2, 3]}
+
+
 def test_where_compaction_has_left_no_last_record_there_is_no_epoch_to_compare() -> None:
     beyond = plain(9, b"x")
     broker = Broker({"words/0": 9}, spoil=lambda _, offset, records: records if offset < 6 else beyond)
