@@ -5,7 +5,8 @@ Invariants:
 - A source is a description: addresses, options, formats. It holds no connection, so it can be pickled to
   executors; Kafka's client is imported only where a connection is opened.
 - `KafkaRange`s alone determine what a batch holds: the offsets `[start, end)` of one partition of the topic
-  with that `topic_id`. Reading a range again gives the same rows in the same order, or an error.
+  with that `topic_id`, in the log whose last offset of them has that `leader_epoch`. Reading a range again
+  gives the same rows in the same order, or an error.
 - Passwords never appear in `repr`, in messages or in logs: options are shown by name only.
 
 The driver's side is `kafka_coordinator`, the executors' is `kafka_emitter`.

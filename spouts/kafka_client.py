@@ -323,7 +323,11 @@ class KafkaClient:
         data = answer[0].responses[0].partitions[0]
         if data.error_code == kafka_errors.OffsetOutOfRangeError.errno:
             return None
-        return partition_error(data.error_code) or epoch_of_batch(data.records or b"", offset)
+        if (
+            data.error_code == 0 and not data.records
+        ):  # not "no record": a broker that throttles sends nothing
+            return kafka_errors.KafkaTimeoutError("it sent no records")
+        return partition_error(data.error_code) or epoch_of_batch(data.records, offset)
 
     def newest_leader_epoch(self, partition: Partition, timeout_seconds: float) -> int | None:
         """The newest leader epoch of this partition that any broker knows; None unless all of them answer."""

@@ -208,7 +208,5 @@ def one_batch_request(partition: Partition, leader: Leader, offset: int) -> Any:
 
 def epoch_of_batch(data: bytes | memoryview, offset: int) -> int | None:
     """The leader epoch of the first record batch in an answer, if that one holds this offset."""
-    if len(data) < _BATCH_HEADER.size:
-        return None
     base, _, epoch, _, _, _, last_delta = _BATCH_HEADER.unpack_from(data)
     return epoch if base <= offset <= base + last_delta and epoch >= 0 else None
