@@ -323,11 +323,10 @@ class KafkaClient:
         data = answer[0].responses[0].partitions[0]
         if data.error_code == kafka_errors.OffsetOutOfRangeError.errno:
             return None
-        if (
-            data.error_code == 0 and not data.records
-        ):  # not "no record": a broker that throttles sends nothing
-            return kafka_errors.KafkaTimeoutError("it sent no records")
-        return partition_error(data.error_code) or epoch_of_batch(data.records, offset)
+        error = partition_error(data.error_code)
+        if error is None and not data.records:  # a broker that throttles sends nothing: that shows no gap
+            error = PartitionError("it sent no records", stale=False)
+        return error or epoch_of_batch(data.records, offset)
 
     def newest_leader_epoch(self, partition: Partition, timeout_seconds: float) -> int | None:
         """The newest leader epoch of this partition that any broker knows; None unless all of them answer."""
