@@ -177,3 +177,24 @@ def test_where_epochs_end_is_one_round_over_all_brokers() -> None:
         Partition("a", 1): {3: (3, 103), 4: (4, 104), 8: (8, 108)},
         Partition("b", 2): {2: (2, 202), 4: (4, 204)},
     }
+
+
+@pytest.mark.parametrize(("silent", "expected"), [([], 7), ([3], None)])
+def test_only_all_brokers_together_know_the_newest_leader_epoch(
+    silent: list[int], expected: int | None
+) -> None:
+    known = {1: 5, 2: 7, 3: 6}
+
+    def answer(node: int, _request: Any) -> Any:
+        partitions = [
+            SimpleNamespace(partition_index=number, leader_epoch=known[node] + 10 * number)
+            for number in (0, 1)
+        ]
+        return SimpleNamespace(topics=[SimpleNamespace(partitions=partitions)])
+
+    client: Any = answering(answer)
+    answers = client.ask
+    client.ask = lambda *given: {**answers(*given), **dict.fromkeys(silent, OSError("silent"))}
+    brokers = [SimpleNamespace(node_id=node) for node in known]
+    client._manager = SimpleNamespace(cluster=SimpleNamespace(brokers=lambda: brokers))
+    assert client.newest_leader_epoch(Partition("lines", 0), 1.0) == expected
