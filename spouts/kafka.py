@@ -5,7 +5,8 @@ Invariants:
 - A source is a description: addresses, options, formats. It holds no connection, so it can be pickled to
   executors; Kafka's client is imported only where a connection is opened.
 - `KafkaRange`s alone determine what a batch holds: the offsets `[start, end)` of one partition of the topic
-  with that `topic_id`. Reading a range again gives the same rows in the same order, or an error.
+  with that `topic_id`, in the log whose last offset of them has that `leader_epoch`. Reading a range again
+  gives the same rows in the same order, or an error.
 - Passwords never appear in `repr`, in messages or in logs: options are shown by name only.
 
 The driver's side is `kafka_coordinator`, the executors' is `kafka_emitter`.
@@ -14,7 +15,7 @@ The driver's side is `kafka_coordinator`, the executors' is `kafka_emitter`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pyarrow as pa
@@ -49,14 +50,17 @@ class KafkaRange(RecordSpan):
     `topic_id` is Kafka's id of the topic (empty with brokers older than 2.8), so that a topic deleted and
     created again is never mistaken for the old one. `skipped_from` is set when `on_data_loss="skip"` left a
     gap before this range: it is the offset where reading should have continued. If it is below `start`, the
-    offsets `[skipped_from, start)` were lost; if above, the log was cut back or the topic created again.
+    offsets `[skipped_from, start)` were lost; otherwise the log was cut back or the topic created again.
     `first_place` is set on an empty range where `starting_offsets` decided where a partition begins: KNOWN,
-    or UNKNOWN when the partition was there when the topology began, and could not be asked.
+    or UNKNOWN when the partition was there when the topology began, and could not be asked. `leader_epoch` is
+    the leader epoch of the offset before `end`, so that another log that has grown to the same offsets is not
+    mistaken for this one; None if it is not known (`kafka_leader_epochs`).
     """
 
     topic_id: str = ""
     skipped_from: int | None = None
     first_place: str | None = None
+    leader_epoch: int | None = None
 
     @property
     def is_first_place(self) -> bool:
@@ -66,6 +70,9 @@ class KafkaRange(RecordSpan):
     def is_placed(self) -> bool:
         """Whether reading can go on at `end`."""
         return self.first_place != UNKNOWN
+
+    def until(self, end: int) -> KafkaRange:
+        return replace(self, end=end, leader_epoch=None)
 
 
 class KafkaSource(PartitionedSpout[KafkaRange]):

@@ -33,14 +33,17 @@ from kafka.protocol.metadata import MetadataRequest
 from txstream.api.errors import ServiceUnavailableError, UsageError
 from txstream.spouts.kafka_options import check_files
 from txstream.spouts.kafka_protocol import (
+    EpochEnd,
     Leader,
     OffsetQuery,
     Partition,
     PartitionError,
     TopicInfo,
+    epoch_ends_request,
+    epoch_of_batch,
     list_offsets_request,
-    log_end_request,
     metadata_request,
+    one_batch_request,
     partition_error,
     reason_of,
 )
@@ -267,12 +270,77 @@ class KafkaClient:
         self, partition: Partition, leader: Leader, timeout_seconds: float
     ) -> int | PartitionError | Exception:
         """The end of the leader's log, including what is not readable yet. Nothing can lie beyond it."""
-        answer = self.ask({leader.node: [log_end_request(partition, leader)]}, timeout_seconds)[leader.node]
+        told, unanswered = self.epoch_ends({partition: (leader, (leader.epoch,))}, timeout_seconds)
+        if unanswered:
+            return unanswered[leader.node]
+        ends = told[partition]
+        return ends if isinstance(ends, PartitionError) else ends[leader.epoch].end
+
+    def epoch_ends(
+        self,
+        questions: Mapping[Partition, tuple[Leader, Sequence[int]]],
+        timeout_seconds: float,
+    ) -> tuple[dict[Partition, dict[int, EpochEnd] | PartitionError], dict[int, Exception]]:
+        """Return where each of these epochs ends, or an error, for each partition; and the brokers that did
+        not answer, whose partitions are left out. One round: all questions are in flight at once."""
+        asked: dict[int, list[dict[Partition, int]]] = defaultdict(list)
+        for partition, (leader, epochs) in questions.items():
+            requests = asked[leader.node]
+            requests.extend({} for _ in epochs[len(requests) :])
+            for request, epoch in zip(requests, epochs, strict=False):
+                request[partition] = epoch
+        wanted = {
+            node: [epoch_ends_request((p, questions[p][0], e) for p, e in one.items()) for one in requests]
+            for node, requests in asked.items()
+        }
+        told: dict[Partition, dict[int, EpochEnd] | PartitionError] = {}
+        unanswered: dict[int, Exception] = {}
+        for node, answer in self.ask(wanted, timeout_seconds).items():
+            if isinstance(answer, Exception):
+                unanswered[node] = answer
+                continue
+            for request, response in zip(asked[node], answer, strict=True):
+                for topic in response.topics:
+                    for data in topic.partitions:
+                        partition = Partition(topic.topic, data.partition)
+                        error = partition_error(data.error_code)
+                        ends = told.setdefault(partition, {})
+                        if error is not None:
+                            told[partition] = error
+                        elif not isinstance(ends, PartitionError):
+                            ends[request[partition]] = EpochEnd(data.leader_epoch, data.end_offset)
+        return told, unanswered
+
+    def epoch_at(
+        self, partition: Partition, leader: Leader, offset: int, timeout_seconds: float
+    ) -> int | Exception | None:
+        """The leader epoch in which the record at this offset was written, as its batch says; None if the log
+        has no record there."""
+        request = one_batch_request(partition, leader, offset)
+        answer = self.ask({leader.node: [request]}, timeout_seconds)[leader.node]
         if isinstance(answer, Exception):
             return answer
-        data = answer[0].topics[0].partitions[0]
+        data = answer[0].responses[0].partitions[0]
+        if data.error_code == kafka_errors.OffsetOutOfRangeError.errno:
+            return None
         error = partition_error(data.error_code)
-        return error if error is not None else int(data.end_offset)
+        if error is None and not data.records:  # a broker that throttles sends nothing: that shows no gap
+            error = PartitionError("it sent no records", stale=False)
+        return error or epoch_of_batch(data.records, offset)
+
+    def newest_leader_epoch(self, partition: Partition, timeout_seconds: float) -> int | None:
+        """The newest leader epoch of this partition that any broker knows; None unless all of them answer."""
+        asked = [MetadataRequest.MetadataRequestTopic(name=partition.topic)]
+        nodes = [broker.node_id for broker in self._manager.cluster.brokers()]
+        newest = -1
+        for answer in self.ask({node: [metadata_request(asked)] for node in nodes}, timeout_seconds).values():
+            if isinstance(answer, Exception):
+                return None
+            for topic in answer[0].topics:
+                for known in topic.partitions:
+                    if known.partition_index == partition.number:
+                        newest = max(newest, known.leader_epoch)
+        return newest
 
     def send(self, node: int, request: Any, timeout_seconds: float) -> Any:
         """Return kafka-python's future for the answer; a failed one when the node cannot be asked."""

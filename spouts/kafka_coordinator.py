@@ -8,8 +8,9 @@ Invariants:
   plans do not wait for it again.
 - If a topic has a place and is gone, that is lost data, however the topics were chosen. Only `last` tells
   which topics of a pattern have a place.
-- The only thing remembered between plans is where partitions without a place begin, until that is committed:
-  see `kafka_starting_places`.
+- What is remembered between plans is where partitions without a place begin, until that is committed
+  (`kafka_starting_places`), and what the present leaders have told (`kafka_leader_epochs`), which can be
+  asked again.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from txstream.spouts.backlog import share_limit
 from txstream.spouts.kafka import KNOWN, KafkaRange, KafkaSource
 from txstream.spouts.kafka_client import KafkaClient
 from txstream.spouts.kafka_cluster_watch import ClusterView, ClusterWatch
+from txstream.spouts.kafka_leader_epochs import LeaderEpochs, LostPlace
 from txstream.spouts.kafka_log_ends import LogReader, PartitionLog
 from txstream.spouts.kafka_protocol import (
     LATEST_STABLE,
@@ -90,6 +92,7 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         )
         self._watch.start(found)
         self._logs = LogReader(self._client, self._watch)
+        self._epochs = LeaderEpochs(self._client, self._watch)
         self._starts = StartingPlaces(
             source.starting_offsets,
             self._logs.names(self._watch.view()),
@@ -141,21 +144,26 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
             for name, place in places.items()
             if self._starts.decide(name, last)
         }
-        if first_places:  # they are committed before anything is read
-            return {**answer, **first_places}
+        if first_places:  # they are committed before anything is read, with their epochs where those are told
+            completed, _ = self._epochs.complete(first_places, logs, deadline)
+            return {**answer, **first_places, **completed}
         cap = self._source.max_records_per_partition
         backlogs = {
             name: min(logs[name].end - place.position, limit if cap is None else cap)
             for name, place in places.items()
         }
         shares = share_limit(backlogs, limit, sum(place.position for place in places.values()))
+        planned: dict[str, KafkaRange] = {}
         for name, place in places.items():
             taken = shares.get(name, 0)
             if taken or name not in last or place.skipped_from is not None:
-                answer[name] = KafkaRange(
+                planned[name] = KafkaRange(
                     place.position, place.position + taken, logs[name].topic_id, place.skipped_from
                 )
-        return answer
+        completed, missing = self._epochs.complete(planned, logs, deadline)
+        if missing and not last:  # a first batch without them would decide where they begin
+            return {**answer, **missing}
+        return {**answer, **missing, **completed}
 
     def unreadable(self, metas: Mapping[str, KafkaRange]) -> Mapping[str, Unavailable]:
         """Raises DataLostError when a planned range can never be read again, whatever `on_data_loss` says."""
@@ -163,11 +171,14 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         topics = self._expect(planned)
         view = self._watch.view()
         self._refuse_vanished(topics.intersection(self._vanished(view)))
-        logs, unavailable = self._logs.look(
-            planned, view, LATEST_WRITTEN, time.monotonic() + self._planning_seconds
-        )
+        deadline = time.monotonic() + self._planning_seconds
+        logs, unavailable = self._logs.look(planned, view, LATEST_WRITTEN, deadline)
+        lost, unjudged = self._judge(planned, logs, deadline)
+        unavailable |= unjudged
         for name, log in logs.items():
             meta = planned[name]
+            if name in lost:
+                raise self._lost_plan(name, meta, lost[name].what)
             if self._is_another_topic(meta, log):
                 if view.topics[Partition.parse(name).topic].confirmed:
                     raise self._lost_plan(name, meta, "its topic was deleted and created again")
@@ -209,6 +220,8 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
             return False  # the next run would begin elsewhere
         if any(name in last and self._is_elsewhere(name, last[name], targets[name]) for name in targets):
             return False  # `plan` must judge it, even if the new topic is empty
+        if not all(self._epochs.has(name, last[name]) for name in targets if name in last):
+            return False  # `plan` must judge whether the log still has it
         if self._selection.pattern is None or self._source.on_data_loss == "skip":
             return True
         # Targets cover only topics that exist. `plan` must judge a topic that has a place and is gone.
@@ -292,10 +305,15 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
     ) -> dict[str, _Place | Unavailable]:
         places: dict[str, _Place | Unavailable] = {}
         beyond: dict[str, _Place] = {}
+        lost, unjudged = self._judge(last, logs, deadline)
         for name, log in logs.items():
             meta = last[name] if has_place(name, last) else None
             position = self._starts.start_of(name, log, last) if meta is None else meta.end
-            if meta is not None and self._is_another_topic(meta, log):
+            if name in unjudged:
+                places[name] = unjudged[name]
+            elif name in lost:
+                places[name] = self._behind_the_gap(name, position, lost[name].go_on, lost[name].what)
+            elif meta is not None and self._is_another_topic(meta, log):
                 places[name] = self._place_in_another_topic(name, position, log, view)
             elif position < log.first:
                 places[name] = self._behind_the_gap(
@@ -308,6 +326,18 @@ class KafkaPartitionCoordinator(PartitionCoordinator[KafkaRange]):
         if beyond:
             places.update(self._places_beyond(beyond, logs, last, view, deadline))
         return places
+
+    def _judge(
+        self, metas: Mapping[str, KafkaRange], logs: Mapping[str, PartitionLog], deadline: float
+    ) -> tuple[dict[str, LostPlace], dict[str, Unavailable]]:
+        """Return which of the places at the ends of these ranges their logs no longer have, and which cannot
+        be judged now."""
+        places = {
+            name: metas[name]
+            for name, log in logs.items()
+            if name in metas and log.first <= metas[name].end and not self._is_another_topic(metas[name], log)
+        }
+        return self._epochs.judge(places, logs, deadline)
 
     def _is_another_topic(self, meta: KafkaRange, log: PartitionLog) -> bool:
         return bool(meta.topic_id and log.topic_id and meta.topic_id != log.topic_id)

@@ -11,6 +11,8 @@ Invariants:
   of the previous answer is sound. An answer for a position other than the one reached is dropped.
 - A fetch names the topic by its id where the broker supports that. A topic created again under the same name
   is then an unknown topic, and its records are not mistaken for the old one's.
+- A range ends in the leader epoch that was planned, so what was read is what was planned, even if the log was
+  cut back and has grown again (`kafka_leader_epochs`).
 - A partition that makes no progress ends in an error: `DataLostError` as soon as its leader's log shows that
   the range cannot come, otherwise `PartitionUnavailableError` after the fetch timeout. Only waiting counts
   towards the timeout, not the time that the caller takes between two chunks.
@@ -39,6 +41,7 @@ from txstream.spouts.kafka_client import KafkaClient
 from txstream.spouts.kafka_protocol import (
     EARLIEST,
     LATEST_WRITTEN,
+    NAMES_ONLY_VERSION,
     NO_NODE,
     Leader,
     PartitionError,
@@ -64,7 +67,6 @@ _CONFIRM_SECONDS = 1.0
 _LOG_END_CHECK_SECONDS = 0.5
 _FETCHES_OF_A_DAMAGED_BATCH = 3
 _CALLER_SECONDS = 3600.0  # how long an answer may stay unread before its connection is given up
-_NAMES_ONLY_VERSION = 12
 _VERSION_WITHOUT_TAGS = 16  # a partition's tags, which only brokers use, double the cost of writing it
 _OFFSET_OUT_OF_RANGE = kafka_errors.OffsetOutOfRangeError.errno
 
@@ -221,7 +223,7 @@ class RangeFetcher:
             session_id=0,
             session_epoch=-1,
             min_version=4,
-            max_version=_VERSION_WITHOUT_TAGS if has_ids else _NAMES_ONLY_VERSION,
+            max_version=_VERSION_WITHOUT_TAGS if has_ids else NAMES_ONLY_VERSION,
             topics=[
                 topic_type(
                     topic=name,
@@ -328,6 +330,13 @@ class RangeFetcher:
                     f"current producer, where the topic's message.format.version (the broker's "
                     f"log.message.format.version; gone since Kafka 4) is 0.11.0 or later"
                 ) from part.error
+        planned = read.range.leader_epoch
+        if planned is not None and part.last_epoch not in (None, planned):
+            self._lost(
+                read,
+                f"offset {read.range.end - 1} was planned in leader epoch {planned} and is now one of epoch "
+                f"{part.last_epoch}: the log was cut back, and what is there now is not what was planned",
+            )
         if part.position > read.position:
             read.columns.add(part.blocks, part.unpacked)
             read.advance(part.position)

@@ -21,6 +21,7 @@ from txstream.spouts.kafka_cluster_watch import ClusterView, ClusterWatch
 from txstream.spouts.kafka_protocol import (
     EARLIEST,
     NO_NODE,
+    NOBODY,
     Leader,
     OffsetQuery,
     Partition,
@@ -31,11 +32,13 @@ from txstream.spouts.kafka_protocol import (
 
 @dataclass(frozen=True, slots=True)
 class PartitionLog:
-    """A partition's log: its first offset, and its end at the isolation level that was asked for."""
+    """A partition's log as its leader shows it: its first offset, and its end at the isolation level that was
+    asked for. The leader still had this epoch when it answered: it refuses a question that names another."""
 
     first: int
     end: int
     topic_id: str
+    leader: Leader = NOBODY
 
 
 class LogReader:
@@ -63,7 +66,9 @@ class LogReader:
         logs: dict[str, PartitionLog] = {}
         for partition, (first, end) in found.items():
             info = view.topics[partition.topic].info
-            logs[partition.name] = PartitionLog(first, end, info.id if info is not None else "")
+            if info is not None:
+                leader = info.leaders[partition.number]
+                logs[partition.name] = PartitionLog(first, end, info.id, leader)
         return logs, unavailable
 
     def find(

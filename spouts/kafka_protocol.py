@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import struct
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import kafka.errors as kafka_errors
 from kafka.protocol.consumer import (
+    FetchRequest,
     IsolationLevel,
     ListOffsetsRequest,
     OffsetForLeaderEpochRequest,
@@ -17,7 +20,10 @@ from kafka.protocol.consumer import (
 from kafka.protocol.metadata import MetadataRequest
 
 NO_NODE = -1
+NAMES_ONLY_VERSION = 12  # of a fetch: the last one that names topics without their ids
+_BATCH_HEADER = struct.Struct(">qiibIhi")  # offset, length, epoch, format, checksum, attributes, offsets
 _LIST_OFFSETS_WITHOUT_TAGS = 5  # tags add half the cost again to each partition, and say nothing
+_EPOCHS_FOR_READERS = 3  # before it, only who may manage the cluster could ask for epochs
 
 
 class Partition(NamedTuple):
@@ -54,6 +60,17 @@ class TopicInfo:
     id: str
     leaders: Mapping[int, Leader] = field(default_factory=dict)
     refused: str = ""
+
+
+NOBODY = Leader(NO_NODE, -1)
+
+
+class EpochEnd(NamedTuple):
+    """An answer to the question where a leader epoch ends: the newest epoch up to that one which the log has,
+    and the offset at which it ends. Both are -1 if the log knows none."""
+
+    epoch: int
+    end: int
 
 
 class PartitionError(Exception):
@@ -143,21 +160,53 @@ def list_offsets_request(
     )
 
 
-def log_end_request(partition: Partition, leader: Leader) -> Any:
-    """Ask for the end of the leader's current epoch, which is the log's own end."""
+def epoch_ends_request(questions: Iterable[tuple[Partition, Leader, int]]) -> Any:
+    """Ask leaders where an epoch ends in their logs: where the first newer one begins or, for their own, at
+    the log's own end."""
     topic_type = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
+    by_topic: dict[str, list[Any]] = defaultdict(list)
+    for partition, leader, epoch in questions:
+        by_topic[partition.topic].append(
+            topic_type.OffsetForLeaderPartition(
+                partition=partition.number, current_leader_epoch=leader.epoch, leader_epoch=epoch
+            )
+        )
     return OffsetForLeaderEpochRequest(
         replica_id=-1,
+        min_version=_EPOCHS_FOR_READERS,
+        topics=[topic_type(topic=name, partitions=asked) for name, asked in by_topic.items()],
+    )
+
+
+def one_batch_request(partition: Partition, leader: Leader, offset: int) -> Any:
+    """Fetch the record batch that holds this offset, or the next one, if it is written already."""
+    topic_type = FetchRequest.FetchTopic
+    return FetchRequest(
+        max_wait_ms=0,
+        min_bytes=0,
+        max_bytes=1,  # the first batch comes whole, however large it is
+        isolation_level=IsolationLevel.READ_UNCOMMITTED,
+        session_id=0,
+        session_epoch=-1,
+        min_version=4,
+        max_version=NAMES_ONLY_VERSION,
         topics=[
             topic_type(
                 topic=partition.topic,
                 partitions=[
-                    topic_type.OffsetForLeaderPartition(
+                    topic_type.FetchPartition(
                         partition=partition.number,
                         current_leader_epoch=leader.epoch,
-                        leader_epoch=leader.epoch,
+                        fetch_offset=offset,
+                        partition_max_bytes=1,
                     )
                 ],
             )
         ],
     )
+
+
+def epoch_of_batch(data: bytes | memoryview, offset: int) -> int | None:
+    """The leader epoch of the first record batch in an answer, if that one holds this offset."""
+    base, _, epoch, _, _, _, last_delta = _BATCH_HEADER.unpack_from(data)
+    return epoch if base <= offset <= base + last_delta and epoch >= 0 else None

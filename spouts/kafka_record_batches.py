@@ -71,7 +71,8 @@ class Fetched:
 
     `position` is where reading continues. `size` is the number of bytes up to there, in batches that cover
     `covered` offsets; `unpacked` is the size of their records. `largest` is the size of the largest batch,
-    even if that one was cut off. With an `error` the rest does not count.
+    even if that one was cut off. `last_epoch` is the leader epoch in which the offset before `end` was
+    written, once its batch was read and if that names one. With an `error` the rest does not count.
     """
 
     data: bytes | memoryview
@@ -84,6 +85,7 @@ class Fetched:
     covered: int = 0
     unpacked: int = 0
     largest: int = 0
+    last_epoch: int | None = None
     error: CorruptBatchError | OldFormatError | None = None
 
     def __post_init__(self) -> None:
@@ -150,7 +152,7 @@ def _batches(part: Fetched, read_committed: bool) -> Iterator[RecordBatch]:
             raise OldFormatError(base, magic)
         if magic != 2 or len(batch) < _HEADER.size:
             raise CorruptBatchError(base, f"its format {magic} with {len(batch)} bytes is unknown")
-        (_, _, _, _, crc, attributes, last_delta, first_time, last_time, producer, _, _, count) = (
+        (_, _, epoch, _, crc, attributes, last_delta, first_time, last_time, producer, _, _, count) = (
             _HEADER.unpack_from(batch)
         )
         if calc_crc32c(batch[_CRC_COVERS_FROM:]) != crc:
@@ -160,6 +162,8 @@ def _batches(part: Fetched, read_committed: bool) -> Iterator[RecordBatch]:
         if following <= start:
             continue
         part.position = max(part.position, following)
+        if base < end <= following and epoch >= 0:
+            part.last_epoch = epoch
         if read_committed and producer >= 0:
             while waiting and waiting[-1].first_offset < following:
                 aborting.add(waiting.pop().producer_id)

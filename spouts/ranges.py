@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +31,7 @@ class RecordSpan(Span):
     def records(self) -> int:
         """An upper bound on the records, from which the engine chooses the number of Spark tasks."""
         return self.end - self.start
+
+    def until(self, end: int) -> Self:
+        """The part of the span before `end`."""
+        return replace(self, end=end)

@@ -35,6 +35,7 @@ def batch(
     attributes: int = 0,
     last_delta: int | None = None,
     producer: int = -1,
+    epoch: int = -1,
 ) -> bytes:
     """Return a batch at offset `base`; the records' offsets are relative to it. The header is patched
     afterwards, because most of it is set by a broker, not by the builder."""
@@ -52,6 +53,7 @@ def batch(
     plain_data = bytearray(builder.build())
     data = plain_data[:HEADER_BYTES] + packed(bytes(plain_data[HEADER_BYTES:]), codec)
     struct.pack_into(">qi", data, 0, base, len(data) - 12)
+    struct.pack_into(">i", data, 12, epoch)
     struct.pack_into(">h", data, 21, codec | attributes)
     if last_delta is not None:
         struct.pack_into(">i", data, 23, last_delta)

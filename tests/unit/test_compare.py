@@ -43,6 +43,7 @@ from txstream.coordinator import EmitBatch
 from txstream.engine.batch.executor_failures import CrashError
 from txstream.engine.fault_points import Point
 from txstream.examples import accounts, word_count
+from txstream.spouts.kafka import KafkaRange
 from txstream.spouts.memory import MemoryRange, MemorySpout
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
@@ -169,6 +170,8 @@ def test_all_runs_end_at_the_same_place_however_the_log_grows() -> None:
             "b": MemoryRange(0, 4),
         }
         assert clipped({"b": Unavailable("away")}, end) == {"b": Unavailable("away")}
+        longer, shorter = KafkaRange(2, 9, "id", leader_epoch=4), KafkaRange(0, 5, "id", leader_epoch=1)
+        assert clipped({"t/0": longer}, {"t/0": shorter}) == {"t/0": KafkaRange(2, 5, "id")}
         assert not is_reached({"a": end["a"]}, end)
         assert is_reached(end, end)
         spout.hide("b")

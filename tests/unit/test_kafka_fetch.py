@@ -18,6 +18,7 @@ from txstream.spouts.kafka_protocol import Leader, TopicInfo
 from txstream.spouts.kafka_range_read import RangeRead
 
 TIMEOUT_SECONDS = 5.0
+EPOCH_AT = 12  # the checksum does not cover it
 
 
 @dataclass
@@ -160,6 +161,43 @@ def test_a_fetch_asks_for_what_the_batches_of_its_topic_take() -> None:
     assert max(broker.sizes[2].values()) < 1000, "after two answers it is known how small they are"
     assert broker.asked[3:] == [{"words/1": 4, "words/2": 4}, {"words/2": 4}], "both were cut off, then one"
     assert broker.sizes[4]["words/2"] >= len(large)
+
+
+@pytest.mark.parametrize(("end", "last"), [(8, 6), (7, 6), (2, 0), (1, 0)])
+def test_a_range_ends_in_the_leader_epoch_that_was_planned(end: int, last: int) -> None:
+    """Else the log was cut back between plan and read. Epochs before the last record's do not matter."""
+
+    def written(_name: str, offset: int, records: bytes) -> bytes:
+        epoch = 4 if offset >= last else 3
+        return records[:EPOCH_AT] + epoch.to_bytes(4) + records[EPOCH_AT + 4 :]
+
+    def read(planned: int | None) -> list[int]:
+        run = fetcher(Broker({"words/0": 8}, spoil=written))
+        return offsets(run.run([RangeRead("words/0", KafkaRange(0, end, leader_epoch=planned))]))["words/0"]
+
+    assert read(4) == read(None) == list(range(end))
+    for planned in (3, 5):
+        with pytest.raises(
+            DataLostError,
+            match=f"offset {end - 1} was planned in leader epoch {planned} and is now one of epoch 4",
+        ):
+            read(planned)
+
+
+def test_a_record_batch_without_a_leader_epoch_is_not_compared() -> None:
+    def without(_name: str, _offset: int, records: bytes) -> bytes:
+        return records[:EPOCH_AT] + b"\xff" * 4 + records[EPOCH_AT + 4 :]
+
+    run = fetcher(Broker({"words/0": 4}, spoil=without))
+    found = offsets(run.run([RangeRead("words/0", KafkaRange(0, 4, leader_epoch=2))]))
+    assert found == {"words/0": [0, 1, 2, 3]}
+
+
+def test_where_compaction_has_left_no_last_record_there_is_no_epoch_to_compare() -> None:
+    beyond = plain(9, b"x")
+    broker = Broker({"words/0": 9}, spoil=lambda _, offset, records: records if offset < 6 else beyond)
+    found = offsets(fetcher(broker).run([RangeRead("words/0", KafkaRange(0, 8, leader_epoch=7))]))
+    assert found == {"words/0": [0, 1, 2, 3, 4, 5]}
 
 
 def test_a_broker_that_falls_silent_ends_the_batch_in_time_and_loses_its_connection(

@@ -245,7 +245,9 @@ def test_describing_a_source_does_not_import_kafkas_client() -> None:
 
 def test_a_range_is_stored_as_json_and_checked_when_it_comes_back() -> None:
     codec = MetaCodec(KafkaRange)
-    metas = BatchMetas({"lines/0": KafkaRange(3, 9, "id", skipped_from=1)}, {"lines/1": KafkaRange(4, 4)})
+    metas = BatchMetas(
+        {"lines/0": KafkaRange(3, 9, "id", skipped_from=1, leader_epoch=2)}, {"lines/1": KafkaRange(4, 4)}
+    )
     assert codec.decode(codec.encode(metas), "here") == metas
     assert codec.decode_meta({"start": 1, "end": 2}, "here") == KafkaRange(1, 2)
     for broken in (
@@ -255,10 +257,15 @@ def test_a_range_is_stored_as_json_and_checked_when_it_comes_back() -> None:
         {"start": True, "end": 4},
         {"start": 1, "end": 4, "topic_id": None},
         {"start": 1, "end": 4, "skipped_from": "x"},
+        {"start": 1, "end": 4, "leader_epoch": "x"},
         {"start": 1, "end": 4, "more": 0},
     ):
         with pytest.raises(CorruptStateError, match="here"):
             codec.decode_meta(broken, "here")
+
+
+def test_a_part_of_a_range_does_not_know_the_epoch_of_its_own_end() -> None:
+    assert KafkaRange(3, 9, "id", leader_epoch=2).until(5) == KafkaRange(3, 5, "id")
 
 
 def test_an_empty_range_only_holds_a_place() -> None:

@@ -20,6 +20,8 @@ from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, Transactiona
 from txstream.api.state import SqlState
 from txstream.bolts.sql import SqlStateBolt
 from txstream.examples.accounts import graph
+from txstream.inspect.provenance import _halves
+from txstream.spouts.kafka import KafkaRange
 from txstream.spouts.memory import MemorySpout
 
 LINES = {
@@ -32,6 +34,13 @@ LINES = {
 def source() -> Iterator[MemorySpout]:
     with MemorySpout("line string", LINES) as made:
         yield made
+
+
+def test_half_a_range_does_not_end_in_the_leader_epoch_of_the_whole() -> None:
+    """The reader would take it for a log that was cut back."""
+    halves = _halves({"t/0": KafkaRange(0, 4, "id", leader_epoch=3)}, exact=True)
+    later, earlier = KafkaRange(2, 4, "id", leader_epoch=3), KafkaRange(0, 2, "id")
+    assert list(halves) == [{"t/0": later}, {"t/0": earlier}]
 
 
 @pytest.fixture

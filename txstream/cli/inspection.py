@@ -332,6 +332,6 @@ def _shown_held(failed: FailedAttempt, committed: BatchDetails) -> str:
 
 
 def _shown_gap(one: PartitionRange) -> str:
-    if one.start is not None and one.skipped_from is not None and one.start < one.skipped_from:
+    if one.start is not None and one.skipped_from is not None and one.start <= one.skipped_from:
         return f"skipped from {one.skipped_from}, went on at {one.start}: cut back, or created again"
     return f"skipped {one.skipped_from} to {one.start}: lost"

@@ -82,7 +82,7 @@ def _is_limited(positions: Positions) -> bool:
 def clipped(plan: Mapping[str, Any], end: Positions) -> dict[str, Any]:
     """Return the part of a plan before the end. Partitions that have appeared since are left out."""
     return {
-        partition: replace(meta, start=min(meta.start, end[partition].end), end=end[partition].end)
+        partition: replace(meta.until(end[partition].end), start=min(meta.start, end[partition].end))
         if isinstance(meta, RecordSpan) and meta.end > end[partition].end
         else meta
         for partition, meta in plan.items()

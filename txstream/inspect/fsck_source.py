@@ -123,8 +123,8 @@ def _places(
 
 
 def _gap(skipped_from: int, start: int | None) -> str:
-    if start is not None and start < skipped_from:
-        return f"{skipped_from} is beyond the log, cut back or created again; the source goes on at {start}"
+    if start is not None and start <= skipped_from:
+        return f"the log was cut back, or created again, before {skipped_from}; the source goes on at {start}"
     return f"what was at {skipped_from} to {'?' if start is None else start} is lost; the source skips it"
 
 
