@@ -45,7 +45,7 @@ def spelled(
     for file in ("passfile", "other-passfile"):
         (tmp_path / file).write_text("*:*:*:*:unused\n")
         (tmp_path / file).chmod(0o600)
-    services = tmp_path / "services"
+    services = tmp_path / "pg_service.conf"
     services.write_text(f"[mine]\ndbname={name}\n[other]\ndbname={other}\n")
     monkeypatch.setenv("PGSERVICEFILE", str(services))
     with psycopg.connect(host=str(server.data), port=port, user="postgres", dbname=name) as connection:

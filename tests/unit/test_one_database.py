@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from support.committing import WORDS, word_source
@@ -341,9 +342,9 @@ def test_fsck_tells_that_a_run_took_one_database_for_two(tmp_path: Path) -> None
 )
 def test_a_secret_in_an_option_is_hidden_wherever_the_url_is_shown(name: str) -> None:
     url = f"mysql://me@host/x?{name}=geheim&charset=utf8mb4"
-    expected = f"mysql://me@host/x?charset=utf8mb4&{name}=***"
     for shown in (StateDatabase(url).display_url, urls.shown(url), without_password(url)):
-        assert shown in (expected, f"mysql://me@host/x?{name}=***&charset=utf8mb4")
+        where, _, options = unquote(shown).partition("?")
+        assert (where, {*options.split("&")}) == ("mysql://me@host/x", {f"{name}=***", "charset=utf8mb4"})
     assert without_password(without_password(url)) == without_password(url)
     for unusable in (url.replace("mysql:", "nothing:"), url.replace("mysql:", "oracle+x:"), f"{url}&a=%zz"):
         with pytest.raises((txstream.UsageError, ServiceUnavailableError)) as told:
@@ -353,7 +354,8 @@ def test_a_secret_in_an_option_is_hidden_wherever_the_url_is_shown(name: str) ->
 
 def test_a_url_without_its_secret_is_not_tried(tmp_path: Path) -> None:
     settings = Settings(
-        database=f"sqlite:///{tmp_path}/none.db", state_databases=("mysql://me@host/x?passwd=***",)
+        database=f"sqlite:///{tmp_path}/none.db",
+        state_databases=(without_password("mysql://me@host/x?passwd=geheim"),),
     )
     with open_databases(settings, "words", strict=False) as databases:
         (missing,) = databases.missing

@@ -129,9 +129,8 @@ def _check_database(settings: Settings) -> tuple[str, str | None]:
 
     with existing_database(settings) as database:
         if database is None:
-            return without_password(settings.database_url()).partition(":///")[
-                2
-            ], "no file yet; a run makes it"
+            _, _, path = without_password(settings.database_url()).partition(":///")
+            return path, "no file yet; a run makes it"
         return database.display_url, None
 
 

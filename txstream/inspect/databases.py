@@ -131,7 +131,7 @@ def open_databases(
             if url in found.known or (not is_given and place_of(url) in found.known):
                 continue
             found.known[url] = None
-            found.known.setdefault(place_of(url), None)
+            is_open = found.known.setdefault(place_of(url), None) is not None
             try:
                 database = _opened(settings, url, stack, for_writing=for_writing, is_given=is_given)
                 if database is None:
@@ -143,8 +143,8 @@ def open_databases(
                     continue
                 listed, belongs = _look(database, topology_id, found)
             except TxstreamError as error:
-                if found.known[place_of(url)] is not None:
-                    continue  # it is open already, by a URL that has the password
+                if is_open:
+                    continue  # by a URL that has the password
                 if is_given and (strict or isinstance(error, UsageError)):
                     raise
                 if is_given and isinstance(error, _NoFileError) and url == settings.database_url():

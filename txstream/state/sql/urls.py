@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from urllib.parse import quote_plus, unquote_plus
+from urllib.parse import unquote_plus
 
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -93,8 +93,7 @@ def place_of(url: str) -> str:
 def without_password(url: URL) -> str:
     """Return a URL that may be printed and logged: its secrets are replaced with ***."""
     hidden = {name: _HIDDEN for name in url.query if _SECRET.search(name)}
-    rendered = url.update_query_dict(hidden).render_as_string(hide_password=True)
-    return rendered.replace(quote_plus(_HIDDEN), _HIDDEN)
+    return url.update_query_dict(hidden).render_as_string(hide_password=True)
 
 
 def is_hidden(url: str) -> bool:
