@@ -151,3 +151,13 @@ def test_the_lag_is_what_lies_between_the_places_and_the_ends(opened: Open) -> N
     assert plans.lag_records(last, targets) == 1
     assert not plans.reached(last, targets)
     assert plans.reached({**last, "t/1": taken(5, 6)}, targets)
+
+
+@pytest.mark.parametrize("end", [9, 0])
+def test_a_topic_created_again_is_not_caught_up_wherever_the_former_one_ended(opened: Open, end: int) -> None:
+    """The next plan says what is lost. Even an empty topic is another one."""
+    plans = opened(Cluster((0, end)))
+    targets = plans.targets()
+    last = {"t/0": KafkaRange(0, 20, "the former one's")}
+    assert plans.lag_records(last, targets) == end
+    assert not plans.reached(last, targets)
