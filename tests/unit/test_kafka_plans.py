@@ -75,7 +75,7 @@ def taken(start: int, end: int, skipped_from: int | None = None) -> KafkaRange:
 
 def test_a_plan_goes_on_where_the_last_one_ended(opened: Open) -> None:
     plans = opened(Cluster((0, 9), (3, 5)))
-    first = plans.plan({}, 100)
+    first: Any = plans.plan({}, 100)
     assert first == {"t/0": taken(0, 9), "t/1": taken(3, 5)}
     assert plans.plan(first, 100) == {}
     assert plans.plan({"t/0": taken(0, 4)}, 100) == {"t/0": taken(4, 9), "t/1": taken(3, 5)}
