@@ -30,7 +30,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import kafka.errors as kafka_errors
 
@@ -148,8 +148,7 @@ class LeaderEpochs:
                 epochs, offset = self._of(name, logs[name]), planned[name].end - 1
                 epoch = epochs.of(offset)
                 if epoch is not None:
-                    one = planned[name]
-                    completed[name] = KafkaRange(one.start, one.end, one.topic_id, one.skipped_from, epoch)
+                    completed[name] = replace(planned[name], leader_epoch=epoch)
                 elif epochs.can_tell:
                     questions[name] = {epochs.question(offset)}
             missing = self._ask(questions, deadline)

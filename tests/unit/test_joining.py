@@ -10,10 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from support.states import PLANNED, PROCESSED
 from support.upgrading import COUNTS, ROWS, SPOUTS, Store, counts, storing, totals
 
-from txstream.api.errors import FencedError, IdentityMismatchError, StaleAttemptError, StateTableError
+from txstream.api.errors import (
+    FencedError,
+    IdentityMismatchError,
+    ProgressMismatchError,
+    StaleAttemptError,
+    StateTableError,
+)
 from txstream.api.reducers import Count, Sum
 from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, TransactionalSpout
 from txstream.api.state import SqlState
@@ -184,6 +191,21 @@ def test_a_ledger_of_another_attempt_does_not_go_on_from_there(source: MemorySpo
         test.run()
         assert test.table("counts") == COUNTS
         assert test.table("totals") == {"a": 17, "b": 5, "c": 4, "d": 7}
+
+
+def test_a_database_that_others_states_are_in_is_judged_by_its_ledger_though_a_state_joins(
+    source: MemorySpout,
+) -> None:
+    """Otherwise a copy would be taken for an empty database, and its ledger be written anew."""
+    with TopologyTest(storing(source, OpaqueSpout, counts())) as test:
+        test.commit(1)
+        engine = sa.create_engine(test.database_url)
+        with engine.begin() as connection:
+            connection.execute(sa.text("UPDATE txstream_batch SET attempt = attempt - 1"))
+        engine.dispose()
+        test.crash()
+        with pytest.raises(ProgressMismatchError, match="ZooKeeper has attempt"):
+            test.restart(storing(source, OpaqueSpout, counts(), totals()))
 
 
 @SPOUTS

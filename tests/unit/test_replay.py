@@ -93,13 +93,16 @@ def test_a_map_states_writes_have_a_digest_and_its_table_is_not_replayed(tmp_pat
         url = f"sqlite:///{tmp_path / f'{width}.db'}"
         movements = [("anna", 10), ("ben", 5), ("anna", -3), ("cleo", 1)]
         with MemorySpout("account string, amount bigint", {"p0": movements}) as rows:
-            made = graph(OpaqueSpout(rows, max_batch_records=4))
+            made = graph(OpaqueSpout(rows, max_batch_records=4), prefix="my_")  # not the states' names
             with TopologyTest(made, database=url, width=width) as test:
                 test.run()
             (batch,) = inspect.batches(made.id, Settings(database=url))
-            found.append(batch.first.details["digests"]["accounts"])
+            found.append(batch.first.details["digests"]["my_accounts"])
             replayed = inspect.replay(made, 1, Settings(database=url))
-            assert {one.table: one.same for one in replayed.tables} == {"accounts": None, "refused": None}
+            assert {one.table: one.same for one in replayed.tables} == {
+                "my_accounts": None,
+                "my_refused": None,
+            }
             assert "commit phase" in str(replayed.tables[0].note)
             assert not replayed.same, "nothing could be compared"
     assert found[0] == found[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +27,7 @@ from support.inmemory import MemoryLog, MemorySource, attempt
 
 import txstream.engine.batch.collector
 import txstream.engine.batch.worker
-from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, OutputCollector, OutputFieldsDeclarer
+from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, Committer, OutputCollector, OutputFieldsDeclarer
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.errors import (
     ShortBatchError,
@@ -35,11 +36,13 @@ from txstream.api.reducers import Count
 from txstream.api.spouts import OpaqueSpout
 from txstream.api.stable_hash import task_of
 from txstream.api.topology import Topology
-from txstream.api.tuples import Chunk, Tuple
+from txstream.api.tuples import DEFAULT_STREAM, Chunk, Tuple
 from txstream.batch_metas import BatchMetas
 from txstream.bolts.aggregate import CountBolt
 from txstream.bolts.sql import SqlStateBolt
-from txstream.engine.batch.messages import Element, pack, unpack
+from txstream.engine.batch.edge_counts import EdgeName
+from txstream.engine.batch.messages import Answer, Element, pack, unpack
+from txstream.engine.batch.task_answers import collect_result
 from txstream.engine.batch.worker import _JoinedChunks
 from txstream.testing import InProcessRunner
 
@@ -342,3 +345,26 @@ def test_what_is_lost_on_the_way_fails_the_attempt(
     runner = Losing(word_count(log, CountByHand(), parallelism=2), harm)
     with pytest.raises(ShortBatchError, match=message):
         runner.run(attempt(1), BatchMetas(log.everything()))
+
+
+class Ends(BatchBolt, Committer):
+    output = "n bigint"
+
+    def execute(self, tup: Tuple) -> None: ...
+
+
+def test_tuples_for_the_commit_phase_are_counted_in_it_and_not_before() -> None:
+    log = MemoryLog({})
+    builder = TransactionalTopologyBuilder("ends", "lines", OpaqueSpout(MemorySource(log)))
+    builder.set_bolt("ends", Ends()).global_grouping("lines")
+    plan = compiled(builder.build())
+    edge = EdgeName("ends", "lines", DEFAULT_STREAM)
+    processed = collect_result(plan, attempt(1), [Answer(sent=Counter({edge: 2}))], 0.0, 1)
+    assert processed.crossing == {edge: 2}
+    for received in (1, 2, 3):
+        answers = [Answer(received=Counter({edge: received}))]
+        if received == 2:
+            collect_result(plan, attempt(1), answers, 0.0, 1, crossing=processed.crossing)
+            continue
+        with pytest.raises(ShortBatchError, match=r"'ends' got 1 tuples (less|more) from stream"):
+            collect_result(plan, attempt(1), answers, 0.0, 1, crossing=processed.crossing)

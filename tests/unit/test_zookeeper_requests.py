@@ -15,7 +15,7 @@ from support.requests import LOST_BEFORE_OR_AFTER, Told, answer_all, assignment,
 from support.zookeeper_backends import Backend, Fault, InMemory, leader_of
 
 from txstream.api.errors import CorruptStateError, FencedError, ServiceUnavailableError, UsageError
-from txstream.zookeeper import InForce, Kind, LostAnswerError, ProgressStore, Requests, request_queue
+from txstream.zookeeper import InForce, Kind, LostAnswerError, ProgressStore, Requests
 from txstream.zookeeper.tree import Node
 
 REQUEST = {
@@ -377,7 +377,7 @@ def answered_during_the_next_read(backend: InMemory, store: ProgressStore, path:
     def get(path: str) -> Node | None:
         node = read(path)
         if path == wanted:
-            del backend.tree.get  # type: ignore[method-assign]
+            del backend.tree.get
             answer_all(store)
         return node
 
@@ -401,12 +401,12 @@ def test_a_request_that_is_answered_during_a_read_waits_or_is_in_force(backend: 
 def test_an_answer_that_comes_while_it_is_looked_for_is_seen_at_once(
     backend: InMemory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Told(threading.Event):
+    class Impatient(threading.Event):
         def wait(self, timeout: float | None = None) -> bool:
             assert self.is_set(), "it waits though the answer is there"
             return True
 
-    monkeypatch.setattr(request_queue.threading, "Event", Told)
+    monkeypatch.setattr(threading, "Event", Impatient)
     store, operator = leader_of(backend), backend.operator()
     request_id = operator.ask(Kind.SCALE, {"count": 3})
     answered_during_the_next_read(backend, store, "requests/answered")

@@ -24,6 +24,14 @@ COMMIT = (
     ),
     Guard(
         "5.3",
+        "tuples that are sent into the commit phase are counted there",
+        "txstream/engine/batch/task_answers.py",
+        "{bolt.id for bolt in plan.bolts if bolt.in_commit} if crossing is None else set()",
+        "{bolt.id for bolt in plan.bolts if bolt.in_commit}",
+        "tests/unit/test_worker.py::test_tuples_for_the_commit_phase_are_counted_in_it_and_not_before",
+    ),
+    Guard(
+        "5.3",
         "a whole commit is one transaction",
         sources.SQLITE,
         '        event.listen(engine, "begin", _begin)\n',

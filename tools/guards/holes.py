@@ -171,6 +171,14 @@ HOLES = (
         f"{proofs.KAFKA_EPOCHS}::test_no_goal_is_reached_before_the_place_is_judged",
     ),
     Guard(
+        "hole 6",
+        "a run is not caught up with a topic that was created again",
+        "spouts/kafka_coordinator.py",
+        "return bool(meta.topic_id and now) and now == target.topic_id != meta.topic_id",
+        "return False",
+        f"{proofs.KAFKA_PLANS}::test_a_topic_created_again_is_not_caught_up_wherever_the_former_one_ended",
+    ),
+    Guard(
         "hole 7",
         "older metas are deleted in the write that sets `current`, not before",
         sources.PROGRESS,

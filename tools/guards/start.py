@@ -153,6 +153,15 @@ START = (
         f"{proofs.STARTS}::test_a_leader_knows_what_was_committed_in_part[memory]",
     ),
     Guard(
+        "5.2.5",
+        "a database into which a state joins is judged by its ledger if it has others",
+        "txstream/engine/start/joining.py",
+        "if not names or not names <= claim.joining:",
+        "if not names & claim.joining:",
+        "tests/unit/test_joining.py"
+        "::test_a_database_that_others_states_are_in_is_judged_by_its_ledger_though_a_state_joins",
+    ),
+    Guard(
         "5.2",
         "a state that joins during the start is seen before anything is decided",
         "txstream/engine/start/takeover.py",
