@@ -262,6 +262,19 @@ def test_what_was_trimmed_before_there_was_a_group_is_not_lost(
         spout.take()
 
 
+@pytest.mark.parametrize(("start", "lost"), [("earliest", 4), ("latest", 2)])
+def test_what_is_trimmed_before_the_groups_first_read_is_lost(
+    redis_server: RedisServer, client: redis.Redis, unique: str, start: str, lost: int
+) -> None:
+    add(client, unique, *range(5))
+    client.xtrim(unique, maxlen=2, approximate=False)
+    spout = OpenSpout(make(redis_server, unique, start=start))
+    add(client, unique, 7, 8, 9)
+    client.xtrim(unique, maxlen=1, approximate=False)
+    with pytest.raises(DataLostError, match=f"{lost} entries of"):
+        spout.take()
+
+
 def test_it_waits_while_entries_are_pending_that_it_does_not_have(
     redis_server: RedisServer, client: redis.Redis, unique: str
 ) -> None:
