@@ -171,20 +171,18 @@ def test_without_a_state_there_is_no_database_and_what_is_about_batches_says_so(
     files.add("a")
     ended = files.launcher.run(*files.arguments("--until", "caught-up"))
     assert ended.status == 0, ended.stderr
-    away = {"TXSTREAM_DATABASE": "postgresql://nobody@127.0.0.1:1/nothing"}
-    for command in (
-        *(("batches",), ("show", "1"), ("show", "1", "--tree"), ("state", "list"), ("status", "--tasks")),
-        *(("replay", "1"), ("recover", "--from-ledger", "--yes"), ("batches", away)),
+    elsewhere = replace(files.launcher, database="postgresql://nobody@127.0.0.1:1/nothing")
+    told = f"topology '{files.id}' tracks tuples: it has no batches; `txstream status {files.id}` shows"
+    for launcher, command in (
+        *((files.launcher, f"batches {files.id}"), (files.launcher, f"show {files.id} 1")),
+        *((files.launcher, f"show {files.id} 1 --tree"), (files.launcher, f"state list {files.id}")),
+        *((files.launcher, f"status {files.id} --tasks"), (files.launcher, f"replay {files.id} 1")),
+        *((elsewhere, f"recover {files.id} --from-ledger --yes"), (elsewhere, f"batches {files.id}")),
     ):
-        words = [one for one in command if isinstance(one, str)]
-        first = 2 if words[0] == "state" else 1
-        variables = command[-1] if isinstance(command[-1], dict) else {}
-        refused = files.launcher.run(*words[:first], files.id, *words[first:], **variables)
-        told = f"topology '{files.id}' tracks tuples: it has no batches; `txstream status {files.id}` shows"
+        refused = launcher.run(*command.split())
         assert (refused.status, told in refused.stderr) == (2, True), (command, refused.stderr)
-    for command in (("status",), ("fsck",), ("run",)):
-        arguments = files.arguments("--until", "caught-up") if command == ("run",) else [*command, files.id]
-        ended = files.launcher.run(*arguments, **away)
+    for arguments in (["status", files.id], ["fsck", files.id], files.arguments("--until", "caught-up")):
+        ended = elsewhere.run(*arguments)
         assert ended.status == 0, ended.stderr
     assert not file.exists()
 
