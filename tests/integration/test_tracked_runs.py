@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.kafka_topics import wait_until
+from support.kafka_topics import Topics, wait_until
 from support.runs import Launcher, RunningCommand
 from support.tracked_files import MODULE
 
@@ -185,6 +185,50 @@ def test_without_a_state_there_is_no_database_and_what_is_about_batches_says_so(
         ended = elsewhere.run(*arguments)
         assert ended.status == 0, ended.stderr
     assert not file.exists()
+
+
+_QUEUE = """
+from pathlib import Path
+
+from txstream import BasicBolt, KafkaQueueSpout, KafkaSource, TopologyBuilder
+
+
+class Note(BasicBolt):
+    def __init__(self, file):
+        self.file = file
+
+    def execute(self, tup, collector):
+        with open(self.file, "a") as file:
+            print(tup["value"], file=file)
+
+
+def topology(topic: str, file: str):
+    builder = TopologyBuilder(topic, max_spout_pending=200)
+    builder.set_spout("queue", KafkaQueueSpout(KafkaSource(topic), session_timeout_seconds=6), 2)
+    builder.set_bolt("note", Note(file), 2).shuffle_grouping("queue")
+    return builder.build()
+"""
+
+
+@pytest.mark.ci
+def test_a_run_after_a_kill_waits_for_what_the_dead_member_of_the_group_has(
+    launcher: Launcher, tmp_path: Path, unique: str
+) -> None:
+    launcher = launcher.without_spark
+    (launcher.directory / "kafka_queue_words.py").write_text(_QUEUE, encoding="utf-8")
+    words, arguments = tmp_path / "words", ["run", "kafka_queue_words:topology", "--session-timeout", "2"]
+    arguments += ["-p", f"topic={unique}", "-p", f"file={words}"]
+    with Topics(launcher.services.kafka) as topics:
+        topics.create(unique, 2)
+        for number in range(2):
+            topics.send(unique, [b"%d" % n for n in range(number, 6000, 2)], number)
+    killed = launcher.start(*arguments)
+    wait_until(words.exists, "some records are processed")
+    killed.process.kill()
+    killed.wait()
+    ended = launcher.run(*arguments, "--until", "caught-up")
+    assert ended.status == 0, ended.stderr
+    assert {int(word) for word in words.read_text().split()} == set(range(6000))
 
 
 def test_another_topology_may_not_take_its_id(files: Files) -> None:
