@@ -149,6 +149,7 @@ def bytes_per_tree(pending: int) -> float:
     builder.set_bolt("split", Split()).shuffle_grouping("numbers")
     loop = TrackedTest(builder).loop
     loop.open()
+    loop.activate()
     while loop.open_trees < pending:
         loop.ask()
         loop.cut()

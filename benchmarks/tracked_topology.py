@@ -105,6 +105,7 @@ def _opened(
     runner = InProcessRunner(plan) if spark is None else SparkRunner(spark.sparkContext, plan)
     loop = TrackedLoop(topology, plan, runner, context, time.monotonic, Epoch(1), width=2)
     loop.open()
+    loop.activate()
     return loop, runner
 
 

@@ -332,7 +332,7 @@ class RedisStreamSpout(Spout):
             ids = [entry_id for entry_id in list(self._pending) if entry_id not in doubtful]
             try:
                 for start in range(0, len(ids), _MANY_TOUCHES):
-                    some = ids[start : start + _MANY_TOUCHES]
+                    some: list[Any] = list(ids[start : start + _MANY_TOUCHES])
                     self._client.xclaim(self.stream, self._group, self._name, 0, some, justid=True)
             except redis.RedisError as error:  # the spout's own thread finds out what it means
                 log.info("%s: pending entries were not touched (%s)", self._where, error)

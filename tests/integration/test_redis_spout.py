@@ -184,7 +184,7 @@ def test_what_waits_in_a_live_task_is_touched_so_that_nobody_claims_it(
         entries = client.xpending_range(unique, "topology", "-", "+", 9, consumername="source-0")
         assert len(entries) == 5
         age_ms = 1000 * (time.monotonic() - began)
-        return all(entry["time_since_delivered"] + 50 < age_ms for entry in entries)
+        return all(int(entry["time_since_delivered"]) + 50 < age_ms for entry in entries)
 
     wait_until(is_touched, "all entries are touched", 10)
     slow.spout.ack(first)
@@ -198,7 +198,7 @@ def test_what_others_have_claimed_during_a_silence_is_not_processed_here(
     clock = ManualClock()
     frozen = OpenSpout(make(redis_server, unique, clock=clock))
     assert [entry for entry, _ in frozen.take(1)] == ids[:1]
-    client.xclaim(unique, "topology", "other", 0, ids[:3])
+    client.xclaim(unique, "topology", "other", 0, list[Any](ids[:3]))
     clock.advance(31)
     assert [entry for entry, _ in frozen.take()] == ids[3:]
     assert frozen.spout._doubtful == {ids[0]}  # type: ignore[attr-defined]
@@ -262,6 +262,19 @@ def test_what_was_trimmed_before_there_was_a_group_is_not_lost(
         spout.take()
 
 
+@pytest.mark.parametrize(("start", "lost"), [("earliest", 4), ("latest", 2)])
+def test_what_is_trimmed_before_the_groups_first_read_is_lost(
+    redis_server: RedisServer, client: redis.Redis, unique: str, start: str, lost: int
+) -> None:
+    add(client, unique, *range(5))
+    client.xtrim(unique, maxlen=2, approximate=False)
+    spout = OpenSpout(make(redis_server, unique, start=start))
+    add(client, unique, 7, 8, 9)
+    client.xtrim(unique, maxlen=1, approximate=False)
+    with pytest.raises(DataLostError, match=f"{lost} entries of"):
+        spout.take()
+
+
 def test_it_waits_while_entries_are_pending_that_it_does_not_have(
     redis_server: RedisServer, client: redis.Redis, unique: str
 ) -> None:
@@ -277,7 +290,8 @@ def test_it_waits_while_entries_are_pending_that_it_does_not_have(
     )
     assert spout.spout.waiting_for() == f"{told}; what is idle for 60 s is claimed"
     gone.spout.close()
-    client.xclaim(unique, "topology", "source-1", 0, ids[1:], idle=60_000)  # they have been there for long
+    there: list[Any] = ids[1:]
+    client.xclaim(unique, "topology", "source-1", 0, there, idle=60_000)  # they have been there for long
     clock.advance(61)
     assert [entry for entry, _ in spout.take()] == ids[1:]
     assert spout.spout.waiting_for() is None

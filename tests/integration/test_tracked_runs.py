@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.kafka_topics import wait_until
+from support.kafka_topics import Topics, wait_until
 from support.runs import Launcher, RunningCommand
 from support.tracked_files import MODULE
 
@@ -171,22 +171,64 @@ def test_without_a_state_there_is_no_database_and_what_is_about_batches_says_so(
     files.add("a")
     ended = files.launcher.run(*files.arguments("--until", "caught-up"))
     assert ended.status == 0, ended.stderr
-    away = {"TXSTREAM_DATABASE": "postgresql://nobody@127.0.0.1:1/nothing"}
-    for command in (
-        *(("batches",), ("show", "1"), ("show", "1", "--tree"), ("state", "list"), ("status", "--tasks")),
-        *(("replay", "1"), ("recover", "--from-ledger", "--yes"), ("batches", away)),
+    elsewhere = replace(files.launcher, database="postgresql://nobody@127.0.0.1:1/nothing")
+    told = f"topology '{files.id}' tracks tuples: it has no batches; `txstream status {files.id}` shows"
+    for launcher, command in (
+        *((files.launcher, f"batches {files.id}"), (files.launcher, f"show {files.id} 1")),
+        *((files.launcher, f"show {files.id} 1 --tree"), (files.launcher, f"state list {files.id}")),
+        *((files.launcher, f"status {files.id} --tasks"), (files.launcher, f"replay {files.id} 1")),
+        *((elsewhere, f"recover {files.id} --from-ledger --yes"), (elsewhere, f"batches {files.id}")),
     ):
-        words = [one for one in command if isinstance(one, str)]
-        first = 2 if words[0] == "state" else 1
-        variables = command[-1] if isinstance(command[-1], dict) else {}
-        refused = files.launcher.run(*words[:first], files.id, *words[first:], **variables)
-        told = f"topology '{files.id}' tracks tuples: it has no batches; `txstream status {files.id}` shows"
+        refused = launcher.run(*command.split())
         assert (refused.status, told in refused.stderr) == (2, True), (command, refused.stderr)
-    for command in (("status",), ("fsck",), ("run",)):
-        arguments = files.arguments("--until", "caught-up") if command == ("run",) else [*command, files.id]
-        ended = files.launcher.run(*arguments, **away)
+    for arguments in (["status", files.id], ["fsck", files.id], files.arguments("--until", "caught-up")):
+        ended = elsewhere.run(*arguments)
         assert ended.status == 0, ended.stderr
     assert not file.exists()
+
+
+_QUEUE = """
+from pathlib import Path
+
+from txstream import BasicBolt, KafkaQueueSpout, KafkaSource, TopologyBuilder
+
+
+class Note(BasicBolt):
+    def __init__(self, file):
+        self.file = file
+
+    def execute(self, tup, collector):
+        with open(self.file, "a") as file:
+            print(tup["value"], file=file)
+
+
+def topology(topic: str, file: str):
+    builder = TopologyBuilder(topic, max_spout_pending=200)
+    builder.set_spout("queue", KafkaQueueSpout(KafkaSource(topic), session_timeout_seconds=6), 2)
+    builder.set_bolt("note", Note(file), 2).shuffle_grouping("queue")
+    return builder.build()
+"""
+
+
+@pytest.mark.ci
+def test_a_run_after_a_kill_waits_for_what_the_dead_member_of_the_group_has(
+    launcher: Launcher, tmp_path: Path, unique: str
+) -> None:
+    launcher = launcher.without_spark
+    (launcher.directory / "kafka_queue_words.py").write_text(_QUEUE, encoding="utf-8")
+    words, arguments = tmp_path / "words", ["run", "kafka_queue_words:topology", "--session-timeout", "2"]
+    arguments += ["-p", f"topic={unique}", "-p", f"file={words}"]
+    with Topics(launcher.services.kafka) as topics:
+        topics.create(unique, 2)
+        for number in range(2):
+            topics.send(unique, [b"%d" % n for n in range(number, 6000, 2)], number)
+    killed = launcher.start(*arguments)
+    wait_until(words.exists, "some records are processed")
+    killed.process.kill()
+    killed.wait()
+    ended = launcher.run(*arguments, "--until", "caught-up")
+    assert ended.status == 0, ended.stderr
+    assert {int(word) for word in words.read_text().split()} == set(range(6000))
 
 
 def test_another_topology_may_not_take_its_id(files: Files) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.tracked import Lines, LosingRunner, RichSplit, Split, words
+from support.tracked import Lines, LosingRunner, RichSplit, Split, Upper, words
 
 from txstream import (
     BasicBolt,
@@ -87,6 +87,67 @@ def test_an_acker_that_dies_before_the_acks_come_lets_the_trees_time_out_and_com
         assert (lines.failed, lines.acked) == ([0], [0])
 
 
+def test_the_ackers_take_a_step_of_time_only_when_one_is_due() -> None:
+    """Otherwise they forget every tree within three turns, and each comes again when its time is over."""
+    with TrackedTest(words(["a b"], message_timeout_seconds=10)) as test:
+        test.clock.advance(6)
+        test.loop.expire()
+        test.loop.spouts[0].next_tuple()
+        cut = test.loop.cut()
+        assert cut is not None
+        for _ in range(5):
+            test.loop.expire()
+        test.loop.finished(cut, test.loop.run_batch(cut))
+        assert test.spout("lines").acked == [0]
+
+
+class Joins(RichBolt):
+    """Emits one tuple that descends from all of the task's tuples."""
+
+    output = "word string"
+
+    def prepare(self, context: Any, collector: Any) -> None:
+        super().prepare(context, collector)
+        self.held: list[Tuple] = []
+
+    def execute(self, tup: Tuple) -> None:
+        self.held.append(tup)
+
+    def cleanup(self) -> None:
+        if self.held:
+            self.collector.emit(self.held, ["+".join(one[0] for one in self.held)])
+        for one in self.held:
+            self.collector.ack(one)
+
+
+def test_two_anchors_of_one_tree_count_once() -> None:
+    """Otherwise the tuple's id would cancel itself, and the tree would be acked though the tuple was lost."""
+
+    def is_lost(to: str, tup: dict[str, Any]) -> bool:
+        return to == "upper" and tup == {"word": "a+b"}
+
+    builder = TopologyBuilder("words", message_timeout_seconds=10)
+    builder.set_spout("lines", Lines(["a b"]))
+    builder.set_bolt("split", RichSplit()).shuffle_grouping("lines")
+    builder.set_bolt("join", Joins()).global_grouping("split")
+    builder.set_bolt("upper", Upper(), 2).fields_grouping("join", "word")
+    made: list[LosingRunner] = []
+
+    def runner(plan: ExecutionPlan) -> LosingRunner:
+        made.append(LosingRunner(plan, is_lost))
+        return made[0]
+
+    with TrackedTest(builder, width=2, runner=runner) as test:
+        lines: Lines = test.spout("lines")
+        test.step()
+        assert made[0].lost == [{"word": "a+b"}]
+        assert (lines.acked, lines.failed) == ([], [])
+        test.clock.advance(10.1)
+        test.run()
+        assert (lines.acked, lines.failed) == ([0], [0])
+        assert test.emitted("upper") == [("A+B",)]
+
+
 def test_a_message_after_the_tree_has_ended_changes_nothing() -> None:
     with TrackedTest(words(["a b", "c"], message_timeout_seconds=10)) as test:
         lines: Lines = test.spout("lines")
@@ -140,6 +201,29 @@ def test_a_bug_that_comes_again_and_again_ends_the_topology() -> None:
         with pytest.raises(BoltError, match=r"micro-batch 3, component 'upper', task \d: ZeroDivisionError"):
             test.run()
         assert test.spout("lines").failed == [0, 0]
+
+
+class DiesAtFirst(Upper):
+    """Dies of a word when it comes for the first time."""
+
+    died: set[str] = set()  # noqa: RUF012 - shared by all instances, as a database would be
+
+    def __init__(self, *words: str) -> None:
+        self.words = words
+        self.died.clear()
+
+    def execute(self, tup: Tuple, collector: OutputCollector) -> None:
+        if tup["word"] in self.words and tup["word"] not in self.died:
+            self.died.add(tup["word"])
+            raise ZeroDivisionError("by zero")
+        super().execute(tup, collector)
+
+
+def test_failures_with_a_success_between_them_are_not_in_a_row() -> None:
+    with TrackedTest(words(["a", "b", "c"], last=DiesAtFirst("a", "c"), max_attempts=2)) as test:
+        test.run()
+        assert test.spout("lines").failed == [0, 2]
+        assert sorted(test.spout("lines").acked) == [0, 1, 2]
 
 
 class Fails(RichBolt):

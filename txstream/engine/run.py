@@ -265,8 +265,9 @@ def start(
 
     `until="caught-up"` ends the run when everything up to the present end of the log is committed,
     `until_txid=N` after txid N; otherwise it runs until it is stopped. A topology of tracked tuples has
-    caught up when no spout has had a tuple for a second and no tree is open. If the topology already runs
-    elsewhere, the run stands by; with `wait_for_leadership=False` it fails with LeaderExistsError instead.
+    caught up when no spout has had a tuple for a second or waits for anything, and no tree is open. If the
+    topology already runs elsewhere, the run stands by; with `wait_for_leadership=False` it fails with
+    LeaderExistsError instead.
     `spark` is a session of yours; without one, the run starts Spark and ends it. Raises UsageError for an
     impossible combination; every other error is raised by `wait`.
     """
