@@ -133,6 +133,22 @@ def environment(folder: Path, stamp: str | None, stamped: float) -> Path:
     return venv
 
 
+# --- the README --------------------------------------------------------------------------------------------
+
+README_COLUMNS = 80
+
+
+def test_the_readme_wraps() -> None:
+    """People read it in terminals. Code, tables and what cannot be broken may be longer."""
+    wide, is_code = [], False
+    for number, line in enumerate((ROOT / "README.md").read_text(encoding="utf-8").splitlines(), 1):
+        if line.startswith("```"):
+            is_code = not is_code
+        elif len(line) > README_COLUMNS and not is_code and not line.startswith(("|", "![")):
+            wide.append(f"line {number} has {len(line)} characters: {line}")
+    assert wide == []
+
+
 # --- the checks --------------------------------------------------------------------------------------------
 
 
