@@ -70,7 +70,9 @@ chaos: $(VENV)/.installed-dev
 define install
 	@echo 'Installing txstream into $(VENV) (the first time: a download of about 550 MB, most of it PySpark)'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip --default-pip
-	$(BIN)/python -m pip install --disable-pip-version-check --editable '.$(1)'
+	@# pip tells a lot, which nobody reads unless it fails.
+	@$(BIN)/python -m pip install --disable-pip-version-check --editable '.$(1)' >$(VENV)/pip.log 2>&1 \
+	  || { cat $(VENV)/pip.log >&2; exit 1; }
 endef
 
 $(VENV)/.installed-core: pyproject.toml $(BIN)/python

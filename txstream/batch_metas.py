@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from txstream.api.errors import CorruptStateError, TopologyError
-from txstream.wording import in_order
+from txstream.wording import a, in_order
 
 if TYPE_CHECKING:
     from txstream.api.spouts import Unavailable
@@ -144,7 +144,7 @@ class MetaCodec(Generic[Meta]):
         if not document.keys() <= self._fields.keys():
             unknown = ", ".join(sorted(document.keys() - self._fields.keys()))
             raise CorruptStateError(
-                f"{where}: unknown field {unknown} in a {self.meta_type.__name__}; "
+                f"{where}: unknown field {unknown} in {a(self.meta_type.__name__)}; "
                 f"it was written by a newer version or by another spout"
             )
         for name, value in document.items():
@@ -152,14 +152,14 @@ class MetaCodec(Generic[Meta]):
             # Not isinstance: JSON's true and false would pass as ints.
             if allowed and type(value) not in allowed:
                 raise CorruptStateError(
-                    f"{where}: {name!r} of a {self.meta_type.__name__} must be "
+                    f"{where}: {name!r} of {a(self.meta_type.__name__)} must be "
                     f"{' or '.join(sorted(kind.__name__ for kind in allowed))}, found {value!r:.200}"
                 )
         try:
             return self.meta_type(**document)
         except (TypeError, ValueError) as error:
             raise CorruptStateError(
-                f"{where}: {document!r:.200} is not a {self.meta_type.__name__}: {error}"
+                f"{where}: {document!r:.200} is not {a(self.meta_type.__name__)}: {error}"
             ) from error
 
 

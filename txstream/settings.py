@@ -16,6 +16,7 @@ from typing import Any
 
 from txstream.api.errors import UsageError
 from txstream.ledger_retention import Keep
+from txstream.wording import a
 
 DATA_DIR = ".txstream"
 SETTINGS_FILE = "txstream.toml"
@@ -197,7 +198,7 @@ def _from_file(path: Path) -> Mapping[str, Any]:
                 raise UsageError(f"{path}: {name} must be a list of strings, found {value!r:.100}")
             document[name] = tuple(value)
         elif not isinstance(value, str):
-            raise UsageError(f"{path}: {name} must be a string, found a {type(value).__name__}")
+            raise UsageError(f"{path}: {name} must be a string, found {a(type(value).__name__)}")
     return document
 
 

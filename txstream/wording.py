@@ -22,6 +22,12 @@ def in_order(partition: str) -> tuple[str, int]:
     return (name, int(number)) if number.isdecimal() else (partition, -1)
 
 
+def a(noun: str) -> str:
+    """Return `an int`, `a str`: the noun, often the name of a type, with its article."""
+    is_vowel = noun[:1].lower() in set("aeiou") and not noun.lower().startswith(("us", "uni", "uu", "eu"))
+    return f"{'an' if is_vowel else 'a'} {noun}"
+
+
 def counted(number: int, one: str, many: str = "") -> str:
     """Return `1 record`, `2,000 records`. Give `many` where the plural is not `one` with an s."""
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import queue
+import socket
+import threading
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from support.bolts import CountByHand, Passing, chain, compiled, failure, run, word_count
+from support.bolts import CountByHand, Passing, Split, chain, compiled, failure, run, word_count
 from support.inmemory import MemoryLog, attempt
 
 import txstream
@@ -389,3 +392,33 @@ def test_a_collector_is_of_no_use_after_finish_batch(how: str) -> None:
     }
     with pytest.raises(UsageError, match="component 'bolt' used a collector outside of its attempt"):
         getattr(instance.collector, how)(*given[how])
+
+
+class Holding(Passing):
+    def __init__(self, what: Callable[[], Any]) -> None:
+        self.kept = {"deep": [what()]}
+
+
+@pytest.mark.parametrize(
+    "what", [threading.Lock, threading.RLock, threading.Event, queue.Queue, socket.socket, lambda: iter_of(3)]
+)
+def test_a_bolt_that_holds_a_lock_or_a_connection_is_refused_when_it_is_built(
+    what: Callable[[], Any],
+) -> None:
+    with pytest.raises(TopologyError, match=r"component 'b0' cannot be shipped .* open them in prepare\(\)"):
+        chain(LOG, Holding(what))
+
+
+def iter_of(number: int) -> Iterator[int]:
+    yield from range(number)
+
+
+def test_what_can_be_shipped_is_built_with_or_without_a_name_of_its_own() -> None:
+    """Plain pickling knows no lambda, module or local class; the engine's takes them."""
+
+    class Local(Passing):
+        def __init__(self, *kept: Any) -> None:
+            self.kept = kept
+
+    for kept in ((lambda: 1,), (queue,), (Local,)):
+        compiled(chain(LOG, Split(), Local(*kept)))

@@ -18,7 +18,7 @@ from txstream import embedded
 from txstream.api.errors import BoltError, FencedError, ServiceUnavailableError
 from txstream.cli import run as run_module
 from txstream.cli.logs import LibraryLog
-from txstream.cli.main import main, parser
+from txstream.cli.main import _flags_last, main, parser
 from txstream.embedded import java
 from txstream.engine.report import RunReport
 
@@ -223,6 +223,30 @@ def test_exit_statuses(
     assert out == ""
     assert "Traceback" not in err
     assert str(error) in err
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--json -q status words", "status --json -q words"),
+        ("--debug state get a b -- -7", "state get --debug a b -- -7"),
+        ("-v db upgrade", "db upgrade -v"),
+        ("status --json words", "status --json words"),
+        ("-q state", "state -q"),
+        ("--json nonsense", "nonsense"),
+        ("-q --version", "--version"),
+        ("--json", "--json"),
+        ("--data-dir x status", "--data-dir x status"),
+    ],
+)
+def test_flags_of_every_command_may_stand_before_it(typed: str, meant: str) -> None:
+    assert _flags_last(typed.split()) == meant.split()
+
+
+@pytest.mark.parametrize("typed", ["--json describe {}", "describe {} --json"])
+def test_json_before_or_after_the_command(typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(typed.format("txstream.examples.word_count:topology").split()) == 0
+    assert json.loads(capsys.readouterr().out)["topology"] == "word-count"
 
 
 def test_a_traceback_is_shown_with_debug_only(

@@ -147,12 +147,27 @@ class Holding(Passing):
 
 
 def test_a_bolt_that_cannot_be_shipped_is_refused_with_the_remedy() -> None:
-    topology: Topology = chain(LOG, Split(), Holding())
     with pytest.raises(
         TopologyError,
         match=r"component 'b1' cannot be shipped to executors: .*lock.*; keep connections, locks and open "
         r"files out of its constructor and open them in prepare\(\)",
     ):
+        chain(LOG, Split(), Holding())
+
+
+class Connection:
+    def __reduce__(self) -> Any:
+        raise TypeError("a connection stays here")
+
+
+class Opening(Passing):
+    def __init__(self) -> None:
+        self.connection = Connection()
+
+
+def test_what_only_the_engines_pickling_can_tell_is_refused_before_the_run() -> None:
+    topology: Topology = chain(LOG, Split(), Opening())
+    with pytest.raises(TopologyError, match=r"'b1' cannot be shipped .*a connection stays here; keep conn"):
         compile_topology(topology, CONTEXT, "run")
 
 

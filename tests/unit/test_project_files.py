@@ -98,6 +98,23 @@ def test_an_environment_whose_python_is_gone_is_made_anew(tmp_path: Path) -> Non
     assert "pip install" in planned
 
 
+@pytest.mark.parametrize("status", [0, 1])
+def test_what_pip_says_is_shown_only_when_it_fails(tmp_path: Path, status: int) -> None:
+    venv = environment(tmp_path, None, 0)
+    says = f'case "$*" in *"pip install"*) echo "Collecting numpy"; echo "no space" >&2; exit {status};; esac'
+    script(venv / "bin" / "python", says)
+    script(venv / "bin" / "txstream", 'echo "the demo"')
+    done = make("demo", f"VENV={venv}")
+    told = done.stdout + done.stderr
+    assert (done.returncode == 0) is (status == 0)
+    assert ("Collecting numpy" in told, "no space" in told, "the demo" in told) == (
+        status != 0,
+        status != 0,
+        status == 0,
+    )
+    assert "Installing txstream" in told
+
+
 def test_check_does_lint_format_types_and_tests() -> None:
     planned = make("--dry-run", "check", f"VENV={sys.prefix}").stdout
     commands = ["ruff check", "ruff format --check", "tools/check_types.py", "-m pytest"]
@@ -116,6 +133,22 @@ def environment(folder: Path, stamp: str | None, stamped: float) -> Path:
         (venv / stamp).write_text("")
         os.utime(venv / stamp, (stamped, stamped))
     return venv
+
+
+# --- the README --------------------------------------------------------------------------------------------
+
+README_COLUMNS = 80
+
+
+def test_the_readme_wraps() -> None:
+    """People read it in terminals. Code, tables and what cannot be broken may be longer."""
+    wide, is_code = [], False
+    for number, line in enumerate((ROOT / "README.md").read_text(encoding="utf-8").splitlines(), 1):
+        if line.startswith("```"):
+            is_code = not is_code
+        elif len(line) > README_COLUMNS and not is_code and not line.startswith(("|", "![")):
+            wide.append(f"line {number} has {len(line)} characters: {line}")
+    assert wide == []
 
 
 # --- the checks --------------------------------------------------------------------------------------------

@@ -413,7 +413,8 @@ def test_the_key_may_be_grouped_by_a_part_of_it_or_by_nothing_when_there_is_one_
         ({"topology_id": None}, "None cannot be a topology id: it is of type NoneType, not str"),
         ({"max_spout_pending": 0}, "max_spout_pending is 0; it must be a whole number of at least 1"),
         ({"max_attempts": True}, "max_attempts is True; it must be a whole number of at least 1"),
-        ({"message_timeout_seconds": 0}, "message_timeout_seconds is 0; it must be positive"),
+        ({"message_timeout_seconds": 0}, "message_timeout_seconds is 0; it must be a number above 0"),
+        ({"message_timeout_seconds": "30"}, "message_timeout_seconds is '30'; it must be a number above 0"),
         ({"parallelism": 0}, "the parallelism of 'lines' is 0"),
         (
             {"spout": SOURCE},

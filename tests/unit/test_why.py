@@ -15,10 +15,13 @@ from txstream import inspect
 from txstream.api.bolts import BatchBolt
 from txstream.api.builder import TransactionalTopologyBuilder
 from txstream.api.errors import StateTableError, UsageError
-from txstream.api.reducers import Last, Sum
+from txstream.api.reducers import Count, Last, Max, Min, Sum
 from txstream.api.spouts import NonTransactionalSpout, OpaqueSpout, TransactionalSpout
 from txstream.api.state import SqlState
+from txstream.api.topology import Topology
 from txstream.bolts.sql import SqlStateBolt
+from txstream.cli.context import Cli
+from txstream.cli.replay import _print_why
 from txstream.examples.accounts import graph
 from txstream.inspect.provenance import _halves
 from txstream.spouts.kafka import KafkaRange
@@ -205,6 +208,56 @@ def test_the_last_value_is_made_by_one_record(database: str) -> None:
         found = inspect.why(made, "prices", ["a"], run(made, database))
     assert found.is_complete
     assert ("p0", 2, {"price": 30}) in [(part.partition, part.offset, part.delta) for part in found.parts]
+
+
+PRICES = {
+    "p0": [("a", 7), ("b", 99), ("a", 90), *[("a", 10)] * 30, ("a", 40)],
+    "p1": [("a", 3), *[("a", 20)] * 30, ("a", 8)],
+}
+
+
+def prices(source: MemorySpout, **reducers: Any) -> Topology:
+    builder = TransactionalTopologyBuilder("prices", "rows", OpaqueSpout(source))
+    value = ", ".join(f"{name} bigint" for name in reducers)
+    store = SqlStateBolt(SqlState("prices", key="k string", value=value), **reducers)
+    builder.set_committer_bolt("store", store).fields_grouping("rows", "k")
+    return builder.build()
+
+
+@pytest.mark.parametrize("limit", [1, 20])
+def test_the_record_that_made_a_maximum_is_found_however_far_back(database: str, limit: int) -> None:
+    with MemorySpout("k string, price bigint", PRICES, max_records_per_partition=5) as source:
+        made = prices(source, highest=Max("price"), lowest=Min("price"))
+        found = inspect.why(made, "prices", ["a"], run(made, database), limit=limit)
+    assert found.is_complete
+    assert [(part.partition, part.offset, part.made) for part in found.parts] == [
+        ("p1", 0, ("lowest",)),
+        ("p0", 2, ("highest",)),
+    ] or [(part.partition, part.offset, part.made) for part in found.parts] == [
+        ("p0", 2, ("highest",)),
+        ("p1", 0, ("lowest",)),
+    ]
+
+
+def test_beside_a_count_it_is_marked_or_added_to_the_newest_parts(
+    database: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with MemorySpout("k string, price bigint", PRICES, max_records_per_partition=5) as source:
+        made = prices(source, n=Count(), highest=Max("price"))
+        settings = run(made, database)
+        found = inspect.why(made, "prices", ["a"], settings, limit=3)
+        whole = inspect.why(made, "prices", ["a"], settings, limit=100)
+    *newest, maker = found.parts
+    assert not found.is_complete
+    assert [part.made for part in newest] == [()] * 3
+    assert (maker.partition, maker.offset, maker.delta["highest"], maker.made) == ("p0", 2, 90, ("highest",))
+    assert whole.is_complete
+    assert [(part.partition, part.offset) for part in whole.parts if part.made] == [("p0", 2)]
+    assert len(whole.parts) == found.value["n"] if found.value else False
+    _print_why(Cli(), found)
+    out = capsys.readouterr().out.splitlines()
+    assert out[1].split()[-1] == "made"
+    assert out[6].split()[-1] == "highest"
 
 
 def test_what_cannot_be_asked(source: MemorySpout, database: str) -> None:

@@ -35,6 +35,7 @@ from txstream.api.spouts import PartitionCoordinator, PartitionedSpout, Partitio
 from txstream.api.tuples import DEFAULT_STREAM
 from txstream.batch_metas import MetaCodec
 from txstream.transaction import FIRST_TXID, TransactionAttempt, Txid
+from txstream.wording import a
 
 log = logging.getLogger(__name__)
 
@@ -219,7 +220,7 @@ class _BatchCoordinator(PartitionCoordinator[BatchTransaction], Generic[Meta]):
         kind, name = self._codec.meta_type, type(self._spout).__name__
         if type(meta) is not kind:
             raise TopologyError(
-                f"{name}.initialize_transaction answered {meta!r:.200}; it must be a {kind.__name__} or None"
+                f"{name}.initialize_transaction answered {meta!r:.200}; it must be {a(kind.__name__)} or None"
             )
         document = self._codec.encode_meta(meta)
         try:
@@ -259,7 +260,7 @@ class _BatchEmitter(PartitionEmitter[BatchTransaction], Generic[Meta]):
         answer = emit_batch(attempt, _decode(self._codec, meta), collector)
         if answer is not None:
             raise TopologyError(
-                f"{type(self._spout).__name__}.emit_batch returned a {type(answer).__name__}; it must emit "
+                f"{type(self._spout).__name__}.emit_batch returned {a(type(answer).__name__)}; it must emit "
                 f"by its collector and return nothing"
             )
         yield from collector.finish()

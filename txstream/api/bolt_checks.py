@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import pickle
 import warnings
 from collections.abc import Iterator
 from types import CodeType
@@ -17,6 +18,7 @@ from typing import Any
 from txstream.api.bolts import BasicBolt, BatchBolt, Bolt, DataFrameBolt, overrides
 from txstream.api.errors import TopologyError
 from txstream.api.tracked import RichBolt, Spout
+from txstream.wording import a
 
 _KINDS = (BasicBolt, BatchBolt, DataFrameBolt, RichBolt)
 # What other frameworks call these methods.
@@ -57,6 +59,32 @@ def check_methods(component: str, bolt: Bolt | Spout) -> None:
         )
 
 
+SHIPPING_REMEDY = "keep connections, locks and open files out of its constructor and open them in prepare()"
+
+# What no kind of pickling takes. Of other objects only the engine's own pickling can tell.
+_STAYS_HERE = ("_thread.lock", "_thread.RLock", "_queue.SimpleQueue", "socket", "generator")
+
+
+class _Nowhere:
+    """A file that keeps nothing."""
+
+    def write(self, data: object) -> int:
+        return 0
+
+
+def check_shipping(component: str, bolt: Bolt) -> None:
+    """Raise TopologyError for a bolt that holds what cannot go to executors, such as a lock."""
+    try:
+        pickle.Pickler(_Nowhere(), protocol=5).dump(bolt)
+    except TypeError as error:
+        if any(f"cannot pickle {kind!r} object" in str(error) for kind in _STAYS_HERE):
+            raise TopologyError(
+                f"component {component!r} cannot be shipped to executors: {error}; {SHIPPING_REMEDY}"
+            ) from error
+    except Exception:  # noqa: BLE001 - this pickling takes less than the engine's, which judges what is left
+        return
+
+
 def idleness(function: Any, *, may_yield: bool = False) -> str | None:
     """Return why calling this function does nothing, with the remedy, or None if it does run. It cannot see
     behind a decorator; for that, look at what the call returns."""
@@ -86,7 +114,7 @@ def warn_of_uncalled(component: str, bolt: Bolt | Spout, stacklevel: int) -> Non
         having = [other.__name__ for other in _KINDS[:3] if name in _methods(other)]
         meant = _ELSEWHERE.get(name.lower()) or _nearest(name, contract)
         if having:
-            why = f", because it is a {kind.__name__}; a {' or '.join(having)} has such a method"
+            why = f", because it is {a(kind.__name__)}; {a(' or '.join(having))} has such a method"
         elif meant in contract:
             why = f"; did you mean {meant}?"
         else:

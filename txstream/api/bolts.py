@@ -22,6 +22,7 @@ from txstream.api.schema import format_schema, format_type, parse_schema
 from txstream.api.state import SqlState
 from txstream.api.tuples import DEFAULT_STREAM, Chunk, Tuple
 from txstream.transaction import TransactionAttempt
+from txstream.wording import a
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +228,7 @@ def refuse_result(bolt: object, method: str, result: object) -> NoReturn:
     if isinstance(result, Coroutine):
         result.close()  # otherwise Python warns that it was never awaited
     lazy = isinstance(result, (Iterator, Awaitable, AsyncIterator))
-    shown = f"a {type(result).__name__}" if lazy else f"{result!r:.200}"
+    shown = a(type(result).__name__) if lazy else f"{result!r:.200}"
     raise BoltError(
         f"{type(bolt).__name__}.{method} returned {shown}, which would be lost; emit tuples by the "
         f"collector, and return None"

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import pyarrow as pa
 
-from txstream.api.bolt_checks import check_bolt, check_methods, warn_of_uncalled
+from txstream.api.bolt_checks import check_bolt, check_methods, check_shipping, warn_of_uncalled
 from txstream.api.bolts import BatchBolt, Bolt, Committer, OutputFieldsDeclarer
 from txstream.api.declarer import BoltDeclarer, check_number
 from txstream.api.errors import TopologyError
@@ -23,6 +23,7 @@ from txstream.api.state_checks import check_states
 from txstream.api.topology import CommitChoice, Component, Topology
 from txstream.api.tracked import RichBolt
 from txstream.api.tuples import DEFAULT_STREAM
+from txstream.wording import counted
 
 DEFAULT_MAX_SPOUT_PENDING = 2
 DEFAULT_MESSAGE_TIMEOUT_SECONDS = 30.0
@@ -51,14 +52,12 @@ class GraphBuilder:
         workers: int | None,
     ) -> None:
         self._id = validate_topology_id(topology_id)
-        if message_timeout_seconds <= 0:
-            raise TopologyError(f"message_timeout_seconds is {message_timeout_seconds}; it must be positive")
         if settings is not None and not all(isinstance(name, str) for name in settings):
             raise TopologyError(f"settings are values by name; the names must be strings: {settings!r:.200}")
         self._spouts: dict[str, Component] = {}
         self._bolts: dict[str, _Declared] = {}
         self._max_spout_pending = check_number("max_spout_pending", max_spout_pending)
-        self._message_timeout_seconds = float(message_timeout_seconds)
+        self._message_timeout_seconds = _positive("message_timeout_seconds", message_timeout_seconds)
         self._max_attempts = check_number("max_attempts", max_attempts)
         self._settings = dict(settings or {})
         self._workers = None if workers is None else check_number("workers", workers)
@@ -136,12 +135,13 @@ class GraphBuilder:
         tasks = declared.declarer.tasks
         if tasks is not None and tasks < declared.parallelism:
             raise TopologyError(
-                f"component {name!r} has {tasks} tasks for {declared.parallelism} slots; "
-                f"tasks must be at least the parallelism"
+                f"component {name!r} has {counted(tasks, 'task')} for "
+                f"{counted(declared.parallelism, 'slot')}; tasks must be at least the parallelism"
             )
         check_methods(name, declared.bolt)
         declarer = OutputFieldsDeclarer(name, schemas)
         declared.bolt.declare_output_fields(declarer)
+        check_shipping(name, declared.bolt)
         return Component(
             id=name,
             instance=declared.bolt,
@@ -222,8 +222,8 @@ class TransactionalTopologyBuilder(GraphBuilder):
                 )
         self._commit: CommitChoice = commit
         self._driver_commit_rows = driver_commit_rows
-        self._max_batch_latency_seconds = _positive("max_batch_latency_seconds", max_batch_latency_seconds)
-        self._max_records_per_second = _positive("max_records_per_second", max_records_per_second)
+        self._max_batch_latency_seconds = _if_given("max_batch_latency_seconds", max_batch_latency_seconds)
+        self._max_records_per_second = _if_given("max_records_per_second", max_records_per_second)
 
     def set_bolt(self, component: str, bolt: Bolt, parallelism: int = 1) -> BoltDeclarer:
         """Add a bolt; choose its inputs on what this returns. A `Committer` becomes a committer here too."""
@@ -285,12 +285,14 @@ class TransactionalTopologyBuilder(GraphBuilder):
         )
 
 
-def _positive(name: str, value: float | None) -> float | None:
-    if value is None:
-        return None
+def _positive(name: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
         raise TopologyError(f"{name} is {value!r}; it must be a number above 0")
     return float(value)
+
+
+def _if_given(name: str, value: float | None) -> float | None:
+    return None if value is None else _positive(name, value)
 
 
 def _emits_in_commit(component: Component) -> bool:

@@ -11,6 +11,7 @@ from txstream.api.schema import format_type
 from txstream.api.state import SqlState
 from txstream.api.topology import Component, Phase, StateUse
 from txstream.semantics import Semantics, legal_state_semantics
+from txstream.wording import a
 
 
 def check_states(
@@ -44,8 +45,8 @@ def check_states(
         if isinstance(bolt, StateCommitter):
             if bolt.state.cache_rows:
                 raise TopologyError(
-                    f"component {component.id!r}: table {bolt.state.table!r} has cache_rows, but a "
-                    f"{type(bolt).__name__} reads nothing that could be kept; leave it out"
+                    f"component {component.id!r}: table {bolt.state.table!r} has cache_rows, but "
+                    f"{a(type(bolt).__name__)} reads nothing that could be kept; leave it out"
                 )
             _check_state_inputs(component, bolt.state)
             claim(component, bolt.state)
@@ -100,7 +101,7 @@ def _check_map_state(
     and one task must get all tuples of a key."""
     if isinstance(component.instance, (StateCommitter, MergeableBolt)):
         raise TopologyError(
-            f"component {component.id!r} declares state {name!r}, but a {type(component.instance).__name__} "
+            f"component {component.id!r} declares state {name!r}, but {a(type(component.instance).__name__)} "
             f"runs wherever its tuples are, also several times for one key; use a BatchBolt and Committer"
         )
     if component.phase is not Phase.COMMIT:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from txstream.api.errors import TxstreamError, UsageError
 from txstream.cli.parameters import keyword_arguments
 from txstream.packaging import folder_files, write_zip
+from txstream.wording import a
 
 if TYPE_CHECKING:
     from txstream.api.topology import Topology
@@ -137,7 +138,7 @@ def _described(error: BaseException) -> str:
 
 
 def _a(value: object) -> str:
-    return "None" if value is None else f"a {type(value).__name__}"
+    return "None" if value is None else a(type(value).__name__)
 
 
 # --- shipping ----------------------------------------------------------------------------------------------

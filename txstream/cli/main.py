@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import sys
 import traceback
@@ -35,10 +36,10 @@ from txstream.cli.context import print_error
 _USAGE_STATUS = 2
 _INTERRUPTED_STATUS = 130
 _LONGEST_END = 20
+_FLAGS = frozenset(("-q", "--quiet", "-v", "--verbose", "--json", "--debug"))  # of (nearly) every command
 
 app = typer.Typer(
     name="txstream",
-    help="Exactly-once state in a SQL database from Kafka.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -61,7 +62,10 @@ def _root(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Exactly-once state in a SQL database from Kafka."""
+    """Exactly-once state in a SQL database from Kafka.
+
+    -q, -v, --json and --debug may stand before or after the command.
+    """
 
 
 demo.register(app)
@@ -91,6 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A character that the terminal's encoding lacks must not end a command.
         with contextlib.suppress(AttributeError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    given = _flags_last(given)
     debug, verbose = "--debug" in given, not {"--verbose", "-v"}.isdisjoint(given)
     for argument in given:
         if not _is_unicode(argument):
@@ -118,6 +123,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _USAGE_STATUS
         _tell(error, f"unexpected {type(error).__name__}: {error}", debug=debug)
         return 1
+
+
+def _flags_last(given: list[str]) -> list[str]:
+    """Return the arguments with flags that stand before the command right behind it, where it takes them."""
+    flags = list(itertools.takewhile(_FLAGS.__contains__, given))
+    rest = given[len(flags) :]
+    commands, words = parser().commands, 0
+    while commands and words < len(rest) and rest[words] in commands:
+        commands = getattr(commands[rest[words]], "commands", None)  # those of a group, such as `state`
+        words += 1
+    if words == 0:  # what stands there is the mistake, or asks for help
+        return rest or given
+    return [*rest[:words], *flags, *rest[words:]]
 
 
 def _is_unicode(argument: str) -> bool:

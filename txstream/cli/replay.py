@@ -312,15 +312,18 @@ def _print_why(cli: Cli, found: Why) -> None:
     value = found.value or {}
     only = len(value) == 1
     names = [f">{kind}" if only else f">{kind} {name}" for name in value for kind in ("delta", "value")]
+    # The column is there only if there is something to show in it.
+    made = ["made"] if any(part.made for part in found.parts) and not only else []
     if found.parts:
         cli.print_table(
-            [">txid", "partition", ">offset", *names],
+            [">txid", "partition", ">offset", *names, *made],
             [
                 [
                     part.txid,
                     part.partition or "all of them",
                     _place(part),
                     *(plain_value(values.get(name)) for name in value for values in (part.delta, part.value)),
+                    *(", ".join(part.made) for _ in made),
                 ]
                 for part in found.parts
             ],

@@ -41,7 +41,7 @@ Values = Mapping[str, Any]
 class WhyPart:
     """What one record added to the row. If `offset` is None, what `start` to `end` - 1 of a partition added;
     if `partition` is None, what the batch added. `value` is the row's value after it, of columns that are
-    sums."""
+    sums. `made` are the columns of a maximum or minimum whose value is this part's."""
 
     txid: Txid
     partition: str | None
@@ -50,14 +50,16 @@ class WhyPart:
     end: int | None
     delta: Values
     value: Values
+    made: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Why:
     """The parts of a row's `value` as of txid `as_of`, newest first. `value` is None if there is no row.
 
-    If `is_complete`, the parts make the whole value; otherwise `notes` say what ended the search. `txids` are
-    the first and the last batch that were looked at.
+    A record that made a maximum or minimum is among them however far back it is; if the table has no other
+    columns, they are all. If `is_complete`, the parts make the whole value; otherwise `notes` say what ended
+    the search. `txids` are the first and the last batch that were looked at.
     """
 
     topology: str
@@ -112,7 +114,7 @@ def why(
             return answer
         search = _Search(runs, wanted, answer.key, row, limit, exact=exact)
         search.back_from(as_of if row.txid is None else row.txid, within)
-    parts = tuple(_with_values(search.parts, row.value, wanted.bolt.reducers))
+    parts = (*_with_values(search.parts, row.value, wanted.bolt.reducers), *search.far_back)
     looked = (min(search.looked_at), max(search.looked_at)) if search.looked_at else None
     return replace(
         answer, parts=parts, is_complete=search.is_complete, txids=looked, notes=tuple(search.notes)
@@ -146,14 +148,22 @@ class _Search:
     notes: list[str] = field(default_factory=list)
     looked_at: list[Txid] = field(default_factory=list)
     is_complete: bool = False
+    far_back: list[WhyPart] = field(default_factory=list)  # beyond the limit, for a maximum or minimum
     _total: Values | None = None
+    _is_cut: bool = False
+
+    def __post_init__(self) -> None:
+        extremes = [name for name, reducer in self._reducers.items() if reducer.merge in ("max", "min")]
+        # The extremes whose record is not found yet. Without other columns nothing else is looked for.
+        self._sought = [name for name in extremes if self.row.value[name] is not None]
+        self._only_extremes = len(extremes) == len(self._reducers)
 
     def back_from(self, newest: Txid, within: int) -> None:
         last = max(1, newest - within + 1)
         try:
             for batch, result in self.runs.replayed(range(newest, last - 1, -1)):
                 self._look(batch, result)
-                if self.is_complete or len(self.parts) >= self.limit:
+                if self.is_complete or (len(self.parts) >= self.limit and not self._sought):
                     break
         except (DataLostError, UnknownTxidError) as error:
             self.notes.append(f"of earlier batches nothing is known: {error}")
@@ -180,10 +190,42 @@ class _Search:
         delta = self._delta_in(deltas)
         if delta is None:
             return
-        self.parts += self._parts_of(batch, result, delta)
+        if not self._only_extremes:
+            if not self._is_cut and len(self.parts) < self.limit:
+                self.parts += self._parts_of(batch, result, delta)
+                self._is_cut = len(self.parts) > self.limit
+            else:
+                self._is_cut = True
+            del self.parts[self.limit :]
+        self._look_for_extremes(batch, delta)
         self._total = delta if self._total is None else combined(self._reducers, delta, self._total)
-        self.is_complete = len(self.parts) <= self.limit and alike(self._total, self.row.value)
-        del self.parts[self.limit :]
+        if self._only_extremes:
+            self.is_complete = not self._sought
+        else:
+            self.is_complete = not self._is_cut and alike(self._total, self.row.value)
+
+    def _look_for_extremes(self, batch: DryBatch, delta: Values) -> None:
+        """Find the records of this batch that made a maximum or minimum, and mark or add them."""
+        for name in [name for name in self._sought if delta[name] == self.row.value[name]]:
+            self._sought.remove(name)
+            found = self._maker(batch, name, delta)
+            if not any(_mark(parts, found, name) for parts in (self.parts, self.far_back)):
+                self.far_back.append(replace(found, made=(name,)))
+
+    def _maker(self, batch: DryBatch, name: str, delta: Values) -> WhyPart:
+        """Return the part of a batch that has the column's value: one record, if one has it by itself."""
+        metas: dict[str, Any] = dict(batch.metas.partitions)
+        while True:
+            for half in halves(metas, exact=self.exact):
+                found = self._delta_in(self.table.deltas(self.runs.run(batch, half)))
+                if found is not None and found[name] == self.row.value[name]:
+                    metas, delta = half, found
+                    break
+            else:
+                break
+        if len(metas) > 1:
+            return WhyPart(batch.attempt.txid, None, None, None, None, delta, {})
+        return _part(batch.attempt.txid, metas, delta)
 
     @property
     def _reducers(self) -> Mapping[str, Reducer]:
@@ -229,10 +271,24 @@ class _Search:
             for half in parts:
                 yield from self._split(batch, half, None)
             return
-        ((partition, meta),) = metas.items()
-        start, end = (_whole(getattr(meta, name, None)) for name in ("start", "end"))
-        offset = start if isinstance(meta, RecordSpan) and meta.end == meta.start + 1 else None
-        yield WhyPart(batch.attempt.txid, partition, offset, start, end, delta, {}), result
+        yield _part(batch.attempt.txid, metas, delta), result
+
+
+def _mark(parts: list[WhyPart], found: WhyPart, name: str) -> bool:
+    """Mark the part as the one that made a column's value, if it is among these."""
+    for at, part in enumerate(parts):
+        if (part.txid, part.partition, part.start) == (found.txid, found.partition, found.start):
+            parts[at] = replace(part, made=(*part.made, name))
+            return True
+    return False
+
+
+def _part(txid: Txid, metas: Mapping[str, Any], delta: Values) -> WhyPart:
+    """Return what one partition's range added."""
+    ((partition, meta),) = metas.items()
+    start, end = (_whole(getattr(meta, name, None)) for name in ("start", "end"))
+    offset = start if isinstance(meta, RecordSpan) and meta.end == meta.start + 1 else None
+    return WhyPart(txid, partition, offset, start, end, delta, {})
 
 
 def _whole(value: Any) -> int | None:

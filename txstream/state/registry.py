@@ -20,6 +20,7 @@ from txstream.state.sql import urls
 from txstream.state.sql.database import StateDatabase
 from txstream.state.store import memory
 from txstream.state.store.memory import MemoryBackend
+from txstream.wording import a
 
 ENTRY_POINTS: Final = "txstream.state_backends"
 """The group of entry points. An entry point's name is the scheme, its object a `BackendFactory`."""
@@ -89,7 +90,7 @@ def open_sql_database(url: str, **options: Any) -> StateDatabase:
     database = open_database(url, **options)
     if not isinstance(database, StateDatabase):
         raise UsageError(
-            f"{database.display_url} is no SQL database; it is a {type(database).__name__}, which has its "
+            f"{database.display_url} is no SQL database; it is {a(type(database).__name__)}, which has its "
             f"own tools for this"
         )
     return database

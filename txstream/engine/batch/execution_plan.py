@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark import cloudpickle
 
+from txstream.api.bolt_checks import SHIPPING_REMEDY
 from txstream.api.bolts import Bolt, DataFrameBolt, MergeableBolt, StateCommitter
 from txstream.api.errors import TopologyError
 from txstream.api.groupings import Grouping, GroupingKind
@@ -235,7 +236,5 @@ def _pickle(what: str, instance: Any, remedy: str | None = None) -> bytes:
     try:
         return bytes(cloudpickle.dumps(instance))  # type: ignore[no-untyped-call]  # pyspark's copy
     except Exception as error:
-        remedy = remedy or (
-            "keep connections, locks and open files out of its constructor and open them in prepare()"
-        )
+        remedy = remedy or SHIPPING_REMEDY
         raise TopologyError(f"{what} cannot be shipped to executors: {error}; {remedy}") from error

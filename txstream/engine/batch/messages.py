@@ -27,6 +27,7 @@ from txstream.engine.batch.edge_counts import EdgeCount, counts_of
 from txstream.engine.batch.executor_failures import Failure
 from txstream.placement import TaskPlace
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
+from txstream.wording import counted
 
 _LENGTH = struct.Struct(">I")
 _ALIGNMENT_BYTES = 8
@@ -156,7 +157,7 @@ class Message:
             arrived = 0 if table is None else table.num_rows
             if table is None or arrived != sent:
                 raise ShortBatchError(
-                    f"task {parcel.task} of {parcel.component!r} got {arrived} tuples from task "
+                    f"task {parcel.task} of {parcel.component!r} got {counted(arrived, 'tuple')} from task "
                     f"{parcel.source_task} of {parcel.source!r}, which sent {sent}"
                 )
             parcels[parcel] = table

@@ -33,6 +33,7 @@ from txstream.engine.batch.worker_process import WorkerProcess
 from txstream.engine.commit.state_tasks import TaskStates
 from txstream.placement import TaskPlace
 from txstream.transaction import TransactionAttempt
+from txstream.wording import counted
 
 if TYPE_CHECKING:
     from txstream.engine.tracked.tasks import TrackedTask
@@ -262,8 +263,8 @@ class StageRun:
             sent = self._sent[runtime.spec.id, runtime.task]
             if runtime.received != sent:
                 raise ShortBatchError(
-                    f"task {runtime.task} of {runtime.spec.id!r} got {runtime.received} tuples, "
-                    f"but {sent} were sent to it"
+                    f"task {runtime.task} of {runtime.spec.id!r} got {counted(runtime.received, 'tuple')}, "
+                    f"but {sent:,} were sent to it"
                 )
             runtime.finish()
 

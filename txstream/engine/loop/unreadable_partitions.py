@@ -75,7 +75,12 @@ class UnreadablePartitions:
 
 
 def _listed(partitions: Collection[str]) -> str:
-    """Return "partitions lines/1, lines/3", cut if there are many."""
+    """Return "partitions lines/1, 3", cut if there are many. A topic is named once: its name may be long."""
     named = sorted(partitions, key=in_order)
+    topics = [name.rpartition("/")[0] for name in named]
+    shown = [
+        name.removeprefix(f"{topic}/") if topic and topic == before else name
+        for name, topic, before in zip(named, topics, ["", *topics], strict=False)
+    ]
     more = f" and {len(named) - _NAMED_PARTITIONS:,} more" if len(named) > _NAMED_PARTITIONS else ""
-    return f"partition{'s' if len(named) > 1 else ''} {', '.join(named[:_NAMED_PARTITIONS])}{more}"
+    return f"partition{'s' if len(named) > 1 else ''} {', '.join(shown[:_NAMED_PARTITIONS])}{more}"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from txstream.engine.report import RunReport
+from txstream.wording import counted
 
 if TYPE_CHECKING:
     from txstream.api.tracked_builder import TrackedTopology
@@ -53,8 +54,9 @@ class TrackedReport(RunReport):
 def in_words(report: TrackedReport) -> str:
     """Return the run in one line."""
     return (
-        f"{report.topology}: {report.records:,} tuples in {report.batches:,} micro-batches, "
-        f"{report.acked:,} trees acked, {report.failed:,} failed, {report.timed_out:,} timed out, "
+        f"{report.topology}: {counted(report.records, 'tuple')} in "
+        f"{counted(report.batches, 'micro-batch', 'micro-batches')}, "
+        f"{counted(report.acked, 'tree')} acked, {report.failed:,} failed, {report.timed_out:,} timed out, "
         f"{report.open_trees:,} still open, in {report.seconds:.1f} s "
         f"({report.records_per_second:,.0f} tuples/s)"
     )

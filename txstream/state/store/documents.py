@@ -12,6 +12,8 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
 
+from txstream.wording import a
+
 
 def to_text(value: Any) -> str:
     """Return a key or value as one line of ASCII. Raises TypeError for what no `Transaction` is given."""
@@ -42,7 +44,7 @@ def _plain(value: Any) -> Any:
         return {"$datetime": value.isoformat()}
     if isinstance(value, date):
         return {"$date": value.isoformat()}
-    raise TypeError(f"a {type(value).__name__} cannot be kept: {value!r:.100}")
+    raise TypeError(f"{a(type(value).__name__)} cannot be kept: {value!r:.100}")
 
 
 def _tree(plain: Any) -> Any:

@@ -20,6 +20,7 @@ from txstream.spouts.memory import MemoryRange
 from txstream.state.store.layout import Spaces
 from txstream.testing.simulation.known import Memo, Results, committer_with
 from txstream.testing.simulation.source import Rows, SimulatedSource, rows_of, to_rows
+from txstream.wording import a
 from txstream.zookeeper.tree import Node
 
 FIRST = "memory://one"
@@ -83,7 +84,7 @@ class Program:
         places: Places | None = None,
     ) -> None:
         if not isinstance(topology, Topology):
-            raise UsageError(f"a simulation needs a built Topology, not a {type(topology).__name__}")
+            raise UsageError(f"a simulation needs a built Topology, not {a(type(topology).__name__)}")
         for component in topology.bolts:
             if isinstance(component.instance, DataFrameBolt):
                 raise UsageError(

@@ -22,6 +22,7 @@ from txstream.api.spouts import (
 from txstream.batch_metas import BatchMetas
 from txstream.spouts.memory import MemoryRange, MemorySpout
 from txstream.transaction import TransactionAttempt
+from txstream.wording import a
 
 if TYPE_CHECKING:
     from txstream.testing.simulation.driver import Driver
@@ -72,7 +73,7 @@ def rows_of(source: PartitionedSpout[Any]) -> Rows:
     source."""
     if not isinstance(source, MemorySpout):
         raise UsageError(
-            f"the topology reads a {type(source).__name__}, and a simulation reads nothing from outside: "
+            f"the topology reads {a(type(source).__name__)}, and a simulation reads nothing from outside: "
             f"give it rows (rows=[...], or --rows FILE.jsonl)"
         )
     log = source._own()

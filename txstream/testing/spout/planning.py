@@ -20,6 +20,7 @@ from txstream.testing.spout.trial import (
     places_after,
 )
 from txstream.transaction import Txid
+from txstream.wording import a
 
 CHECKS = Promises(SpoutCheck)
 
@@ -53,7 +54,7 @@ def metas_survive_json(trial: SpoutTrial) -> None:
                 trial.fail("partition names that are strings", f"{partition!r}")
             if not isinstance(meta, source.meta_type):
                 trial.fail(
-                    f"a {source.meta_type.__name__} or Unavailable", f"{meta!r:.200} for {partition!r}"
+                    f"{a(source.meta_type.__name__)} or Unavailable", f"{meta!r:.200} for {partition!r}"
                 )
         stored, again = _stored(trial, source, batch.metas)
         for partition, meta in places.items():
