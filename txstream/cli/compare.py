@@ -47,8 +47,8 @@ def register(app: typer.Typer) -> None:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What is compared. `parameters` are the factory's, as for `-p`. With `truth` None, a run without faults
-    gives the truth."""
+    """What is compared. `parameters` are the factory's, as for `-p`. `truth` is None until it is found;
+    `truth_by` says by what."""
 
     cli: Cli
     settings: Settings
@@ -59,6 +59,7 @@ class Comparison:
     spark: SparkSession | None
     keep: bool
     truth: Tables | None = None
+    truth_by: str = "the text itself"
 
     @property
     def engine(self) -> str:
@@ -106,10 +107,13 @@ def compare(
     """Run a topology under each semantics, through the same faults.
 
     Each run has a topology id and tables of its own, which are removed at the end, and is compared with the
-    truth: the text itself where it was made for this, otherwise a run without faults. Starts ZooKeeper and
-    Kafka on this machine unless they are given.
+    truth: the text itself where it was made for this. For a topic of yours, kafka-python's consumer reads the
+    records, and the bolts are called one after the other, without the engine; before that, each bolt gets a
+    part of its input again, in another process, and must emit the same. What that cannot do has a run
+    without faults for its truth. Starts ZooKeeper and Kafka on this machine unless they are given.
 
-    Ends with status 1 when an opaque or a transactional total is not exact.
+    Ends with status 1 when an opaque or a transactional total is not exact, or when nothing was shown: tables
+    stay empty, a run commits fewer than two batches, or no fault strikes.
     """
     from txstream.compare.schedule import load_schedule
     from txstream.embedded.java import find_java
@@ -133,8 +137,8 @@ def compare(
             if topic is None:
                 here = stack.enter_context(_made_lines(here))
         with user_code_prints_to_stderr():
-            truth, outcomes = _play_all(here)
-    return _tell(here, truth, outcomes, html)
+            here, outcomes = _play_all(here)
+    return _tell(here, here.truth or {}, outcomes, html)
 
 
 @contextlib.contextmanager
@@ -174,8 +178,10 @@ def _made_lines(here: Comparison) -> Iterator[Comparison]:
 # --- the runs ----------------------------------------------------------------------------------------------
 
 
-def _play_all(here: Comparison) -> tuple[Tables, Mapping[str, Outcome]]:
+def _play_all(here: Comparison) -> tuple[Comparison, Mapping[str, Outcome]]:
+    """Return the comparison with its truth, and what came of each run."""
     from txstream.compare.run import end_of_log
+    from txstream.compare.truth import BY_A_RUN, BY_FOLD, folded_truth
 
     topologies = {
         semantics: load_topology(here.target, [*here.parameters, f"semantics={semantics}"])
@@ -186,10 +192,13 @@ def _play_all(here: Comparison) -> tuple[Tables, Mapping[str, Outcome]]:
         raise UsageError(f"the source of {here.target} holds no records; there is nothing to compare")
     here.cli.say(f"batches run in {here.engine}")
     run = uuid.uuid4().hex[:6]
-    truth = here.truth
-    if truth is None:
+    if here.truth is None:
+        truth = folded_truth(topologies["opaque"], here.settings, end)
+        here = replace(here, truth=truth, truth_by=BY_FOLD)
+    if here.truth is None:
         truth = _play(here, topologies["opaque"], f"{run}-truth", end, ()).tables
-    return truth, {
+        here = replace(here, truth=truth, truth_by=BY_A_RUN)
+    return here, {
         semantics: _play(here, topology, f"{run}-{semantics}", end, here.faults)
         for semantics, topology in topologies.items()
     }
@@ -215,7 +224,7 @@ def _play(
 
 
 def _tell(here: Comparison, truth: Tables, outcomes: Mapping[str, Outcome], page: Path | None) -> int:
-    from txstream.compare.report import figures, in_a_sentence, total
+    from txstream.compare.report import figures, in_a_sentence, nothing_shown, total
 
     found = {semantics: figures(outcome, truth) for semantics, outcome in outcomes.items()}
     document: dict[str, Any] = {
@@ -223,7 +232,8 @@ def _tell(here: Comparison, truth: Tables, outcomes: Mapping[str, Outcome], page
         "parameters": list(here.parameters),
         "engine": here.engine,
         "faults": [fault.to_document() for fault in here.faults],
-        "truth": "the text itself" if here.truth is not None else "a run without faults",
+        "truth": here.truth_by,
+        "nothing_shown": nothing_shown(truth, outcomes),
         "true_total": total(truth),
         "semantics": found,
     }
@@ -238,7 +248,10 @@ def _tell(here: Comparison, truth: Tables, outcomes: Mapping[str, Outcome], page
         _print(here, document)
         for semantics, one in found.items():
             here.cli.print(f"{semantics}: {in_a_sentence(one)}")
-    return 0 if all(found[semantics]["exact"] for semantics in _EXACT) else 1
+        if document["nothing_shown"]:
+            here.cli.print(f"nothing was shown: {document['nothing_shown']}")
+    is_exact = all(found[semantics]["exact"] for semantics in _EXACT)
+    return 0 if is_exact and not document["nothing_shown"] else 1
 
 
 def _print(here: Comparison, document: Mapping[str, Any]) -> None:

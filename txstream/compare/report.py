@@ -11,6 +11,7 @@ from typing import Any
 from txstream.compare.run import Outcome, Rows
 from txstream.compare.timeline import Fate, Made, Range
 
+_LEAST_BATCHES = 2
 _LEAST_STALL_SECONDS = 0.05  # a shorter stall is not worth mentioning
 
 Tables = Mapping[str, Rows]
@@ -171,3 +172,15 @@ def in_a_sentence(found: Mapping[str, Any]) -> str:
     if found["moved_tuples"]:
         told.append(f"{found['moved_tuples']:,} tuples came in another txid than was first planned")
     return "; ".join(told)
+
+
+def nothing_shown(truth: Tables, outcomes: Mapping[str, Outcome]) -> str | None:
+    """Say why a comparison that passes shows nothing, if that is so."""
+    if not any(truth.values()):
+        return "no record reaches a table, so all tables stay empty"
+    for semantics, outcome in outcomes.items():
+        if sum(map(_is_committed, outcome.timeline.settled())) < _LEAST_BATCHES:
+            return f"the {semantics} run committed fewer than {_LEAST_BATCHES} batches"
+        if not outcome.injector.happened:
+            return f"no fault struck the {semantics} run"
+    return None
