@@ -96,7 +96,7 @@ class Minute(BasicBolt):
 
 def topology(topic, semantics="opaque", wrong=False):
     source = KafkaSource(topic, value_format="json", schema="user string, price decimal(9,2)",
-                         kafka_columns=["timestamp"], max_records_per_partition=40)
+                         kafka_columns=["timestamp"], max_records_per_partition=10)
     builder = TransactionalTopologyBuilder("own", "rows", SPOUTS[semantics](source))
     builder.set_bolt("minute", Minute(wrong), 2).shuffle_grouping("rows")
     state = SqlState("minutes", key="user string, minute bigint", value="n bigint")

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from support.simulated import counts
 
-from txstream import SpoutContext, UsageError
+from txstream import KafkaSource, Settings, SpoutContext, UsageError
 from txstream.api.errors import BatchFailedError, PartitionUnavailableError
 from txstream.api.spouts import Unavailable
 from txstream.batch_metas import BatchMetas
-from txstream.compare.report import Tables, difference, figures, in_a_sentence, moved_records, stalls
+from txstream.compare.report import (
+    Tables,
+    difference,
+    figures,
+    in_a_sentence,
+    moved_records,
+    nothing_shown,
+    stalls,
+)
 from txstream.compare.run import Outcome, Rows
 from txstream.compare.schedule import SCHEDULES, Fault, Injector, load_schedule
 from txstream.compare.timeline import Fate, Made, Timeline
+from txstream.compare.truth import _OnlyTheSourceKnowsError, _row, folded_truth
 from txstream.compare.variant import clipped, fixed_end, is_reached, under_own_names, with_batches_of
 from txstream.coordinator import EmitBatch
 from txstream.engine.batch.executor_failures import CrashError
@@ -214,3 +227,61 @@ def test_the_figures_of_a_run() -> None:
     assert (found["exact"], found["lost"], found["doubled"], found["stalled_seconds"]) == (False, 0, 1, 2.5)
     assert (found["batches"], found["attempts"], found["records"], found["seconds"]) == (2, 3, 9, 4.0)
     assert in_a_sentence(found) == "1 doubled; 2.5 s without a commit after faults"
+
+
+# --- what shows nothing -----------------------------------------------------------------------------------
+
+
+def outcome_of(batches: int, *happened: Fault) -> Outcome:
+    outcome = Outcome(Timeline(), Injector(()))
+    outcome.injector.happened += [(fault, 1.0) for fault in happened]
+    outcome.timeline.made += [
+        made(txid, Fate.COMMITTED, a=(txid, txid + 1)) for txid in range(1, batches + 1)
+    ]
+    return outcome
+
+
+def test_a_comparison_that_cannot_fail_shows_nothing() -> None:
+    fault, truth = Fault("batch", 1), {"t": {("a",): (1,)}}
+    assert nothing_shown(truth, {"opaque": outcome_of(2, fault)}) is None
+    assert nothing_shown({"t": {}}, {"opaque": outcome_of(2, fault)}) == (
+        "no record reaches a table, so all tables stay empty"
+    )
+    assert nothing_shown(truth, {"opaque": outcome_of(1, fault)}) == (
+        "the opaque run committed fewer than 2 batches"
+    )
+    assert nothing_shown(truth, {"opaque": outcome_of(2, fault), "transactional": outcome_of(2)}) == (
+        "no fault struck the transactional run"
+    )
+
+
+# --- the truth --------------------------------------------------------------------------------------------
+
+
+def test_records_are_rows_without_the_products_reader() -> None:
+    record = SimpleNamespace(
+        topic="t",
+        partition=3,
+        offset=7,
+        timestamp=1_700_000_000_123,
+        timestamp_type=0,
+        key=b"k",
+        value=b'{"user": "u1", "price": 1.50, "n": 2, "more": []}',
+        headers=[("h", b"v")],
+    )
+    moment = datetime(2023, 11, 14, 22, 13, 20, 123000, tzinfo=UTC)
+    headers = [{"key": "h", "value": b"v"}]
+    plain = KafkaSource("t", key_format="string", value_format="binary")
+    assert list(_row(plain, record)) == ["k", record.value, "t", 3, 7, moment, 0, headers]
+    schema = "user string, price decimal(9,2), n double, gone bigint"
+    as_json = KafkaSource("t", value_format="json", schema=schema, kafka_columns=["offset"])
+    assert list(_row(as_json, record)) == ["u1", Decimal("1.50"), 2.0, None, 7]
+    tombstone = SimpleNamespace(**{**vars(record), "value": None})
+    assert list(_row(as_json, tombstone)) == [None, None, None, None, 7]
+    dated = KafkaSource("t", value_format="json", schema="user date")
+    with pytest.raises(_OnlyTheSourceKnowsError):
+        _row(dated, record)
+
+
+def test_a_source_that_only_reads_itself_has_no_fold() -> None:
+    assert folded_truth(counts(), Settings(), {}) is None

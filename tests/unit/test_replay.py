@@ -253,3 +253,14 @@ def test_counting_before_the_state_is_the_same(source: MemorySpout, database: st
     found = inspect.replay(made, 1, Settings(database=database), last=2, component="count")
     assert found.same
     assert isinstance(found.tuples, pa.Table)
+
+
+def test_batches_that_give_no_table_a_row_show_nothing(tmp_path: Path) -> None:
+    database = f"sqlite:///{tmp_path}/state.db"
+    with MemorySpout("line string", {"p0": ["", "  "]}) as empty:
+        made = topology(empty)
+        settings = run(made, database)
+        found = inspect.replay(made, 1, settings)
+    assert [table.same for table in found.tables] == [True]
+    assert not found.shown
+    assert not found.same
