@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.simulated import counts
+from support.simulated import Guesses, counts
 
 from txstream import KafkaSource, Settings, SpoutContext, UsageError
 from txstream.api.errors import BatchFailedError, PartitionUnavailableError
@@ -34,6 +34,7 @@ from txstream.engine.batch.executor_failures import CrashError
 from txstream.engine.fault_points import Point
 from txstream.examples import accounts, word_count
 from txstream.spouts.memory import MemoryRange, MemorySpout
+from txstream.testing.determinism import NotDeterministicError
 from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 
@@ -285,3 +286,5 @@ def test_records_are_rows_without_the_products_reader() -> None:
 
 def test_a_source_that_only_reads_itself_has_no_fold() -> None:
     assert folded_truth(counts(), Settings(), {}) is None
+    with pytest.raises(NotDeterministicError, match="component 'split' emitted other tuples"):
+        folded_truth(counts(Guesses), Settings(), {})

@@ -170,7 +170,7 @@ def test_another_order_is_a_mistake_only_where_a_table_depends_on_it() -> None:
 
 
 def test_code_that_no_new_process_can_import_is_checked_in_a_copy_of_this_one(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     module = types.ModuleType("made_by_a_test")
     monkeypatch.setitem(__import__("sys").modules, "made_by_a_test", module)
@@ -196,3 +196,4 @@ def test_code_that_no_new_process_can_import_is_checked_in_a_copy_of_this_one(
         else:
             with pytest.raises(NotDeterministicError, match="component 'made'"):
                 check(builder.build())
+    assert capfd.readouterr().err == ""

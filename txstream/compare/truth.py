@@ -20,6 +20,7 @@ import pyarrow as pa
 from txstream.api.bolts import DataFrameBolt
 from txstream.api.errors import ServiceUnavailableError, UsageError
 from txstream.api.rows import to_record_batch
+from txstream.api.spouts import Unavailable
 from txstream.api.topology import Topology
 from txstream.compare.variant import Positions
 from txstream.engine.start.run_services import source_context
@@ -28,6 +29,7 @@ from txstream.spouts.kafka import KafkaSource
 from txstream.testing.determinism import check_determinism
 from txstream.testing.plain_fold import Batch, Tables, plain_fold
 from txstream.testing.simulation.truth import Truth
+from txstream.transaction import AttemptId, TransactionAttempt, Txid
 
 BY_FOLD = "kafka-python's consumer and a plain fold of its records"
 BY_A_RUN = "a run without faults, by the same reader"
@@ -39,7 +41,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 def folded_truth(topology: Topology, settings: Settings, end: Positions) -> Tables | None:
     """Return what the tables must hold once all partitions are read to their `end`; None for a source that is
-    not read here, and for bolts that only Spark computes.
+    not read here, whose bolts are checked all the same, and for bolts that only Spark computes.
 
     Raises NotDeterministicError for a bolt that emits something else for the same input, and UsageError for
     tables that depend on how batches are cut: three runs with other batches have no truth in common.
@@ -48,10 +50,10 @@ def folded_truth(topology: Topology, settings: Settings, end: Positions) -> Tabl
     if any(isinstance(one.instance, DataFrameBolt) for one in topology.bolts):
         return None
     rows = _records(source, topology, settings, end) if isinstance(source, KafkaSource) else None
+    addresses = settings.addresses()
+    check_determinism(topology, _sample(topology, settings) if rows is None else rows, addresses)
     if rows is None:
         return None
-    addresses = settings.addresses()
-    check_determinism(topology, rows, addresses)
     sample = Truth(topology, {name: batch.slice(0, _SAMPLE) for name, batch in rows.items()})
     if sample.depends is not None:
         raise UsageError(
@@ -59,6 +61,22 @@ def folded_truth(topology: Topology, settings: Settings, end: Positions) -> Tabl
             f"`txstream simulate` compares each run with the batches that it committed"
         )
     return plain_fold(topology, [rows], addresses=addresses)
+
+
+def _sample(topology: Topology, settings: Settings) -> Batch:
+    """Return some first rows by partition, as the source itself reads them."""
+    source, context = topology.spout.source, source_context(topology, settings)
+    with (
+        contextlib.closing(source.coordinator(context)) as coordinator,
+        contextlib.closing(source.emitter(context)) as emitter,
+    ):
+        attempt = TransactionAttempt(Txid(1), AttemptId(1))
+        empty = to_record_batch([], source.output)
+        return {
+            name: pa.concat_batches([empty, *emitter.emit(attempt, name, meta)])
+            for name, meta in coordinator.plan({}, _SAMPLE).items()
+            if not isinstance(meta, Unavailable)
+        }
 
 
 def _records(source: KafkaSource, topology: Topology, settings: Settings, end: Positions) -> Batch | None:

@@ -34,6 +34,7 @@ _MOST_ROWS = 100
 """So many rows come alone, and ten times as many together."""
 _MOVED_SECONDS = 400 * 86_400 + 7 * 3_600 + 13 * 60 + 17.3
 """Another year, month, day of the week, hour, minute and second."""
+_NOT_LOADED = 3  # the status of a process that cannot import the bolts
 _HASH_SEEDS = ("1", "2")
 _SHOWN = 60  # characters of a value
 _WHY = "it reads a clock, chance, a global or the order of a set"
@@ -188,7 +189,9 @@ def _elsewhere(work: _Work) -> list[list[_Again]]:
         stdout=subprocess.PIPE,
         check=False,
     )
-    if done.returncode == 0:
+    if done.returncode != _NOT_LOADED:
+        if done.returncode:
+            raise TxstreamError(f"a process that ran bolts again ended with status {done.returncode}")
         found, error = pickle.loads(done.stdout)  # noqa: S301 - made by `_main`
         if error is not None:
             raise error
@@ -206,7 +209,12 @@ def _main() -> None:
     paths, work = pickle.load(sys.stdin.buffer)  # noqa: S301 - made by `_elsewhere`
     sys.path[:] = paths
     _move_clock(_MOVED_SECONDS)  # before the user's modules take functions from `time`
-    loaded = pickle.loads(work)  # noqa: S301
+    try:
+        loaded = pickle.loads(work)  # noqa: S301
+        for spec, _ in loaded:
+            pickle.loads(spec.pickled)  # noqa: S301
+    except Exception:  # noqa: BLE001 - importing the user's modules may raise anything
+        sys.exit(_NOT_LOADED)
     found: list[list[_Again]] | None = None
     wrong: Exception | None = None
     try:
